@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tallystick.chaos.cli import chaos
 from tallystick.errors import OptionError, TallystickError
 from tallystick.ops.cli_savepoint import (
     Checkpoint,
@@ -184,6 +185,7 @@ app.add_typer(transactions, name="transactions")
 app.command("recover")(recover)
 app.command("doctor")(doctor)
 app.command("ui")(ui)
+app.command("chaos")(chaos)
 
 
 @app.command("inspect")

@@ -45,7 +45,8 @@ MAY_IMPORT["ops"] = {*MAY_IMPORT}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {"errors", "values", "host", "kafka"}
-MAY_IMPORT["demo"] = {*MAY_IMPORT}
+MAY_IMPORT["chaos"] = {*MAY_IMPORT["ops"], "ops", "testing"} - {"postgres", "files", "spark", "run"}
+MAY_IMPORT["demo"] = {*MAY_IMPORT} - {"chaos"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
 PURE = ("errors", "values", "codec", "source", "state", "epoch", "ports")

@@ -75,7 +75,8 @@ class EmbeddedKafka:
         transaction_version: The cluster's feature `transaction.version`: 0, 1, or 2 (KIP-890);
             None is the newest that this Kafka has, which is 0 before Kafka 4.
         security: None is PLAINTEXT without any access control.
-        properties: Of `server.properties`, for every node; they override ours.
+        properties: Of `server.properties`, for every node, or a function that returns those of
+            one; they override ours.
         heap_mb: The heap of each node, in MiB.
         version: Kafka's: 3.7.2, 3.9.1, 4.0.0 or 4.3.0. None is what the environment variable
             TALLYSTICK_KAFKA_VERSION says, else 4.3.0.
@@ -92,7 +93,7 @@ class EmbeddedKafka:
         directory: str | os.PathLike[str] | None = None,
         transaction_version: int | None = None,
         security: Security | None = None,
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | Callable[[Node], Mapping[str, str]] | None = None,
         heap_mb: int = 256,
         version: str | None = None,
     ) -> None:
@@ -111,7 +112,7 @@ class EmbeddedKafka:
         self.nodes: tuple[Node, ...] = ()
         self._port = port
         self._directory = None if directory is None else Path(directory).resolve()
-        self._properties = dict(properties or {})
+        self._properties = properties if callable(properties) else {**(properties or {})}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._put_out: set[int] = set()  # killed, terminated or paused, by a call
         self._programs: Programs | None = None
@@ -346,22 +347,21 @@ class EmbeddedKafka:
             try:
                 return self.wait_until_ready()
             except BrokerUnavailableError as error:
-                if self._port is not None or PORT_TAKEN not in str(error):
-                    raise
-                if tries == START_TRIES_MAX:
+                other_ports_help = self._port is None and PORT_TAKEN in str(error)
+                if not other_ports_help or tries == START_TRIES_MAX:
                     raise
             for process in self._processes.values():
                 process.kill()
                 process.wait()
 
     def _write_settings(self) -> None:
-        secure: Mapping[str, str] = {}
+        secure: dict[str, str] = {}
         if self.security is not None and self._stores is not None:
             secure = broker_properties(self.security, self._stores)
         protocol = PROTOCOL if secure else "PLAINTEXT"
         for node in self.nodes:
-            more = {**secure, **self._properties}
-            node.write_settings(server_properties(node, self.nodes, protocol, more))
+            own = dict(self._properties(node) if callable(self._properties) else self._properties)
+            node.write_settings(server_properties(node, self.nodes, protocol, secure | own))
 
     def _format(self) -> None:
         """Prepare the data folders that are new."""

@@ -1,0 +1,136 @@
+"""`tallystick chaos`: a user's own program under faults."""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.errors import OptionError
+from tallystick.ops.cli_savepoint import errors_as_messages
+
+NOT_EXACT = 1
+
+Command = Annotated[
+    list[str],
+    typer.Argument(
+        help="Your program and its arguments, after `--`. {servers}, {checkpoint} and "
+        "{parallelism} in them are filled in; the same is in the environment, as "
+        "TALLYSTICK_CHAOS_SERVERS, TALLYSTICK_CHAOS_CHECKPOINT and TALLYSTICK_CHAOS_PARALLELISM."
+    ),
+]
+Inputs = Annotated[
+    list[str],
+    typer.Option("--input", help="TOPIC=FILE, a JSON value on each line. May be given again."),
+]
+Outputs = Annotated[
+    list[str], typer.Option("--output", help="A topic that it writes. May be given again.")
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--key", help="TOPIC=FIELD of the input's values, which becomes the key."),
+]
+Kills = Annotated[int, typer.Option(help="How many faults.", min=1)]
+Seed = Annotated[int, typer.Option(help="Repeats a schedule of faults.")]
+Kinds = Annotated[
+    str | None,
+    typer.Option("--faults", help="Kinds of faults, with commas. Without it: all that fit."),
+]
+Compare = Annotated[
+    str,
+    typer.Option(
+        help="sequence: the rows of each key in their order. rows: in any order. final: the last "
+        "row of each key."
+    ),
+]
+Brokers = Annotated[int, typer.Option(help="1 or 3. Three are killed one at a time.")]
+Partitions = Annotated[int, typer.Option(help="Of each topic.", min=1)]
+Version = Annotated[
+    int | None, typer.Option(help="Kafka's feature transaction.version.", min=0, max=2)
+]
+Timeout = Annotated[float, typer.Option(help="Seconds without progress that end a run.", min=10)]
+Shrink = Annotated[
+    bool, typer.Option("--shrink", help="If it fails, look for fewer faults that do, too.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="The report for programs.")]
+HtmlFile = Annotated[Path | None, typer.Option("--html", help="The report as a page.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option(help="For checkpoints and logs. Without it, they stay only after a failure."),
+]
+
+
+def chaos(
+    command: Command,
+    inputs: Inputs,
+    outputs: Outputs,
+    keys: Keys = None,
+    kills: Kills = 20,
+    seed: Seed = 1,
+    kinds: Kinds = None,
+    compare: Compare = "sequence",
+    brokers: Brokers = 1,
+    partitions: Partitions = 4,
+    transaction_version: Version = None,
+    timeout: Timeout = 180.0,
+    shrink: Shrink = False,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+    folder: Folder = None,
+) -> None:
+    """Run your program undisturbed, then under faults, and compare what it wrote.
+
+    Kafka is an embedded cluster, new for each run. The exit code is 0 only if readers of committed
+    records see the same, and the state of keyed steps is the same.
+    """
+    with errors_as_messages():
+        try:
+            from tallystick.chaos import report
+            from tallystick.chaos.verify import question_of, verify
+        except ModuleNotFoundError as error:
+            raise OptionError(
+                f"chaos needs {error.name}: pip install 'tallystick[chaos]'"
+            ) from None
+        question = question_of(
+            command,
+            inputs=dict(_pair("--input", each) for each in inputs),
+            keys=dict(_pair("--key", each) for each in keys or ()),
+            outputs=outputs,
+            kills=kills,
+            seed=seed,
+            kinds=kinds.split(",") if kinds else (),
+            compare=compare,
+            brokers=brokers,
+            partitions=partitions,
+            transaction_version=transaction_version,
+            timeout_s=timeout,
+            shrink=shrink,
+        )
+        kept = folder or Path(tempfile.mkdtemp(prefix="tallystick-chaos-"))
+        verdict = verify(question, kept, _teller())
+    if json_file is not None:
+        json_file.write_text(report.as_json(verdict))
+    if html_file is not None:
+        report.write_html(verdict, html_file)
+    typer.echo(report.as_text(verdict))
+    if verdict.is_exact and folder is None:
+        shutil.rmtree(kept, ignore_errors=True)
+    else:
+        typer.echo(f"checkpoints and logs: {kept}", err=True)
+    sys.exit(0 if verdict.is_exact else NOT_EXACT)
+
+
+def _teller() -> Callable[[str], None]:
+    began = time.monotonic()
+    return lambda text: typer.echo(f"{time.monotonic() - began:7.1f} s  {text}", err=True)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not (name and value):
+        raise OptionError(f"{option} {text}: expected a topic, =, and what belongs to it")
+    return name, value

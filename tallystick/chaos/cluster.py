@@ -1,0 +1,360 @@
+"""The brokers of a chaos run behind proxies, its input, and an independent view of its output.
+
+Input is written and output is read with confluent-kafka, over a listener of the brokers' own that
+no fault of the network touches.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from tallystick.chaos.proxy import HOST, Proxies
+from tallystick.testing.kafka import EmbeddedKafka
+from tallystick.testing.node import Node
+from tallystick.testing.process import free_ports
+
+ANSWER_S = 5.0
+"""The longest time to wait for an answer; in a fault there is none."""
+READ_IDLE_S = 30.0
+POLL_S = 0.2
+BATCH = 10_000
+OUR_GROUPS = "tallystick-"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRecord:
+    """A record of the input, as it is written in every run: same partition, same timestamp."""
+
+    partition: int
+    key: bytes | None
+    value: bytes
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """A committed record of the output."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self.topic, self.partition, self.offset
+
+
+@dataclass
+class Cluster:
+    """A running cluster with its proxies and topics.
+
+    Args:
+        kafka: The brokers.
+        proxies: In front of them; their addresses are the program's.
+        direct: The addresses that no proxy stands before.
+        inputs: Topics of the input.
+        outputs: Topics of the output.
+        partitions: Of each topic.
+    """
+
+    kafka: EmbeddedKafka
+    proxies: Proxies
+    direct: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    partitions: int
+    _admin: AdminClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        quiet = {"log_level": 0, "socket.timeout.ms": int(ANSWER_S * 1000)}
+        self._admin = AdminClient({"bootstrap.servers": self.direct, **quiet})
+
+    def ends(self, topics: Sequence[str], *, committed: bool) -> dict[tuple[str, int], int] | None:
+        """Return the end offsets of topics; None: the brokers do not answer.
+
+        Args:
+            topics: Which.
+            committed: Up to the first open transaction, or of all that is in the log.
+        """
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = {
+            TopicPartition(topic, number): OffsetSpec.latest()
+            for topic in topics
+            for number in range(self.partitions)
+        }
+        with contextlib.suppress(KafkaException):
+            answers = self._admin.list_offsets(
+                asked, isolation_level=level, request_timeout=ANSWER_S
+            )
+            return {
+                (each.topic, each.partition): answer.result(ANSWER_S).offset
+                for each, answer in answers.items()
+            }
+        return None
+
+    def positions(self) -> dict[tuple[str, int], int] | None:
+        """Return what groups of Tallystick's have committed of the input; None: no answer."""
+        found: dict[tuple[str, int], int] = {}
+        try:
+            listed = self._admin.list_consumer_groups(request_timeout=ANSWER_S).result(ANSWER_S)
+            names = [each.group_id for each in listed.valid]
+            for name in names:
+                if not name.startswith(OUR_GROUPS):
+                    continue
+                asked = [ConsumerGroupTopicPartitions(name)]
+                (answer,) = self._admin.list_consumer_group_offsets(
+                    asked, request_timeout=ANSWER_S
+                ).values()
+                for each in answer.result(ANSWER_S).topic_partitions:
+                    if each.topic in self.inputs and each.offset >= 0:
+                        where = each.topic, each.partition
+                        found[where] = max(each.offset, found.get(where, 0))
+        except (KafkaException, TimeoutError):
+            return None
+        return found
+
+
+@contextmanager
+def running(
+    brokers: int,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    partitions: int,
+    transaction_version: int | None = None,
+) -> Iterator[Cluster]:
+    """Yield a new cluster with these topics, behind proxies.
+
+    Args:
+        brokers: One or three.
+        inputs: Topics of the input.
+        outputs: Topics of the output.
+        partitions: Of each topic.
+        transaction_version: See `EmbeddedKafka`.
+    """
+    ports = free_ports(2 * brokers, HOST)
+    proxied, direct = ports[:brokers], ports[brokers:]
+
+    def listeners(node: Node) -> Mapping[str, str]:
+        told, own = (each[node.node_id - 1] for each in (proxied, direct))
+        names = ("PLAINTEXT", "DIRECT", "CONTROLLER")
+        return {
+            "listeners": f"PLAINTEXT://{node.address},DIRECT://{HOST}:{own},"
+            f"CONTROLLER://{HOST}:{node.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{told},DIRECT://{HOST}:{own}",
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
+            "inter.broker.listener.name": "DIRECT",
+        }
+
+    kafka = EmbeddedKafka(brokers, transaction_version=transaction_version, properties=listeners)
+    with kafka:
+        proxies = Proxies(proxied, [node.port for node in kafka.nodes])
+        try:
+            for topic in dict.fromkeys((*inputs, *outputs)):
+                kafka.create_topic(topic, partitions)
+            servers = ",".join(f"{HOST}:{port}" for port in direct)
+            yield Cluster(kafka, proxies, servers, tuple(inputs), tuple(outputs), partitions)
+        finally:
+            proxies.close()
+
+
+class Feed:
+    """Writes the input part by part, each over a moment, in a thread of its own.
+
+    Args:
+        cluster: Where to.
+        records: By topic, in order.
+        parts: How many.
+        seconds: Over how long a part is written.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        records: Mapping[str, Sequence[InputRecord]],
+        parts: int,
+        seconds: float,
+    ) -> None:
+        self.written = 0
+        self.error: BaseException | None = None
+        self._producer = Producer(
+            {
+                "bootstrap.servers": cluster.direct,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "message.timeout.ms": 300_000,
+                "log_level": 0,
+            }
+        )
+        self._parts = [
+            [
+                (topic, record)
+                for topic, all_of_it in records.items()
+                for record in all_of_it[
+                    len(all_of_it) * part // parts : len(all_of_it) * (part + 1) // parts
+                ]
+            ]
+            for part in range(parts)
+        ]
+        self._seconds = seconds
+        self._thread: threading.Thread | None = None
+
+    def begin(self, part: int) -> None:
+        """Begin to write a part, after the one before is written."""
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(part,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until what was begun is written and acknowledged.
+
+        Raises:
+            RuntimeError: Kafka did not take it.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self.error is not None:
+            raise RuntimeError(f"the input could not be written: {self.error}") from self.error
+
+    def _write(self, part: int) -> None:
+        began = time.monotonic()
+        records = self._parts[part]
+        try:
+            for index, (topic, record) in enumerate(records):
+                if index % 100 == 0:
+                    self._producer.poll(0)
+                    ahead = began + self._seconds * index / len(records) - time.monotonic()
+                    time.sleep(max(0.0, ahead))
+                while True:
+                    try:
+                        self._producer.produce(
+                            topic,
+                            record.value,
+                            record.key,
+                            record.partition,
+                            on_delivery=self._on_delivery,
+                            timestamp=record.timestamp_ms,
+                        )
+                        break
+                    except BufferError:
+                        self._producer.poll(POLL_S)
+            self._producer.flush()
+        except BaseException as error:
+            self.error = error
+        self.written += len(records)
+
+    def _on_delivery(self, error: object, message: object) -> None:
+        if error is not None:
+            self.error = KafkaException(error)
+
+
+class Witness:
+    """Reads the output all the time, as a user's consumer would, and keeps when it saw what."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.seen: dict[tuple[str, int, int], OutputRecord] = {}
+        self.seen_at: dict[tuple[str, int, int], float] = {}
+        self.problems: list[str] = []
+        self._cluster = cluster
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End."""
+        self._over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        consumer = _consumer(self._cluster, "tallystick-chaos-witness")
+        try:
+            while not self._over.is_set():
+                for message in consumer.consume(BATCH, timeout=POLL_S):
+                    if message.error() is None:
+                        self._note(_record(message))
+        finally:
+            consumer.close()
+
+    def _note(self, record: OutputRecord) -> None:
+        before = self.seen.setdefault(record.place, record)
+        self.seen_at.setdefault(record.place, time.monotonic())
+        if before != record:
+            self.problems.append(
+                f"{record.topic}-{record.partition} at offset {record.offset}: a reader saw "
+                f"{before.value!r}, and later {record.value!r}"
+            )
+
+
+def read_all(cluster: Cluster) -> list[OutputRecord]:
+    """Return all committed records of the output, by partition in the order of the log.
+
+    Raises:
+        TimeoutError: The end was not reached; a transaction is open, or a broker is out.
+    """
+    consumer = _consumer(cluster, "tallystick-chaos-judge")
+    found: list[OutputRecord] = []
+    ended: set[tuple[str, int]] = set()
+    heard = time.monotonic()
+    try:
+        while len(ended) < len(cluster.outputs) * cluster.partitions:
+            messages = consumer.consume(BATCH, timeout=POLL_S)
+            if messages:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > READ_IDLE_S:
+                raise TimeoutError(f"the output could not be read to its end in {READ_IDLE_S} s")
+            for message in messages:
+                if message.error() is None:
+                    found.append(_record(message))
+                elif message.error().name() == "_PARTITION_EOF":
+                    ended.add((message.topic(), message.partition()))
+    finally:
+        consumer.close()
+    return sorted(found, key=lambda record: record.place)
+
+
+def _consumer(cluster: Cluster, group: str) -> Consumer:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.direct,
+            "group.id": group,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "check.crcs": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign(
+        [
+            TopicPartition(topic, number, 0)
+            for topic in cluster.outputs
+            for number in range(cluster.partitions)
+        ]
+    )
+    return consumer
+
+
+def _record(message: object) -> OutputRecord:
+    return OutputRecord(
+        message.topic(),  # type: ignore[attr-defined]
+        message.partition(),  # type: ignore[attr-defined]
+        message.offset(),  # type: ignore[attr-defined]
+        message.key(),  # type: ignore[attr-defined]
+        message.value(),  # type: ignore[attr-defined]
+    )

@@ -1,0 +1,245 @@
+"""Compare what a disturbed run wrote with an undisturbed one, and say what a difference means."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tallystick.chaos.cluster import OutputRecord
+
+Comparison = Literal["sequence", "rows", "final"]
+COMPARISONS: tuple[Comparison, ...] = ("sequence", "rows", "final")
+"""The rows of each topic, partition and key in order; all rows in any order; the last per key."""
+SHOWN_MAX = 20
+
+Row = tuple[str, bytes | None, bytes | None]
+"""Topic, key and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One way in which two outputs differ.
+
+    Args:
+        kind: lost, added, other order, or other value.
+        topic: Of the row.
+        key: Of the row.
+        expected: The value in the undisturbed run; None: there is none.
+        found: The value in the disturbed run; None: there is none.
+        partition: Where it was found, or -1.
+        offset: Where it was found, or -1.
+    """
+
+    kind: Literal["lost", "added", "other order", "other value"]
+    topic: str
+    key: bytes | None
+    expected: bytes | None
+    found: bytes | None
+    partition: int = -1
+    offset: int = -1
+
+    def __str__(self) -> str:
+        where = f"{self.topic}"
+        if self.offset >= 0:
+            where += f"-{self.partition} at offset {self.offset}"
+        values = {
+            "lost": f"lost {_text(self.expected)}",
+            "added": f"{_text(self.found)}, which the undisturbed run does not have (so often)",
+            "other order": f"{_text(self.found)}, where {_text(self.expected)} comes undisturbed",
+            "other value": f"{_text(self.found)}, where undisturbed there is "
+            f"{_text(self.expected)}",
+        }
+        return f"{where}, key {_text(self.key)}: {values[self.kind]}"
+
+
+def differences(
+    expected: Sequence[OutputRecord], found: Sequence[OutputRecord], comparison: Comparison
+) -> list[Difference]:
+    """Return how one output differs from another; nothing: they are the same.
+
+    Args:
+        expected: Of the undisturbed run, by partition in the order of the log.
+        found: Of the disturbed run.
+        comparison: What counts.
+    """
+    if comparison == "final":
+        return _finals(expected, found)
+    rows = _rows(expected, found)
+    if rows or comparison == "rows":
+        return rows
+    return _orders(expected, found)
+
+
+def _finals(expected: Iterable[OutputRecord], found: Iterable[OutputRecord]) -> list[Difference]:
+    last = {(each.topic, each.key): each for each in expected}
+    now = {(each.topic, each.key): each for each in found}
+    different = []
+    for topic, key in dict.fromkeys([*last, *now]):
+        old, new = last.get((topic, key)), now.get((topic, key))
+        if old is None:
+            assert new is not None
+            different.append(_at(new, "added", None))
+        elif new is None:
+            different.append(Difference("lost", topic, key, old.value, None))
+        elif new.value != old.value:
+            different.append(_at(new, "other value", old.value))
+    return different
+
+
+def _rows(expected: Sequence[OutputRecord], found: Sequence[OutputRecord]) -> list[Difference]:
+    missing = Counter(map(_row, expected))
+    missing.subtract(map(_row, found))
+    lost = [
+        Difference("lost", topic, key, value, None)
+        for (topic, key, value), count in missing.items()
+        for _ in range(count)
+    ]
+    left = {row: -count for row, count in missing.items() if count < 0}
+    added = []
+    for each in reversed(found):  # the last ones of equal rows are those too many
+        if left.get(_row(each), 0) > 0:
+            left[_row(each)] -= 1
+            added.append(_at(each, "added", None))
+    return lost + added[::-1]
+
+
+def _orders(expected: Iterable[OutputRecord], found: Iterable[OutputRecord]) -> list[Difference]:
+    first = _sequences(expected)
+    different = []
+    for where, sequence in _sequences(found).items():
+        for old, new in zip(first.get(where, ()), sequence, strict=False):
+            if old.value != new.value:
+                different.append(_at(new, "other order", old.value))
+                break
+    return different
+
+
+def _sequences(records: Iterable[OutputRecord]) -> dict[object, list[OutputRecord]]:
+    by_key: dict[object, list[OutputRecord]] = defaultdict(list)
+    for each in records:
+        by_key[each.topic, each.partition, each.key].append(each)
+    return by_key
+
+
+def _row(record: OutputRecord) -> Row:
+    return record.topic, record.key, record.value
+
+
+def _at(
+    record: OutputRecord, kind: Literal["added", "other order", "other value"], old: bytes | None
+) -> Difference:
+    return Difference(
+        kind, record.topic, record.key, old, record.value, record.partition, record.offset
+    )
+
+
+def state_differences(
+    expected: Mapping[str, Sequence[str]], found: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return how the state of steps differs, a sentence for each entry.
+
+    Args:
+        expected: Of the undisturbed run: by step, a text for each key.
+        found: Of the disturbed run.
+    """
+    different = []
+    for uid in dict.fromkeys([*expected, *found]):
+        missing = Counter(expected.get(uid, ()))
+        missing.subtract(found.get(uid, ()))
+        for text, count in missing.items():
+            if count:
+                where = "is missing" if count > 0 else "is there, and undisturbed it is not"
+                different.append(f"state of step {uid!r}: {text} {where}")
+    return different
+
+
+def explain(
+    first: Sequence[OutputRecord],
+    again: Sequence[OutputRecord],
+    found: Sequence[OutputRecord],
+    comparison: Comparison,
+) -> str:
+    """Say what a difference comes from, as far as a second undisturbed run tells.
+
+    Args:
+        first: Of the undisturbed run.
+        again: Of another undisturbed run of the same input.
+        found: Of the disturbed run, which differs.
+        comparison: What counts.
+    """
+    if not differences(first, again, comparison):
+        fields = _changed_fields(first, found)
+        if fields and len(first) == len(found):
+            return (
+                f"Two undisturbed runs agree, and no row is lost or added but for the field"
+                f"{'s' * (len(fields) > 1)} {', '.join(fields)}, whose value depends on what the "
+                f"process has seen since its start. A function probably keeps something in a "
+                f"global variable or an object of its own, which a restart loses and an epoch "
+                f"that runs again counts twice: keep it as keyed state, or as operator state."
+            )
+        return (
+            "Two undisturbed runs agree, so the faults made the difference: rows are written by "
+            "something that is not part of the epoch (a producer or a client of the program's "
+            "own), or this is a bug of Tallystick's. The log of the program and the faults around "
+            "the first difference say more."
+        )
+    weaker = [each for each in COMPARISONS[COMPARISONS.index(comparison) + 1 :]
+              if not differences(first, again, each)]  # fmt: skip
+    if weaker:
+        return (
+            f"Two undisturbed runs of the same input differ already as {comparison!r} and agree "
+            f"as {weaker[0]!r}: your output depends on how rows of several input partitions "
+            f"mix, or on where epochs end. Use --compare {weaker[0]}, or give the input a key "
+            f"(--key TOPIC=FIELD) so that what belongs together is in one partition."
+        )
+    fields = _changed_fields(first, again)
+    named = f" in the field{'s' * (len(fields) > 1)} {', '.join(fields)}" if fields else ""
+    return (
+        f"Two undisturbed runs of the same input differ already{named}: the program is not "
+        f"deterministic. A function reads the clock, random numbers, or something outside of its "
+        f"input. An epoch that runs again gives other rows then; exactly once still holds for "
+        f"each row, but no comparison can show it. Take times from the records, and seeds from "
+        f"keys."
+    )
+
+
+def _changed_fields(first: Sequence[OutputRecord], second: Sequence[OutputRecord]) -> list[str]:
+    """Return the fields of JSON values without which two outputs are the same, if there are any."""
+    one, two = _objects(first), _objects(second)
+    if one is None or two is None:
+        return []
+    names = sorted({name for each in (*one, *two) for name in each[1]})
+    changed = [name for name in names if _column(one, name) != _column(two, name)]
+
+    def without(rows: list[tuple[Any, dict[str, Any]]]) -> Counter[object]:
+        return Counter(
+            (where, json.dumps({k: v for k, v in each.items() if k not in changed}, sort_keys=True))
+            for where, each in rows
+        )
+
+    return changed if without(one) == without(two) else []
+
+
+def _objects(records: Iterable[OutputRecord]) -> list[tuple[Any, dict[str, Any]]] | None:
+    found = []
+    for each in records:
+        try:
+            value = json.loads(each.value or b"null")
+        except ValueError:
+            return None
+        if not isinstance(value, dict):
+            return None
+        found.append(((each.topic, each.key), value))
+    return found
+
+
+def _column(rows: Iterable[tuple[Any, dict[str, Any]]], name: str) -> Counter[object]:
+    return Counter((where, json.dumps(each.get(name))) for where, each in rows)
+
+
+def _text(value: bytes | None) -> str:
+    if value is None:
+        return "(none)"
+    text = value.decode(errors="backslashreplace")
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,171 @@
+"""The faults themselves: done to the program, to its brokers, and to what lies between."""
+
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from tallystick.chaos.cluster import Cluster
+from tallystick.chaos.program import Process, Supervisor
+from tallystick.chaos.proxy import APIS, PRODUCE, Loss
+from tallystick.chaos.schedule import Fault
+
+TRAP_S = 15.0
+"""The longest wait for the request that a fault is about."""
+STARTED_S = 30.0
+"""The longest wait for a process, or a connection, of the kind that a fault is about."""
+DISK_S = 1.0
+SLOWEST_S = 0.4
+TAKEN_OVER_S = 90.0
+"""The longest wait for a second program to commit something while the first stands still."""
+FENCED_S = 5.0
+"""The longest wait for a program that wakes up to find out that it was replaced."""
+WAIT_S = 0.1
+
+
+class Injector:
+    """Carries faults out.
+
+    Args:
+        cluster: The brokers and proxies.
+        program: The user's program.
+        progress: Returns how many records of the input are committed as read, as far as known.
+    """
+
+    def __init__(self, cluster: Cluster, program: Supervisor, progress: Callable[[], int]) -> None:
+        self._cluster = cluster
+        self._program = program
+        self._progress = progress
+
+    def inject(self, fault: Fault) -> str:
+        """Carry a fault out, to its end; return what it hit, or "" if there was nothing to hit."""
+        match fault.kind:
+            case "driver":
+                self._program.life.kill()
+                return f"process {self._program.life.process.pid}"
+            case "host" | "state" | "parallelism":
+                return self._kill_host(fault.kind)
+            case "worker":
+                return self._kill_one(fault, lambda process: process.is_worker)
+            case "executor":
+                return self._kill_one(fault, lambda process: process.is_executor)
+            case "pause":
+                return self._pause(fault)
+            case "zombie":
+                return self._zombie()
+            case "disk":
+                return self._fill_disk()
+            case "broker" | "broker-pause" | "isolate":
+                return self._disturb_broker(fault)
+            case "slow":
+                return self._slow(fault)
+            case "lose-request" | "lose-reply" | "repeat":
+                return self._lose(fault, fault.kind)
+        raise AssertionError(fault.kind)
+
+    def _kill_host(self, kind: str) -> str:
+        count = self._program.life.kill_all()
+        what = f"{count} processes"
+        if kind == "state":
+            folder = self._program.settings.state
+            copies = sum(path.is_file() for path in folder.rglob("*")) if folder.exists() else 0
+            shutil.rmtree(folder, ignore_errors=True)
+            what += f", and {copies} files of state"
+        if kind == "parallelism":
+            what += f", then parallelism {self._program.use_another_parallelism()}"
+        return what
+
+    def _kill_one(self, fault: Fault, is_meant: Callable[[Process], bool]) -> str:
+        found: list[Process] = []
+
+        def are_there() -> bool:
+            found[:] = filter(is_meant, self._program.life.processes())
+            return bool(found)
+
+        if not self._wait(STARTED_S, are_there):
+            return ""
+        chosen = found[int(fault.pick * len(found))]
+        chosen.send(signal.SIGKILL)
+        return f"process {chosen.pid}, one of {len(found)}"
+
+    def _pause(self, fault: Fault) -> str:
+        life = self._program.life
+        count = life.stop_still()
+        time.sleep(fault.length_s)
+        life.go_on()
+        return f"{count} processes for {fault.length_s:.1f} s" if count else ""
+
+    def _zombie(self) -> str:
+        first, began = self._program.life, self._progress()
+        first.stop_still()
+        self._program.start()
+        taken_over = self._wait(TAKEN_OVER_S, lambda: self._progress() > began)
+        first.go_on()
+        ended = self._wait(FENCED_S, lambda: first.exit_code is not None)
+        # Without anything to read it does not find out: it is left beside its successor.
+        said = f"woke up and ended with code {first.exit_code}" if ended else "woke up"
+        return f"process {first.process.pid} {said}" if taken_over else ""
+
+    def _fill_disk(self) -> str:
+        if sys.platform != "linux":
+            return ""
+        life = self._program.life
+        count = life.limit_files(True)
+        time.sleep(DISK_S)
+        life.limit_files(False)
+        return f"{count} processes" if count else ""
+
+    def _disturb_broker(self, fault: Fault) -> str:
+        kafka = self._cluster.kafka
+        index = int(fault.pick * len(kafka.nodes))
+        node = kafka.nodes[index].node_id
+        what = f"broker {node} for {fault.length_s:.1f} s"
+        if fault.kind == "isolate":
+            proxies = self._cluster.proxies
+            has_clients = self._wait(STARTED_S, lambda: proxies.connections(index) > 0)
+            count = proxies.cut(index)
+            time.sleep(fault.length_s)
+            proxies.mend(index)
+            return f"{what}, {count} connections" if has_clients else ""
+        if fault.kind == "broker":
+            kafka.kill(node)
+            time.sleep(fault.length_s)
+            kafka.restart(node)
+        else:
+            kafka.pause(node)
+            time.sleep(fault.length_s)
+            kafka.resume(node)
+        kafka.wait_until_in_sync()
+        return what
+
+    def _slow(self, fault: Fault) -> str:
+        proxies = self._cluster.proxies
+        proxies.delay_s = max(0.05, fault.pick * SLOWEST_S)
+        before = proxies.replies
+        time.sleep(fault.length_s)
+        what = f"{proxies.replies - before} replies by {proxies.delay_s * 1000:.0f} ms"
+        hit = proxies.replies > before
+        proxies.delay_s = 0.0
+        return what if hit else ""
+
+    def _lose(self, fault: Fault, loss: Loss) -> str:
+        order = random.Random(fault.pick).sample(sorted(APIS), len(APIS))
+        apis = [PRODUCE] if loss == "repeat" else order[:3]  # one alone may never come
+        trap = self._cluster.proxies.set_trap(loss, apis)
+        caught = trap.caught.wait(TRAP_S)
+        self._cluster.proxies.remove_trap()
+        return APIS[trap.api] if caught else ""
+
+    def _wait(self, seconds: float, holds: Callable[[], bool]) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(OSError):
+                if holds():
+                    return True
+            if self._program.life.exit_code is not None:
+                self._program.look()
+            time.sleep(WAIT_S)
+        return False

@@ -1,0 +1,250 @@
+"""The user's program as processes: started as a supervisor would, found, stopped and killed."""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tallystick.errors import OptionError
+from tallystick.testing.process import ProcessGroup
+
+SERVERS_VARIABLE = "TALLYSTICK_CHAOS_SERVERS"
+CHECKPOINT_VARIABLE = "TALLYSTICK_CHAOS_CHECKPOINT"
+PARALLELISM_VARIABLE = "TALLYSTICK_CHAOS_PARALLELISM"
+PARALLELISMS = (2, 3, 1, 4)
+"""The parallelism of the first start, and of those after each fault `parallelism`."""
+LOG_TAIL_LINES = 40
+WORKER_MARKS = ("pyspark.daemon", "pyspark/daemon.py", "pyspark.worker", "pyspark/worker.py")
+EXECUTOR_MARK = "CoarseGrainedExecutorBackend"
+STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the program, as `ps` shows it."""
+
+    pid: int
+    parent: int
+    command: str
+
+    @property
+    def is_worker(self) -> bool:
+        """True if Spark runs Python code in it."""
+        return any(mark in self.command for mark in WORKER_MARKS)
+
+    @property
+    def is_executor(self) -> bool:
+        """True if it is an executor with a JVM of its own."""
+        return EXECUTOR_MARK in self.command
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSettings:
+    """The program's command, and where it is to find and keep things.
+
+    Args:
+        command: Its arguments, with {servers}, {checkpoint} and {parallelism} to fill in.
+        servers: Of the proxies.
+        folder: For its checkpoint, its local copies of state, and its log.
+    """
+
+    command: tuple[str, ...]
+    servers: str
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint that it is told to use."""
+        return self.folder / "checkpoint"
+
+    @property
+    def state(self) -> Path:
+        """The folder of a host's local copies of state."""
+        return self.folder / "state"
+
+    @property
+    def log(self) -> Path:
+        """All that the program said."""
+        return self.folder / "program.log"
+
+    def filled(self, parallelism: int) -> tuple[list[str], dict[str, str]]:
+        """Return the command and the environment of a start."""
+        values = {
+            "{servers}": self.servers,
+            "{checkpoint}": str(self.checkpoint),
+            "{parallelism}": str(parallelism),
+        }
+        command = []
+        for argument in self.command:
+            for name, value in values.items():
+                argument = argument.replace(name, value)
+            command.append(argument)
+        environment = {
+            **os.environ,
+            SERVERS_VARIABLE: self.servers,
+            CHECKPOINT_VARIABLE: str(self.checkpoint),
+            PARALLELISM_VARIABLE: str(parallelism),
+            "TALLYSTICK_STATE_DIR": str(self.state),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return command, environment
+
+
+class Life:
+    """One start of the program, to its end."""
+
+    def __init__(self, settings: ProgramSettings, parallelism: int) -> None:
+        command, environment = settings.filled(parallelism)
+        self._group = ProcessGroup()
+        self._known: dict[int, Process] = {}
+        try:
+            self.process = self._group.spawn(command, settings.log, env=environment)
+        except OSError as error:
+            self._group.close()
+            raise OptionError(f"the program {command[0]!r} cannot be started: {error}") from error
+
+    @property
+    def exit_code(self) -> int | None:
+        """The code that it ended with, a signal as a negative number; None: it runs."""
+        return self.process.poll()
+
+    def processes(self) -> list[Process]:
+        """Return its processes that are alive, the program's own first."""
+        everyone = {each.pid: each for each in _everyone()}
+        children: dict[int, list[Process]] = {}
+        for each in everyone.values():
+            children.setdefault(each.parent, []).append(each)
+        roots = [self.process.pid, *self._known]
+        found: dict[int, Process] = {}
+        while roots:
+            pid = roots.pop(0)
+            known = self._known.get(pid)
+            if pid in found or pid not in everyone:
+                continue
+            if known is not None and known.command != everyone[pid].command:
+                continue  # the number has been given to another process
+            found[pid] = everyone[pid]
+            roots += [each.pid for each in children.get(pid, ())]
+        self._known = dict(found)
+        return sorted(found.values(), key=lambda each: (each.pid != self.process.pid, each.pid))
+
+    def kill(self) -> None:
+        """Kill -9 the program's own process; remember what it leaves behind."""
+        self.processes()
+        self.process.kill()
+        self.process.wait()
+
+    def kill_all(self) -> int:
+        """Kill -9 all of it at once; return how many processes there were."""
+        found = self.processes()
+        for each in found:
+            each.send(signal.SIGKILL)
+        self.process.wait()
+        return len(found)
+
+    def stop_still(self) -> int:
+        """Stop all of it where it stands; return how many processes there are."""
+        found = self.processes()
+        for each in found:
+            each.send(signal.SIGSTOP)
+        return len(found)
+
+    def go_on(self) -> None:
+        """Let it run again after `stop_still`."""
+        for each in self.processes():
+            each.send(signal.SIGCONT)
+
+    def limit_files(self, limited: bool) -> int:
+        """Let no process of it make a file longer, or lift that; return how many it was done to."""
+        count = 0
+        for each in self.processes():
+            with contextlib.suppress(OSError, ValueError):
+                _, hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (0 if limited else hard, hard))
+                count += 1
+        return count
+
+    def end(self) -> int | None:
+        """Ask it to end, insist after a while; return its exit code."""
+        self.processes()
+        self.go_on()
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S)
+        self.kill_all()
+        self._group.close()
+        return self.exit_code
+
+
+class Supervisor:
+    """Keeps one life of the program running.
+
+    Args:
+        settings: How it is started.
+        say: Is told of each start and end.
+    """
+
+    def __init__(self, settings: ProgramSettings, say: Callable[[str], None]) -> None:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        self.settings = settings
+        self.starts = 0
+        self.own_ends: list[int] = []
+        """Exit codes of lives that nobody killed."""
+        self._say = say
+        self._parallelism = 0
+        self._lives: list[Life] = []
+        self.life = self.start()
+
+    def start(self) -> Life:
+        """Start a life; the one before is no longer looked after."""
+        parallelism = PARALLELISMS[self._parallelism % len(PARALLELISMS)]
+        self.life = Life(self.settings, parallelism)
+        self._lives.append(self.life)
+        self.starts += 1
+        self._say(f"start {self.starts} of the program, process {self.life.process.pid}")
+        return self.life
+
+    def use_another_parallelism(self) -> int:
+        """Let the next start have another one; return it."""
+        self._parallelism += 1
+        return PARALLELISMS[self._parallelism % len(PARALLELISMS)]
+
+    def look(self) -> bool:
+        """Start the program again if it has ended; return whether it had, with success or error."""
+        code = self.life.exit_code
+        if code is None:
+            return False
+        self.own_ends.append(code)
+        self._say(f"the program has ended by itself, with code {code}")
+        time.sleep(0.2)
+        self.start()
+        return True
+
+    def tail(self) -> str:
+        """Return the end of what the program said."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = self.settings.log.read_text(errors="replace").splitlines()
+            return "\n".join(lines[-LOG_TAIL_LINES:])
+        return "(nothing)"
+
+    def close(self) -> None:
+        """End all lives."""
+        for life in reversed(self._lives):
+            life.end()
+
+
+def _everyone() -> list[Process]:
+    options = ["-A", "-ww", "-o", "pid=,ppid=,args="]
+    listed = subprocess.run(["ps", *options], capture_output=True, text=True, check=True).stdout
+    split = (line.split(maxsplit=2) for line in listed.splitlines())
+    return [Process(int(each[0]), int(each[1]), each[2]) for each in split if len(each) == 3]

@@ -1,0 +1,198 @@
+"""TCP proxies before brokers, which know where a Kafka request begins and what it asks for.
+
+A program is told the addresses of the proxies; the brokers talk with each other directly.
+"""
+
+import asyncio
+import contextlib
+import struct
+import threading
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+HOST = "127.0.0.1"
+LATE_S = 0.5
+"""The delay of the second copy of a repeated request."""
+CHUNK = 1 << 16
+APIS = {
+    0: "Produce",
+    10: "FindCoordinator",
+    22: "InitProducerId",
+    24: "AddPartitionsToTxn",
+    25: "AddOffsetsToTxn",
+    26: "EndTxn",
+    28: "TxnOffsetCommit",
+}
+"""Numbers and names of the requests that write and commit, which are those to lose."""
+PRODUCE = 0
+
+Loss = Literal["lose-request", "lose-reply", "repeat"]
+
+
+@dataclass
+class Trap:
+    """A request to lose or to repeat: the first of its kind that comes through any proxy.
+
+    Args:
+        loss: What happens to it.
+        apis: The numbers of the requests that it waits for.
+    """
+
+    loss: Loss
+    apis: Collection[int]
+    caught: threading.Event = field(default_factory=threading.Event)
+    api: int = -1
+
+    def catches(self, api: int) -> bool:
+        """Return whether this request is the one, which it can be once."""
+        if self.caught.is_set() or api not in self.apis:
+            return False
+        self.api = api
+        self.caught.set()
+        return True
+
+
+class _Proxy:
+    """One broker's proxy."""
+
+    def __init__(self, port: int, target: int, proxies: "Proxies") -> None:
+        self.port = port
+        self.is_cut = False
+        self.open: set[asyncio.StreamWriter] = set()
+        self._target = target
+        self._proxies = proxies
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection to its end."""
+        ends = {writer}
+        with contextlib.suppress(OSError):
+            if not self.is_cut:
+                there, back = await asyncio.open_connection(HOST, self._target)
+                ends.add(back)
+                self.open |= ends
+                requests = asyncio.ensure_future(self._requests(reader, back))
+                replies = asyncio.ensure_future(self._replies(there, writer))
+                await asyncio.wait({requests, replies}, return_when=asyncio.FIRST_COMPLETED)
+                requests.cancel()
+                replies.cancel()
+                await asyncio.gather(requests, replies, return_exceptions=True)
+        self.open -= ends
+        for each in ends:
+            each.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readexactly(4)
+            (size,) = struct.unpack(">i", head)
+            body = await reader.readexactly(size)
+            (api,) = struct.unpack(">h", body[:2])
+            loss = self._proxies.loss_of(api)
+            if loss == "lose-request":
+                return
+            back.write(head + body)
+            await back.drain()
+            if loss == "lose-reply":
+                return  # the broker does what it was asked for, and nobody hears of it
+            if loss == "repeat":
+                self._proxies.start(self._send_late(head + body))
+
+    async def _replies(self, there: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        while data := await there.read(CHUNK):
+            if self._proxies.delay_s:
+                await asyncio.sleep(self._proxies.delay_s)
+            self._proxies.replies += 1
+            client.write(data)
+            await client.drain()
+
+    async def _send_late(self, request: bytes) -> None:
+        await asyncio.sleep(LATE_S)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            there, back = await asyncio.open_connection(HOST, self._target)
+            back.write(request)
+            await back.drain()
+            (size,) = struct.unpack(">i", await there.readexactly(4))
+            await there.readexactly(size)
+            back.close()
+
+
+class Proxies:
+    """The proxies of all brokers of a cluster, in a thread of their own.
+
+    Args:
+        ports: On which they listen, by broker.
+        targets: The port of the broker behind each.
+    """
+
+    def __init__(self, ports: Sequence[int], targets: Sequence[int]) -> None:
+        self.delay_s = 0.0
+        """The delay of each part of a reply."""
+        self.replies = 0
+        """The number of parts of replies that came through."""
+        self._trap: Trap | None = None
+        self._late: set[asyncio.Future[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._all = [_Proxy(*each, self) for each in zip(ports, targets, strict=True)]
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._servers = [self._call(self._listen(each)) for each in self._all]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The `host:port,…` of all proxies."""
+        return ",".join(f"{HOST}:{each.port}" for each in self._all)
+
+    def close(self) -> None:
+        """Close all connections and end the thread."""
+        for server in self._servers:
+            self._loop.call_soon_threadsafe(server.close)
+        for index in range(len(self._all)):
+            self.cut(index)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def connections(self, index: int) -> int:
+        """Return how many clients are connected to one broker."""
+        return len(self._all[index].open) // 2
+
+    def cut(self, index: int) -> int:
+        """Close all connections to one broker and take no new ones; return how many there were."""
+        count: int = self._call(self._cut(self._all[index]))
+        return count
+
+    def mend(self, index: int) -> None:
+        """Take connections to this broker again."""
+        self._all[index].is_cut = False
+
+    def set_trap(self, loss: Loss, apis: Collection[int]) -> Trap:
+        """Lose or repeat the next request of these kinds; the trap says when it was caught."""
+        self._trap = Trap(loss, apis)
+        return self._trap
+
+    def remove_trap(self) -> None:
+        """Lose nothing any more."""
+        self._trap = None
+
+    def loss_of(self, api: int) -> Loss | None:
+        """Return what happens to this request; called in the proxies' thread."""
+        trap = self._trap
+        return trap.loss if trap is not None and trap.catches(api) else None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something later; called in the proxies' thread."""
+        future = asyncio.ensure_future(work)
+        self._late.add(future)
+        future.add_done_callback(self._late.discard)
+
+    async def _listen(self, proxy: _Proxy) -> asyncio.Server:
+        return await asyncio.start_server(proxy.serve, HOST, proxy.port)
+
+    async def _cut(self, proxy: _Proxy) -> int:
+        proxy.is_cut = True
+        count = self.connections(self._all.index(proxy))
+        for each in list(proxy.open):
+            each.transport.abort()
+        return count
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -1,0 +1,171 @@
+"""Reports of `tallystick chaos`: as text, as JSON, and as one HTML page with a timeline."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sized
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+
+from tallystick.chaos.compare import SHOWN_MAX
+from tallystick.chaos.schedule import KINDS
+from tallystick.chaos.verify import Verdict
+
+WIDTH, HEIGHT, MARGIN = 960, 260, 40
+STYLE = """\
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1.exact { color: #0a6b32 } h1.not { color: #a4161a }
+table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left;
+vertical-align: top } td.number { text-align: right } code { word-break: break-all }
+svg { width: 100%; height: auto; background: #fafafa } .missed { opacity: .35 }
+"""
+
+
+def headline(verdict: Verdict) -> str:
+    """Return the result in one sentence."""
+    hits = len(verdict.hits)
+    planned = len(verdict.found.injected)
+    if verdict.is_exact:
+        return (
+            f"EXACT: {len(verdict.found.records):,} records of output are as undisturbed, through "
+            f"{hits} faults ({planned - hits} had nothing to hit) and {verdict.found.starts} starts"
+        )
+    what = [f"{count:,} {kind}" for kind, count in _kinds_of(verdict).items()]
+    if verdict.problems:
+        what.append(f"{len(verdict.problems):,} other problem{'s' * (len(verdict.problems) > 1)}")
+    return f"NOT EXACT: {', '.join(what)}, through {hits} faults"
+
+
+def _kinds_of(verdict: Verdict) -> Counter[str]:
+    return Counter(each.kind for each in verdict.differences)
+
+
+def as_text(verdict: Verdict) -> str:
+    """Return the report for a terminal."""
+    lines: list[str] = []
+    hit = Counter(each.fault.kind for each in verdict.hits)
+    if hit:
+        lines.append("faults: " + ", ".join(f"{count} {kind}" for kind, count in hit.items()))
+    for difference in verdict.differences[:SHOWN_MAX]:
+        lines.append(f"  {difference}")
+        lines += [f"    at {each.began_s:.1f} s: {each.fault.kind}, {each.hit}"
+                  for each in verdict.around(difference)]  # fmt: skip
+    lines += _more(verdict.differences)
+    lines += [f"  {each}" for each in verdict.problems[:SHOWN_MAX]] + _more(verdict.problems)
+    if verdict.explanation:
+        lines.append(verdict.explanation)
+    if verdict.smallest:
+        names = ", ".join(each.kind for each in verdict.smallest)
+        lines.append(f"The smallest schedule that was found to fail: {names}")
+    question = verdict.question
+    again = f"--seed {question.seed} --kills {question.kills}"
+    return "\n".join([*lines, headline(verdict), f"the same schedule again: {again}"])
+
+
+def _more(found: Sized) -> list[str]:
+    left = len(found) - SHOWN_MAX
+    return [f"  and {left:,} more"] if left > 0 else []
+
+
+def as_json(verdict: Verdict) -> str:
+    """Return the report for programs; rows are texts."""
+    question, expected, found = verdict.question, verdict.expected, verdict.found
+    fields = {
+        "exact": verdict.is_exact,
+        "headline": headline(verdict),
+        "command": question.job.command,
+        "seed": question.seed,
+        "kills": question.kills,
+        "compare": question.comparison,
+        "brokers": question.job.brokers,
+        "transaction_version": question.job.transaction_version,
+        "records": {"undisturbed": len(expected.records), "found": len(found.records)},
+        "state_keys": {uid: len(keys) for uid, keys in found.state.items()},
+        "starts": found.starts,
+        "ended_by_itself": found.own_ends,
+        "seconds": round(found.seconds, 1),
+        "faults": [
+            {
+                **asdict(each.fault),
+                "began_s": each.began_s,
+                "ended_s": each.ended_s,
+                "hit": each.hit,
+            }
+            for each in found.injected
+        ],
+        "progress": found.progress,
+        "differences": [str(each) for each in verdict.differences],
+        "problems": verdict.problems,
+        "explanation": verdict.explanation,
+        "smallest": [asdict(each) for each in verdict.smallest],
+    }
+    return json.dumps(fields, indent=1)
+
+
+def write_html(verdict: Verdict, path: Path) -> None:
+    """Write the report as one file that needs nothing else."""
+    question, found = verdict.question, verdict.found
+    faults = [
+        [f"{each.began_s:.1f}", each.fault.kind, each.hit or "nothing to hit",
+         KINDS[each.fault.kind]] for each in found.injected
+    ]  # fmt: skip
+    parts = [
+        "<!doctype html><meta charset=utf-8><title>tallystick chaos</title>",
+        f"<style>{STYLE}</style>",
+        f"<h1 class={'exact' if verdict.is_exact else 'not'}>{escape(headline(verdict))}</h1>",
+        f"<p><code>{escape(' '.join(question.job.command))}</code>, seed {question.seed}, "
+        f"compared as {question.comparison}, {question.job.brokers} broker(s)</p>",
+        timeline(verdict),
+        f"<p>{escape(verdict.explanation)}</p>",
+        _list("Differences", map(str, verdict.differences)),
+        _list("Problems", verdict.problems),
+        _list("Smallest schedule that fails", (each.kind for each in verdict.smallest)),
+        "<h2>Faults</h2>" + _table(["second", "fault", "hit", "what it is"], faults),
+    ]
+    path.write_text("\n".join(parts))
+
+
+def timeline(verdict: Verdict) -> str:
+    """Return an SVG: the input that is committed as read, over time, and when faults came."""
+    found = verdict.found
+    seconds = max(found.seconds, 1.0)
+    total = max((read for _, read in found.progress), default=1)
+
+    def x(at: float) -> float:
+        return MARGIN + (WIDTH - 2 * MARGIN) * at / seconds
+
+    def y(read: float) -> float:
+        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * read / total
+
+    points = [f"{x(0):.1f},{y(0):.1f}"]
+    before = 0
+    for at, read in found.progress:
+        points += [f"{x(at):.1f},{y(before):.1f}", f"{x(at):.1f},{y(read):.1f}"]
+        before = read
+    marks = []
+    for each in found.injected:
+        left, width = x(each.began_s), max(2.0, x(each.ended_s) - x(each.began_s))
+        said = escape(f"{each.began_s:.1f} s: {each.fault.kind}, {each.hit or 'nothing to hit'}")
+        kind = "" if each.hit else " class=missed"
+        marks.append(
+            f"<rect{kind} x={left:.1f} y={MARGIN} width={width:.1f} height={HEIGHT - 2 * MARGIN} "
+            f"fill='#d9480f' opacity='.35'><title>{said}</title></rect>"
+        )
+    ends = f"<text x={MARGIN} y={HEIGHT - 12}>0 s</text>"
+    ends += f"<text x={WIDTH - MARGIN} y={HEIGHT - 12} text-anchor=end>{seconds:.0f} s</text>"
+    ends += f"<text x={MARGIN} y={MARGIN - 12}>{total:,} records of input committed as read</text>"
+    line = f"<polyline points='{' '.join(points)}' fill=none stroke='#1864ab' stroke-width=2 />"
+    box = f"viewBox='0 0 {WIDTH} {HEIGHT}'"
+    return f"<svg {box} font-size=13>{''.join(marks)}{line}{ends}</svg>"
+
+
+def _list(title: str, texts: Iterable[str]) -> str:
+    items = [f"<li><code>{escape(text)}</code>" for text in texts]
+    shown = items[:SHOWN_MAX] + _more(items)
+    return f"<h2>{title}</h2><ul>{''.join(shown)}</ul>" if items else ""
+
+
+def _table(names: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) for row in rows)
+    return f"<table><tr>{head}{body}</table>"

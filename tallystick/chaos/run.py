@@ -1,0 +1,304 @@
+"""One run of the user's program: its input, the faults of a schedule, and what it wrote."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from zlib import crc32
+
+from tallystick.chaos.cluster import (
+    Cluster,
+    Feed,
+    InputRecord,
+    OutputRecord,
+    Witness,
+    read_all,
+    running,
+)
+from tallystick.chaos.faults import Injector
+from tallystick.chaos.program import ProgramSettings, Supervisor
+from tallystick.chaos.schedule import Fault
+from tallystick.chaos.state import state_of
+from tallystick.errors import OptionError
+
+PART_S = 1.5
+"""The time over which the input of one fault is written."""
+QUIET_S = 3.0
+"""The time without new output, after all input is read, that ends a run."""
+POLL_S = 0.2
+OWN_ENDS_MAX = 5
+"""The most ends of the program's own, without progress, before a run is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program with its input, its output and its cluster.
+
+    Args:
+        command: The program and its arguments.
+        inputs: The records of each input topic.
+        outputs: The output topics.
+        partitions: Of each topic.
+        brokers: One or three.
+        transaction_version: The cluster's feature; None: its newest.
+        timeout_s: How long a run may go without progress.
+    """
+
+    command: tuple[str, ...]
+    inputs: Mapping[str, Sequence[InputRecord]]
+    outputs: tuple[str, ...]
+    partitions: int = 4
+    brokers: int = 1
+    transaction_version: int | None = None
+    timeout_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedFault:
+    """A fault that was carried out.
+
+    Args:
+        fault: As planned.
+        began_s: When, in seconds after the run began.
+        ended_s: When it was over.
+        hit: What it hit; "": there was nothing to hit.
+    """
+
+    fault: Fault
+    began_s: float
+    ended_s: float
+    hit: str
+
+
+@dataclass
+class Run:
+    """A run, as it was seen.
+
+    Args:
+        records: The output, by partition in the order of the log.
+        state: Of each step, a text for each key.
+        injected: The faults.
+        progress: Seconds after the beginning, and how many records are committed as read by then.
+        seen_at: When a reader saw the record at a place, in seconds after the beginning.
+        starts: How often the program was started.
+        own_ends: The codes with which it ended by itself.
+        problems: What must not be, besides differences; nothing if the run is sound.
+        seconds: How long all of it took.
+    """
+
+    records: list[OutputRecord] = field(default_factory=list)
+    state: dict[str, list[str]] = field(default_factory=dict)
+    injected: list[InjectedFault] = field(default_factory=list)
+    progress: list[tuple[float, int]] = field(default_factory=list)
+    seen_at: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    starts: int = 0
+    own_ends: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class StuckError(Exception):
+    """The program makes no progress, or ends again and again."""
+
+
+def run(
+    job: Job,
+    faults: Sequence[Fault],
+    folder: Path,
+    say: Callable[[str], None],
+    parts: int = 1,
+) -> Run:
+    """Run the program until all input is read and its output stands still.
+
+    Args:
+        job: What to run.
+        faults: In their order; none: an undisturbed run.
+        folder: For the checkpoint, local state, and the program's log.
+        say: Is told what happens.
+        parts: In how many parts the input is written; with faults, in one more than there are.
+    """
+    found = Run()
+    with running(
+        job.brokers, tuple(job.inputs), job.outputs, job.partitions, job.transaction_version
+    ) as cluster:
+        settings = ProgramSettings(job.command, cluster.proxies.bootstrap_servers, folder)
+        witness = Witness(cluster)
+        program = Supervisor(settings, say)
+        course = _Course(job, cluster, program, found, say)
+        try:
+            course.go(faults, max(parts, len(faults) + 1))
+            found.records = read_all(cluster)
+        except (StuckError, TimeoutError) as error:
+            found.problems.append(str(error))
+        finally:
+            program.close()
+            witness.close()
+        if not found.problems:
+            found.state = state_of(settings.checkpoint, cluster.direct)
+            found.problems += _witnessed(witness, found.records)
+    found.starts, found.own_ends = program.starts, program.own_ends
+    found.seen_at = {place: at - course.began for place, at in witness.seen_at.items()}
+    found.seconds = time.monotonic() - course.began
+    return found
+
+
+class _Course:
+    """The course of a run."""
+
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        program: Supervisor,
+        found: Run,
+        say: Callable[[str], None],
+    ) -> None:
+        self.began = time.monotonic()
+        self._job, self._cluster, self._program = job, cluster, program
+        self._found, self._say = found, say
+        self._read = 0
+        self._moved = time.monotonic()
+        self._ends_then = 0
+
+    def go(self, faults: Sequence[Fault], parts: int) -> None:
+        """Write the input in parts, with a fault in each but the first, and wait for the end."""
+        feed = Feed(self._cluster, self._job.inputs, parts, PART_S)
+        injector = Injector(self._cluster, self._program, self._progress)
+        feed.begin(0)
+        mark = 0
+        for part in range(1, parts):
+            fault = faults[part - 1] if faults else None
+            if fault is None or not fault.at_once:
+                self._wait_for_progress(mark)
+            feed.begin(part)
+            mark = self._progress()
+            if fault is not None:
+                self._inject(fault, injector, f"{part}/{len(faults)} {fault.kind}")
+        feed.wait()
+        self._wait_for_end()
+
+    def _inject(self, fault: Fault, injector: Injector, name: str) -> None:
+        self._sleep(fault.delay_s)
+        began = time.monotonic()
+        self._say(name)
+        hit = injector.inject(fault)
+        times = began - self.began, time.monotonic() - self.began
+        self._found.injected.append(InjectedFault(fault, *times, hit))
+        self._say(f"{name}: {hit or 'there was nothing to hit'}")
+        if self._program.life.exit_code is not None:
+            self._program.start()
+
+    def _wait_for_progress(self, mark: int) -> None:
+        self._moved = time.monotonic()
+        while self._progress() <= mark:
+            self._look()
+            time.sleep(POLL_S)
+
+    def _wait_for_end(self) -> None:
+        self._moved = time.monotonic()
+        still_since, before = time.monotonic(), None
+        while time.monotonic() - still_since < QUIET_S:
+            ends = self._settled_ends()
+            if ends is None or ends != before:
+                still_since, before = time.monotonic(), ends
+            self._look()
+            time.sleep(POLL_S)
+
+    def _settled_ends(self) -> object:
+        """Return the ends of the output; None: input is unread, or a transaction is open."""
+        cluster = self._cluster
+        wanted = cluster.ends(cluster.inputs, committed=False)
+        read = cluster.positions()
+        if wanted is None or read is None:
+            return None
+        self._note(sum(read.values()))
+        if any(read.get(where, 0) < end for where, end in wanted.items()):
+            return None
+        ends = cluster.ends(cluster.outputs, committed=False)
+        return ends if ends == cluster.ends(cluster.outputs, committed=True) else None
+
+    def _progress(self) -> int:
+        positions = self._cluster.positions()
+        if positions is not None:
+            self._note(sum(positions.values()))
+        return self._read
+
+    def _note(self, read: int) -> None:
+        now = time.monotonic()
+        if read > self._read:
+            self._read, self._moved = read, now
+            self._ends_then = len(self._program.own_ends)
+            self._found.progress.append((now - self.began, read))
+
+    def _look(self) -> None:
+        """Start the program again where it has ended; give up where that does not help."""
+        self._program.look()
+        ends = [code for code in self._program.own_ends[self._ends_then :] if code]
+        quiet = time.monotonic() - self._moved
+        if len(ends) <= OWN_ENDS_MAX and quiet < self._job.timeout_s:
+            return
+        if len(ends) > OWN_ENDS_MAX:
+            what = f"the program ends again and again, with codes {ends}"
+        else:
+            what = f"nothing has moved for {quiet:.0f} s"
+        total = sum(map(len, self._job.inputs.values()))
+        raise StuckError(
+            f"{what}; consumer groups have committed {self._read:,} of {total:,} records of the "
+            f"input. The end of its log:\n{self._program.tail()}"
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._look()
+            time.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
+
+
+def _witnessed(witness: Witness, records: Sequence[OutputRecord]) -> list[str]:
+    """Return what a reader saw while the program ran, and what is not there at the end."""
+    final = {record.place: record for record in records}
+    return witness.problems + [
+        f"{seen.topic}-{seen.partition} at offset {seen.offset}: a reader of committed records "
+        f"saw {seen.value!r}, which is not there at the end"
+        for place, seen in witness.seen.items()
+        if final.get(place) != seen
+    ]
+
+
+def read_input(
+    path: Path, partitions: int, key: str | None, began_ms: int
+) -> tuple[InputRecord, ...]:
+    """Return the records of a file with a JSON value on each line.
+
+    Args:
+        path: Of the file.
+        partitions: How many the topic has.
+        key: The field that becomes the record's key and decides on its partition; None: no key,
+            and the partitions take turns.
+        began_ms: The first record's timestamp; each is a millisecond after the one before.
+
+    Raises:
+        OptionError: There is no such file, or a line is not JSON or lacks the key.
+    """
+    found = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise OptionError(f"the input {path} cannot be read: {error}") from error
+    for index, line in enumerate(lines):
+        if not line.strip():
+            continue
+        name, number = None, index % partitions
+        try:
+            value = json.loads(line)
+            if key is not None:
+                name = str(value[key]).encode()
+                number = crc32(name) % partitions
+        except (ValueError, KeyError, TypeError) as error:
+            wanted = "JSON" if key is None else f"a JSON object with the field {key!r}"
+            raise OptionError(
+                f"{path}, line {index + 1}: expected {wanted}, found {line[:80]!r}"
+            ) from error
+        found.append(InputRecord(number, name, line.strip(), began_ms + index))
+    return tuple(found)

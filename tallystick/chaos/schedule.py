@@ -1,0 +1,129 @@
+"""Schedules of faults: planned from a seed, shortened, written down and read back."""
+
+import json
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+
+from tallystick.errors import OptionError
+
+KINDS = {
+    "driver": "kill -9 of the program's own process; what it started is left to find out",
+    "host": "kill -9 of the program and of all that it started, at once",
+    "worker": "kill -9 of one Python worker",
+    "executor": "kill -9 of one executor; needs a master with executors of their own",
+    "pause": "the program stands still (SIGSTOP) for some seconds, then goes on",
+    "zombie": "the program stands still, a second one takes over, then the first wakes up",
+    "state": "kill -9, and all local copies of state are gone at the next start",
+    "parallelism": "kill -9, and the next start has another {parallelism}",
+    "disk": "no process of the program can make a file longer, for a second; Linux only",
+    "broker": "kill -9 of one broker, which comes back; needs --brokers 3",
+    "broker-pause": "one broker stands still for some seconds",
+    "isolate": "no client reaches one broker for some seconds",
+    "slow": "each answer of the brokers comes late for some seconds",
+    "lose-request": "one request of a producer or of a commit is lost",
+    "lose-reply": "the reply to one is lost",
+    "repeat": "a Produce request comes a second time, late, over another connection",
+}
+"""Every kind of fault, and what happens in it."""
+NEEDS_THREE_BROKERS = {"broker"}
+"""With one broker and no replicas, Kafka 4.3.0 itself can hide a committed transaction
+(KAFKA-20734)."""
+NOT_CHOSEN_BY_ITSELF = {"executor", "parallelism"}
+"""Kinds that need a program made for them."""
+
+DELAYS_S = (0.0, 2.0)
+LENGTHS_S = (0.5, 6.0)
+SHARE_AT_ONCE = 0.25
+"""The share of faults that follow without a wait for the program to recover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One planned fault.
+
+    Args:
+        kind: One of `KINDS`.
+        delay_s: How long after the records of its part of the input began to be written.
+        length_s: How long a fault with a length lasts.
+        pick: 0 to 1, which of the processes, brokers or requests that it could hit.
+        at_once: Whether it is not waited before it until the program has recovered.
+    """
+
+    kind: str
+    delay_s: float
+    length_s: float
+    pick: float
+    at_once: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.kind in KINDS, self.kind
+        assert 0 <= self.pick < 1, self
+
+
+def plan(count: int, seed: int, kinds: Sequence[str]) -> tuple[Fault, ...]:
+    """Return a schedule: each kind about as often as any other, in an order of the seed's.
+
+    Args:
+        count: How many faults.
+        seed: The same one gives the same schedule.
+        kinds: Those to choose from.
+    """
+    chance = random.Random(seed)
+    chosen: list[str] = []
+    while len(chosen) < count:
+        chosen += chance.sample(kinds, len(kinds))
+    return tuple(
+        Fault(
+            kind,
+            round(chance.uniform(*DELAYS_S), 3),
+            round(chance.uniform(*LENGTHS_S), 3),
+            round(chance.random(), 6) % 1,
+            index > 0 and chance.random() < SHARE_AT_ONCE,
+        )
+        for index, kind in enumerate(chosen[:count])
+    )
+
+
+def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> tuple[str, ...]:
+    """Return the kinds of faults to choose from.
+
+    Args:
+        brokers: How many the cluster has.
+        asked: Those that the user named; none: all that fit.
+        uses_parallelism: Whether the command line names {parallelism}.
+
+    Raises:
+        OptionError: There is no such kind, or it cannot happen here.
+    """
+    for kind in asked:
+        if kind not in KINDS:
+            raise OptionError(f"there is no fault {kind!r}; expected {', '.join(KINDS)}")
+        if kind in NEEDS_THREE_BROKERS and brokers < 3:
+            raise OptionError(f"the fault {kind!r} needs --brokers 3, and there is {brokers}")
+        if kind == "parallelism" and not uses_parallelism:
+            raise OptionError(
+                "the fault 'parallelism' needs {parallelism} in the arguments of your program"
+            )
+    if asked:
+        return tuple(kind for kind in KINDS if kind in asked)
+    without = NOT_CHOSEN_BY_ITSELF - ({"parallelism"} if uses_parallelism else set())
+    without |= NEEDS_THREE_BROKERS if brokers < 3 else set()
+    return tuple(kind for kind in KINDS if kind not in without)
+
+
+def as_json(faults: Sequence[Fault]) -> str:
+    """Return a schedule as text."""
+    return json.dumps([asdict(each) for each in faults], indent=1)
+
+
+def from_json(text: str) -> tuple[Fault, ...]:
+    """Return the schedule that `as_json` wrote.
+
+    Raises:
+        OptionError: It is none.
+    """
+    try:
+        return tuple(Fault(**each) for each in json.loads(text))
+    except (ValueError, TypeError, AssertionError) as error:
+        raise OptionError(f"this is no schedule of faults: {error!r}") from error

@@ -1,0 +1,41 @@
+"""The state of a checkpoint as texts that can be compared."""
+
+from pathlib import Path
+
+from tallystick.checkpoint.newest_committed import newest_committed
+from tallystick.checkpoint.state_files import chunks_of, contents_of
+from tallystick.errors import OptionError
+from tallystick.kafka.config import KafkaConfig
+from tallystick.ops.checkpoint_view import asking
+from tallystick.ops.state_table import KEY_GROUP, table_of
+from tallystick.state.key_groups import key_group_range
+from tallystick.storage.file_storage import FileStorage
+
+
+def state_of(checkpoint: Path, servers: str) -> dict[str, list[str]]:
+    """Return the committed state: for each step, a text for each key, sorted.
+
+    Args:
+        checkpoint: Of the program; nothing there: it keeps no state that is known here.
+        servers: Of the cluster, which is asked what is decided.
+
+    Raises:
+        TallystickError: The checkpoint is damaged.
+    """
+    if not checkpoint.exists():
+        return {}
+    storage = FileStorage(str(checkpoint))
+    try:
+        manifest = newest_committed(storage, asking(KafkaConfig(servers))).manifest
+    except OptionError:  # a query of Structured Streaming, with state of Spark's own
+        return {}
+    found: dict[str, list[str]] = {}
+    for step in manifest.state:
+        texts = []
+        for part in chunks_of(step, key_group_range(step.max_parallelism, 1, 0)):
+            entries = contents_of(step, part, storage)
+            if entries.num_rows:
+                rows = table_of(step, entries).to_pylist()
+                texts += [str({k: v for k, v in row.items() if k != KEY_GROUP}) for row in rows]
+        found[step.uid] = sorted(texts)
+    return found

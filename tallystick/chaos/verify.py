@@ -1,0 +1,235 @@
+"""The whole of `tallystick chaos`: undisturbed, disturbed, compared, explained, shortened."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tallystick.chaos.compare import (
+    COMPARISONS,
+    Comparison,
+    Difference,
+    differences,
+    explain,
+    state_differences,
+)
+from tallystick.chaos.run import InjectedFault, Job, Run, read_input, run
+from tallystick.chaos.schedule import Fault, kinds_for, plan
+from tallystick.errors import OptionError
+
+AROUND_S = 10.0
+"""The longest time from a fault to a difference that it may have made."""
+SHRINK_RUNS_MAX = 20
+UNDISTURBED = "the undisturbed run: "
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A program, the faults that it is to survive, and what counts as the same.
+
+    Args:
+        job: The program, its input and its cluster.
+        kills: How many faults.
+        seed: Of their schedule.
+        kinds: Of faults to choose from.
+        comparison: What counts as the same.
+        shrink: Whether to look for a smaller schedule if the output differs.
+        schedule: The faults themselves, instead of `kills`, `seed` and `kinds`.
+    """
+
+    job: Job
+    kills: int
+    seed: int
+    kinds: tuple[str, ...]
+    comparison: Comparison = "sequence"
+    shrink: bool = False
+    schedule: tuple[Fault, ...] | None = None
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The schedule."""
+        if self.schedule is not None:
+            return self.schedule
+        return plan(self.kills, self.seed, self.kinds)
+
+
+def question_of(
+    command: Sequence[str],
+    *,
+    inputs: Mapping[str, str | Path],
+    outputs: Sequence[str],
+    keys: Mapping[str, str] | None = None,
+    kills: int = 20,
+    seed: int = 1,
+    kinds: Collection[str] = (),
+    compare: str = "sequence",
+    brokers: int = 1,
+    partitions: int = 4,
+    transaction_version: int | None = None,
+    timeout_s: float = 180.0,
+    shrink: bool = False,
+) -> Question:
+    """Return a question, checked, with its input read.
+
+    Args:
+        command: The program and its arguments, with {servers}, {checkpoint}, {parallelism}.
+        inputs: By topic, a file with a JSON value on each line.
+        outputs: The topics that the program writes.
+        keys: By topic, the field of the input's values that becomes the record's key.
+        kills: How many faults.
+        seed: Of their schedule.
+        kinds: Of faults; none: all that fit.
+        compare: What counts as the same, one of `COMPARISONS`.
+        brokers: One or three.
+        partitions: Of each topic.
+        transaction_version: See `EmbeddedKafka`.
+        timeout_s: How long a run may go without progress.
+        shrink: Whether to look for a smaller schedule if the output differs.
+
+    Raises:
+        OptionError: A value that cannot work, or a file that cannot be read.
+    """
+    if compare not in COMPARISONS:
+        raise OptionError(f"compare={compare!r}: expected one of {', '.join(COMPARISONS)}")
+    if brokers not in (1, 3):
+        raise OptionError(f"brokers={brokers}: expected 1 or 3")
+    if stray := sorted({*(keys or ())} - {*inputs}):
+        raise OptionError(f"keys of {', '.join(stray)}, which is no topic of the input")
+    began_ms = int(time.time() * 1000)
+    records = {
+        topic: read_input(Path(file), partitions, (keys or {}).get(topic), began_ms)
+        for topic, file in inputs.items()
+    }
+    uses_parallelism = any("{parallelism}" in argument for argument in command)
+    job = Job(
+        tuple(command),
+        records,
+        tuple(outputs),
+        partitions,
+        brokers,
+        transaction_version,
+        timeout_s,
+    )
+    chosen = kinds_for(brokers, kinds, uses_parallelism)
+    return Question(job, kills, seed, chosen, compare, shrink)
+
+
+@dataclass
+class Verdict:
+    """The answer to a question.
+
+    Args:
+        question: Which.
+        expected: The undisturbed run.
+        found: The run with faults.
+        differences: Of their output.
+        problems: All else that must not be: of state, of readers, a program that hangs.
+        explanation: Of the differences; "": there are none.
+        smallest: The smallest schedule known that fails; nothing if it was not looked for.
+    """
+
+    question: Question
+    expected: Run
+    found: Run
+    differences: list[Difference] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    explanation: str = ""
+    smallest: tuple[Fault, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """True if nothing is lost, added, out of order, or wrong."""
+        return not self.differences and not self.problems
+
+    @property
+    def hits(self) -> list[InjectedFault]:
+        """The faults that hit something."""
+        return [each for each in self.found.injected if each.hit]
+
+    def around(self, difference: Difference) -> list[InjectedFault]:
+        """Return the faults that came shortly before a row was seen, or at the row before."""
+        place = difference.topic, difference.partition, difference.offset
+        at = self.found.seen_at.get(place)
+        if at is None:
+            return []
+        return [each for each in self.hits if each.began_s - 1 <= at <= each.ended_s + AROUND_S]
+
+
+def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verdict:
+    """Run the program undisturbed and under faults, and compare.
+
+    Args:
+        question: What to run, and what counts.
+        folder: For checkpoints and logs; one folder in it for each run.
+        say: Is told what happens.
+    """
+    say("undisturbed run")
+    expected = run(question.job, (), folder / "undisturbed", say)
+    if expected.problems:
+        problems = [UNDISTURBED + each for each in expected.problems]
+        return Verdict(question, expected, Run(), problems=problems)
+    if not expected.records:
+        what = "it wrote nothing into " + ", ".join(question.job.outputs)
+        return Verdict(question, expected, Run(), problems=[UNDISTURBED + what])
+    say(f"{len(expected.records):,} records of output; now with {len(question.faults)} faults")
+    verdict = _judged(
+        question, expected, run(question.job, question.faults, folder / "faults", say)
+    )
+    if verdict.differences:
+        say("the output differs; a second undisturbed run tells whether it does so by itself")
+        parts = len(question.faults) + 1  # other epochs than in the first run
+        again = run(question.job, (), folder / "undisturbed-again", say, parts)
+        if not again.problems:
+            verdict.explanation = explain(
+                expected.records, again.records, verdict.found.records, question.comparison
+            )
+    if not verdict.is_exact and question.shrink:
+        verdict.smallest = shrink(
+            question.faults,
+            lambda faults, name: _fails(question, expected, faults, folder / name, say),
+        )
+    return verdict
+
+
+def _judged(question: Question, expected: Run, found: Run) -> Verdict:
+    verdict = Verdict(question, expected, found, problems=list(found.problems))
+    if not found.problems:
+        verdict.differences = differences(expected.records, found.records, question.comparison)
+        verdict.problems += state_differences(expected.state, found.state)
+    return verdict
+
+
+def _fails(
+    question: Question,
+    expected: Run,
+    faults: Sequence[Fault],
+    folder: Path,
+    say: Callable[[str], None],
+) -> bool:
+    say(f"does it fail with {len(faults)} of the faults?")
+    fails = not _judged(question, expected, run(question.job, faults, folder, say)).is_exact
+    say(f"with {len(faults)} faults it {'fails' if fails else 'is exact'}")
+    return fails
+
+
+def shrink(
+    faults: Sequence[Fault], fails: Callable[[Sequence[Fault], str], bool]
+) -> tuple[Fault, ...]:
+    """Return a smaller schedule that still fails: without halves, then quarters, then single ones.
+
+    Args:
+        faults: A schedule that fails.
+        fails: Runs a schedule under the name of a folder, and returns whether it fails.
+    """
+    known, size, runs = list(faults), len(faults) // 2, 0
+    while size > 0:
+        at = 0
+        while at < len(known) and len(known) > size and runs < SHRINK_RUNS_MAX:
+            runs += 1
+            smaller = known[:at] + known[at + size :]
+            if fails(smaller, f"smaller-{runs}"):
+                known = smaller
+            else:
+                at += size
+        size //= 2
+    return tuple(known)

@@ -1,0 +1,103 @@
+"""`tallystick chaos` on users' programs: clean ones pass, planted mistakes are found."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+RECORDS = 6_000
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Path:
+    """A file with records of flights."""
+    chance = random.Random(1)
+    path = tmp_path / "flights.ndjson"
+    with path.open("w") as file:
+        for number in range(RECORDS):
+            flight = {
+                "id": number,
+                "dest": chance.choice("ABCDEFGHIJ"),
+                "delay": chance.randint(-10, 60),
+            }
+            file.write(json.dumps(flight) + "\n")
+    return path
+
+
+def chaos(flights: Path, report: Path, *options: str) -> tuple[int, dict, str]:
+    """Run the command; return its exit code, its report for programs, and what it printed."""
+    command = [sys.executable, "-m", "tallystick", "chaos", "--input", f"flights={flights}"]
+    command += ["--output", "late", "--key", "flights=dest", "--json", str(report), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert report.exists(), done.stderr[-4000:]
+    return done.returncode, json.loads(report.read_text()), done.stdout
+
+
+def program(name: str, *arguments: str) -> list[str]:
+    return ["--", sys.executable, str(HERE / name), *arguments]
+
+
+def hits(found: dict) -> set[str]:
+    return {each["kind"] for each in found["faults"] if each["hit"]}
+
+
+def test_a_keyed_program_is_exact_and_its_state_too(flights, tmp_path):
+    page = tmp_path / "report.html"
+    code, found, printed = chaos(
+        flights, tmp_path / "report.json", "--kills", "5", "--compare", "final", "--seed", "3",
+        "--faults", "driver,worker,zombie,lose-reply,state", "--html", str(page),
+        *program("late.py"),
+    )  # fmt: skip
+    assert (code, found["exact"], found["problems"], found["differences"]) == (0, True, [], [])
+    assert hits(found) == {"driver", "worker", "zombie", "lose-reply", "state"}
+    assert found["starts"] >= 4  # the first, and one after each of driver, zombie and state
+    assert found["state_keys"] == {"counts": 10}
+    assert "EXACT" in printed.splitlines()[-2]
+    assert all(f"<td>{kind}</td>" in page.read_text() for kind in hits(found))
+
+
+def test_a_counter_in_the_process_is_found_and_named(flights, tmp_path):
+    code, found, printed = chaos(
+        flights, tmp_path / "report.json", "--kills", "1", "--faults", "driver",
+        "--compare", "rows", *program("broken.py", "counter"),
+    )  # fmt: skip
+    assert (code, found["exact"], hits(found)) == (1, False, {"driver"})
+    assert found["differences"]
+    assert "global variable" in found["explanation"]
+    assert "delay" in found["explanation"]
+    assert found["explanation"] in printed
+
+
+def test_a_clock_is_found_and_named(flights, tmp_path):
+    code, found, _ = chaos(
+        flights, tmp_path / "report.json", "--kills", "1", "--faults", "driver",
+        *program("broken.py", "clock"),
+    )  # fmt: skip
+    assert (code, found["exact"]) == (1, False)
+    assert "not deterministic" in found["explanation"]
+    assert "delay" in found["explanation"]
+
+
+def test_rows_written_beside_the_epoch_are_found_and_fewer_faults_suffice(flights, tmp_path):
+    code, found, _ = chaos(
+        flights, tmp_path / "report.json", "--kills", "3", "--faults", "worker,driver", "--shrink",
+        "--compare", "rows", *program("broken.py", "producer"),
+    )  # fmt: skip
+    assert (code, found["exact"]) == (1, False)
+    assert all("does not have" in each for each in found["differences"])
+    assert "not part of the epoch" in found["explanation"]
+    assert 1 <= len(found["smallest"]) < 3
+
+
+def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):
+    code, found, _ = chaos(
+        flights, tmp_path / "report.json", "--kills", "15", "--brokers", "3",
+        *program("broken.py", "nothing"),
+    )  # fmt: skip
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert len(hits(found)) >= 12
+    assert found["records"]["found"] == RECORDS

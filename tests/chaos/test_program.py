@@ -1,0 +1,120 @@
+"""The user's program as processes: its tree is found, stopped, limited and killed, and no other."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tallystick.chaos.program import Life, ProgramSettings, Supervisor
+from tallystick.errors import OptionError
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100) # pyspark" + ".worker"])
+print("ready", "{servers}", "{checkpoint}", "{parallelism}", flush=True)
+n = 0
+while True:
+    time.sleep(0.05)
+    n += 1
+    open(sys.argv[1], "a").write(f"{n}\\n")
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ProgramSettings:
+    return ProgramSettings(
+        (sys.executable, "-c", PARENT, str(tmp_path / "written")), "here:1", tmp_path / "folder"
+    )
+
+
+@pytest.fixture
+def life(settings, tmp_path):
+    settings.folder.mkdir()
+    started = Life(settings, 3)
+    wait_for(lambda: "ready" in settings.log.read_text() and len(started.processes()) == 2)
+    wait_for(lambda: (tmp_path / "written").exists())
+    yield started
+    started.end()
+    assert started.processes() == []
+
+
+def wait_for(holds):
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_command_is_filled_in(life, settings):
+    assert settings.log.read_text() == f"ready here:1 {settings.checkpoint} 3\n"
+
+
+def test_its_worker_is_known_from_its_command(life):
+    program, worker = life.processes()
+    assert program.pid == life.process.pid
+    assert worker.parent == program.pid
+    assert (program.is_worker, worker.is_worker) == (False, True)
+
+
+def test_what_a_killed_program_leaves_behind_is_still_known(life):
+    _, worker = life.processes()
+    life.kill()
+    assert life.exit_code == -9
+    assert [each.pid for each in life.processes()] == [worker.pid]
+    assert life.kill_all() == 1
+    wait_for(lambda: life.processes() == [])
+
+
+def test_a_program_that_stands_still_writes_nothing_and_goes_on(life, tmp_path):
+    written = tmp_path / "written"
+    assert life.stop_still() == 2
+    time.sleep(0.2)
+    size = written.stat().st_size
+    time.sleep(0.3)
+    assert written.stat().st_size == size
+    life.go_on()
+    wait_for(lambda: written.stat().st_size > size)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
+def test_on_a_full_disk_no_file_grows(life, tmp_path):
+    written = tmp_path / "written"
+    assert life.limit_files(True) == 2
+    time.sleep(0.2)
+    size = written.stat().st_size
+    time.sleep(0.3)
+    assert written.stat().st_size == size
+    assert life.exit_code is None
+    assert life.limit_files(False) == 2
+    wait_for(lambda: written.stat().st_size > size)
+
+
+def test_a_program_that_ends_is_started_again_and_counted(tmp_path):
+    settings = ProgramSettings((sys.executable, "-c", "raise SystemExit(7)"), "", tmp_path / "f")
+    said = []
+    program = Supervisor(settings, said.append)
+    wait_for(lambda: program.life.exit_code is not None)
+    assert program.look()
+    assert (program.starts, program.own_ends) == (2, [7])
+    assert any("code 7" in each for each in said)
+    program.close()
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(OptionError, match="no-such-program"):
+        Supervisor(ProgramSettings(("no-such-program",), "", tmp_path / "f"), print)
+
+
+def test_each_change_of_parallelism_shows_in_the_next_start(tmp_path):
+    settings = ProgramSettings(
+        (sys.executable, "-c", "print({parallelism}, flush=True)"), "", tmp_path / "f"
+    )
+    program = Supervisor(settings, lambda _: None)
+    wait_for(lambda: program.life.exit_code is not None)
+    changed = program.use_another_parallelism()
+    program.start()
+    wait_for(lambda: program.life.exit_code is not None)
+    program.close()
+    first, second = settings.log.read_text().split()
+    assert int(second) == changed != int(first)

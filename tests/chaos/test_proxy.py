@@ -1,0 +1,130 @@
+"""The proxies before brokers, with an independent client and a real broker behind them."""
+
+import time
+
+import pytest
+from confluent_kafka import Producer
+
+from tallystick.chaos.cluster import Feed, InputRecord, Witness, read_all, running
+from tallystick.chaos.proxy import APIS, PRODUCE
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with running(1, ["in"], ["out"], 2) as started:
+        yield started
+
+
+@pytest.fixture
+def write(cluster):
+    """A function that writes a value through the proxies, and returns how many retries it took."""
+    errors = []
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.proxies.bootstrap_servers,
+            "enable.idempotence": True,
+            "error_cb": errors.append,
+            "retry.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+        }
+    )
+
+    def write_one(value: str, wait_s: float = 20.0) -> int:
+        producer.produce("out", value, "key", 0)
+        assert producer.flush(wait_s) == 0
+        return len(errors)
+
+    return write_one
+
+
+def values(cluster):
+    return [record.value.decode() for record in read_all(cluster) if record.partition == 0]
+
+
+def test_a_lost_reply_to_produce_makes_the_client_write_again_and_once(cluster, write):
+    write("first")
+    trap = cluster.proxies.set_trap("lose-reply", [PRODUCE])
+    write("lost reply")
+    assert trap.caught.is_set()
+    assert APIS[trap.api] == "Produce"
+    assert values(cluster).count("lost reply") == 1  # the broker knows the second one
+
+
+def test_a_lost_request_is_sent_again(cluster, write):
+    write("before")
+    trap = cluster.proxies.set_trap("lose-request", [PRODUCE])
+    write("lost request")
+    assert trap.caught.is_set()
+    assert values(cluster).count("lost request") == 1
+
+
+def test_a_repeated_request_reaches_the_broker_a_second_time(cluster):
+    """Without idempotence a repeated request is a second row: so it does arrive."""
+    producer = Producer({"bootstrap.servers": cluster.proxies.bootstrap_servers, "acks": 1})
+    trap = cluster.proxies.set_trap("repeat", [PRODUCE])
+    producer.produce("out", "repeated", "key", 0)
+    assert producer.flush(20) == 0
+    assert trap.caught.is_set()
+    end = time.monotonic() + 20
+    while values(cluster).count("repeated") < 2:
+        assert time.monotonic() < end, "the second copy never came"
+    assert values(cluster).count("repeated") == 2
+
+
+def test_a_broker_that_is_cut_off_takes_nothing_until_it_is_mended(cluster, write):
+    write("connected")
+    assert cluster.proxies.connections(0) > 0
+    assert cluster.proxies.cut(0) > 0
+    failures = []
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.proxies.bootstrap_servers,
+            "message.timeout.ms": 1500,
+            "log_level": 0,
+        }
+    )
+    producer.produce("out", "cut off", "key", 0, on_delivery=lambda e, _: failures.append(e))
+    producer.flush(10)
+    assert [error is not None for error in failures] == [True]
+    cluster.proxies.mend(0)
+    write("mended")
+    assert "cut off" not in values(cluster)
+    assert "mended" in values(cluster)
+
+
+def test_late_answers_are_late(cluster, write):
+    write("quick")
+    before = cluster.proxies.replies
+    cluster.proxies.delay_s = 0.5
+    began = time.monotonic()
+    write("slow")
+    took, cluster.proxies.delay_s = time.monotonic() - began, 0.0
+    assert cluster.proxies.replies > before
+    assert took >= 0.5
+
+
+def test_input_is_written_in_parts_with_its_partitions_and_timestamps(cluster):
+    records = [InputRecord(n % 2, str(n).encode(), b"{}", 1_000 + n) for n in range(10)]
+    feed = Feed(cluster, {"in": records}, parts=3, seconds=0.1)
+    ends = []
+    for part in range(3):
+        feed.begin(part)
+        feed.wait()
+        ends.append(sum(cluster.ends(["in"], committed=True).values()))
+    assert ends == [3, 6, 10]
+    assert feed.written == 10
+
+
+def test_a_witness_sees_what_is_written_while_it_reads(cluster, write):
+    witness = Witness(cluster)
+    try:
+        write("witnessed")
+        end = time.monotonic() + 20
+        while not any(record.value == b"witnessed" for record in witness.seen.values()):
+            assert time.monotonic() < end, "it never saw the row"
+            time.sleep(0.1)
+    finally:
+        witness.close()
+    assert witness.problems == []
+    assert witness.seen.keys() == witness.seen_at.keys()

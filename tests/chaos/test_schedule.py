@@ -1,0 +1,78 @@
+"""Schedules of faults: the same from the same seed, and only of what can happen."""
+
+from collections import Counter
+
+import pytest
+
+from tallystick.chaos import schedule
+from tallystick.chaos.schedule import KINDS, Fault, kinds_for, plan
+from tallystick.chaos.verify import SHRINK_RUNS_MAX, shrink
+from tallystick.errors import OptionError
+
+
+def test_a_seed_repeats_its_schedule_and_another_does_not():
+    kinds = kinds_for(3, (), uses_parallelism=True)
+    assert plan(20, 7, kinds) == plan(20, 7, kinds) != plan(20, 8, kinds)
+
+
+def test_each_kind_comes_about_as_often_as_any_other():
+    kinds = kinds_for(3, (), uses_parallelism=True)
+    counts = Counter(fault.kind for fault in plan(5 * len(kinds) + 3, 1, kinds))
+    assert counts.keys() == set(kinds)
+    assert {*counts.values()} <= {5, 6}
+
+
+def test_the_first_fault_waits_for_the_program():
+    assert not any(plan(1, seed, ("driver",))[0].at_once for seed in range(50))
+    assert any(fault.at_once for fault in plan(50, 1, ("driver",)))
+
+
+@pytest.mark.parametrize(
+    ("brokers", "asked", "uses_parallelism", "named"),
+    [
+        (1, ["dirver"], False, "'dirver'"),
+        (1, ["broker"], False, "--brokers 3"),
+        (3, ["parallelism"], False, "{parallelism}"),
+    ],
+)
+def test_what_cannot_happen_is_refused_by_name(brokers, asked, uses_parallelism, named):
+    with pytest.raises(OptionError, match="fault") as refused:
+        kinds_for(brokers, asked, uses_parallelism)
+    assert named in str(refused.value)
+
+
+def test_one_broker_is_never_killed_and_executors_only_on_request():
+    assert set(KINDS) - set(kinds_for(1, (), False)) == {"broker", "executor", "parallelism"}
+    assert set(KINDS) - set(kinds_for(3, (), True)) == {"executor"}
+    assert kinds_for(1, ["executor", "driver"], False) == ("driver", "executor")
+
+
+def test_a_schedule_is_written_down_and_read_back():
+    planned = plan(9, 3, tuple(KINDS))
+    assert schedule.from_json(schedule.as_json(planned)) == planned
+    with pytest.raises(OptionError, match="no schedule"):
+        schedule.from_json('[{"kind": "flood", "delay_s": 0, "length_s": 0, "pick": 0}]')
+
+
+def faults_called(kinds):
+    return tuple(Fault(kind, 0.0, 1.0, 0.5) for kind in kinds)
+
+
+def test_a_schedule_is_shortened_to_the_faults_that_matter():
+    names = []
+
+    def fails(faults, name):
+        names.append(name)
+        kinds = [fault.kind for fault in faults]
+        return "driver" in kinds and "zombie" in kinds
+
+    found = shrink(faults_called(["pause", "driver", "slow", "worker", "zombie", "disk"]), fails)
+    assert [fault.kind for fault in found] == ["driver", "zombie"]
+    assert len(names) == len({*names}) <= SHRINK_RUNS_MAX
+
+
+def test_shortening_ends_where_nothing_smaller_fails():
+    runs = []
+    whole = faults_called(["pause"] * 8)
+    assert shrink(whole, lambda faults, name: runs.append(name)) == whole
+    assert len(runs) <= SHRINK_RUNS_MAX
