@@ -13,10 +13,8 @@ from tallystick.chaos.program import Process, Supervisor
 from tallystick.chaos.proxy import APIS, PRODUCE, Loss
 from tallystick.chaos.schedule import Fault
 
-TRAP_S = 15.0
-"""The longest wait for the request that a fault is about."""
-STARTED_S = 30.0
-"""The longest wait for a process, or a connection, of the kind that a fault is about."""
+FOUND_S = 30.0
+"""The longest wait for the process, connection or request that a fault is about."""
 DISK_S = 1.0
 SLOWEST_S = 0.4
 TAKEN_OVER_S = 90.0
@@ -85,7 +83,7 @@ class Injector:
             found[:] = filter(is_meant, self._program.life.processes())
             return bool(found)
 
-        if not self._wait(STARTED_S, are_there):
+        if not self._wait(FOUND_S, are_there):
             return ""
         chosen = found[int(fault.pick * len(found))]
         chosen.send(signal.SIGKILL)
@@ -125,7 +123,7 @@ class Injector:
         what = f"broker {node} for {fault.length_s:.1f} s"
         if fault.kind == "isolate":
             proxies = self._cluster.proxies
-            has_clients = self._wait(STARTED_S, lambda: proxies.connections(index) > 0)
+            has_clients = self._wait(FOUND_S, lambda: proxies.connections(index) > 0)
             count = proxies.cut(index)
             time.sleep(fault.length_s)
             proxies.mend(index)
@@ -155,7 +153,7 @@ class Injector:
         order = random.Random(fault.pick).sample(sorted(APIS), len(APIS))
         apis = [PRODUCE] if loss == "repeat" else order[:3]  # one alone may never come
         trap = self._cluster.proxies.set_trap(loss, apis)
-        caught = trap.caught.wait(TRAP_S)
+        caught = trap.caught.wait(FOUND_S)
         self._cluster.proxies.remove_trap()
         return APIS[trap.api] if caught else ""
 

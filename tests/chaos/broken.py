@@ -13,16 +13,19 @@ SERVERS = os.environ["TALLYSTICK_CHAOS_SERVERS"]
 SCHEMA = "id long, dest string, delay long"
 
 
-class CountedByTheProcess:
-    """Numbers rows from a counter that a restart sets back."""
+class CountsOfTheProcess:
+    """Numbers the flights to each destination from counters that a restart sets back."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.counts: dict[str, int] = {}
 
     def __call__(self, flights: pa.RecordBatch) -> pa.RecordBatch:
-        first, self.count = self.count, self.count + flights.num_rows
-        numbers = pa.array(range(first, self.count), pa.int64())
-        return pa.record_batch([flights["id"], flights["dest"], numbers], ["id", "dest", "delay"])
+        numbers = []
+        for dest in flights["dest"].to_pylist():
+            self.counts[dest] = self.counts.get(dest, 0) + 1
+            numbers.append(self.counts[dest])
+        columns = [flights["id"], flights["dest"], pa.array(numbers, pa.int64())]
+        return pa.record_batch(columns, ["id", "dest", "delay"])
 
 
 def by_the_clock(flights: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,7 +50,7 @@ def nothing(flights: pa.RecordBatch) -> pa.RecordBatch:
 
 MISTAKES = {
     "nothing": nothing,
-    "counter": CountedByTheProcess(),
+    "counter": CountsOfTheProcess(),
     "clock": by_the_clock,
     "producer": beside_the_epoch,
 }
