@@ -1,11 +1,12 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs screenshots wheel sim matrix stress bench clean
+.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign bench clean
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
+HOURS ?= 1
 
 help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
@@ -17,6 +18,7 @@ help:
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
+	@echo "make campaign  programs of ours under random faults for HOURS=1, from SEED=1 on; each run is noted in proof/runs.ndjson"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
@@ -65,6 +67,10 @@ stress: setup
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py tests/spark/test_stream_writer.py -k "killed_ or dies_behind or counts_and"
 	@WHEEL=1 $(BIN)/python -m pytest tests/test_wheel.py
+
+campaign: setup
+	@$(BIN)/python -m tests.campaign --hours $(HOURS) --seed $(or $(SEED),1); code=$$?; \
+	$(BIN)/python -m tests.generated_pages; exit $$code
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py $(ARGS)

@@ -15,6 +15,7 @@ from tallystick.ops import metrics, remedies
 from tallystick.options.sink import SINK
 from tallystick.options.source import SOURCE
 from tests import matrix
+from tests.campaign import summary
 from tests.test_tidy import MAY_IMPORT, PACKAGE, PURE
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +71,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "metrics": metrics.page,
     "errors": remedies.page,
     "matrix": matrix.summary,
+    "faults": summary.faults,
+    "campaign": summary.campaign,
 }
 
 

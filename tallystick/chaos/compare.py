@@ -12,6 +12,7 @@ Comparison = Literal["sequence", "rows", "final"]
 COMPARISONS: tuple[Comparison, ...] = ("sequence", "rows", "final")
 """The rows of each topic, partition and key in order; all rows in any order; the last per key."""
 SHOWN_MAX = 20
+TEXT_MAX = 200
 
 Row = tuple[str, bytes | None, bytes | None]
 """Topic, key and value."""
@@ -150,7 +151,7 @@ def state_differences(
         for text, count in missing.items():
             if count:
                 where = "is missing" if count > 0 else "is there, and undisturbed it is not"
-                different.append(f"state of step {uid!r}: {text} {where}")
+                different.append(f"state of step {uid!r}: {_cut(text)} {where}")
     return different
 
 
@@ -241,5 +242,8 @@ def _column(rows: Iterable[tuple[Any, dict[str, Any]]], name: str) -> Counter[ob
 def _text(value: bytes | None) -> str:
     if value is None:
         return "(none)"
-    text = value.decode(errors="backslashreplace")
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return _cut(value.decode(errors="backslashreplace"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…"

@@ -80,7 +80,7 @@ def as_json(verdict: Verdict) -> str:
         "brokers": question.job.brokers,
         "transaction_version": question.job.transaction_version,
         "records": {"undisturbed": len(expected.records), "found": len(found.records)},
-        "state_keys": {uid: len(keys) for uid, keys in found.state.items()},
+        "state_keys": {uid: len(keys) for uid, keys in (verdict.compared_state or {}).items()},
         "starts": found.starts,
         "ended_by_itself": found.own_ends,
         "seconds": round(found.seconds, 1),

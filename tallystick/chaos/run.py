@@ -77,7 +77,7 @@ class Run:
 
     Args:
         records: The output, by partition in the order of the log.
-        state: Of each step, a text for each key.
+        state: Of each step, a text for each key; None: it is not compared.
         injected: The faults.
         progress: Seconds after the beginning, and how many records are committed as read by then.
         seen_at: When a reader saw the record at a place, in seconds after the beginning.
@@ -88,7 +88,7 @@ class Run:
     """
 
     records: list[OutputRecord] = field(default_factory=list)
-    state: dict[str, list[str]] = field(default_factory=dict)
+    state: dict[str, list[str]] | None = None
     injected: list[InjectedFault] = field(default_factory=list)
     progress: list[tuple[float, int]] = field(default_factory=list)
     seen_at: dict[tuple[str, int, int], float] = field(default_factory=dict)

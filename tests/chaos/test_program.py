@@ -11,7 +11,8 @@ from tallystick.errors import OptionError
 
 PARENT = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100) # pyspark" + ".worker"])
+sleep = "import time; time.sleep(100) # pyspark" + ".worker"
+child = subprocess.Popen([sys.executable, "-c", sleep])
 print("ready", "{servers}", "{checkpoint}", "{parallelism}", flush=True)
 n = 0
 while True:

@@ -1,0 +1,172 @@
+"""A campaign: programs of ours under random schedules of faults, run after run.
+
+    python -m tests.campaign --hours 1 --seed 1
+
+Each run draws a program, a cluster and a schedule from its seed, and is judged by what an
+independent reader sees against an undisturbed run of the same program and input. A line for each
+run is added to `proof/runs.ndjson`; the exit code is 0 if all are exact.
+"""
+
+import argparse
+import json
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from tallystick.chaos.cluster import InputRecord
+from tallystick.chaos.compare import differences
+from tallystick.chaos.report import as_text
+from tallystick.chaos.run import Job, Run, run
+from tallystick.chaos.schedule import kinds_for
+from tallystick.chaos.verify import Question, Verdict, drop_unlike_state, judged
+from tests.campaign.jobs import BETS_TOPIC, WORKLOADS
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "proof" / "runs.ndjson"
+RECORDS = 12_000
+PLAYERS = 40
+PARTITIONS = 4
+BEGAN_MS = 1_700_000_000_000
+KILLS = (3, 9)
+SHARE_OF_THREE_BROKERS = 0.3
+VERSIONS = (0, 1, 2)
+
+
+def records(topic: str) -> tuple[InputRecord, ...]:
+    """The input of a topic, the same in every run: in order in each partition, by player."""
+    chance = random.Random(topic)
+    found = []
+    for number in range(RECORDS if topic == BETS_TOPIC else RECORDS // 4):
+        player = chance.randrange(PLAYERS)
+        at = BEGAN_MS + number * (5 if topic == BETS_TOPIC else 20)
+        value = {"player": f"p{player}", "at": at}
+        if topic == BETS_TOPIC:
+            value |= {"id": number, "amount": chance.randrange(100)}
+        else:
+            value |= {"odds": chance.randrange(10)}
+        text = json.dumps(value).encode()
+        found.append(InputRecord(player % PARTITIONS, value["player"].encode(), text, at))
+    return tuple(found)
+
+
+def question(seed: int, names: list[str]) -> tuple[str, Question]:
+    """Draw a run: the name of its workload, and the question that it answers."""
+    chance = random.Random(seed)
+    name = chance.choice(names)
+    workload = WORKLOADS[name]
+    brokers = 3 if chance.random() < SHARE_OF_THREE_BROKERS else 1
+    command = [sys.executable, "-m", "tests.campaign.jobs", name]
+    job = Job(
+        (*command, "{servers}", "{checkpoint}", "{parallelism}"),
+        {topic: records(topic) for topic in workload.inputs},
+        workload.outputs,
+        PARTITIONS,
+        brokers,
+        chance.choice(VERSIONS),
+    )
+    kinds = kinds_for(brokers, (), uses_parallelism=True)
+    return name, Question(job, chance.randint(*KILLS), seed, kinds, workload.compare)
+
+
+class Campaign:
+    """Runs, each noted as soon as it is over."""
+
+    def __init__(self, names: list[str], folder: Path) -> None:
+        self.failures = 0
+        self.runs = 0
+        self._names = names
+        self._folder = folder
+        self._undisturbed: dict[str, Run] = {}
+        self._versions = {
+            "commit": _output("git", "rev-parse", "--short", "HEAD"),
+            "kafka": "4.3.0",
+            "pyspark": version("pyspark"),
+            "python": platform.python_version(),
+        }
+
+    def go(self, seed: int) -> None:
+        """Do one run."""
+        name, asked = question(seed, self._names)
+        expected = self._expected(name, asked)
+        folder = self._folder / f"{seed}-{name}"
+        found = run(asked.job, asked.faults, folder, lambda text: print(f"  {text}", flush=True))
+        verdict = judged(asked, expected, found)
+        self.runs += 1
+        self.failures += not verdict.is_exact
+        self._note(name, asked, verdict)
+        print(as_text(verdict), flush=True)
+        if verdict.is_exact:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _expected(self, name: str, asked: Question) -> Run:
+        """Return the undisturbed run of a program, which is the same on every cluster."""
+        if name not in self._undisturbed:
+            print(f"undisturbed: {name}", flush=True)
+            found = run(asked.job, (), self._folder / name, lambda text: None)
+            assert not found.problems, found.problems
+            assert found.records, f"{name} writes nothing"
+            again = run(asked.job, (), self._folder / f"{name}-again", lambda text: None, parts=5)
+            assert not again.problems, again.problems
+            assert not differences(found.records, again.records, asked.comparison), name
+            drop_unlike_state(found, again)
+            self._undisturbed[name] = found
+        return self._undisturbed[name]
+
+    def _note(self, name: str, asked: Question, verdict: Verdict) -> None:
+        found = verdict.found
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seed": asked.seed,
+            "workload": name,
+            "brokers": asked.job.brokers,
+            "transaction_version": asked.job.transaction_version,
+            "exact": verdict.is_exact,
+            "hit": dict(Counter(each.fault.kind for each in verdict.hits)),
+            "missed": dict(Counter(each.fault.kind for each in found.injected if not each.hit)),
+            "starts": found.starts,
+            "rows": len(found.records),
+            "seconds": round(found.seconds, 1),
+            "differences": [str(each) for each in verdict.differences[:5]],
+            "problems": [each[:500] for each in verdict.problems[:5]],
+            **self._versions,
+        }
+        RUNS.parent.mkdir(exist_ok=True)
+        with RUNS.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+
+
+def main() -> None:
+    """Run for some hours, or one seed again."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; the others follow")
+    parser.add_argument("--only", help="names of workloads, with commas")
+    parser.add_argument("--once", action="store_true", help="only the run of this seed")
+    arguments = parser.parse_args()
+    names = arguments.only.split(",") if arguments.only else list(WORKLOADS)
+    campaign = Campaign(names, Path(tempfile.mkdtemp(prefix="tallystick-campaign-")))
+    end = time.monotonic() + 3600 * arguments.hours
+    seed = arguments.seed
+    while True:
+        campaign.go(seed)
+        seed += 1
+        if arguments.once or time.monotonic() >= end:
+            break
+    print(f"{campaign.runs} runs, {campaign.failures} of them not exact")
+    raise SystemExit(campaign.failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The programs of a campaign; argv says which, with what parallelism, and which transactions.
+
+python -m tests.campaign.jobs keyed SERVERS CHECKPOINT PARALLELISM
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import tallystick as ts
+
+BETS = "id long, player string, amount long, at long"
+ODDS = "player string, odds long, at long"
+BETS_TOPIC, ODDS_TOPIC = "bets", "odds"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A program, and what two runs of it have in common whatever happens.
+
+    Args:
+        start: Starts it, given the servers, the checkpoint and the parallelism; returns a query.
+        compare: As `tallystick chaos --compare` has it.
+        inputs: Topics that it reads.
+        outputs: Topics that it writes.
+        asks: The questions, in Jepsen's words, that it answers.
+    """
+
+    start: Callable[[str, str, int], object]
+    compare: str
+    outputs: tuple[str, ...]
+    asks: str
+    inputs: tuple[str, ...] = (BETS_TOPIC,)
+
+
+def source(servers: str, topic: str = BETS_TOPIC, columns: str = BETS) -> ts.KafkaSource:
+    return ts.KafkaSource(
+        servers, topics=[topic], value=ts.Json(columns), starting_offsets="earliest"
+    )
+
+
+def sink(servers: str, topic: str = "out", **options: object) -> ts.KafkaSink:
+    return ts.KafkaSink(servers, topic=topic, key="player", value=ts.Json(), **options)
+
+
+def large(bets: pa.RecordBatch) -> pa.RecordBatch:
+    return bets.filter(pc.greater(bets["amount"], 20))
+
+
+def copied(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        ts.Pipeline("copied")
+        .read(source(servers))
+        .map_batches(large)
+        .write(sink(servers))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def by_task(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        ts.Pipeline("by-task")
+        .read(source(servers))
+        .map_batches(large)
+        .write(sink(servers, transactions="task"))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def keyed(servers: str, checkpoint: str, parallelism: int) -> object:
+    totals = ts.aggregate({"n": ts.count(), "amount": ts.sum("amount"), "last": ts.maximum("id")})
+    return (
+        ts.Pipeline("keyed")
+        .read(source(servers))
+        .key_by("player")
+        .process(totals, uid="totals", parallelism=parallelism)
+        .write(sink(servers))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def windowed(servers: str, checkpoint: str, parallelism: int) -> object:
+    minutes = ts.windowed(
+        ts.hopping("10 seconds", every="5 seconds"), {"n": ts.count(), "amount": ts.sum("amount")}
+    )
+    return (
+        ts.Pipeline("windowed")
+        .read(source(servers))
+        .key_by("player")
+        .process(
+            minutes,
+            uid="minutes",
+            event_time="at",
+            watermark_delay="2 seconds",
+            idle_after="1 hour",  # a partition that is behind makes no row late
+            parallelism=parallelism,
+        )
+        .write(sink(servers))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def joined(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        ts.Pipeline("joined")
+        .read(bets=source(servers), odds=source(servers, ODDS_TOPIC, ODDS))
+        .key_by(bets="player", odds="player")
+        .process(
+            ts.interval_join("bets", "odds", lower="-1 second", upper="1 second"),
+            event_time={"bets": "at", "odds": "at"},
+            watermark_delay="2 seconds",
+            idle_after="1 hour",  # a partition that is behind makes no row late
+            uid="joined",
+            parallelism=parallelism,
+        )
+        .write(sink(servers))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def two_topics(servers: str, checkpoint: str, parallelism: int) -> object:
+    once = ts.deduplicate()
+    return (
+        ts.Pipeline("two-topics")
+        .read(source(servers))
+        .key_by("player", "id")
+        .process(once, uid="once", parallelism=parallelism)
+        .write(sink(servers), sink(servers, "copy", transactions="task"))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def foreach_batch(servers: str, checkpoint: str, parallelism: int) -> object:
+    spark = ts.spark_session("campaign", master="local[2]")
+    ts.register(spark)
+    rows = (
+        spark.readStream.format("tallystick")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", BETS_TOPIC)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    return (
+        rows.select("key", "value")
+        .writeStream.foreachBatch(ts.KafkaSink(servers, topic="out"))
+        .option("checkpointLocation", checkpoint)
+        .start()
+    )
+
+
+WORKLOADS = {
+    "copied": Workload(copied, "sequence", ("out",), "lost write, duplicate, out of order"),
+    "by-task": Workload(by_task, "sequence", ("out",), "the same with a transaction per task"),
+    "keyed": Workload(keyed, "final", ("out",), "stale state, state that disagrees with output"),
+    "windowed": Workload(windowed, "rows", ("out",), "timers and watermarks over restarts"),
+    "joined": Workload(
+        joined, "rows", ("out",), "two inputs in one epoch", (BETS_TOPIC, ODDS_TOPIC)
+    ),
+    "two-topics": Workload(two_topics, "rows", ("out", "copy"), "torn epoch over two sinks"),
+    "foreach-batch": Workload(foreach_batch, "sequence", ("out",), "a query of Spark's own"),
+}
+
+
+if __name__ == "__main__":
+    name, servers, checkpoint, parallelism = sys.argv[1:]
+    WORKLOADS[name].start(servers, checkpoint, int(parallelism)).awaitTermination()

@@ -1,0 +1,52 @@
+"""The runs of `proof/runs.ndjson` as tables."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tallystick.chaos.schedule import KINDS
+from tests.campaign.jobs import WORKLOADS
+
+RUNS = Path(__file__).parents[2] / "proof" / "runs.ndjson"
+
+
+def runs() -> list[dict[str, Any]]:
+    """All runs that were noted."""
+    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def faults() -> str:
+    """A table of the kinds of faults."""
+    rows = [f"| `{kind}` | {what} |" for kind, what in KINDS.items()]
+    return "\n".join(["| fault | what happens |", "| --- | --- |", *rows])
+
+
+def campaign() -> str:
+    """Tables of the runs: by program, and by kind of fault."""
+    noted = runs()
+    hit: Counter[str] = Counter()
+    for each in noted:
+        hit.update(each["hit"])
+    exact = sum(each["exact"] for each in noted)
+    days = sorted({each["at"][:10] for each in noted})
+    versions = Counter(each["transaction_version"] for each in noted)
+    lines = [
+        f"{len(noted)} runs so far ({', '.join(days)}; two cores that also ran tests), {exact} of "
+        f"them exact: {sum(hit.values()):,} faults that hit, "
+        f"{sum(each['starts'] for each in noted):,} starts of programs, "
+        f"{sum(each['rows'] for each in noted):,} rows compared; "
+        f"{sum(each['brokers'] == 3 for each in noted)} on three brokers; with "
+        + ", ".join(f"`transaction.version={v}` {n}" for v, n in sorted(versions.items()))
+        + ".",
+        "",
+        "| program | asks about | runs | exact | faults that hit |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, workload in WORKLOADS.items():
+        own = [each for each in noted if each["workload"] == name]
+        faults_hit = sum(sum(each["hit"].values()) for each in own)
+        good = sum(each["exact"] for each in own)
+        lines.append(f"| {name} | {workload.asks} | {len(own)} | {good} | {faults_hit} |")
+    lines += ["", "Hits: " + ", ".join(f"{kind} {hit[kind]}" for kind in KINDS if hit[kind]) + "."]
+    return "\n".join(lines)
