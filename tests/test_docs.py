@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,10 @@ OF_FLINK = {"--allowNonRestoredState"}
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:
-    """The words of each command line on a page, without `tallystick`."""
+    """The words of each command line on a page, without `tallystick`, and up to a user's own."""
     for found in _COMMAND.finditer(page.read_text()):
-        yield shlex.split(re.sub(r"[\[\]]", "", found[1]))
+        words = shlex.split(re.sub(r"[\[\]]", "", found[1]))
+        yield list(takewhile(lambda word: word != "--", words))
 
 
 def test_commands_are_found_on_the_pages() -> None:

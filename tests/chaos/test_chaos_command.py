@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "chaos.md"
 RECORDS = 6_000
 
 
@@ -41,16 +43,25 @@ def program(name: str, *arguments: str) -> list[str]:
     return ["--", sys.executable, str(HERE / name), *arguments]
 
 
+@pytest.fixture
+def late(tmp_path: Path) -> list[str]:
+    """The program on the page about chaos."""
+    (text,) = re.findall(r"```python\n(import os\n.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "late.py"
+    path.write_text(text)
+    return ["--", sys.executable, str(path)]
+
+
 def hits(found: dict) -> set[str]:
     return {each["kind"] for each in found["faults"] if each["hit"]}
 
 
-def test_a_keyed_program_is_exact_and_its_state_too(flights, tmp_path):
+def test_a_keyed_program_is_exact_and_its_state_too(flights, late, tmp_path):
     page = tmp_path / "report.html"
     code, found, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "5", "--compare", "final", "--seed", "3",
         "--faults", "driver,worker,zombie,lose-reply,state", "--html", str(page),
-        *program("late.py"),
+        *late,
     )  # fmt: skip
     assert (code, found["exact"], found["problems"], found["differences"]) == (0, True, [], [])
     assert hits(found) == {"driver", "worker", "zombie", "lose-reply", "state"}
@@ -72,14 +83,14 @@ def test_a_counter_in_the_process_is_found_and_named(flights, tmp_path):
     assert found["explanation"] in printed
 
 
-def test_a_clock_is_found_and_named(flights, tmp_path):
-    code, found, _ = chaos(
-        flights, tmp_path / "report.json", "--kills", "1", "--faults", "driver",
-        *program("broken.py", "clock"),
-    )  # fmt: skip
-    assert (code, found["exact"]) == (1, False)
-    assert "not deterministic" in found["explanation"]
-    assert "delay" in found["explanation"]
+def test_the_fixture_finds_and_names_a_clock(flights, tallystick_chaos):
+    with pytest.raises(AssertionError, match="not deterministic") as found:
+        tallystick_chaos(
+            [sys.executable, str(HERE / "broken.py"), "clock"],
+            inputs={"flights": flights}, outputs=["late"], keys={"flights": "dest"},
+            kills=1, kinds=["driver"],
+        )  # fmt: skip
+    assert "the field delay" in str(found.value)
 
 
 def test_rows_written_beside_the_epoch_are_found_and_fewer_faults_suffice(flights, tmp_path):

@@ -1,0 +1,105 @@
+"""Reports: the same facts as text, for programs, and as a page."""
+
+import json
+
+import pytest
+
+from tallystick.chaos.cluster import OutputRecord
+from tallystick.chaos.report import as_json, as_text, headline, timeline, write_html
+from tallystick.chaos.run import InjectedFault, Job, Run
+from tallystick.chaos.schedule import Fault
+from tallystick.chaos.verify import Question, drop_unlike_state, judged
+
+JOB = Job(("python", "late.py"), {"in": ()}, ("out",))
+ASKED = Question(JOB, 2, 7, ("driver", "worker"))
+
+
+def record(offset, value):
+    return OutputRecord("out", 0, offset, b"<key>", value)
+
+
+def a_run(*values, state=None, problems=()):
+    records = [record(*each) for each in enumerate(values)]
+    return Run(
+        records,
+        state,
+        [
+            InjectedFault(Fault("driver", 0.1, 1.0, 0.5), 2.0, 2.5, "process <7>"),
+            InjectedFault(Fault("worker", 0.1, 1.0, 0.5), 5.0, 5.1, ""),
+        ],
+        [(1.0, 10), (3.0, 20)],
+        {each.place: 4.0 for each in records},
+        starts=2,
+        problems=list(problems),
+        seconds=8.0,
+    )
+
+
+@pytest.fixture
+def exact():
+    return judged(ASKED, a_run(b"1", b"2"), a_run(b"1", b"2"))
+
+
+@pytest.fixture
+def broken():
+    return judged(ASKED, a_run(b"1"), a_run(b"1", b"<2>"))
+
+
+def test_an_exact_run_says_what_it_went_through(exact):
+    assert exact.is_exact
+    assert headline(exact) == (
+        "EXACT: 2 records of output are as undisturbed, through 1 faults (1 had nothing to hit) "
+        "and 2 starts"
+    )
+    assert as_text(exact).splitlines()[-1] == "the same schedule again: --seed 7 --kills 2"
+
+
+def test_a_difference_is_shown_with_the_faults_around_it(broken):
+    assert not broken.is_exact
+    assert headline(broken).startswith("NOT EXACT: 1 added")
+    text = as_text(broken)
+    assert "out-0 at offset 1, key <key>: <2>" in text
+    assert "at 2.0 s: driver, process <7>" in text
+    assert "worker" not in text
+
+
+def test_the_report_for_programs_has_all_of_it(broken):
+    found = json.loads(as_json(broken))
+    assert (found["exact"], found["seed"], found["kills"]) == (False, 7, 2)
+    assert [(each["kind"], each["hit"]) for each in found["faults"]] == [
+        ("driver", "process <7>"),
+        ("worker", ""),
+    ]
+    assert found["progress"] == [[1.0, 10], [3.0, 20]]
+
+
+def test_the_page_escapes_what_is_not_ours(broken, tmp_path):
+    page = tmp_path / "report.html"
+    write_html(broken, page)
+    text = page.read_text()
+    assert "&lt;2&gt;" in text
+    assert "&lt;key&gt;" in text
+    assert "<2>" not in text
+    assert "<key>" not in text
+
+
+def test_the_timeline_has_a_mark_for_each_fault(broken):
+    found = timeline(broken)
+    assert found.count("<rect") == 2
+    assert found.count("class=missed") == 1
+
+
+def test_state_is_a_difference_unless_undisturbed_runs_differ_in_it():
+    expected, found = a_run(b"1", state={"s": ["a=1"]}), a_run(b"1", state={"s": ["a=2"]})
+    assert len(judged(ASKED, expected, found).problems) == 2
+    drop_unlike_state(expected, a_run(b"1", state={"s": ["a=1"]}))
+    assert not judged(ASKED, expected, found).is_exact
+    drop_unlike_state(expected, a_run(b"1", state={"s": ["a=3"]}))
+    assert judged(ASKED, expected, found).is_exact
+    assert judged(ASKED, expected, found).compared_state is None
+
+
+def test_a_problem_makes_a_run_not_exact():
+    verdict = judged(ASKED, a_run(b"1"), a_run(problems=["nothing has moved for 99 s"]))
+    assert headline(verdict) == "NOT EXACT: 1 other problem, through 1 faults"
+    assert "nothing has moved for 99 s" in as_text(verdict)
