@@ -1,6 +1,5 @@
 """The faults themselves: done to the program, to its brokers, and to what lies between."""
 
-import random
 import shutil
 import signal
 import sys
@@ -15,6 +14,8 @@ from tallystick.chaos.schedule import Fault
 
 FOUND_S = 30.0
 """The longest wait for the process, connection or request that a fault is about."""
+RARE_S = 3.0
+"""The wait for the one request that was drawn, before any of its kind will do."""
 DISK_S = 1.0
 SLOWEST_S = 0.4
 TAKEN_OVER_S = 90.0
@@ -150,11 +151,13 @@ class Injector:
         return what if hit else ""
 
     def _lose(self, fault: Fault, loss: Loss) -> str:
-        order = random.Random(fault.pick).sample(sorted(APIS), len(APIS))
-        apis = [PRODUCE] if loss == "repeat" else order[:3]  # one alone may never come
-        trap = self._cluster.proxies.set_trap(loss, apis)
+        proxies = self._cluster.proxies
+        drawn = PRODUCE if loss == "repeat" else sorted(APIS)[int(fault.pick * len(APIS))]
+        trap = proxies.set_trap(loss, [drawn])
+        if not trap.caught.wait(RARE_S) and loss != "repeat":
+            trap = proxies.set_trap(loss, APIS)  # the one drawn may belong to a start only
         caught = trap.caught.wait(FOUND_S)
-        self._cluster.proxies.remove_trap()
+        proxies.remove_trap()
         return APIS[trap.api] if caught else ""
 
     def _wait(self, seconds: float, holds: Callable[[], bool]) -> bool:
