@@ -24,7 +24,7 @@ from tallystick.kafka.client import Client
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import ProcessGroup
 from tests.failover.chaos_processes import ZOMBIE_S, Settings, run_job
-from tests.failover.evidence import Part, problems_of, read_committed, replay
+from tests.failover.evidence import Part, problems_of, read_committed, replay, visible_zombies
 from tests.failover.job import Job
 from tests.failover.known_rows import ZOMBIE
 
@@ -168,13 +168,7 @@ def _count_aborted(parts: list[Part], verdict: Verdict) -> None:
 
 def _count_zombies(parts: list[Part], settings: Settings, verdict: Verdict) -> None:
     """Those that are visible, against those that a driver has told: per epoch and partition."""
-    visible: dict[tuple[int, int], int] = {}
-    for part in parts:
-        count = part.values.count(ZOMBIE)
-        if part.committed and count:
-            epochs = {int(value.split(":")[1]) for value in part.values if value != ZOMBIE}
-            epoch = epochs.pop() if epochs else -1
-            visible[epoch, part.partition] = count
+    visible = visible_zombies(parts)
     told = {
         (entry["foreign"]["epoch"], int(partition)): count
         for entry in settings.diary()

@@ -13,7 +13,7 @@ from tallystick.codec.records.decoder import decode
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client
 from tallystick.values import TopicPartition
-from tests.failover.known_rows import Shape
+from tests.failover.known_rows import ZOMBIE, Shape
 
 FETCH_BYTES_MAX = 4 << 20
 
@@ -79,6 +79,18 @@ def committed_rows(parts: list[Part]) -> dict[int, list[str]]:
         if part.committed:
             rows[part.partition] += part.values
     return rows
+
+
+def visible_zombies(parts: list[Part]) -> dict[tuple[int, int], int]:
+    """The zombies' rows that count: how many, by epoch and partition."""
+    visible: dict[tuple[int, int], int] = {}
+    for part in parts:
+        count = part.values.count(ZOMBIE)
+        if part.committed and count:
+            epochs = {int(value.split(":")[1]) for value in part.values if value != ZOMBIE}
+            epoch = epochs.pop() if epochs else -1
+            visible[epoch, part.partition] = count
+    return visible
 
 
 def _replay(client: Client, partition: TopicPartition) -> Iterator[Part]:

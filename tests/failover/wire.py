@@ -9,8 +9,10 @@ import pyarrow as pa
 from tallystick.codec.records.encoder import encode, stamp
 from tallystick.errors import TallystickError
 from tallystick.kafka import protocol
+from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.network import PendingRequest
+from tallystick.kafka.writer import VERSION_WITHOUT_ADD
 from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import TIMESTAMP_MS, ZOMBIE
 
@@ -77,7 +79,12 @@ def _nothing() -> None:
 
 
 def write_as_zombie(
-    client: Client, producer: Producer, partition: TopicPartition, sequence: int, timeout_ms: int
+    client: Client,
+    producer: Producer,
+    partition: TopicPartition,
+    sequence: int,
+    timeout_ms: int,
+    transaction_version: int = EPOCH_BY_END_TXN,
 ) -> str:
     """Write one row with an old producer, as a task would that nobody can stop.
 
@@ -88,6 +95,11 @@ def write_as_zombie(
     data = stamp(batch.data, producer, sequence)
     topic_class = protocol.ProduceRequest.TopicProduceData
 
+    is_new = transaction_version >= EPOCH_BY_END_TXN
+    speaks = (
+        {"min_version": VERSION_WITHOUT_ADD} if is_new else {"max_version": VERSION_WITHOUT_ADD - 1}
+    )
+
     def make(partitions: list[TopicPartition]) -> Any:
         part = topic_class.PartitionProduceData(index=partition.partition, records=data)
         topic_id = client.topic_ids.get(partition.topic)
@@ -97,7 +109,7 @@ def write_as_zombie(
             acks=-1,
             timeout_ms=timeout_ms,
             topic_data=[topic],
-            min_version=12,
+            **speaks,
         )
 
     deadline = client.deadline(timeout_ms)
