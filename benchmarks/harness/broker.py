@@ -1,4 +1,4 @@
-"""The broker under test: one node with a heap of 1 GB, beside the jobs on the same cores."""
+"""The broker under test: nodes with a heap of 1 GB each, beside the jobs on the same cores."""
 
 import os
 import shutil
@@ -22,11 +22,11 @@ JVM_OPTIONS = "-XX:-UseSerialGC -XX:+UseG1GC -XX:TieredStopAtLevel=4"
 
 
 @contextmanager
-def start_broker(directory: Path) -> Iterator[Broker]:
-    """An empty broker, its log in `directory`; whatever is there is removed, before and after."""
+def start_broker(directory: Path, nodes: int = 1) -> Iterator[Broker]:
+    """An empty cluster, its logs in `directory`; whatever is there is removed, before and after."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    kafka = EmbeddedKafka(directory=directory, properties=PROPERTIES, heap_mb=HEAP_MB)
+    kafka = EmbeddedKafka(nodes, directory=directory, properties=PROPERTIES, heap_mb=HEAP_MB)
     try:
         with _broker_jvm_options():
             kafka.start()
