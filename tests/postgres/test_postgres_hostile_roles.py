@@ -319,6 +319,13 @@ def test_a_lock_of_a_stranger_does_not_stop_a_start(place: Place) -> None:
         place.postgres.query(f"ALTER TABLE {place.table} ADD c text, ALTER a TYPE numeric")
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(start, range(8)))
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+        assert place.postgres.query(held, low.info.backend_pid) == [(1,)]
+    driver = opened(place.high, place.table, transactions="staged")
+    (committable,) = attempted(driver, rows_of(1))
+    assert driver.commit(committable) is Outcome.COMMITTED
+    assert place.numbers() == [1]
+    driver.close()
 
 
 def test_a_strangers_registry_is_not_looked_into(

@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from tallystick.epoch.two_phase import (
     Lost,
     Outcome,
     Owner,
+    RunFacts,
     Timeout,
     TransactionPlan,
 )
@@ -25,9 +27,11 @@ from tallystick.errors import (
     FencedError,
     OptionError,
 )
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.run import participants
-from tallystick.run.participants import CommitsBeside, OpenSinks
+from tallystick.run.participants import OpenSinks
 from tallystick.spark.open_transactions import OpenTransactions
 
 TIMEOUT_MS = 60_000
@@ -378,8 +382,39 @@ def test_what_is_gone_or_newer_ends_the_check():
                 check((of("knowing", "a"),))
 
 
-def test_kafka_says_how_many_commits_it_takes() -> None:
-    for each in ("commits_at_once", "commit_patience_s", "commit_by"):
-        assert hasattr(KafkaTaskSink, each)
-        assert hasattr(CommitsBeside, each)
-    assert hasattr(KafkaTaskSink, "abort_by")
+def test_kafka_is_asked_all_that_it_can_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names of its methods: one with another name would be passed over."""
+    asked: list[tuple[str, str]] = []
+    two_at_once = threading.Barrier(2, timeout=10)
+
+    def answer(name: str, act: Callable[[], Outcome | None]) -> None:
+        def method(self: Any, committable: Committable, until: float = 0.0) -> Outcome | None:
+            asked.append((name, committable.name))
+            return act()
+
+        monkeypatch.setattr(KafkaTaskSink, name, method)
+
+    def meet() -> Outcome:
+        two_at_once.wait()
+        return Outcome.COMMITTED
+
+    answer("commit_by", meet)
+    for name in ("abort_by", "check_prepared", "check_newest"):
+        answer(name, lambda: None)
+    monkeypatch.setattr(KafkaTaskSink, "_check", lambda *_: None)
+    config = KafkaConfig("nobody:9092", delivery_timeout_ms=70_000)
+    output = KafkaOutput(config, "out", "out", compression="none", transaction_timeout_ms=90_000)
+    owner = Owner("pipeline", "kafka", "lineage")
+    sink = KafkaTaskSink(output, owner, RunFacts(), id_prefix="tallystick-pipeline")
+    sinks = OpenSinks({"kafka": sink}, {"kafka": owner})
+    one, other = of("kafka", "one"), of("kafka", "other")
+
+    sinks.check_prepared((one,))
+    sinks.check_newest((one,))
+    assert asked == [("check_prepared", "one"), ("check_newest", "one")]
+    assert sinks.commit((one, other)) == ()
+    assert sorted(asked[2:]) == [("commit_by", "one"), ("commit_by", "other")]
+    sinks.abort((other,))
+    assert asked[4:] == [("abort_by", "other")]
+    assert sink.commit_patience_s == 70
+    sink.close()
