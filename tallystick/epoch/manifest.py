@@ -90,7 +90,7 @@ def unseal(
         raise ManifestError(
             f"{what}: its checksum fits, but no release writes what it says: "
             f"{type(error).__name__}: {str(error)[:SHOWN_MAX]}. It was edited, or made by "
-            f"somebody else. {remedy}"
+            f"somebody else, or by a build before release 0.1.0, which no release reads. {remedy}"
         ) from error
 
 
