@@ -71,6 +71,7 @@ FOUND: list[tuple[str, object]] = [
     ("schema of a value", DEEP),
     ("schema of columns", '[["a","decimal128(99999999999999999999, 0)"]]'),
     ("schema of columns", json.dumps([["a", "list<" * 5000]])),
+    ("Protobuf", b"\0\0\0\0\5\1"),  # read for ever: its message index is -1
     ("Protobuf descriptor", b"\xff" * 17),
     ("JSON Schema", REFERENCES),
     ("answer of a registry", REGISTERED | {"references": [{"subject": "s", "version": "1/.."}]}),
