@@ -1,12 +1,13 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign bench clean
+.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign bench clean fuzz
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
 HOURS ?= 1
+SECONDS ?= 60
 
 help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
@@ -16,6 +17,7 @@ help:
 	@echo "make screenshots   the pictures of the page in docs/images, from real pipelines (needs chromium-driver)"
 	@echo "make wheel   the wheel, in dist, tried in an environment of its own outside of this folder"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
+	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
 	@echo "make campaign  programs of ours under random faults for HOURS=1, from SEED=1 on; each run is noted in proof/runs.ndjson"
@@ -53,6 +55,9 @@ wheel: setup
 
 sim: setup
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
+
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 matrix: setup
 	@$(BIN)/python -m tests.matrix $(ARGS)

@@ -17,6 +17,14 @@ NOT_SHOWN = (
 )
 
 
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
+    *(TypeError, ValueError),
+)
+"""Raised by Python where bytes from outside are not what was written: no JSON, another shape of it,
+or a value that must not exist."""
+
+
 class TallystickError(Exception):
     """Base class of the errors that Tallystick raises.
 

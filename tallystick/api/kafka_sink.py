@@ -9,7 +9,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.codec.formats import REGISTERED, Format
-from tallystick.epoch.transactional_ids import ID_PREFIX, check_name, checkpoint_prefix
+from tallystick.epoch.transactional_ids import (
+    ID_PREFIX,
+    check_name,
+    checkpoint_prefix,
+    text_problem,
+)
 from tallystick.epoch.two_phase import (
     Guarantee,
     Owner,
@@ -25,6 +30,7 @@ from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.options.sink import SINK
 from tallystick.options.table import client_config
 from tallystick.run.outputs import OF_MAIN, Selection
+from tallystick.source.subscription import topic_problem
 from tallystick.spark.streaming.epochs import foreach_batch_runner
 from tallystick.spark.streaming.foreach_batch import RunnerPerRun
 from tallystick.spark.topology import OutputTopology, SharingSink
@@ -119,6 +125,7 @@ class KafkaSink:
                 f"the record's key is the column 'key'"
             )
         self._check_key()
+        self._check_names()
         for form, part in ((self.value, "value"), (self.key_format, "key")):
             if not isinstance(form, Format | None):
                 raise OptionError(
@@ -153,9 +160,19 @@ class KafkaSink:
                 f"max_recovery_ms is for guarantee='exactly_once': with {self.guarantee!r} no "
                 f"transaction waits for its commit, and no down time is too long. Leave it out"
             )
+        _ = self.output
+
+    def _check_names(self) -> None:
+        """Raise `OptionError` for a name that Kafka has not, or that cannot be seen."""
+        for name in ("token_topic", "dead_letter_topic"):
+            topic = getattr(self, name)
+            if topic is not None and (problem := topic_problem(topic)):
+                raise OptionError(f"{name}={topic!r}: {problem}")
+        prefix = self.transactional_id_prefix
+        if problem := text_problem(prefix):
+            raise OptionError(f"transactional_id_prefix={prefix!r}: {problem}")
         if self.name is not None:
             check_name(self.name)
-        _ = self.output
 
     def _check_key(self) -> None:
         """Raise `OptionError` unless key and key_format go together."""

@@ -15,6 +15,7 @@ from tallystick.options.source import parse_source_options
 from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX, client_config
 from tallystick.options.values import KEY_PREFIX
 from tallystick.source.losses import LossPolicy
+from tallystick.source.subscription import topic_problem
 
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
@@ -85,6 +86,9 @@ class KafkaSource:
                 f"topics={self.topics!r}: expected a list, [{self.topics!r}], or a compiled "
                 f"pattern, re.compile({self.topics!r})"
             )
+        for each in () if isinstance(self.topics, re.Pattern) else self.topics or ():
+            if problem := topic_problem(each):
+                raise OptionError(f"topics: {each!r}: {problem}")
         parse_source_options(self.to_options("check"), streaming=True)
         _ = self.config
 

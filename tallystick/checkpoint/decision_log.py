@@ -304,7 +304,14 @@ def _decode_decider(data: bytes) -> DeciderName:
         "Who decides the epochs of this checkpoint is unknown. Nothing was changed. Put back "
         "a whole copy of the checkpoint; or start from a new one, stating where to read from."
     )
-    return unseal(data, DECIDER, VERSION, remedy, lambda held: DeciderName(**held))
+    return unseal(data, DECIDER, VERSION, remedy, _decider)
+
+
+def _decider(held: dict[str, Any]) -> DeciderName:
+    found = DeciderName(**held)
+    if found.decided_by not in (KAFKA, CHECKPOINT) or not all(isinstance(e, str) for e in found):
+        raise ValueError(f"{tuple(found)}: expected texts, the first one {KAFKA} or {CHECKPOINT}")
+    return found
 
 
 def _slots(storage: Storage) -> list[int]:
@@ -322,7 +329,10 @@ def _decode(slot: int, data: bytes) -> Entry:
     def entry(held: dict[str, Any]) -> Entry:
         token = held["token"]
         decided = None if token is None else decode_token(*token)
-        return Entry(slot, held["run"], decided, held["id"])
+        found = Entry(slot, held["run"], decided, held["id"])
+        if not (isinstance(found.run, str) and isinstance(found.transactional_id, str)):
+            raise TypeError(f"{found}: expected texts")
+        return found
 
     remedy = (
         "Which epoch is decided last is unknown. Nothing was changed. Put back a whole copy of "

@@ -30,7 +30,7 @@ from tallystick.epoch import manifest as names
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.micro_batches import settled_notes
 from tallystick.epoch.savepoint import epochs_logged
-from tallystick.errors import DataLossError, ManifestError, OptionError
+from tallystick.errors import UNREADABLE, DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
 from tallystick.state.catalog import FOLDER as STATE_FOLDER
 from tallystick.state.catalog import StateFile
@@ -71,7 +71,7 @@ class CheckpointFolder:
             return None
         try:
             return str(json.loads(data)["id"])
-        except (ValueError, KeyError, TypeError):
+        except UNREADABLE:
             raise DataLossError(
                 f"checkpoint {self.location}: its file {METADATA} should hold the query's id, "
                 f"found {len(data)} bytes that do not. Nothing was changed. Put a whole copy of "

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tallystick.epoch.manifest import FOLDER, decode, epoch_of
 from tallystick.epoch.manifest import manifests as manifest_paths
-from tallystick.errors import DataLossError, OptionError
+from tallystick.errors import UNREADABLE, DataLossError, OptionError
 from tallystick.ports import Storage
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,12 @@ def parse_entry(data: bytes | None) -> LoggedBatch | None:
         return None
     if not all(_is_json(line) for line in lines[1:] if line.startswith("{")):
         return None
-    return LoggedBatch((lines[0], lines[1]), tuple(lines[2:]))
+    found = LoggedBatch((lines[0], lines[1]), tuple(lines[2:]))
+    try:
+        _ = found.timestamp_ms
+    except UNREADABLE:
+        return None
+    return found
 
 
 class SparkLog:
@@ -262,6 +267,6 @@ def _lines(data: bytes | None) -> list[str]:
 def _is_json(line: str) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -100,6 +100,8 @@ class _Reader:
         if not segments:
             return
         start, stop = segments[0].offset, segments[-1].offset + segments[-1].length
+        if stop > file.size:
+            raise DamagedError(f"its index names bytes {start} to {stop} of {file.size}")
         found = self.storage.get_range(file.path, start, stop - start)
         data = self._fetched(file, found, stop - start)
         yield from _decoded(data, start, segments, groups)

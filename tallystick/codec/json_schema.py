@@ -18,9 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.codec.json_writer import check_schema, write_json
-from tallystick.errors import OptionError, RecordError
+from tallystick.errors import UNREADABLE, OptionError, RecordError
 
 SCHEMAS_KEPT_MAX = 64
+PARTS_MAX = 10_000
+"""References to references multiply: forty of them, each followed twice, would fill the memory."""
 MAGIC = b"\0"
 ANY, UNFIT = "any", "unfit"
 _UTC_MICROS = pa.timestamp("us", tz="UTC")
@@ -70,24 +72,35 @@ def parse_shape(text: str) -> Shape:
         OptionError: the text is no JSON, or no JSON Schema.
     """
     try:
-        root = json.loads(text)
-        return _shape(root, root, ())
+        root = _Root(json.loads(text))
+        return _shape(root.schema, root, ())
     except json.JSONDecodeError as error:
         raise OptionError(f"the JSON Schema is no JSON text: {error}") from error
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise OptionError(f"it is no valid JSON Schema: {error!r}") from error
     except RecursionError as error:
         raise OptionError("the JSON Schema is nested too deep") from error
+    except UNREADABLE as error:
+        raise OptionError(f"it is no valid JSON Schema: {error!r}") from error
 
 
-def _shape(schema: Any, root: Any, way: tuple[str, ...]) -> Shape:
+@dataclass(slots=True)
+class _Root:
+    """A whole schema, for its references; each one that is followed makes more parts of it."""
+
+    schema: Any
+    part_count: int = 0
+
+
+def _shape(schema: Any, root: _Root, way: tuple[str, ...]) -> Shape:
     """Return the type of a part.
 
     Args:
         schema: the part.
-        root: the whole, for its references.
+        root: the whole.
         way: the references that led here.
     """
+    root.part_count += 1
+    if root.part_count > PARTS_MAX:
+        raise OptionError(f"the JSON Schema has more than {PARTS_MAX} parts, references followed")
     if schema is True or schema == {}:
         return _ANYTHING
     if schema is False:
@@ -103,7 +116,7 @@ def _shape(schema: Any, root: Any, way: tuple[str, ...]) -> Shape:
     return _typed(schema, root, way)
 
 
-def _typed(schema: dict[str, Any], root: Any, way: tuple[str, ...]) -> Shape:
+def _typed(schema: dict[str, Any], root: _Root, way: tuple[str, ...]) -> Shape:
     """Return the type of a part that says it as `type`, or does not."""
     kinds = schema.get("type", ())
     if isinstance(kinds, list):
@@ -127,7 +140,7 @@ def _typed(schema: dict[str, Any], root: Any, way: tuple[str, ...]) -> Shape:
     return _unfit(f"its type is {kinds!r}")
 
 
-def _object(schema: dict[str, Any], root: Any, way: tuple[str, ...]) -> Shape:
+def _object(schema: dict[str, Any], root: _Root, way: tuple[str, ...]) -> Shape:
     more = schema.get("additionalProperties", True)
     properties = schema.get("properties", {})
     return Shape(
@@ -138,12 +151,12 @@ def _object(schema: dict[str, Any], root: Any, way: tuple[str, ...]) -> Shape:
     )
 
 
-def _referred(target: str, root: Any, way: tuple[str, ...]) -> Shape:
+def _referred(target: str, root: _Root, way: tuple[str, ...]) -> Shape:
     if not target.startswith("#"):
         return _unfit(f"it refers to another schema, {target!r}")
     if target in way:
         return _unfit(f"it holds itself ({target!r})")
-    part = root
+    part = root.schema
     for name in filter(None, target[1:].split("/")):
         part = part[name.replace("~1", "/").replace("~0", "~")]
     return _shape(part, root, (*way, target))

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from tallystick.epoch.two_phase import Committable
-from tallystick.errors import ManifestError
+from tallystick.errors import UNREADABLE, ManifestError
 from tallystick.state.catalog import StepState
 from tallystick.values import ProducedRange, Producer
 
@@ -40,8 +40,6 @@ EXPIRED_MAX = 500
 SHOWN_MAX = 300
 """At most this many characters of an error are shown."""
 _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
-_REFUSALS = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Raised when a value that must not exist would be built."""
 
 Built = TypeVar("Built")
 
@@ -86,7 +84,7 @@ def unseal(
                 f"Run the release that wrote it, or a newer one."
             )
         return build(held)
-    except _REFUSALS as error:
+    except UNREADABLE as error:
         raise ManifestError(
             f"{what}: its checksum fits, but no release writes what it says: "
             f"{type(error).__name__}: {str(error)[:SHOWN_MAX]}. It was edited, or made by "

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tallystick.errors import DataLossError, ManifestError
+from tallystick.errors import UNREADABLE, DataLossError, ManifestError
 from tallystick.values import TopicPartition
 
 TOKEN_VERSION = 1
@@ -68,14 +68,12 @@ def decode_token(offset: int, metadata: str) -> Token:
                 f"token of version {fields['tallystick']}, this release reads {TOKEN_VERSION}: "
                 f"run the release that wrote it, or a newer one."
             )
-        return Token(
-            offset - 1,
-            fields["lineage"],
-            fields["checkpoint"],
-            fields["manifest"],
-            int(fields.get("takeovers", 0)),
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        texts = (fields["lineage"], fields["checkpoint"], fields["manifest"])
+        takeovers = fields.get("takeovers", 0)
+        if not all(isinstance(each, str) for each in texts) or type(takeovers) is not int:
+            raise TypeError("expected three texts and a whole number")
+        return Token(offset - 1, *texts, takeovers)
+    except UNREADABLE as error:
         raise DataLossError(
             f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "
             f"which is no token: a consumer or a tool has used the group. Which epoch is committed "

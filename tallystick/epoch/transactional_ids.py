@@ -26,6 +26,8 @@ from tallystick.errors import OptionError
 
 SLOT_COUNT = 16
 """The number of attempts of one task that have an id; Spark allows `spark.task.maxFailures`, 4."""
+TEXT_LENGTH_MAX = 249
+"""As long as Kafka's topics may be."""
 SEPARATOR = "/"
 ID_PREFIX = "tallystick-"
 """Stands before the pipeline's name, unless a user chose another one."""
@@ -101,12 +103,25 @@ def is_batch_id(transactional_id: str) -> bool:
     return _BATCH_ID.fullmatch(transactional_id) is not None
 
 
+def text_problem(text: object) -> str:
+    """Return the reason why a text may be no part of an id or a group in Kafka; "" if it may.
+
+    Kafka takes any text. One that cannot be seen is a mistake or a trap: two that look the same
+    would be two.
+    """
+    if isinstance(text, str) and 0 < len(text) <= TEXT_LENGTH_MAX and text.isprintable():
+        return ""
+    return f"expected up to {TEXT_LENGTH_MAX} characters that can be printed"
+
+
 def check_name(pipeline: str) -> None:
     """Refuse a name whose transactional id could be read as that of another pipeline's task.
 
     Raises:
-        OptionError: it has a separator in it.
+        OptionError: it has a separator in it, or cannot be printed.
     """
+    if problem := text_problem(pipeline):
+        raise OptionError(f"name={pipeline!r}: {problem}")
     if SEPARATOR in pipeline:
         raise OptionError(
             f"pipeline name {pipeline!r} (a query's own, where KafkaSink has no name=): expected "

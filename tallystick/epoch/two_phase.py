@@ -114,8 +114,16 @@ class Committable:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Read back what `to_fields` made."""
-        return cls(**fields)
+        """Read back what `to_fields` made.
+
+        Raises:
+            TypeError: there can be no such committable.
+        """
+        found = cls(**fields)
+        for name, kind in cls.__annotations__.items():
+            if type(getattr(found, name)) is not kind:
+                raise TypeError(f"{name} of a committable: expected {kind}")
+        return found
 
 
 class Transaction(Protocol):

@@ -32,7 +32,7 @@ from typing import NamedTuple, Self
 from urllib.parse import quote
 
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place
-from tallystick.errors import DataLossError, ManifestError
+from tallystick.errors import UNREADABLE, DataLossError, ManifestError
 from tallystick.files.folder import HIDDEN, Folder
 
 DRAFT = ".draft"
@@ -87,7 +87,7 @@ class Drafts(NamedTuple):
             files = None if held["files"] is None else tuple(File(*each) for each in held["files"])
             drafts = cls(held["location"], held["hidden"], committable.name, files)
             is_ours = _is_ours(drafts)
-        except (KeyError, TypeError, ValueError):
+        except UNREADABLE:
             is_ours = False
         if not is_ours:
             raise ManifestError(

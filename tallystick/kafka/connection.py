@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tallystick.errors import AuthorizationError, OptionError
+from tallystick.errors import UNREADABLE, AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.config import KafkaConfig
 
@@ -265,8 +265,10 @@ class Connection:
             if response.error_code:
                 raise AuthorizationError(self._refused_login(response))
             try:
+                if name.startswith("SCRAM"):
+                    protocol.refuse_few_iterations(response.auth_bytes)
                 mechanism.receive(response.auth_bytes)
-            except ValueError as error:
+            except UNREADABLE as error:
                 raise AuthorizationError(
                     f"SASL {name} with {self.name}: the broker's answer is wrong ({error})."
                 ) from None

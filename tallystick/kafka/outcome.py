@@ -17,12 +17,18 @@ Invariants:
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum, auto
 from typing import Any, Self
 
 from tallystick.epoch.two_phase import Outcome
-from tallystick.errors import BrokerUnavailableError, DataLossError, FencedError
+from tallystick.errors import (
+    UNREADABLE,
+    BrokerUnavailableError,
+    DataLossError,
+    FencedError,
+    ManifestError,
+)
 from tallystick.kafka import cluster, group_offsets, protocol
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
@@ -95,10 +101,23 @@ class TaskTransaction:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read back what `to_json` made."""
-        fields = json.loads(text)
-        fields["produced"] = tuple(ProducedRange(**each) for each in fields["produced"])
-        return cls(**fields)
+        """Read back what `to_json` made.
+
+        Raises:
+            ManifestError: it is no such text.
+        """
+        try:
+            held = json.loads(text)
+            produced = tuple(ProducedRange(**each) for each in held.pop("produced"))
+            found = cls(**held, produced=produced)
+            _check_types(found, *found.produced)
+        except UNREADABLE as error:
+            raise ManifestError(
+                f"Kafka: a manifest describes a task's transaction as {text[:200]!r}, which no "
+                f"release writes: it was edited, or made by somebody else. Nothing was changed. "
+                f"Put a whole copy of the checkpoint back."
+            ) from error
+        return found
 
     def token_metadata(self, task: int) -> str:
         """Return the content of the token beside its offset."""
@@ -131,16 +150,24 @@ class TaskToken:
     def read(cls, offset: int, metadata: str) -> Self:
         """Parse what Kafka holds; metadata of other software stands for no token."""
         try:
-            fields = json.loads(metadata)
+            held = json.loads(metadata)
             return cls(
                 offset,
-                str(fields["lineage"]),
-                str(fields["nonce"]),
-                int(fields["producer_id"]),
-                int(fields["producer_epoch"]),
+                str(held["lineage"]),
+                str(held["nonce"]),
+                int(held["producer_id"]),
+                int(held["producer_epoch"]),
             )
-        except (ValueError, TypeError, KeyError):
+        except UNREADABLE:
             return cls(offset)
+
+
+def _check_types(*values: TaskTransaction | ProducedRange) -> None:
+    """Raise TypeError where a text or a number is not what the class says."""
+    for value in values:
+        for each in fields(value):
+            if each.type in (int, str) and type(getattr(value, each.name)) is not each.type:
+                raise TypeError(f"{each.name}: expected {each.type}")
 
 
 class Fate(Enum):

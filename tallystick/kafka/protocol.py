@@ -13,8 +13,10 @@ silenced because they print requests, and so credentials and records.
 import base64
 import io
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
@@ -90,6 +92,7 @@ __all__ = [
     "encode_request",
     "error_name",
     "partitions_of",
+    "refuse_few_iterations",
     "sasl_mechanism",
     "set_version",
     "shortened",
@@ -106,6 +109,8 @@ VersionRange = tuple[int, int]
 """The lowest and the highest version of one API."""
 RESPONSE_HEADER_MAX = 1 << 16
 """More than any response header: four bytes, and tagged fields of which Kafka defines none."""
+SCRAM_ITERATIONS_MIN = 4096
+_ITERATIONS = re.compile(rb"(?:^|,)i=(\d{1,9})(?:,|$)")
 NO_ID = UUID(int=0)
 """The answers of a broker that knows no topic ids (KIP-516)."""
 
@@ -210,11 +215,38 @@ def decode_response(sent: SentRequest, payload: memoryview) -> Any:
             raise ConnectionError(
                 f"answer {correlation_id} came where {sent.correlation_id} was due"
             )
-        return response_class.decode(payload[head.tell() :])
+        response = response_class.decode(payload[head.tell() :])
+        _refuse_nulls(response, response.version)
+        return response
     except ConnectionError:
         raise
     except Exception as error:  # any error of a generated decoder on bytes that are not its own
         raise ConnectionError(f"answer cannot be read ({type(error).__name__})") from None
+
+
+def _refuse_nulls(message: Any, version: int) -> None:
+    """Raise ValueError where something is null that Kafka's schema says is there."""
+    for name, is_nullable, is_list, is_nested in _objects_in(message.__class__, version):
+        value = getattr(message, name)
+        if value is None and not is_nullable:
+            raise ValueError(f"{name} is null")
+        if value is not None and is_nested:
+            for each in value if is_list else (value,):
+                _refuse_nulls(each, version)
+
+
+@cache
+def _objects_in(kind: Any, version: int) -> tuple[tuple[str, bool, bool, bool], ...]:
+    """Return what of a message is no number: name, may be null, is a list, has fields itself."""
+    found = []
+    for each in kind._struct.fields.values():
+        is_nested = each.is_struct() or each.is_struct_array()
+        is_object = is_nested or each.is_array() or each.type_str in ("string", "bytes", "records")
+        is_nullable = each.nullable_for_version_q(version)
+        is_there = each.for_version_q(version) and not each.tagged_field_q(version)
+        if is_there and is_object and (is_nested or not is_nullable):
+            found.append((each.name, is_nullable, each.is_array(), is_nested))
+    return tuple(found)
 
 
 class SaslMechanism(Protocol):
@@ -231,6 +263,16 @@ class SaslMechanism(Protocol):
     def is_done(self) -> bool:
         """True if nothing is left to send."""
         ...
+
+
+def refuse_few_iterations(auth_bytes: bytes) -> None:
+    """Raise ValueError where a SCRAM server asks for a proof from which passwords can be guessed.
+
+    Source: RFC 7677, and Java's `ScramMechanism.minIterations`.
+    """
+    found = _ITERATIONS.search(auth_bytes)
+    if found and int(found[1]) < SCRAM_ITERATIONS_MIN:
+        raise ValueError(f"{int(found[1])} iterations, expected {SCRAM_ITERATIONS_MIN} or more")
 
 
 class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python insists on its class

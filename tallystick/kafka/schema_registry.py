@@ -21,6 +21,7 @@ import urllib3
 from tallystick.codec.formats import Avro, JsonSchema, Protobuf, check_registry
 from tallystick.codec.wire_format import SchemaTexts
 from tallystick.errors import (
+    UNREADABLE,
     AuthorizationError,
     OptionError,
     RecordError,
@@ -236,9 +237,10 @@ class SchemaRegistry:
         try:
             found = answer.get("references") or ()
             return [
-                (str(each.get("name", "")), str(each["subject"]), each["version"]) for each in found
+                (str(each.get("name", "")), str(each["subject"]), int(each["version"]))
+                for each in found
             ]
-        except (KeyError, TypeError, AttributeError):
+        except UNREADABLE:
             raise RegistryUnavailableError(
                 f"the answer of {self.shown_url} has references {answer['references']!r:.200}, and "
                 f"not each has a subject and a version: is it a schema registry?"
@@ -274,7 +276,7 @@ class SchemaRegistry:
             )
         try:
             answer = json.loads(response.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if isinstance(answer, dict):
             if response.status == 200:

@@ -173,7 +173,7 @@ def _size(step: StepState) -> int:
 def _source(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # of a source of other software
+    except (ValueError, RecursionError):  # of a source of other software
         return text
 
 

@@ -1,6 +1,5 @@
 """The checkpoint and the cluster that the checks of `tallystick doctor` look at."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ from tallystick.epoch.transactional_ids import parse
 from tallystick.kafka.client import Client
 from tallystick.ops.checkpoint_view import CheckpointView
 from tallystick.ops.transactions import LingeringTransaction
-from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.offsets import SourceOffsets, parse_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class Subject:
         """The positions of the sources that are ours."""
         newest = self.view.decided or next(reversed(self.manifests), None)
         texts = () if newest is None else newest.sources
-        found = [json.loads(text) for text in texts if text.startswith("{")]
-        return [from_json(each) for each in found if "tallystick" in each]
+        return [each for each in map(parse_source, texts) if each is not None]
 
     @property
     def output_topics(self) -> list[str]:

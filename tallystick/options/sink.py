@@ -24,11 +24,12 @@ from tallystick.kafka.output import (
 )
 from tallystick.options.table import (
     GROUP_OPTION,
+    ID,
+    TOPIC,
     Kind,
     Option,
     OptionTable,
     ParsedOptions,
-    name_of,
     one_of,
     text_of,
     whole,
@@ -45,7 +46,7 @@ def _read_words(text: str) -> frozenset[str]:
 
 
 SINK = OptionTable("sink", "write to", (
-    Option("topic", name_of("topic name"), None, "Where all rows go. Without it each row names its topic in a column `topic`.",
+    Option("topic", TOPIC, None, "Where all rows go. Without it each row names its topic in a column `topic`.",
            "counts", _ROWS, "none: column `topic`", "topic"),
     Option("value.format", one_of("raw", "json"), "raw",
            "`raw`: the columns of Spark's own Kafka sink: `value`, and if present `key`, `topic`, `partition`, `headers`, `timestamp`; `json`: the value is made of all columns, one JSON object per row; without `topic`, if that column says where it goes.", "json", _ROWS),
@@ -56,8 +57,8 @@ SINK = OptionTable("sink", "write to", (
     Option("transaction.timeout.ms", whole(f"ms, from {TRANSACTION_TIMEOUT_MIN_MS}", TRANSACTION_TIMEOUT_MIN_MS), TRANSACTION_TIMEOUT_MS,
            "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, or that a batch takes to write, and no longer than the brokers' `transaction.max.timeout.ms`. `kafka.delivery.timeout.ms` and `kafka.request.timeout.ms` follow from it unless they are set.", "600000", _COMMIT, field="transaction_timeout_ms"),
     Option("max.recovery.time.ms", whole("ms", 1), None, "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT, "not set", "max_recovery_ms", "stream"),
-    Option("transactional.id.prefix", name_of("text"), None, "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions. A batch has the one id `<prefix>-batch`, and aborts what an earlier write of that id left open; without a prefix each write has an id of its own.", "billing-counts", _COMMIT, "`tallystick-<id of the query>`; a batch: `tallystick-batch-<random>`"),
-    Option("token.topic", name_of("topic name"), None, "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT, "`topic`", only="stream"),
+    Option("transactional.id.prefix", ID, None, "What the transactional ids of tasks begin with. No other query may have it, on whatever checkpoint: the two would abort each other's transactions. A batch has the one id `<prefix>-batch`, and aborts what an earlier write of that id left open; without a prefix each write has an id of its own.", "billing-counts", _COMMIT, "`tallystick-<id of the query>`; a batch: `tallystick-batch-<random>`"),
+    Option("token.topic", TOPIC, None, "An existing topic under whose name the proofs of commits are kept; needed where rows name their topics themselves.", "counts", _COMMIT, "`topic`", only="stream"),
     Option("accept", Kind("words, by comma", _read_words), frozenset(), "Decisions to state for one start, as an error message names them.", "lost-output-of-epoch-7", _COMMIT, "none", only="stream"),
     Option(CHECKPOINT, text_of("URI"), "", "Spark's own.", "/c", "", only="stream"),
     Option("queryName", text_of("text"), None, "Spark's own.", "q", "", only="stream"),

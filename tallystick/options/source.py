@@ -5,7 +5,7 @@ Settings of the Kafka client itself carry the prefix `kafka.` and go to `kafka.c
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.options.table import (
     COUNT,
     FLAG,
+    GROUP,
     GROUP_OPTION,
     Kind,
     Option,
@@ -41,6 +42,7 @@ from tallystick.source.subscription import (
     Subscription,
     TopicList,
     TopicPattern,
+    topic_problem,
 )
 from tallystick.values import TopicPartition
 
@@ -69,7 +71,14 @@ def _read_topics(text: str) -> TopicList:
     topics = tuple(dict.fromkeys(topic.strip() for topic in text.split(",") if topic.strip()))
     if not topics:
         raise ValueError("names no topic: expected e.g. 'flights,orders'")
+    _check_topics(topics)
     return TopicList(topics)
+
+
+def _check_topics(topics: Iterable[str]) -> None:
+    for each in topics:
+        if problem := topic_problem(each):
+            raise ValueError(f"{each!r}: {problem}")
 
 
 def _read_pattern(text: str) -> TopicPattern:
@@ -89,6 +98,7 @@ def _read_assignment(text: str) -> Assignment:
     assigned = _per_partition(text, '{"topic": [0, 1]}', partitions)
     if not assigned:
         raise ValueError("names no partition")
+    _check_topics(each.topic for each in assigned)
     return Assignment(tuple(sorted(assigned)))
 
 
@@ -234,7 +244,7 @@ SOURCE = OptionTable("source", "start from", (
     Option("when.truncated", one_of(*losses.ON_TRUNCATED), losses.FAIL,
            "A log ends before the next offset to read (unclean leader election). `resume`: go on at its new end.", "resume", _WORLD),
     Option("failOnDataLoss", FLAG, True, "`false` is short for `skip`, `drop`, `restart` and `resume` in the options above.", "false", _WORLD, "true"),
-    Option(GROUP_OPTION, text_of("text"), "",
+    Option(GROUP_OPTION, GROUP, "",
            "The consumer group under which Kafka's own tools see positions and lag. Nobody joins it.", "billing", _GROUP, "none; in a pipeline `tallystick-<name>`", "group"),
     Option("commit.offsets.on.checkpoint", FLAG, True,
            "Commit the positions to the group: inside the epoch's transaction where the sink is `KafkaSink` on the same cluster, else right after the micro-batch was committed.", "false", _GROUP, "true", "commit_offsets", "stream"),

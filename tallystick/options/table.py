@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from tallystick.epoch.transactional_ids import text_problem
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.java_settings import say_passed_over
+from tallystick.source.subscription import topic_problem
 
 KAFKA_PREFIX = "kafka."
 GROUP_OPTION = "kafka.group.id"
@@ -66,15 +68,20 @@ def text_of(words: str) -> Kind:
     return Kind(words, str)
 
 
-def name_of(words: str) -> Kind:
-    """Return the type of an option that takes a name."""
-
+def _checked(words: str, problem_of: Callable[[str], str]) -> Kind:
     def read(text: str) -> str:
-        if not text.strip():
-            raise ValueError("expected a name, which is not empty; or leave it out")
+        if problem := problem_of(text):
+            raise ValueError(problem)
         return text
 
     return Kind(words, read)
+
+
+TOPIC = _checked("topic name", topic_problem)
+ID = _checked("text", text_problem)
+"""A text that is a part of transactional ids."""
+GROUP = _checked("text", lambda text: text and text_problem(text))
+"""A consumer group; an empty one is none."""
 
 
 def _read_flag(text: str) -> bool:

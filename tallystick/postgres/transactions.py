@@ -14,14 +14,20 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from tallystick.epoch.two_phase import Committable, Guarantee, LossyTransaction, Place, Transaction
-from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
+from tallystick.errors import (
+    UNREADABLE,
+    ManifestError,
+    OptionError,
+    RecordError,
+    RetriableError,
+)
 from tallystick.postgres.binary_copy import ColumnEncoder, binary_copy, encoders_for
 from tallystick.postgres.connection import (
     answered,
@@ -93,9 +99,20 @@ class Details:
         """Read back what `to_text` made.
 
         Raises:
-            ManifestError: the schema, which becomes a part of SQL, is no quoted name.
+            ManifestError: it is no such text; or the schema, which becomes a part of SQL, is no
+                quoted name.
         """
-        found = cls(**json.loads(text))
+        try:
+            found = cls(**json.loads(text))
+            is_ours = all(type(getattr(found, each.name)) is each.type for each in fields(cls))
+        except UNREADABLE:
+            is_ours = False
+        if not is_ours:
+            raise ManifestError(
+                f"PostgreSQL: a manifest has the details {text[:200]!r}, which no release writes: "
+                f"it was edited, or made by somebody else. Nothing was changed. Put a whole copy "
+                f"of the checkpoint back"
+            )
         if not _QUOTED.fullmatch(found.schema):
             raise ManifestError(
                 f"PostgreSQL: a manifest names the schema {found.schema!r}: expected a name, "

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tallystick.errors import OptionError
 from tallystick.run.event_times import InputState
-from tallystick.source.offsets import SourceOffsets, from_json, of_input, unmoved
+from tallystick.source.offsets import SourceOffsets, from_text, of_input, unmoved
 from tallystick.source.splits import fair_shares, plan_splits
 from tallystick.values import TopicPartition
 
@@ -24,7 +24,7 @@ Ahead = Callable[[InputState], frozenset[TopicPartition]]
 
 def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
     """Return the positions of a manifest, by the input's id."""
-    return {each.input: each for each in (from_json(json.loads(text)) for text in texts)}
+    return {each.input: each for each in map(from_text, texts)}
 
 
 def dropped_word(uid: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from tallystick.errors import ManifestError
+from tallystick.errors import UNREADABLE, ManifestError
 from tallystick.values import TopicPartition
 
 VERSION = 1
@@ -89,8 +89,18 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
     """Read back what `SourceOffsets.to_json` made.
 
     Raises:
-        ManifestError: the value is of another source, or of another release.
+        ManifestError: the value is of another source, or of another release; or it was edited.
     """
+    try:
+        return _from_json(value)
+    except UNREADABLE as error:
+        raise ManifestError(
+            f"offsets {str(value)[:200]}: expected those of a Tallystick source; they were edited, "
+            f"or made by somebody else."
+        ) from error
+
+
+def _from_json(value: Mapping[str, Any]) -> SourceOffsets:
     if value.get("tallystick") != VERSION:
         raise ManifestError(
             f"offsets {json.dumps(dict(value))[:200]}: expected those of a Tallystick source, "
@@ -98,7 +108,7 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
             f"to another source, or to another release: start with that one."
         )
     stops = value.get("stops")
-    return SourceOffsets(
+    found = SourceOffsets(
         cluster_id=value["cluster"],
         group=value["group"],
         positions=_positions(value["topics"]),
@@ -113,8 +123,28 @@ def from_json(value: Mapping[str, Any]) -> SourceOffsets:
             for partition, (start, stop) in ranges.items()
         },
         tick=value.get("tick", 0),
-        input=str(value.get("input", ONLY_INPUT)),
+        input=value.get("input", ONLY_INPUT),
     )
+    texts = (found.cluster_id, found.group, found.input, *found.topic_ids.values())
+    skipped = (offset for ends in found.skipped.values() for offset in ends)
+    offsets = (*found.positions.values(), *found.starts.values(), *(found.stops or {}).values())
+    numbers = (*offsets, *found.gone.values(), *skipped, found.tick)
+    if not all(isinstance(each, str) for each in texts):
+        raise TypeError("expected texts for cluster, group, input and topic ids")
+    if not all(type(each) is int for each in numbers) or type(found.initial) is not bool:
+        raise TypeError("expected whole numbers for offsets, times and tick")
+    return found
+
+
+def from_text(text: str) -> SourceOffsets:
+    """Read the positions of a source that is ours, as a manifest has them; see `from_json`."""
+    found = parse_source(text)
+    if found is None:
+        raise ManifestError(
+            f"offsets {text[:200]!r}: expected those of a Tallystick source; they were edited, or "
+            f"made by somebody else."
+        )
+    return found
 
 
 def next_tick(start: SourceOffsets) -> SourceOffsets:
@@ -153,20 +183,17 @@ def _ranges(skipped: Mapping[TopicPartition, tuple[int, int]]) -> dict[str, dict
 
 
 def parse_source(text: str) -> SourceOffsets | None:
-    """Return one source's line of Spark's offset log; None where the source is not ours."""
+    """Return one source's line of Spark's offset log; None where the source is not ours.
+
+    Raises:
+        ManifestError: as `from_json` does.
+    """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or "tallystick" not in value:
-        return None
-    try:
-        return from_json(value)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ManifestError(
-            f"offsets {text[:200]}: expected those of a Tallystick source; they were edited, or "
-            f"made by somebody else."
-        ) from error
+    is_ours = isinstance(value, dict) and "tallystick" in value
+    return from_json(value) if is_ours else None
 
 
 def of_input(uid: str, partition: TopicPartition) -> TopicPartition:

@@ -86,6 +86,19 @@ class Assignment:
         return by_topic
 
 
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def topic_problem(name: object) -> str:
+    """Return the reason why Kafka can have no topic of a name; "" if it can.
+
+    Source: Kafka's `Topic.validate`.
+    """
+    if isinstance(name, str) and _TOPIC.fullmatch(name) and name not in (".", ".."):
+        return ""
+    return "expected a topic's name: up to 249 letters, digits, '.', '_' and '-', not '.' or '..'"
+
+
 Subscription = TopicList | TopicPattern | Assignment
 
 

@@ -18,7 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tallystick.errors import UNREADABLE
 from tallystick.state.catalog import StateFile
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES
@@ -29,6 +31,8 @@ SEGMENT_ROWS = 2048
 COMPRESSED_BYTES_MIN = 4096
 """Smaller files are not worth it: decompressing wakes up Arrow's threads, which takes longer."""
 SEGMENT_ROWS_MAX = 16 * SEGMENT_ROWS
+KEY_BYTES_MIN = 3
+"""Each key begins with its key group and the number of its state, see `entries`."""
 SEGMENT_BYTES = 1 << 20
 """The same for bytes before compression: values may be long."""
 
@@ -120,10 +124,17 @@ def parse_index(tail: bytes, checksum: int) -> list[Segment]:
     """
     if zlib.crc32(tail) != checksum:
         raise DamagedError(f"its index ({len(tail)} bytes) fails its checksum")
-    size, magic = _TRAILER.unpack(tail[-_TRAILER.size :])
-    if magic != MAGIC or size != len(tail):
+    index = tail[: -_TRAILER.size]
+    size, magic = _TRAILER.unpack(tail[len(index) :].rjust(_TRAILER.size, b"\0"))
+    if magic != MAGIC or size != len(tail) or len(index) % _LINE.itemsize:
         raise DamagedError(f"format {magic!r}, this release reads {MAGIC!r}")
-    return [Segment(*line) for line in np.frombuffer(tail[: -_TRAILER.size], _LINE).tolist()]
+    segments = [Segment(*line) for line in np.frombuffer(index, _LINE).tolist()]
+    stop = first = 0
+    for each in segments:
+        if each.offset < stop or not first <= each.first <= each.last:
+            raise DamagedError("its index names segments that are out of order")
+        first, stop = each.last, each.offset + each.length
+    return segments
 
 
 def segments_of(segments: Sequence[Segment], groups: KeyGroupRange) -> list[Segment]:
@@ -141,12 +152,36 @@ def decode(blob: bytes | memoryview, segment: Segment, groups: KeyGroupRange) ->
         raise DamagedError(
             f"{len(blob)} bytes at {segment.offset}, expected {segment.length}, fail their checksum"
         )
-    batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(blob)), ENTRIES)
+    batch = _entries(blob, segment)
     if groups.first <= segment.first and segment.last <= groups.last:
         return batch
     keys = batch.column(0)
     start = _position(keys, groups.first)
     return batch.slice(start, _position(keys, groups.last + 1) - start)
+
+
+def _entries(blob: bytes | memoryview, segment: Segment) -> pa.RecordBatch:
+    """Return the entries of a segment, which are what its line in the index says.
+
+    A checksum does not prove who wrote it, and Arrow itself trusts what it reads.
+    """
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(blob))
+        batch = pa.ipc.read_record_batch(message, ENTRIES)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, MemoryError, *UNREADABLE) as error:
+        raise DamagedError(f"the segment at {segment.offset} is no entries: {error}") from None
+    keys = batch.column(0)
+    if batch.num_rows != segment.rows or keys.null_count or _shortest(keys) < KEY_BYTES_MIN:
+        raise DamagedError(f"the segment at {segment.offset} holds other entries than it should")
+    groups = groups_of(keys)
+    if (groups < segment.first).any() or (groups > segment.last).any():
+        raise DamagedError(f"the segment at {segment.offset} holds other key groups than it should")
+    return batch
+
+
+def _shortest(keys: pa.BinaryArray) -> int:
+    return int(pc.min(pc.binary_length(keys)).as_py() or 0) if len(keys) else KEY_BYTES_MIN
 
 
 def groups_of(keys: pa.BinaryArray) -> npt.NDArray[np.int32]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tallystick.codec import ddl
 from tallystick.codec.ddl import Json
-from tallystick.errors import ManifestError, OptionError
+from tallystick.errors import UNREADABLE, ManifestError, OptionError
 
 _NAMED = {
     str(kind): kind
@@ -52,7 +52,7 @@ def schema_from_text(text: str) -> pa.Schema:
     """
     try:
         return pa.schema([pa.field(name, type_from_text(kind)) for name, kind in json.loads(text)])
-    except (TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise ManifestError(
             f"a schema in the checkpoint is {text[:200]!r}: expected names and types, as JSON. It "
             f"was edited, or made by somebody else."

@@ -203,7 +203,7 @@ class FileStorage:
     def _place(self, path: str) -> "_Place":
         if _leads_out(path):
             raise ManifestError(
-                f"checkpoint {self._location}: path {path!r} leads out of the folder, as none of "
+                f"checkpoint {self._location}: path {path!r} leads out of the folder, or nowhere, as none of "
                 f"ours does: what names it was edited, or made by somebody else. Nothing was "
                 f"changed."
             )
@@ -287,6 +287,10 @@ def without_secrets(text: str, uri: str) -> str:
 
 
 def _leads_out(path: str) -> bool:
+    try:
+        os.fsencode(path)  # names that a local disk listed are bytes of any kind
+    except UnicodeEncodeError:
+        return True
     is_whole = path.startswith(("/", "file:")) or "://" in path
     return is_whole or "\0" in path or ".." in path.replace("\\", "/").split("/")
 

@@ -10,7 +10,7 @@ import tallystick as ts
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"topic": " "}, "topic=' ': expected a name"),
+        ({"topic": " "}, "topic=' ': expected a topic's name"),
         ({"compression": "brotli"}, "compression='brotli': expected one of none, gzip"),
         ({"batch_bytes": 10}, "batch_bytes='10': expected a whole number from 1024"),
         ({"transaction_timeout_ms": 999}, "transaction_timeout_ms='999': expected a whole number"),

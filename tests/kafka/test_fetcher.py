@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 
 from tallystick.codec.records.encoder import encode, stamp
 from tallystick.errors import (
@@ -24,6 +23,7 @@ from tallystick.kafka.cluster import list_offsets
 from tallystick.kafka.fetcher import fetch
 from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange, TopicPartition
+from tests.kafka.fake_broker import CLOSE, CODES, FakeBroker, answer, part
 
 pytestmark = pytest.mark.timeout(60)
 RECORDS_PER_BATCH = 4

@@ -72,7 +72,7 @@ def test_every_option_of_the_table_is_understood(option: Option) -> None:
         ({"kafka.group.id": "billing"}, "kafka.group.id is for reading"),
         ({"checkpointLocation": ""}, "checkpointLocation is missing.*Name it on the query"),
         ({"topic": ""}, "token.topic has to name an existing topic"),
-        ({"topic": " "}, "topic=' ': expected a name"),
+        ({"topic": " "}, "topic=' ': expected a topic's name"),
         ({"value.format": "avro"}, "value.format='avro': expected one of raw, json"),
         ({"key.field": "dest"}, "names a column for value.format=json"),
         ({"compression": "brotli"}, "compression='brotli': expected one of none, gzip"),

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
+from tallystick.errors import UNREADABLE
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+FIXED_SIZE_MAX = 2**31 - 1
+"""No record is larger."""
 NAMED = ("record", "error", "enum", "fixed")
 
 
@@ -62,10 +65,10 @@ def parse_schema(texts: SchemaTexts) -> Node:
         trees = [_parse(json.loads(text), "", names) for text in texts]
     except json.JSONDecodeError as error:
         raise SchemaError(f"it is no JSON text: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SchemaError(f"it is no valid Avro schema: {error!r}") from error
     except RecursionError as error:
         raise SchemaError("its JSON text is nested too deep") from error
+    except UNREADABLE as error:
+        raise SchemaError(f"it is no valid Avro schema: {error!r}") from error
     return trees[-1]
 
 
@@ -111,7 +114,7 @@ def _define(kind: str, schema: dict[str, Any], namespace: str, names: dict[str, 
         node.symbols = [str(symbol) for symbol in schema["symbols"]]
     elif kind == "fixed":
         node.size = int(schema["size"])
-        if node.size < 0:
+        if not 0 <= node.size <= FIXED_SIZE_MAX:
             raise SchemaError(f"the size of fixed {name} is {node.size}")
         _with_logical_type(node, schema)
     else:

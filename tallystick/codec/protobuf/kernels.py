@@ -191,7 +191,7 @@ def read_indexes(bodies, starts, indexes):  # type: ignore[no-untyped-def]
         end = bodies[1, row]
         number, at = _varint(bodies[0, row], end)
         count = np.int64(number >> np.uint64(1))
-        is_zero = is_zero and at >= 0 and count == 0
+        is_zero = is_zero and at >= 0 and number == 0
         if at >= 0 and ((number & np.uint64(1)) or count >= len(indexes)):
             at = np.int64(-NO_FIELD)
         for place in range(count if at >= 0 else 0):

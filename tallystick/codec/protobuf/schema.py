@@ -8,7 +8,6 @@ https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-d
 """
 
 import base64
-import binascii
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -47,7 +46,7 @@ def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
         file = descriptor_pb2.FileDescriptorProto()
         try:
             file.ParseFromString(base64.b64decode(data, validate=True))
-        except (binascii.Error, message.DecodeError) as error:
+        except (ValueError, message.DecodeError) as error:  # base64's errors are ValueErrors
             raise SchemaError(
                 f"it is no FileDescriptorProto in base64, but {data[:50]!r}: does the registry "
                 f"know format=serialized?"

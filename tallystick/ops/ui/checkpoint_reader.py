@@ -3,7 +3,6 @@
 Reads, never changes anything. Each question is asked where a command of `tallystick` asks it too.
 """
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -30,7 +29,7 @@ from tallystick.ops.transactions import (
     recovery,
 )
 from tallystick.ops.ui.facts import EpochFact, PageFacts, PartitionFact, StepFact, TransactionFact
-from tallystick.source.offsets import SourceOffsets, from_json, of_input
+from tallystick.source.offsets import SourceOffsets, of_input, parse_source
 from tallystick.source.splits import plan_splits
 from tallystick.source.subscription import LATEST
 from tallystick.storage.file_storage import FileStorage
@@ -164,8 +163,8 @@ def rows_of(manifest: Manifest) -> int:
 
 def _sources(manifest: Manifest) -> list[SourceOffsets]:
     """Return the positions of the sources that are ours."""
-    found = [json.loads(text) for text in manifest.sources if text.startswith("{")]
-    return [from_json(each) for each in found if "tallystick" in each]
+    found = map(parse_source, manifest.sources)
+    return [each for each in found if each is not None]
 
 
 def _offsets_between(before: Manifest | None, manifest: Manifest) -> int | None:

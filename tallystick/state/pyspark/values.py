@@ -23,7 +23,7 @@ from pyspark.sql import types
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallystick.codec import ddl
-from tallystick.errors import OptionError, StateError
+from tallystick.errors import UNREADABLE, ManifestError, OptionError, StateError
 from tallystick.state.pyspark.rows import row_maker
 
 VALUE, LIST, MAP = "value", "list", "map"
@@ -68,8 +68,20 @@ def type_from_ddl(text: str, name: str) -> types.DataType:
 
 
 def struct_from_text(text: str) -> types.StructType:
-    """Read back `StructType.json()`."""
-    return types.StructType.fromJson(json.loads(text))
+    """Read back `StructType.json()`.
+
+    A user-defined type is refused: PySpark would import, and before 4.2 unpickle, what it names.
+
+    Raises:
+        ManifestError: it is no such text.
+    """
+    try:
+        return types.StructType.fromJson(json.loads(text, object_hook=_without_user_type))
+    except UNREADABLE as error:
+        raise ManifestError(
+            f"a schema in the checkpoint is {text[:200]!r}: expected one of Spark's, as JSON. It "
+            f"was edited, or made by somebody else."
+        ) from error
 
 
 def arrow_schema_of(schema: types.StructType | pa.Schema | str) -> pa.Schema:
@@ -81,6 +93,12 @@ def arrow_schema_of(schema: types.StructType | pa.Schema | str) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
     return to_arrow_schema(struct_of(schema), timezone="UTC")
+
+
+def _without_user_type(value: dict[str, Any]) -> dict[str, Any]:
+    if value.get("type") == "udt":
+        raise ValueError("a user-defined type")
+    return value
 
 
 Convert = Callable[[Any], Any]
@@ -150,15 +168,26 @@ class ValueCodec:
         return self._encode_with_care(value)
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
-        """Return the tuple that `encode` was given."""
-        if self._is_plain:
-            return cast(tuple[Any, ...], self._unpack(data))
-        return tuple(
-            [
-                None if value is None else restore(value)
-                for restore, value in zip(self._restore, self._unpack(data), strict=True)
-            ]
-        )
+        """Return the tuple that `encode` was given.
+
+        Raises:
+            ManifestError: the bytes are not of this schema.
+        """
+        try:
+            if self._is_plain:
+                return cast(tuple[Any, ...], self._unpack(data))
+            return tuple(
+                [
+                    None if value is None else restore(value)
+                    for restore, value in zip(self._restore, self._unpack(data), strict=True)
+                ]
+            )
+        except (msgspec.MsgspecError, *UNREADABLE) as error:
+            raise ManifestError(
+                f"{self._owner}: a stored value is not of {self._schema.simpleString()}: it was "
+                f"written for another schema, or is damaged. Restore an older checkpoint or a "
+                f"savepoint."
+            ) from error
 
     def decode_row(self, data: bytes) -> types.Row:
         """Return the same as a Row."""
