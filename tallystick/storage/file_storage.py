@@ -203,9 +203,9 @@ class FileStorage:
     def _place(self, path: str) -> "_Place":
         if _leads_out(path):
             raise ManifestError(
-                f"checkpoint {self._location}: path {path!r} leads out of the folder, or nowhere, as none of "
-                f"ours does: what names it was edited, or made by somebody else. Nothing was "
-                f"changed."
+                f"checkpoint {self._location}: path {path!r} leads out of the folder, or nowhere, "
+                f"as none of ours does: what names it was edited, or made by somebody else. Nothing "
+                f"was changed."
             )
         root = self._root
         if not path:
