@@ -204,8 +204,8 @@ class FileStorage:
         if _leads_out(path):
             raise ManifestError(
                 f"checkpoint {self._location}: path {path!r} leads out of the folder, or nowhere, "
-                f"as none of ours does: what names it was edited, or made by somebody else. Nothing "
-                f"was changed."
+                f"as none of ours does: what names it was edited, or made by somebody else. "
+                f"Nothing was changed."
             )
         root = self._root
         if not path:
