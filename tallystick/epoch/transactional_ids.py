@@ -27,7 +27,7 @@ from tallystick.errors import OptionError
 SLOT_COUNT = 16
 """The number of attempts of one task that have an id; Spark allows `spark.task.maxFailures`, 4."""
 TEXT_LENGTH_MAX = 249
-"""As long as Kafka's topics may be."""
+"""The longest name that Kafka takes for a topic."""
 SEPARATOR = "/"
 ID_PREFIX = "tallystick-"
 """Stands before the pipeline's name, unless a user chose another one."""
