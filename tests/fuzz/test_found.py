@@ -6,6 +6,7 @@ import sys
 import zlib
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from tallystick.epoch.manifest import seal
 from tallystick.errors import ManifestError
@@ -87,6 +88,17 @@ def test_it_is_refused_by_an_error_of_ours(name: str, found: object) -> None:
     data = found if isinstance(found, bytes) else text.encode()
 
     assert not run_case(DECODERS[name], data, DECODERS[name].samples()[0])
+
+
+def test_a_map_of_protobuf_whose_entries_have_no_key_is_refused() -> None:
+    decoder = DECODERS["Protobuf descriptor"]
+    sound = decoder.samples()[0]
+    file = FileDescriptorProto.FromString(sound)
+    entry = next(each for each in file.message_type[0].nested_type if each.options.map_entry)
+    assert entry.field[0].name == "key"
+    entry.field[0].name = "keq"
+
+    assert not run_case(decoder, file.SerializeToString(), sound)
 
 
 @pytest.mark.parametrize("size", [2**31, 2**64, 10**30])

@@ -199,8 +199,8 @@ def _field(field: Field, kind: pa.DataType, index: int, path: str) -> FieldPlan:
         parts = [kind.key_field.with_name("key"), kind.item_field.with_name("value")]
         plan = make_plan(message, parts, path)
         entry = MessagePlan(
-            [_always_there(each) for each in plan.columns],
-            [_always_there(each) for each in plan.fields],
+            [_always_there(each, path) for each in plan.columns],
+            [_always_there(each, path) for each in plan.fields],
             plan.table,
             [],
         )
@@ -221,9 +221,10 @@ def _field(field: Field, kind: pa.DataType, index: int, path: str) -> FieldPlan:
     )
 
 
-def _always_there(field: "FieldPlan | pa.DataType") -> FieldPlan:
+def _always_there(field: "FieldPlan | pa.DataType", path: str) -> FieldPlan:
     """Return the key or value of a map's entry: absent it is its default, a message is empty."""
-    assert isinstance(field, FieldPlan), "each entry has a key and a value"
+    if not isinstance(field, FieldPlan):
+        raise SchemaError(f"the entries of map {path!r} are without a key or a value")
     return replace(field, has_presence=False)
 
 
