@@ -34,7 +34,6 @@ class Question:
         kinds: Of faults to choose from.
         comparison: What counts as the same.
         shrink: Whether to look for a smaller schedule if the output differs.
-        schedule: The faults themselves, instead of `kills`, `seed` and `kinds`.
     """
 
     job: Job
@@ -43,13 +42,10 @@ class Question:
     kinds: tuple[str, ...]
     comparison: Comparison = "sequence"
     shrink: bool = False
-    schedule: tuple[Fault, ...] | None = None
 
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The schedule."""
-        if self.schedule is not None:
-            return self.schedule
         return plan(self.kills, self.seed, self.kinds)
 
 

@@ -28,9 +28,9 @@ from tallystick.chaos.run import Job, Run, run
 from tallystick.chaos.schedule import kinds_for
 from tallystick.chaos.verify import Question, Verdict, drop_unlike_state, judged
 from tests.campaign.jobs import BETS_TOPIC, WORKLOADS
+from tests.campaign.summary import RUNS
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "proof" / "runs.ndjson"
 RECORDS = 12_000
 PLAYERS = 40
 PARTITIONS = 4
