@@ -53,13 +53,10 @@ class Decider(Protocol):
         """
         ...
 
-    def decide(
-        self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]
-    ) -> Producer:
-        """Decide an epoch, and return the producer of the next.
+    def stage(self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]) -> None:
+        """Put into the transaction that decides all that is decided by it, if one does.
 
-        A RetriableError means that the outcome is unknown: fence with `current` and ask, never
-        guess and never abort.
+        This comes before the last count of its rows, so that only the commit comes after that.
 
         Args:
             producer: the owner.
@@ -67,6 +64,14 @@ class Decider(Protocol):
             positions: the end of the epoch in each source, for consumer groups to show. They become
                 visible with the decision where it can carry them: in a transaction, those on its
                 own cluster.
+        """
+        ...
+
+    def decide(self, producer: Producer, token: Token) -> Producer:
+        """Decide an epoch, with what is staged, and return the producer of the next.
+
+        A RetriableError means that the outcome is unknown: fence with `current` and ask, never
+        guess and never abort.
         """
         ...
 

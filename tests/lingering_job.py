@@ -74,7 +74,7 @@ class LingeringJob:
     def decide(self, epoch: int, path: str) -> None:
         """As the driver does, in the log of decisions."""
         token = Token(epoch, self.lineage, self.storage.location, path)
-        self.producer = self.log.decide(self.producer, token, ())
+        self.producer = self.log.decide(self.producer, token)
         self._decided[epoch] = path
 
     def finish(self, epoch: int) -> None:

@@ -215,10 +215,11 @@ class DecisionLog:
         newest = newest_entry(self._storage)
         return None if newest is None else newest.token
 
-    def decide(
-        self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]
-    ) -> Producer:
-        """Decide; the positions, which are for others to see, are not the log's business.
+    def stage(self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]) -> None:
+        """Do nothing: the positions, which are for others to see, are not the log's business."""
+
+    def decide(self, producer: Producer, token: Token) -> Producer:
+        """Decide.
 
         Raises:
             FencedError: another run has taken over.

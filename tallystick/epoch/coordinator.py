@@ -23,7 +23,8 @@ after the decision (SETTLING), by this run or by the recovery of the next (RECOV
 
 Invariants:
     * At most one epoch is in flight, so at most one transaction is open.
-    * A transaction is committed only after its manifest is durable and its output was counted.
+    * A transaction is committed only after its manifest is durable and its output was counted; and
+      right after the count, since another attempt of a task could write in between.
     * What Kafka committed is asked only after all earlier producers are fenced off.
     * What is not decided did not happen: no recovery ever finishes a transaction that no decided
       manifest names.
@@ -228,7 +229,7 @@ class Coordinator:
                 bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
                 epoch = bases.get(base_path, self._asked.checkpoint_id - 1)
                 token = self._identity.token(epoch, base_path)
-                return protocol.CommitTransaction(self._producer, token, ())
+                return protocol.CommitTransaction(self._producer, token, opens=True)
             case verdict.Run() | verdict.AlreadyCommitted():
                 named = () if known.manifest is None else known.manifest.committables
                 is_settled = isinstance(judged, verdict.Run) and not known.has_failed
@@ -340,13 +341,15 @@ class Coordinator:
     def _complete(self, path: str) -> Action:
         if self.phase is Phase.OPENING:
             token = self._identity.token(self._asked.checkpoint_id - 1, path)
-            return protocol.CommitTransaction(self._producer, token, ())
+            return protocol.CommitTransaction(self._producer, token, opens=True)
         assert self._manifest is not None
         self._become(Phase.COMPLETED)
         token = self._identity.token(self._manifest.checkpoint_id, path)
         self._committed = CommittedEpoch(token, self._manifest, manifest_exists=True)
         manifest = self._manifest
-        return protocol.CountOutput(self._producer, manifest.produced, manifest.committables)
+        return protocol.CountOutput(
+            self._producer, manifest.produced, token, self._asked.sources, manifest.committables
+        )
 
     def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
         """Commit only what the reporting tasks wrote: Kafka cannot distinguish their attempts."""
@@ -359,9 +362,7 @@ class Coordinator:
                 refusals.miscount(self._asked.checkpoint_id, reported, last_sequences)
             )
         self._become(Phase.COMMITTING)
-        return protocol.CommitTransaction(
-            self._producer, self._committed.token, self._asked.sources
-        )
+        return protocol.CommitTransaction(self._producer, self._committed.token)
 
     def _after_commit(self, next_producer: Producer) -> Action:
         self._owner = next_producer

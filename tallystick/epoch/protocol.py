@@ -26,7 +26,7 @@ class Phase(Enum):
     OPENING = auto()  # the lineage is new: its first token is being committed
     RUNNING = auto()  # tasks read and write into the open transaction
     PREPARED = auto()  # all output is flushed, nothing is visible; the manifest is being written
-    COMPLETED = auto()  # the manifest is durable; the output is being counted
+    COMPLETED = auto()  # the manifest is durable; the token is staged, then the output is counted
     COMMITTING = auto()  # Kafka was asked to commit: from here on only Kafka knows
     SETTLING = auto()  # decided; what tasks prepared in other sinks is being committed
     CONFIRMING = auto()  # committed; what follows the reported rows in the log is being looked at
@@ -272,20 +272,29 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CountOutput:
-    """Ask Kafka what the open transaction holds, and other sinks whether all is prepared still."""
+    """Stage the decision, then ask Kafka what the transaction holds: only the commit is missing.
+
+    Other sinks are asked whether all is prepared still. `sources` are the positions that the
+    decision takes along.
+    """
 
     producer: Producer
     produced: tuple[ProducedRange, ...]
+    token: Token
+    sources: tuple[str, ...]
     committables: tuple[Committable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CommitTransaction:
-    """Commit the rows together with the token, and with the sources' offsets if there are any."""
+    """Commit the rows together with what is staged.
+
+    `opens`: a lineage, by its first token, with no rows and nothing staged yet.
+    """
 
     producer: Producer
     token: Token
-    sources: tuple[str, ...]
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,9 +286,10 @@ class Driver:
                 nonce = self._clock.nonce()
                 path = self._folder.put_manifest(manifest, nonce, is_seed=is_seed)
                 return ManifestWritten(path)
-            case CountOutput(producer, produced, committables):
+            case CountOutput(producer, produced, token, sources, committables):
                 if self._participants is not None:
                     self._participants.check_prepared(committables)
+                self._decider.stage(producer, token, _sources(sources))
                 partitions = [written.topic_partition for written in produced]
                 return OutputCounted(self._decider.last_sequences(producer, partitions))
             case CommitTransaction():
@@ -373,8 +374,9 @@ class Driver:
             )
 
     def _commit(self, action: CommitTransaction) -> Event:
-        producer = self._decider.decide(action.producer, action.token, _sources(action.sources))
-        return TransactionCommitted(producer)
+        if action.opens:
+            self._decider.stage(action.producer, action.token, ())
+        return TransactionCommitted(self._decider.decide(action.producer, action.token))
 
     def _read_committed(self) -> CommittedEpoch:
         decided = self._decider.last_decision()

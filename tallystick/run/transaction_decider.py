@@ -64,10 +64,8 @@ class TransactionDecider:
         self._takeover_count = takeover_count(found, self._lineage)
         return token
 
-    def decide(
-        self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]
-    ) -> Producer:
-        """Stage the token and the positions, then commit: all of it or nothing.
+    def stage(self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]) -> None:
+        """See `ports.Decider.stage`.
 
         Positions on other clusters are left out: no transaction spans two.
         """
@@ -84,6 +82,9 @@ class TransactionDecider:
             if source.cluster_id == self._target.cluster_id:
                 for some in requests(shown(source)):
                     self._broker.stage_offsets(producer, source.group, some, best_effort=True)
+
+    def decide(self, producer: Producer, token: Token) -> Producer:
+        """Commit the rows together with what is staged: all of it or nothing."""
         return self._broker.commit_transaction(producer)
 
     def abort(self, producer: Producer) -> None:

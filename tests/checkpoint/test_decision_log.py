@@ -56,7 +56,7 @@ def token(epoch: int, path: str = "m") -> Token:
 
 
 def decide(log: DecisionLog, producer: Producer, what: Token) -> Producer:
-    return log.decide(producer, what, ())
+    return log.decide(producer, what)
 
 
 # On a real disk, one thing at a time.

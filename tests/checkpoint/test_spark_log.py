@@ -353,7 +353,7 @@ def test_what_its_decider_denies_is_no_savepoint_though_spark_has_logged_it(chec
         token = Token(epoch, "l", checkpoint.storage.location, path)
         if decided_by == CHECKPOINT:
             log = DecisionLog(checkpoint.storage, SystemClock(), "t")
-            log.decide(log.fence(None), token, ())
+            log.decide(log.fence(None), token)
             return {}
         return {"ask": lambda _, __: TokenAnswer(token)}
 
@@ -385,7 +385,7 @@ def test_a_decided_epoch_whose_manifest_was_removed_is_not_taken_for_left_out(ch
     log = DecisionLog(checkpoint.storage, SystemClock(), "t")
     path = "tallystick/000000000004-4-gone.json"
     token = Token(4, "l", checkpoint.storage.location, path)
-    log.decide(log.fence(None), token, ())
+    log.decide(log.fence(None), token)
     checkpoint.log_offsets(4, 5)
     checkpoint.storage.put("commits/4", b"v1\n{}")
 

@@ -279,9 +279,12 @@ def test_only_a_run_that_never_owned_the_pipeline_takes_it_over(all_steps):
 
 def test_rows_are_committed_after_a_durable_manifest_and_a_matching_count(steps):
     for state, action, event, order in steps:
-        opens = isinstance(event, c.CommittedRead)  # with a token, and no rows
-        if isinstance(order, c.CommitTransaction) and not opens:
+        if isinstance(order, c.CommitTransaction):
+            assert order.opens == isinstance(event, c.CommittedRead)  # with a token, and no rows
+        if isinstance(order, c.CommitTransaction) and not order.opens:
             assert isinstance(action, c.CountOutput)
+            assert action.token == order.token
+            assert action.sources == state._manifest.sources
             assert isinstance(event, c.OutputCounted)
             assert state.phase is Phase.COMPLETED
             assert action.committables == state._manifest.committables
@@ -317,7 +320,7 @@ def test_a_lineage_begins_with_a_token_that_names_its_seed_and_with_no_rows(step
         if isinstance(order, c.CommitTransaction) and isinstance(event, c.CommittedRead):
             base = event.committed.seed
             assert order.token.manifest_path == ("" if base is None else base.path)
-            assert order.sources == ()
+            assert order.opens
             assert isinstance(action, c.ReadCommitted)
             named.add(order.token.manifest_path)
     assert named == {"", "seed"}
@@ -365,7 +368,7 @@ def test_a_lineage_begins_with_a_token_that_names_where_it_reads_from(loop_steps
             is_commit = isinstance(order, c.CommitTransaction)
             assert is_commit == action.is_seed
             if is_commit:
-                assert order.sources == ()
+                assert order.opens
                 assert order.token.manifest_path == event.path
                 assert order.token.checkpoint_id == action.manifest.checkpoint_id
                 found += 1

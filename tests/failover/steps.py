@@ -14,9 +14,9 @@ class Step(Enum):
     FENCED = "the new driver has its producer, and has not asked what is committed"
     WROTE_HALF = "some rows are written, others are not"
     RAN = "all rows are written, there is no manifest"
-    COMPLETED = "the manifest is durable, nothing is counted"
-    COUNTED = "the output is counted, the token is not staged"
-    STAGED = "the token is staged, EndTxn is not sent"
+    COMPLETED = "the manifest is durable, the token is not staged"
+    STAGED = "the token is staged, nothing is counted"
+    COUNTED = "the output is counted, EndTxn is not sent"
     ENDING = "EndTxn is sent, its answer is not read"
     COMMITTED = "the transaction is committed, nothing is confirmed"
     CONFIRMED = "the output is confirmed, Spark has not logged the epoch"
@@ -47,7 +47,7 @@ class Trap:
         self._armed = True
         assert self._wire is not None, "a run has begun"
         if self._step is Step.STAGED:
-            self._wire.before("EndTxn", self._spring)
+            self._wire.before("DescribeTransactions", self._spring)
         if self._step is Step.ENDING:
             self._wire.after("EndTxn", self._spring)
 

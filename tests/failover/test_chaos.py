@@ -17,3 +17,4 @@ def test_a_short_campaign_ends_exact(cluster: EmbeddedKafka, tmp_path: Path) -> 
     assert verdict.is_exact, (tmp_path / "drivers.log").read_text()[-4_000:]
     assert verdict.broker_kills + verdict.broker_pauses > 0
     assert verdict.driver_kills > 1
+    assert sum(verdict.zombie_answers.values()) > 0, "tasks outlive their driver, and write on"

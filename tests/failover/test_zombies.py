@@ -7,10 +7,13 @@ again; what it writes between that and the commit is committed too. All of it is
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
 from tallystick.epoch import protocol as c
+from tallystick.kafka import protocol
+from tallystick.kafka.broker import EPOCH_BY_END_TXN, KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka
@@ -75,6 +78,34 @@ def test_rows_between_the_last_count_and_the_commit_are_committed_and_all_are_to
         assert each.told == each.accepted
         assert not each.is_repeated
     check(job, cluster, haunted)
+
+
+def test_nothing_but_the_commit_comes_between_the_last_count_and_the_markers(
+    cluster: EmbeddedKafka, make_job: MakeJob
+) -> None:
+    """So the zombie has no more time than it takes Kafka to commit."""
+    sent: list[str] = []
+
+    def tap(broker: KafkaBroker) -> None:
+        network, post = broker.client.network, broker.client.network.post
+
+        def post_told(node: int, request: Any, deadline: float) -> Any:
+            sent.append(protocol.api_name(request))
+            return post(node, request, deadline)
+
+        network.post = post_told  # type: ignore[method-assign]
+
+    job = make_job("in-order", on_start=tap)
+    job.run_until(2)
+    sent.clear()
+    job.run_next()
+
+    first = sent.index("TxnOffsetCommit")
+    found = [name for name in sent[first:] if name != "AddOffsetsToTxn"]
+    initialises = [] if cluster.transaction_version == EPOCH_BY_END_TXN else ["InitProducerId"]
+    counts = ["DescribeTransactions", "DescribeProducers"]
+    assert found[:5] == ["TxnOffsetCommit", "TxnOffsetCommit", *counts, "EndTxn"]
+    assert found[5:6] == (initialises or ["Fetch"])
 
 
 def test_rows_before_the_last_count_have_the_epoch_run_again_without_them(

@@ -315,6 +315,7 @@ def test_of_a_commit_and_a_take_over_at_once_one_wins_and_both_know_which(
         taker = threading.Timer(0.1, taken_over, [config, kept])
         taker.start()
         assert sink.commit(kept) is Outcome.COMMITTED
+        assert wire.lost["EndTxn", "answer"] == 1
         taker.join()
         until(lambda: state_of(client, kept) != "PrepareCommit")
     assert read_back(config, topic) == ["kept"]

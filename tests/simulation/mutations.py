@@ -147,40 +147,54 @@ def _positions(decider: TransactionDecider, sources: Any) -> Iterator[tuple[str,
             yield each.group, {place: (offset, "") for place, offset in shown(each).items()}
 
 
-@mutation("the token is committed after the rows", TransactionDecider, "decide", Fault.CRASH_AFTER)
+@mutation("the token is committed after the rows", TransactionDecider, "stage", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
-    def decide(self: Any, producer: Producer, token: Token, sources: Any) -> Producer:
+    def stage(self: Any, producer: Producer, token: Token, sources: Any) -> None:
         if not token.manifest_path:
             return original(self, producer, token, sources)
         for group, positions in _positions(self, sources):
             self._broker.stage_offsets(producer, group, positions)
-        following = self._broker.commit_transaction(producer)
+        held = {self._target.token_partition: encode_token(token)}
+        _after_commit(self, lambda: self._broker.commit_offsets(self._target.token_group, held))
+
+    return stage
+
+
+@mutation("the token is committed before the rows", TransactionDecider, "stage", Fault.REFUSED)
+def _(original: Any) -> Any:
+    def stage(self: Any, producer: Producer, token: Token, sources: Any) -> None:
         held = {self._target.token_partition: encode_token(token)}
         self._broker.commit_offsets(self._target.token_group, held)
+        original(self, producer, token, sources)
+
+    return stage
+
+
+@mutation("positions are committed after the rows", TransactionDecider, "stage", Fault.CRASH_AFTER)
+def _(original: Any) -> Any:
+    def stage(self: Any, producer: Producer, token: Token, sources: Any) -> None:
+        original(self, producer, token, ())
+        staged = list(_positions(self, sources))
+
+        def commit() -> None:
+            for group, positions in staged:
+                self._broker.commit_offsets(group, positions)
+
+        _after_commit(self, commit)
+
+    return stage
+
+
+def _after_commit(decider: Any, commit: Callable[[], None]) -> None:
+    """Have the next commit of a decider followed by another one."""
+
+    def decide(producer: Producer, token: Token) -> Producer:
+        del decider.decide
+        following = type(decider).decide(decider, producer, token)
+        commit()
         return following
 
-    return decide
-
-
-@mutation("the token is committed before the rows", TransactionDecider, "decide", Fault.REFUSED)
-def _(original: Any) -> Any:
-    def decide(self: Any, producer: Producer, token: Token, sources: Any) -> Producer:
-        held = {self._target.token_partition: encode_token(token)}
-        self._broker.commit_offsets(self._target.token_group, held)
-        return original(self, producer, token, sources)
-
-    return decide
-
-
-@mutation("positions are committed after the rows", TransactionDecider, "decide", Fault.CRASH_AFTER)
-def _(original: Any) -> Any:
-    def decide(self: Any, producer: Producer, token: Token, sources: Any) -> Producer:
-        following = original(self, producer, token, ())
-        for group, positions in _positions(self, sources):
-            self._broker.commit_offsets(group, positions)
-        return following
-
-    return decide
+    decider.decide = decide
 
 
 def _when_commit_fails(do: Callable[[Any, Exception], c.Action]) -> Callable[[Any], Any]:
