@@ -23,7 +23,7 @@ assert gang_mutations, "as well as this"
 assert two_input_mutations, "and this"
 SEED_COUNT_MAX = 300
 RARE = {
-    "a change of a copy goes on though another one began": 600,
+    "a change of a copy goes on though another one began": 1200,
     "what an orphan says counts for the gang after its own (resident tasks)": 600,
     "Kafka is asked before fencing, for unstable offsets (crash_late)": 600,
 }
@@ -32,7 +32,8 @@ epoch whose rows did not count, and the same epoch in another gang; a late commi
 between the question of another driver and its fence."""
 FOUND_BY = {
     "Kafka is asked before fencing, for unstable offsets (crash_late)": 522,
-    "a replaced driver blames the checkpoint": 78,
+    "a change of a copy goes on though another one began": 1168,
+    "a replaced driver blames the checkpoint": 83,
     "Kafka does not fence writers": 65,
     "what an orphan says counts for the gang after its own (resident tasks)": 456,
     "a snapshot is laid over an old copy": 14,
