@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
@@ -33,7 +34,11 @@ PAUSE_SHARE = 0.35
 """How many of the faults are a SIGSTOP, not a SIGKILL."""
 OUT_S = (0.0, 6.0)
 BETWEEN_FAULTS_S = (0.5, 4.0)
-DRIVER_LIVES_S = (4.0, 18.0)
+DRIVER_LIVES_S = (0.0, 14.0)
+"""After its first epoch; or, of one in so many drivers, from the start of its process."""
+STARTING_ONE_IN = 4
+KILLS_MIN = 2
+"""A campaign goes on until so many of its drivers have done an epoch and been killed."""
 LAST_EPOCHS = 3
 
 
@@ -70,7 +75,7 @@ class DriverKiller:
     """Keeps one driver running, and kills it now and then."""
 
     def __init__(self, settings: Settings, chance: random.Random) -> None:
-        self.kills = self.deaths = 0
+        self.kills = self.kills_at_work = self.deaths = 0
         self._settings = settings
         self._chance = chance
         self._over = threading.Event()
@@ -89,13 +94,23 @@ class DriverKiller:
         while not self._over.is_set():
             log = Path(self._settings.folder, "drivers.log")
             driver = self._group.spawn(self._settings.command("driver"), log)
+            before = self._settings.logged
+            if self._chance.randrange(STARTING_ONE_IN):
+                self._wait_for_an_epoch(driver)
             self._over.wait(self._chance.uniform(*DRIVER_LIVES_S))
             if driver.poll() is None:
                 driver.kill()
                 self.kills += 1
+                self.kills_at_work += self._settings.logged > before
             else:
                 self.deaths += 1
             driver.wait()
+
+    def _wait_for_an_epoch(self, driver: subprocess.Popen[bytes]) -> None:
+        before = self._settings.logged
+        while driver.poll() is None and self._settings.logged == before:
+            if self._over.wait(0.1):
+                break
 
 
 def run_campaign(kafka: EmbeddedKafka, seconds: float, seed: int, folder: Path) -> Verdict:
@@ -105,8 +120,8 @@ def run_campaign(kafka: EmbeddedKafka, seconds: float, seed: int, folder: Path) 
     settings = Settings(kafka.bootstrap_servers, topic, PARTITIONS, str(folder), 2)
     verdict = Verdict()
     began = time.monotonic()
-    with _drivers(settings, chance, verdict):
-        while time.monotonic() < began + seconds:
+    with _drivers(settings, chance, verdict) as killer:
+        while time.monotonic() < began + seconds or killer.kills_at_work < KILLS_MIN:
             _fault(kafka, chance, verdict)
             time.sleep(chance.uniform(*BETWEEN_FAULTS_S))
     verdict.seconds = round(time.monotonic() - began, 1)
@@ -119,10 +134,10 @@ def run_campaign(kafka: EmbeddedKafka, seconds: float, seed: int, folder: Path) 
 
 
 @contextmanager
-def _drivers(settings: Settings, chance: random.Random, verdict: Verdict) -> Iterator[None]:
+def _drivers(settings: Settings, chance: random.Random, verdict: Verdict) -> Iterator[DriverKiller]:
     killer = DriverKiller(settings, random.Random(chance.random()))
     try:
-        yield
+        yield killer
     finally:
         killer.stop()
         verdict.driver_kills, verdict.driver_deaths = killer.kills, killer.deaths
