@@ -23,8 +23,7 @@ after the decision (SETTLING), by this run or by the recovery of the next (RECOV
 
 Invariants:
     * At most one epoch is in flight, so at most one transaction is open.
-    * A transaction is committed only after its manifest is durable and its output was counted; and
-      right after the count, since another attempt of a task could write in between.
+    * A transaction is committed after its manifest is durable, and right after its output's count.
     * What Kafka committed is asked only after all earlier producers are fenced off.
     * What is not decided did not happen: no recovery ever finishes a transaction that no decided
       manifest names.
