@@ -31,7 +31,6 @@ ANSWER_S = 5.0
 READ_IDLE_S = 30.0
 POLL_S = 0.2
 BATCH = 10_000
-OUR_GROUPS = "tallystick-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +108,12 @@ class Cluster:
         return None
 
     def positions(self) -> dict[tuple[str, int], int] | None:
-        """Return what groups of Tallystick's have committed of the input; None: no answer."""
+        """Return what consumer groups have committed of the input; None: no answer."""
         found: dict[tuple[str, int], int] = {}
         try:
             listed = self._admin.list_consumer_groups(request_timeout=ANSWER_S).result(ANSWER_S)
             names = [each.group_id for each in listed.valid]
             for name in names:
-                if not name.startswith(OUR_GROUPS):
-                    continue
                 asked = [ConsumerGroupTopicPartitions(name)]
                 (answer,) = self._admin.list_consumer_group_offsets(
                     asked, request_timeout=ANSWER_S

@@ -243,10 +243,10 @@ class _Course:
         else:
             what = f"nothing has moved for {quiet:.0f} s"
         total = sum(map(len, self._job.inputs.values()))
-        raise StuckError(
-            f"{what}; consumer groups have committed {self._read:,} of {total:,} records of the "
-            f"input. The end of its log:\n{self._program.tail()}"
-        )
+        read = f"consumer groups have committed {self._read:,} of {total:,} records of the input"
+        if not self._read:
+            read += " (a query of Structured Streaming does it with the option kafka.group.id)"
+        raise StuckError(f"{what}; {read}. The end of its log:\n{self._program.tail()}")
 
     def _sleep(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -141,6 +141,7 @@ def foreach_batch(servers: str, checkpoint: str, parallelism: int) -> object:
         .option("kafka.bootstrap.servers", servers)
         .option("subscribe", BETS_TOPIC)
         .option("startingOffsets", "earliest")
+        .option("kafka.group.id", "campaign")
         .load()
     )
     return (
