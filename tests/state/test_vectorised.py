@@ -219,6 +219,8 @@ def test_without_a_watermark_nothing_is_due() -> None:
         (Update(state={"m": [1]}), r"has the columns \['m'\]: .* declared with \['n'\]"),
         (Update(state={"n": [1, 2]}), "'n' has 2 values, but the batch has 1 keys"),
         (Update(state={"n": ["x"]}), "'n' does not fit its type int64"),
+        (Update(state={"n": None}), "one value per key, null for a key that is to have none"),
+        (Update(state={"n": 5}), "one value per key, null for a key that is to have none"),
         (Update(timers=[1]), "made without timers: give vectorised"),
     ],
 )

@@ -7,6 +7,7 @@ Invariant: each key is written at most once in an epoch, after its last call; wh
 is not written.
 """
 
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -378,9 +379,11 @@ def as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
     try:
         column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=False)
         column = column if column.type == field.type else column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
         raise OptionError(
-            f"Update: column {field.name!r} does not fit its type {field.type}: {error}"
+            f"Update: column {field.name!r} does not fit its type {field.type}: expected one value "
+            f"per key, null for a key that is to have none, and found {reprlib.repr(values)}: "
+            f"{error}"
         ) from error
     if len(column) != count:
         raise OptionError(
