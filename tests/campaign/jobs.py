@@ -4,13 +4,20 @@ python -m tests.campaign.jobs keyed SERVERS CHECKPOINT PARALLELISM
 """
 
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 
 import tallystick as ts
+from tallystick.kafka.config import KafkaConfig
+from tallystick.ops import savepoints
+from tallystick.ops.checkpoint_view import asking
+from tallystick.storage.file_storage import FileStorage
 
 BETS = "id long, player string, amount long, at long"
 ODDS = "player string, odds long, at long"
@@ -133,7 +140,61 @@ def two_topics(servers: str, checkpoint: str, parallelism: int) -> object:
     )
 
 
+def moved(servers: str, checkpoint: str, parallelism: int) -> object:
+    """Each life begins with a savepoint of the last one's checkpoint, restored into a new one."""
+    totals = ts.aggregate({"n": ts.count(), "amount": ts.sum("amount"), "last": ts.maximum("id")})
+    pipeline = (
+        ts.Pipeline("moved")
+        .read(source(servers))
+        .key_by("player")
+        .process(totals, uid="totals", parallelism=parallelism)
+        .write(sink(servers))
+    )
+    current = Path(checkpoint, "current")
+    if not current.exists():
+        _set(current, "first")
+        return pipeline.start(checkpoint=f"{checkpoint}/first")
+    last = f"{checkpoint}/{current.read_text()}"
+    pipeline.recover(checkpoint=last)
+    name = uuid.uuid4().hex
+    kept, restored = FileStorage(f"{checkpoint}/kept-{name}"), FileStorage(f"{checkpoint}/{name}")
+    try:
+        savepoints.create(FileStorage(last), kept, ask_kafka=asking(KafkaConfig(servers)))
+    except ts.OptionError:  # it was killed before its first epoch
+        return pipeline.start(checkpoint=last)
+    savepoints.restore(kept, restored)
+    _set(current, name)
+    return pipeline.start(checkpoint=restored.location)
+
+
+def _set(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def stream_writer(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        stream(servers)
+        .writeStream.format("tallystick")
+        .option("kafka.bootstrap.servers", servers)
+        .option("topic", "out")
+        .option("checkpointLocation", checkpoint)
+        .start()
+    )
+
+
 def foreach_batch(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        stream(servers)
+        .writeStream.foreachBatch(ts.KafkaSink(servers, topic="out"))
+        .option("checkpointLocation", checkpoint)
+        .start()
+    )
+
+
+def stream(servers: str) -> DataFrame:
     spark = ts.spark_session("campaign", master="local[2]")
     ts.register(spark)
     rows = (
@@ -144,12 +205,7 @@ def foreach_batch(servers: str, checkpoint: str, parallelism: int) -> object:
         .option("kafka.group.id", "campaign")
         .load()
     )
-    return (
-        rows.select("key", "value")
-        .writeStream.foreachBatch(ts.KafkaSink(servers, topic="out"))
-        .option("checkpointLocation", checkpoint)
-        .start()
-    )
+    return rows.select("key", "value")
 
 
 WORKLOADS = {
@@ -161,6 +217,8 @@ WORKLOADS = {
         joined, "rows", ("out",), "two inputs in one epoch", (BETS_TOPIC, ODDS_TOPIC)
     ),
     "two-topics": Workload(two_topics, "rows", ("out", "copy"), "torn epoch over two sinks"),
+    "moved": Workload(moved, "final", ("out",), "recover, savepoint and restore at each start"),
+    "stream-writer": Workload(stream_writer, "sequence", ("out",), "Spark's own writer"),
     "foreach-batch": Workload(foreach_batch, "sequence", ("out",), "a query of Spark's own"),
 }
 
