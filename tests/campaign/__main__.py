@@ -27,6 +27,7 @@ from tallystick.chaos.report import as_text
 from tallystick.chaos.run import Job, Run, run
 from tallystick.chaos.schedule import kinds_for
 from tallystick.chaos.verify import Question, Verdict, drop_unlike_state, judged
+from tallystick.errors import BrokerUnavailableError
 from tests.campaign.jobs import BETS_TOPIC, WORKLOADS
 from tests.campaign.summary import RUNS
 
@@ -160,7 +161,10 @@ def main() -> None:
     end = time.monotonic() + 3600 * arguments.hours
     seed = arguments.seed
     while True:
-        campaign.go(seed)
+        try:
+            campaign.go(seed)
+        except BrokerUnavailableError as error:  # the machine is too busy to start a cluster
+            print(f"seed {seed} was not run: {error}", flush=True)
         seed += 1
         if arguments.once or time.monotonic() >= end:
             break
