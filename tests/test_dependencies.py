@@ -1,4 +1,4 @@
-"""`make audit` and `make sbom`: about what users get; and no knowledge is not taken for none bad."""
+"""`make audit` and `make sbom`: about what users get; not to know is not taken for good news."""
 
 import json
 import sys
