@@ -89,7 +89,7 @@ JAAS_FIELDS = {
 }
 """The same for what a JAAS line says."""
 EXTENSION = "extension_"
-"""How the names of SASL extensions begin in a JAAS line."""
+"""The beginning of the names of SASL extensions in a JAAS line."""
 
 ConfigValue: TypeAlias = str | int | bool | tuple[tuple[str, str], ...]
 
