@@ -26,7 +26,7 @@ CLIENT, SECRET = "shipping", "a-s3cret/of+mine=="
 TOPIC = "guarded-in"
 KAFKA_VERSION = "4.3.0"
 """The one whose jars have what checks a signature."""
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 
 @pytest.fixture(scope="module")
