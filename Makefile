@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign bench clean fuzz
+.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign bench clean fuzz audit sbom
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,6 +16,8 @@ help:
 	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
 	@echo "make screenshots   the pictures of the page in docs/images, from real pipelines (needs chromium-driver)"
 	@echo "make wheel   the wheel, in dist, tried in an environment of its own outside of this folder"
+	@echo "make audit   known vulnerabilities of what the wheel needs, from the database of OSV"
+	@echo "make sbom    what the wheel needs, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
 	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
@@ -52,6 +54,12 @@ screenshots: setup
 
 wheel: setup
 	@$(BIN)/python -m tests.wheel
+
+audit: setup
+	@$(BIN)/python -m tests.dependencies audit
+
+sbom: setup
+	@$(BIN)/python -m tests.dependencies sbom
 
 sim: setup
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))

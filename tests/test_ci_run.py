@@ -50,6 +50,8 @@ def test_it_installs_what_is_missing_and_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("make ")] == [
         "make check",
+        "make audit",
+        "make sbom",
         "make sim SEEDS=300",
         "make test ARGS=--reruns 1 -raR",
     ]

@@ -78,11 +78,38 @@ PURE_MAY_IMPORT = {
 }
 ONLY_HERE = {
     "kafka": {"kafka/protocol.py"},  # its message classes are no public interface: one place
-    # Nothing read back from Kafka or storage may ever run code; members of a gang prove a secret.
-    "pickle": {"spark/gang/messages.py"},
-    "cloudpickle": set(),
-    "marshal": set(),
 }
+MAY_RUN_BYTES = {
+    "pickle": {"spark/gang/messages.py"},  # from a process that has proved the gang's secret
+    "cloudpickle": {"spark/gang/messages.py"},
+    "serializers": {
+        "spark/tasks.py"
+    },  # the driver's plans, in the tasks that Spark brought them to
+    "_pickle": set(),
+    "dill": set(),
+    "joblib": set(),
+    "jsonpickle": set(),
+    "marshal": set(),
+    "shelve": set(),
+    "yaml": set(),
+    "eval": set(),
+    "exec": set(),
+    "compile": set(),
+    "__import__": set(),
+    "import_module": {
+        "__main__.py",  # the module that the command line names
+        "host/kernel_cache.py",
+        "spark/early_daemon.py",
+        "testing/security.py",
+    },
+    "os.system": set(),
+    "os.popen": set(),
+    "shell": set(),
+    "allow_pickle": set(),
+    "read_pickle": set(),
+}
+"""What turns bytes or text into code. Nothing from Kafka, storage or the network may come there
+(docs/security.md)."""
 PATHS_BELOW_A_CHECKPOINT = {
     "FOLDER",
     "METADATA",
@@ -233,6 +260,48 @@ def test_dangerous_imports_stay_where_they_belong(module):
         places = ONLY_HERE.get(name.split(".")[0])
 
         assert places is None or place(path) in places, f"{place(path)} must not import {name}"
+
+
+def runs_bytes(tree: ast.AST) -> set[str]:
+    """Return the names of `MAY_RUN_BYTES` that a module imports, calls, or gives as an argument."""
+    found = {part for name in imported(tree) for part in name.split(".")}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                found.add(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)):
+                found |= {f"{owner}.{name}", "" if f"{owner}.{name}" == "re.compile" else name}
+        if isinstance(node, ast.Call):
+            found |= {each.arg for each in node.keywords if each.arg}
+    return found & MAY_RUN_BYTES.keys()
+
+
+def test_nothing_from_outside_becomes_code(module):
+    path, tree, _ = module
+    for name in runs_bytes(tree):
+        assert place(path) in MAY_RUN_BYTES[name], f"{place(path)} must not use {name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import pickle", {"pickle"}),
+        ("from pyspark import cloudpickle as harmless", {"cloudpickle"}),
+        ("from pyspark.serializers import CPickleSerializer", {"serializers"}),
+        ("eval(text)", {"eval"}),
+        ("builtins.exec(text)", {"exec"}),
+        ("compile(text, 'a', 'eval')", {"compile"}),
+        ("re.compile(text)", set()),
+        ("np.load(file, allow_pickle=True)", {"allow_pickle"}),
+        ("pd.read_pickle(file)", {"read_pickle"}),
+        ("yaml.load(text)\nimport yaml", {"yaml"}),
+        ("subprocess.run(text, shell=True)", {"shell"}),
+        ("os.system(text)", {"os.system"}),
+        ("importlib.import_module(name)", {"import_module"}),
+    ],
+)
+def test_what_becomes_code_is_noticed(text, found):
+    assert runs_bytes(ast.parse(text)) == found
 
 
 def test_functions_and_modules_fit_the_reader(module):

@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
-from urllib.parse import urlparse
+from typing import NamedTuple, Self, TypeAlias
+from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from tallystick.errors import OptionError
@@ -52,6 +52,9 @@ FIELDS = {
     "sasl.username": "sasl_username",
     "sasl.password": "sasl_password",
     "sasl.kerberos.service.name": "kerberos_service_name",
+    "sasl.oauthbearer.client.credentials.client.id": "oauth_client_id",
+    "sasl.oauthbearer.client.credentials.client.secret": "oauth_secret",
+    "sasl.oauthbearer.scope": "oauth_scope",
     "ssl.truststore.location": "truststore_location",
     "ssl.truststore.certificates": "truststore_certificates",
     "ssl.keystore.location": "keystore_location",
@@ -71,7 +74,24 @@ SPECIAL = (
     "ssl.endpoint.identification.algorithm",
 )
 """Options whose value means something else than a field."""
-JAAS_ENTRY = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""")
+JAAS_ENTRY = re.compile(
+    r"""([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))"""
+)
+
+JAAS_FIELDS = {
+    "username": "sasl_username",
+    "password": "sasl_password",
+    "serviceName": "kerberos_service_name",
+    "clientId": "oauth_client_id",
+    "clientSecret": "oauth_secret",
+    "scope": "oauth_scope",
+    "ssl.truststore.location": "oauth_truststore_location",
+}
+"""The same for what a JAAS line says."""
+EXTENSION = "extension_"
+"""The beginning of the names of SASL extensions in a JAAS line."""
+
+ConfigValue: TypeAlias = str | int | bool | tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +115,12 @@ class KafkaConfig:
     sasl_password: str = field(default="", repr=False)
     kerberos_service_name: str = ""
     token_file: str = ""
+    token_endpoint: str = ""
+    oauth_client_id: str = ""
+    oauth_secret: str = field(default="", repr=False)
+    oauth_scope: str = ""
+    oauth_truststore_location: str = ""
+    sasl_extensions: tuple[tuple[str, str], ...] = ()
     truststore_location: str = ""
     truststore_certificates: str = field(default="", repr=False)
     keystore_location: str = ""
@@ -139,10 +165,18 @@ class KafkaConfig:
         if self.sasl_mechanism == "GSSAPI" and not self.kerberos_service_name:
             raise OptionError("sasl.mechanism GSSAPI needs sasl.kerberos.service.name.")
         if self.sasl_mechanism == "OAUTHBEARER" and not self.token_file:
-            raise OptionError(
-                "sasl.mechanism OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url with a "
-                "file: URL: the token is read from that file at each login."
-            )
+            if not self.token_endpoint:
+                raise OptionError(
+                    "sasl.mechanism OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url: https: "
+                    "and the token endpoint of your identity provider, or file: and a file that "
+                    "holds the token, which is read at each login."
+                )
+            if not (self.oauth_client_id and self.oauth_secret):
+                raise OptionError(
+                    "sasl.oauthbearer.token.endpoint.url needs a client to ask as: set clientId= "
+                    "and clientSecret= in sasl.jaas.config, or "
+                    "sasl.oauthbearer.client.credentials.client.id and .client.secret."
+                )
 
     @classmethod
     def from_options(
@@ -157,7 +191,7 @@ class KafkaConfig:
         Raises:
             OptionError: a name is not known, a value cannot be used, or something is missing.
         """
-        values: dict[str, str | int | bool] = {}
+        values: dict[str, ConfigValue] = {}
         for option, text in options.items():
             if option in FIELDS:
                 name = FIELDS[option]
@@ -231,8 +265,8 @@ class KafkaConfig:
                 os.unlink(path)
 
 
-def _special_values(options: Mapping[str, str]) -> dict[str, str | bool]:
-    values: dict[str, str | bool] = {}
+def _special_values(options: Mapping[str, str]) -> dict[str, ConfigValue]:
+    values: dict[str, ConfigValue] = {}
     for option in ("ssl.truststore.type", "ssl.keystore.type"):
         if options.get(option, "PEM").upper() != "PEM":
             raise OptionError(
@@ -249,27 +283,37 @@ def _special_values(options: Mapping[str, str]) -> dict[str, str | bool]:
     if "sasl.jaas.config" in options:
         values |= _jaas_values(options["sasl.jaas.config"])
     if url := options.get("sasl.oauthbearer.token.endpoint.url"):
-        parsed = urlparse(url)
-        if parsed.scheme != "file":
-            raise OptionError(
-                "sasl.oauthbearer.token.endpoint.url: only file: URLs are supported; have the "
-                "token written to a file and renewed there."
-            )
-        values["token_file"] = str(Path(url2pathname(parsed.path)))
+        values |= _token_values(url)
     return values
 
 
-def _jaas_values(text: str) -> dict[str, str | bool]:
-    """Return user name and password from a JAAS line, the way Spark's connector is given them."""
-    fields = {"username": "sasl_username", "password": "sasl_password"}
-    fields["serviceName"] = "kerberos_service_name"
-    values: dict[str, str | bool] = {}
+def _token_values(url: str) -> dict[str, ConfigValue]:
+    parsed = urlsplit(url)
+    if parsed.scheme == "file":
+        return {"token_file": str(Path(url2pathname(parsed.path)))}
+    if parsed.scheme not in ("http", "https") or not parsed.hostname or "@" in parsed.netloc:
+        raise OptionError(
+            "sasl.oauthbearer.token.endpoint.url must be an https: or file: URL, with a host and "
+            "without a password: that goes to sasl.jaas.config, clientSecret=. (Its text is not "
+            "shown, it may hold one.)"
+        )
+    return {"token_endpoint": url}
+
+
+def _jaas_values(text: str) -> dict[str, ConfigValue]:
+    """Return what a JAAS line says, the way Spark's connector is given it."""
+    values: dict[str, ConfigValue] = {}
+    extensions: list[tuple[str, str]] = []
     for match in JAAS_ENTRY.finditer(text):
         name, double, single, bare = match.groups()
         quoted = double if double is not None else single
         value = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-        if name in fields:
-            values[fields[name]] = value
+        if name in JAAS_FIELDS:
+            values[JAAS_FIELDS[name]] = value
+        elif name.startswith(EXTENSION):
+            extensions.append((name.removeprefix(EXTENSION), value))
+    if extensions:
+        values["sasl_extensions"] = tuple(extensions)
     if not values and "OAuthBearer" not in text:
         raise OptionError(
             "sasl.jaas.config names neither username nor serviceName (its text is not shown, it "

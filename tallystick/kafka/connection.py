@@ -17,13 +17,12 @@ import ssl
 import struct
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tallystick.errors import UNREADABLE, AuthorizationError, OptionError
-from tallystick.kafka import protocol
+from tallystick.kafka import oauth, protocol
 from tallystick.kafka.config import KafkaConfig
 
 FRAME_BYTES_MAX = 1 << 30
@@ -247,14 +246,17 @@ class Connection:
                 f"the broker at {self.name} does not offer sasl.mechanism {name}; it offers "
                 f"{', '.join(shake.mechanisms) or 'none'}."
             )
-        token_file = self._config.token_file
+        token = oauth.NO_TOKEN
+        if name == "OAUTHBEARER":
+            token = oauth.token_for(self._config, _left(deadline, self.name))
         mechanism = protocol.sasl_mechanism(
             name,
             host=host,
             username=self._config.sasl_username,
             password=self._config.sasl_password,
             kerberos_service_name=self._config.kerberos_service_name,
-            token_file=Path(token_file) if token_file else None,
+            token=token.text,
+            extensions=self._config.sasl_extensions,
         )
         lifetime_ms = 0
         while not mechanism.is_done():
@@ -263,7 +265,7 @@ class Connection:
             )
             response = self.ask(request, deadline)
             if response.error_code:
-                raise AuthorizationError(self._refused_login(response))
+                raise self._refused_login(response, token)
             try:
                 if name.startswith("SCRAM"):
                     protocol.refuse_few_iterations(response.auth_bytes)
@@ -276,13 +278,24 @@ class Connection:
         if lifetime_ms:
             self._expires_at = time.monotonic() + lifetime_ms / 1000 * SESSION_SHARE
 
-    def _refused_login(self, response: Any) -> str:
-        error_name = protocol.error_name(response.error_code)
-        user = self._config.sasl_username or self._config.sasl_mechanism
-        return (
-            f"the broker at {self.name} refused the login of {user!r} "
-            f"({error_name}: {response.error_message}). Check user name, password and "
-            f"sasl.mechanism {self._config.sasl_mechanism}."
+    def _refused_login(self, response: Any, token: oauth.Token) -> Exception:
+        config, error_name = self._config, protocol.error_name(response.error_code)
+        said = f"({error_name}: {response.error_message})"
+        oauth.forget(config)
+        if token.is_kept:
+            return ConnectionError(
+                f"{self.name} refused a token that was kept {said}: a new one is asked for"
+            )
+        if token.text:
+            origin = config.token_file or config.token_endpoint
+            return AuthorizationError(
+                f"the broker at {self.name} refused the token of {origin} {said}. Check that it "
+                f"is one for this broker: its issuer, audience, scope and time."
+            )
+        user = config.sasl_username or config.sasl_mechanism
+        return AuthorizationError(
+            f"the broker at {self.name} refused the login of {user!r} {said}. Check user name, "
+            f"password and sasl.mechanism {config.sasl_mechanism}."
         )
 
 

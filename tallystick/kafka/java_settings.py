@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 TUNES_JAVA = "it tunes the inside of a Java client"
 NO_MEMBERS = "nothing joins a group; positions are in the checkpoint"
-TOKEN_FROM_FILE = "each login reads the token from its file, which another program renews"
+TOKEN_AT_LOGIN = "a token is asked for when a login needs one, and kept for most of its lifetime"
 TOKEN_AS_IT_IS = "the token is handed on as it is, and the brokers check it"
 TICKET_OF_SYSTEM = "tickets are the system's: renew them there, or name a KRB5_CLIENT_KTNAME"
 SYSTEM_LEVEL = "every codec has one level here; the sink's compression chooses the codec"
@@ -100,7 +100,7 @@ PASSED_OVER: Mapping[str, str] = {
             "sasl.login.retry.backoff.max.ms",
             "sasl.login.retry.backoff.ms",
         ),
-        TOKEN_FROM_FILE,
+        TOKEN_AT_LOGIN,
     ),
     **dict.fromkeys(
         (
@@ -119,6 +119,7 @@ PASSED_OVER: Mapping[str, str] = {
 }
 """Settings that no row depends on, and why they have no effect."""
 
+OAUTH = "org.apache.kafka.common.security.oauthbearer"
 ONE_VALUE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "acks": (("all", "-1"), "with less, rows may be lost; KafkaSink(guarantee=...) is for that"),
     "allow.auto.create.topics": (("false",), "create topics before they are read"),
@@ -126,6 +127,13 @@ ONE_VALUE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "enable.idempotence": (("true",), "without it, a request sent again writes rows twice"),
     "exclude.internal.topics": (("true",), "read one by its name, in subscribe"),
     "isolation.level": (("read_committed",), "rows of open and aborted transactions do not count"),
+    "sasl.login.callback.handler.class": (
+        (
+            f"{OAUTH}.OAuthBearerLoginCallbackHandler",
+            f"{OAUTH}.secured.OAuthBearerLoginCallbackHandler",
+        ),
+        "no other Java class has its like here",
+    ),
     "partitioner.ignore.keys": (("false",), "to place rows yourself, make a column partition"),
 }
 """Settings that always have one value here, which may be written down; and why no other."""
@@ -156,16 +164,19 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys((f"sasl.oauthbearer.assertion.{each}" for each in CLAIMS), READ_TOKEN),
     **dict.fromkeys(
         (
-            "sasl.oauthbearer.client.credentials.client.id",
-            "sasl.oauthbearer.client.credentials.client.secret",
-            "sasl.oauthbearer.header.urlencode",
-            "sasl.oauthbearer.scope",
+            "sasl.oauthbearer.client.id",
+            "sasl.oauthbearer.client.secret",
+            "sasl.oauthbearer.extensions",
+            "sasl.oauthbearer.method",
         ),
-        READ_TOKEN,
+        "that is librdkafka's name; use kafka.sasl.oauthbearer.token.endpoint.url, and clientId=, "
+        "clientSecret= and extension_NAME= in kafka.sasl.jaas.config",
+    ),
+    "sasl.oauthbearer.header.urlencode": (
+        f"id and secret go as they are, as Kafka's clients do by default; or {READ_TOKEN}"
     ),
     **dict.fromkeys(
         (
-            "sasl.login.callback.handler.class",
             "sasl.oauthbearer.jwt.retriever.class",
             "sasl.oauthbearer.jwt.validator.class",
         ),
@@ -241,7 +252,7 @@ def check_without_field(option: str, text: str, known: Collection[str]) -> None:
     """
     if option in ONE_VALUE:
         allowed, reason = ONE_VALUE[option]
-        if text.strip().lower() not in allowed:
+        if text.strip().casefold() not in map(str.casefold, allowed):
             raise OptionError(
                 f"kafka.{option} is {text!r}: it must be one of {', '.join(allowed)}: {reason}."
             )

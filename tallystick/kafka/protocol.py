@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -275,14 +274,15 @@ def refuse_few_iterations(auth_bytes: bytes) -> None:
         raise ValueError(f"{int(found[1])} iterations, expected {SCRAM_ITERATIONS_MIN} or more")
 
 
-class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python insists on its class
-    """Reads the token at each login, so that renewing it means replacing a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
+class _Token(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python insists on its class
+    def __init__(self, text: str, extensions: Iterable[tuple[str, str]]) -> None:
+        self._text, self._extensions = text, dict(extensions)
 
     def token(self) -> str:
-        return self._path.read_text().strip()
+        return self._text
+
+    def extensions(self) -> dict[str, str]:
+        return self._extensions
 
 
 def sasl_mechanism(
@@ -292,7 +292,8 @@ def sasl_mechanism(
     username: str,
     password: str,
     kerberos_service_name: str,
-    token_file: Path | None,
+    token: str = "",
+    extensions: Iterable[tuple[str, str]] = (),
 ) -> SaslMechanism:
     """Start a SASL conversation with the broker at `host`."""
     if name.startswith("SCRAM"):
@@ -303,6 +304,6 @@ def sasl_mechanism(
         sasl_plain_username=username,
         sasl_plain_password=password,
         sasl_kerberos_service_name=kerberos_service_name,
-        sasl_oauth_token_provider=None if token_file is None else _TokenFile(token_file),
+        sasl_oauth_token_provider=_Token(token, extensions),
     )
     return mechanism

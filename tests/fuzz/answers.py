@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from tallystick.errors import UNREADABLE
-from tallystick.kafka import cluster, protocol, schema_registry
+from tallystick.errors import UNREADABLE, OptionError
+from tallystick.kafka import cluster, oauth, protocol, schema_registry
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -203,7 +203,6 @@ class Client256:
             username="u",
             password="p",
             kerberos_service_name="",
-            token_file=None,
         )
         self.mechanism._scram_client.nonce = b"n"  # type: ignore[attr-defined]
         self.mechanism.auth_bytes()
@@ -259,8 +258,28 @@ def read_registry(data: bytes, original: bytes) -> bool:
         return registry.schema(3) is not None
 
 
+def token_answers() -> list[bytes]:
+    """Return a token with its lifetime, and one without, beside an error."""
+    token = {"access_token": "eyJhbGciOiJub25lIn0.e30.", "token_type": "Bearer"}
+    strange = {**token, "error": "invalid_client", "error_description": "no such client"}
+    return [json.dumps(each).encode() for each in ({**token, "expires_in": 60}, strange)]
+
+
+def read_token(data: bytes, original: bytes) -> bool:
+    """Take what is one token and its lifetime, or a reason."""
+    oauth._reason_in(data)
+    try:
+        text, lifetime_s = oauth.token_in(data, "https://provider/token")
+    except OptionError:
+        return False
+    assert oauth.TOKEN.fullmatch(text)
+    assert 0 <= lifetime_s < float("inf")
+    return True
+
+
 DECODERS = {f"answer to {action}": _decoder(action) for action in ACTIONS}
 DECODERS |= {
     "login by SCRAM": Decoder(lambda: [b"r=nserver,s=c2FsdA==,i=4096"], read_scram),
+    "answer of a token endpoint": Decoder(token_answers, read_token, mutated_text),
     "answer of a registry": Decoder(registry_answers, read_registry, mutated_text),
 }

@@ -86,8 +86,8 @@ def test_it_travels_whole() -> None:
         ({**SERVERS, "security.protocol": "SASL_SSL"}, "kerberos"),
         ({**LOGIN, "sasl.jaas.config": "Module required password=hunter2;"}, "user"),
         (
-            {**SERVERS, "sasl.oauthbearer.token.endpoint.url": "https://example.org/"},
-            "only file: URLs",
+            {**SERVERS, "sasl.oauthbearer.token.endpoint.url": "https://me:hunter2@example.org/"},
+            "https: or file: URL",
         ),
     ],
 )

@@ -22,6 +22,9 @@ MAPPED = {
     "sasl.jaas.config": 'PlainLoginModule required username="ann" password="x";',
     "sasl.kerberos.service.name": "kafka",
     "sasl.oauthbearer.token.endpoint.url": "file:/run/token",
+    "sasl.oauthbearer.client.credentials.client.id": "billing",
+    "sasl.oauthbearer.client.credentials.client.secret": "x",
+    "sasl.oauthbearer.scope": "kafka",
     "ssl.truststore.location": "/ca.pem",
     "ssl.truststore.certificates": "-----BEGIN CERTIFICATE-----",
     "ssl.keystore.location": "/key.pem",
@@ -87,6 +90,10 @@ def test_no_name_stands_in_two_tables_or_is_misspelt() -> None:
         "sasl.username",  # librdkafka's
         "sasl.password",
         "sasl.mechanisms",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.extensions",
+        "sasl.oauthbearer.method",
         "ssl.ca.location",
         "ssl.certificate.location",
     }

@@ -1,4 +1,4 @@
-"""A password is nowhere: not in reprs, plans, progress, errors, logs, checkpoints or tokens."""
+"""A password is nowhere: not in reprs, plans, errors, logs, checkpoints or process lists."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.testing import EmbeddedKafka, Security
+from tests.postgres.real_postgres import PostgresServer
 from tests.spark.driver_process import DriverProcess
 from tests.spark.flow import Flow
 
@@ -63,3 +64,73 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
     assert "this attempt died while it read" in error
     assert "== Physical Plan ==" in texts["left/driver.log"]
     assert sorted(name for name, text in texts.items() if PASSWORD in text) == []
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that takes any password."""
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("execution", ["resident", "jobs"])
+def test_no_process_of_a_run_shows_a_password(
+    execution: str, guarded_kafka: EmbeddedKafka, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """Driver, JVM and workers, while their output is prepared in Kafka and in PostgreSQL.
+
+    Their arguments and variables are what `ps` and a core dump's collector see first. Spark's local
+    folder holds what it spills and broadcasts.
+    """
+    table = f"public.of_{execution}"
+    postgres.query(f"CREATE TABLE {table} (key bytea, value bytea)")
+    flow = Flow(guarded_kafka, None, tmp_path, execution=execution)
+    flow.feed(30)
+    local, pids = tmp_path / "local", tmp_path / "pids"
+    kafka = {"kind": "kafka", "uid": "one"}
+    sql = {"kind": "postgres", "uid": "two", "table": table, "dsn": dsn_with_password(postgres)}
+    with DriverProcess(tmp_path / "driver.log", {"spark.local.dir": str(local)}) as driver:
+        driver.run(
+            flow.spec(
+                execution=execution,
+                sinks=[kafka, sql],
+                tells_pids=str(pids),
+                block_at="ManifestWritten",
+                occurrence=2,  # after the seed, with all tasks done
+            )
+        )
+        driver.wait_until_blocked()
+        shown = {pid: process_texts(pid) for pid in family_of(driver.pid)}
+        files = [path for path in local.rglob("*") if path.is_file()]
+        kept = {str(path): path.read_bytes() for path in files}
+        assert postgres.query("SELECT count(*) > 0 FROM pg_prepared_xacts") == [(True,)]
+        driver.go_on()
+        assert driver.wait_for_end() is None
+
+    assert postgres.query(f"SELECT count(*) FROM {table}") == [(30,)]
+    workers = {int(path.name) for path in pids.iterdir()}
+    assert workers
+    assert {driver.pid, *workers} <= shown.keys()
+    assert any(b"org.apache.spark.deploy.SparkSubmit" in text for text in shown.values())
+    secret = PASSWORD.encode()
+    assert [text for text in shown.values() if secret in text] == []
+    assert sorted(name for name, text in kept.items() if secret in text) == []
+
+
+def dsn_with_password(postgres: PostgresServer) -> str:
+    return f"{postgres.dsn} password={PASSWORD}"
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for each in found:
+        for thread in Path(f"/proc/{each}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def process_texts(pid: int) -> bytes:
+    """The arguments and the variables of a process."""
+    return b"\0".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
