@@ -42,6 +42,8 @@ REFERENCES_MAX = 1000
 DEPTH_MAX = 100
 """The maximum depth of references from schema to schema."""
 SHOWN_CHARACTERS_MAX = 200
+ANSWER_BYTES_MAX = 32 << 20
+"""The longest answer that is read; a registry's own topic usually takes records of 1 MB."""
 
 _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -261,21 +263,30 @@ class SchemaRegistry:
         headers = {"Content-Type": _CONTENT_TYPE} if body is not None else {}
         own = _connections(self)
         try:
-            response = own.request(method, url, body=body, headers={**own.headers, **headers})
+            response = own.request(
+                method, url, body=body, headers={**own.headers, **headers}, preload_content=False
+            )
+            with response:
+                data = response.read(ANSWER_BYTES_MAX + 1)
         except urllib3.exceptions.HTTPError as error:
             raise RegistryUnavailableError(
                 f"the schema registry {self.shown_url} cannot be reached, after "
                 f"{self.retries + 1} tries: {_reason(error)}. Check the URL, and that this "
                 f"machine may connect to it."
             ) from None  # the error's own text may name what the URL held
-        shown = response.data[:SHOWN_CHARACTERS_MAX].decode(errors="replace")
+        if len(data) > ANSWER_BYTES_MAX:
+            raise RegistryUnavailableError(
+                f"{method} {url} answers with more than {ANSWER_BYTES_MAX} bytes: no schema is so "
+                f"long. Check that the URL is that of a schema registry."
+            )
+        shown = data[:SHOWN_CHARACTERS_MAX].decode(errors="replace")
         if response.status in (401, 403):
             raise AuthorizationError(
                 f"the schema registry {self.shown_url} answers {response.status} to {method} "
                 f"{path}: {shown!r}. Check user_info, and that the user may {_right(path)} schemas."
             )
         try:
-            answer = json.loads(response.data)
+            answer = json.loads(data)
         except (ValueError, RecursionError):
             answer = None
         if isinstance(answer, dict):

@@ -1,9 +1,9 @@
 """What brokers answer, through the client that asks: one frame of a conversation is damaged."""
 
+import io
 import json
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -220,12 +220,12 @@ def read_scram(data: bytes, original: bytes) -> bool:
     return True
 
 
-@dataclass
-class Response:
-    """What urllib3 returns."""
+class Response(io.BytesIO):
+    """A stand-in for urllib3's."""
 
-    data: bytes
-    status: int = 200
+    def __init__(self, data: bytes, status: int) -> None:
+        super().__init__(data)
+        self.status = status
 
 
 class Pool:

@@ -203,6 +203,16 @@ def test_an_answer_that_is_no_schema_is_an_error(registry, schema_id):
         SchemaRegistry(registry.url).schema(schema_id)
 
 
+def test_an_answer_without_end_is_an_error_and_fills_no_memory(registry, monkeypatch):
+    monkeypatch.setattr("tallystick.kafka.schema_registry.ANSWER_BYTES_MAX", 10_000)
+    registry.answers["/schemas/ids/7"] = {"schema": CITY, "more": "x" * 10_000}
+    registry.answers["/schemas/ids/8"] = {"schema": CITY, "more": "x" * 1_000}
+
+    with pytest.raises(RegistryUnavailableError, match="more than 10000 bytes"):
+        SchemaRegistry(registry.url).schema(7)
+    assert SchemaRegistry(registry.url).schema(8)
+
+
 @pytest.mark.parametrize(
     "answer", [{"status": 404}, {"error_code": 404, "message": "HTTP 404 Not Found"}, "gone"]
 )

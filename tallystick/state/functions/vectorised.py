@@ -7,7 +7,6 @@ Invariant: each key is written at most once in an epoch, after its last call; wh
 is not written.
 """
 
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -382,7 +381,7 @@ def as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
         raise OptionError(
             f"Update: column {field.name!r} does not fit its type {field.type}: expected one value "
-            f"per key, null for a key that is to have none, and found {reprlib.repr(values)}: "
+            f"per key, null for a key that is to have none, and found {type(values).__name__}: "
             f"{error}"
         ) from error
     if len(column) != count:
