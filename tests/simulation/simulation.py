@@ -40,9 +40,7 @@ def simulate(
     kinds: Collection[Fault] | None = None,
     is_keyed: bool | None = None,
     decided_by: str | None = None,
-    has_loop: bool | None = None,
-    has_gang: bool | None = None,
-    has_two_inputs: bool | None = None,
+    **further: bool | None,
 ) -> Outcome:
     """Live through one world.
 
@@ -50,12 +48,10 @@ def simulate(
         seed: decides everything.
         kinds: only these kinds of faults; None draws some.
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
-        decided_by: who decides for other sinks; see `World`.
-        has_loop: epochs are planned by a loop of our own; see `World`.
-        has_gang: a loop's tasks are resident; see `World`.
-        has_two_inputs: see `World`.
+        decided_by: who decides for other sinks; see `Pipeline`.
+        further: see `Pipeline`.
     """
-    world = World(seed, kinds, is_keyed, decided_by, has_loop, has_gang, has_two_inputs)
+    world = World(seed, kinds, is_keyed=is_keyed, decided_by=decided_by, **further)
     with _silent_driver(), patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES):
         try:
             verdict = _live(world)
@@ -119,7 +115,8 @@ def _look(world: World, read: list[Row], *, is_last: bool = False) -> None:
         visible = {partition: world.sink.visible(partition) for partition in OUTPUT}
         world.checker.at_the_end(visible, read)
     if world.sinks is not None:
-        world.sinks.oracle.at_the_end(read, world.checkpoint.lineage, is_last)
+        wanted = world.checker.wanted(read)
+        world.sinks.oracle.at_the_end(wanted, world.checkpoint.lineage, is_last)
 
 
 def _expect(world: World, error: type[Exception]) -> None:

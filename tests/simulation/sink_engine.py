@@ -24,13 +24,20 @@ from tests.simulation.scheduler import Process
 
 
 class SinkAttempt:
-    """One attempt of a task: begins and writes, then prepares; `step` does the next of it."""
+    """One attempt of a task: begins and writes, then prepares; `step` does the next of it.
 
-    def __init__(self, system: OtherSystem, held: Held, rows: tuple[Row, ...]) -> None:
+    Args:
+        system: where it writes.
+        held: its transaction.
+        rows: to write; None: it has begun, and written all.
+    """
+
+    def __init__(
+        self, system: OtherSystem, held: Held, rows: tuple[Row, ...] | None = None
+    ) -> None:
         self.system = system
         self.held = held
         self._rows = rows
-        self._has_begun = False
 
     @property
     def committable(self) -> Committable:
@@ -44,12 +51,12 @@ class SinkAttempt:
             EpochAbortedError: its transaction was aborted.
         """
         name = self.committable.name
-        if self._has_begun:
+        if self._rows is None:
             self.system.prepare(name)
             return True
-        self._has_begun = True
         self.system.begin(self.held)
         self.system.write(name, self._rows)
+        self._rows = None
         return False
 
 
