@@ -40,6 +40,7 @@ def simulate(
     kinds: Collection[Fault] | None = None,
     is_keyed: bool | None = None,
     decided_by: str | None = None,
+    without: Collection[Fault] = (),
     **further: bool | None,
 ) -> Outcome:
     """Live through one world.
@@ -49,9 +50,11 @@ def simulate(
         kinds: only these kinds of faults; None draws some.
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
         decided_by: who decides for other sinks; see `Pipeline`.
+        without: kinds of faults that are left out, drawn or not.
         further: see `Pipeline`.
     """
     world = World(seed, kinds, is_keyed=is_keyed, decided_by=decided_by, **further)
+    world.plan.kinds -= frozenset(without)
     with _silent_driver(), patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES):
         try:
             verdict = _live(world)

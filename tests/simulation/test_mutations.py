@@ -5,22 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation import (
-    gang_mutations,
-    keyed_mutations,
-    loop_mutations,
-    sink_mutations,
-    two_input_mutations,
-)
+from tests.simulation.every_mutation import MUTATIONS
 from tests.simulation.faults import Fault
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import Mutation
 from tests.simulation.simulation import Outcome, simulate
 
-assert keyed_mutations, "enters its mutations in the table"
-assert sink_mutations, "does so too"
-assert loop_mutations, "and so does this"
-assert gang_mutations, "as well as this"
-assert two_input_mutations, "and this"
 SEED_COUNT_MAX = 300
 RARE = {
     "a change of a copy goes on though another one began": 1200,
@@ -49,15 +38,7 @@ FAULTLESS_SEED_COUNT = 3
 
 def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
     """One life of a world that has what the mutation breaks."""
-    outcome = simulate(
-        seed,
-        kinds,
-        mutation.is_keyed,
-        mutation.decided_by,
-        has_loop=mutation.has_loop,
-        has_gang=mutation.has_gang,
-        has_two_inputs=mutation.has_two_inputs,
-    )
+    outcome = simulate(seed, kinds, **mutation.pipeline)
     words = ("has no attribute", "positional argument", "keyword argument")
     mistakes = [each for each in outcome.violations if any(word in each for word in words)]
     assert not mistakes, "the mutation itself is wrong: what it changes was changed"
