@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gang", action="store_true", help="with resident tasks, every seed")
     parser.add_argument("--windows", action="store_true", help="after a keyed step, every seed")
     parser.add_argument("--recover", action="store_true", help="before each run, every seed")
+    parser.add_argument("--writer", action="store_true", help="as a writeStream, every seed")
     parser.add_argument(
         "--justify", action="store_true", help="find a mutation for each kind of fault; no seeds"
     )
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             has_two_inputs=asked.two_inputs or None,
             has_windows=asked.windows or None,
             recovers=asked.recover or None,
+            has_stream_writer=asked.writer or None,
         )
 
     if asked.seed is not None:

@@ -9,6 +9,8 @@ from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.run import keyed_task
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.sink_task import FanOut
+from tallystick.spark.streaming import write_epochs
+from tallystick.spark.streaming.write_epochs import WriteEpochs
 from tallystick.state.catalog import StepState
 from tallystick.state.functions.panes import Panes
 from tallystick.state.functions.window_output import Clock
@@ -167,3 +169,62 @@ def _(original: Any) -> Any:
         return original(self, known.manifest if is_again else base, *arguments)
 
     return run
+
+
+# The stream writer.
+
+
+def writer_mutation(sentence: str, name: str, *needs: Fault) -> Callable[[Any], Any]:
+    """Enter the decorated function, from a method of `WriteEpochs` to the broken one."""
+
+    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[sentence] = Mutation(
+            frozenset(needs), WriteEpochs, name, make, has_stream_writer=True
+        )
+        return make
+
+    return enter
+
+
+@writer_mutation(
+    "a stream writer aborts what it prepared, decided or not", "_decided_last", Fault.SINK_REFUSED
+)
+def _(_: Any) -> Any:
+    return lambda self: ()
+
+
+@writer_mutation("a stream writer decides without the plan's hold", "_log_of", Fault.TAKEOVER)
+def _(original: Any) -> Any:
+    """It takes over again, also from who has replaced it."""
+
+    def log_of(self: Any, hold: Any) -> Any:
+        if hold is None or not hold.run:
+            return original(self, hold)
+        log = original(self, None)
+        return original(self, log.hold_of(log.fence(None)))
+
+    return log_of
+
+
+@writer_mutation(
+    "a stream writer plans on what it remembers, settled or not", "_next", Fault.CRASH_AFTER
+)
+def _(_: Any) -> Any:
+    def following(self: Any, checkpoint_id: int) -> Any:
+        newest = write_epochs.newest_entry(self._storage)
+        if newest is None or newest.token is None:
+            return None
+        digest = write_epochs.digest_of(self._request(checkpoint_id).sources)
+        hold = write_epochs.Hold(newest.run, newest.slot)
+        return write_epochs.PlannedEpoch(checkpoint_id, hold, digest)
+
+    return following
+
+
+@writer_mutation(
+    "a stream writer runs what its plan found lost as if nothing had been decided",
+    "_recovered",
+    *LOST,
+)
+def _(original: Any) -> Any:
+    return lambda self, epoch: replace(original(self, epoch), lost=())

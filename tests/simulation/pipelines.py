@@ -18,6 +18,8 @@ KEYED_DECIDERS = ("", KAFKA, CHECKPOINT)
 """Who decides where there is a keyed step, in turn."""
 RECOVERED = 2
 """Seeds that end so, and that have a loop, are recovered before each run."""
+WRITERS = (2, 3)
+"""Of the queries with other sinks that the checkpoint decides for, these in five write them so."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Pipeline:
         has_two_inputs: the keyed step has two, and event time.
         has_windows: a second keyed step, with windows of event time.
         recovers: it is recovered before each run, by a driver of its own.
+        has_stream_writer: it is a query with `writeStream.format("tallystick")`.
     """
 
     is_keyed: bool
@@ -42,6 +45,7 @@ class Pipeline:
     has_two_inputs: bool
     has_windows: bool
     recovers: bool
+    has_stream_writer: bool
 
 
 def pipeline_of(
@@ -53,8 +57,11 @@ def pipeline_of(
     has_two_inputs: bool | None = None,
     has_windows: bool | None = None,
     recovers: bool | None = None,
+    has_stream_writer: bool | None = None,
 ) -> Pipeline:
     """Return the pipeline of a seed's world; what is not None is as a test wants it."""
+    if has_stream_writer:
+        is_keyed, decided_by, has_loop = False, CHECKPOINT, False
     is_free = is_keyed is None
     if is_keyed is None:
         is_keyed = seed % KEYED_EVERY == 1
@@ -73,6 +80,9 @@ def pipeline_of(
         has_gang = seed // GANG_SPAN % 4 != 0
     if recovers is None:
         recovers = is_free and (seed % TWO_INPUTS_EVERY == RECOVERED or (is_keyed and not turn % 4))
+    if has_stream_writer is None:
+        is_query = not has_loop and decided_by == CHECKPOINT
+        has_stream_writer = is_free and is_query and seed % KEYED_EVERY in WRITERS
     return Pipeline(
         is_keyed,
         decided_by,
@@ -81,6 +91,7 @@ def pipeline_of(
         has_two_inputs,
         has_windows,
         recovers and has_loop,
+        has_stream_writer,
     )
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -14,6 +14,7 @@ from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between
 from tests.simulation.sabotage import sabotage
 from tests.simulation.scheduler import Endless
+from tests.simulation.stream_writer import in_processes_of
 from tests.simulation.world import OTHER, OWN, World
 
 GROUP_FRAMES = 1
@@ -55,7 +56,11 @@ def simulate(
     """
     world = World(seed, kinds, is_keyed=is_keyed, decided_by=decided_by, **further)
     world.plan.kinds -= frozenset(without)
-    with _silent_driver(), patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES):
+    with ExitStack() as stack:
+        stack.enter_context(_silent_driver())
+        stack.enter_context(patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES))
+        if world.pipeline.has_stream_writer:
+            stack.enter_context(in_processes_of(world))
         try:
             verdict = _live(world)
         except Endless:

@@ -120,13 +120,17 @@ class SinkEngine:
             found = self._kafka.run_epoch(checkpoint_id, producer, state)
         before = count_in(state)
         rows = [row._replace(nth=before + at) for at, row in enumerate(self._rows)]
+        committables = self.prepare(checkpoint_id, rows)
+        return found._replace(state=counted(before + len(rows)), committables=tuple(committables))
+
+    def prepare(self, checkpoint_id: int, rows: Sequence[Row]) -> list[Committable]:
+        """Run the tasks that write these rows, and return what they prepared."""
         shares: dict[TaskOf, tuple[Row, ...]] = {}
         for uid in self._systems:
             for task in range(self._task_count):
                 if share := tuple(rows[task :: self._task_count]):
                     shares[uid, task] = share
-        committables = self._run_tasks(checkpoint_id, shares)
-        return found._replace(state=counted(before + len(rows)), committables=tuple(committables))
+        return self._run_tasks(checkpoint_id, shares)
 
     def _run_tasks(self, epoch: int, shares: Mapping[TaskOf, tuple[Row, ...]]) -> list[Committable]:
         plan, reports = self._world.plan, []

@@ -17,6 +17,7 @@ from tests.simulation.branches import Branches, is_aborted
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.other_systems import Held, OtherSystem, SimulatedSink, TellingSink
+from tests.simulation.pipelines import Pipeline
 from tests.simulation.rows import OUTPUT, Row, key_partition, output_partition
 from tests.simulation.scheduler import Process
 from tests.simulation.sink_engine import SinkAttempt, SinkEngine
@@ -27,6 +28,8 @@ from tests.simulation.wire import Call
 Result = TypeVar("Result")
 
 NAMES = ("db", "far", "files")
+WRITERS_NAME = "kafka"
+"""The only sink of a `writeStream`, as the real code has it."""
 TASK_COUNT_MAX = 3
 DOWN_STEPS = 15
 """How long a pipeline is down between two runs, as far as timeouts are concerned."""
@@ -41,6 +44,7 @@ class Surroundings(Protocol):
     checker: Checker
     checkpoint: Checkpoint
     is_keyed: bool
+    pipeline: Pipeline
 
     def send(self, process: Process, call: Call[Result]) -> Result:
         """Make a call take effect: at once, later, or not at all."""
@@ -84,6 +88,8 @@ class Sinks:
         self.decided_by = decided_by
         dice = world.dice
         names = NAMES[: dice.randint(1, len(NAMES) - (decided_by == KAFKA))]
+        if world.pipeline.has_stream_writer:
+            names = (WRITERS_NAME,)
         share = dice.choice((0.3, 1.0))  # only where all time out nothing of an epoch is visible
         self.systems = {
             uid: OtherSystem(uid, times_out=dice.random() < share, tells=dice.random() < 0.3)
@@ -126,18 +132,27 @@ class Sinks:
         if not present:
             return None
 
-        def asked(name: str) -> None:
-            self.oracle.asked(process.name, name)
-
-        def opened(system: OtherSystem) -> SimulatedSink:
-            kind = TellingSink if system.tells else SimulatedSink
-            return kind(self._world, process, system, asked)
-
         return OpenSinks(
-            {uid: opened(self.systems[uid]) for uid in present},
+            {uid: self.open(process, uid) for uid in present},
             {uid: Owner("sim", uid, lineage) for uid in present},
             lambda: self._world.step,
         )
+
+    def open(self, process: Process, uid: str) -> SimulatedSink:
+        """A driver's way to a system."""
+
+        def asked(name: str) -> None:
+            self.oracle.asked(process.name, name)
+
+        system = self.systems[uid]
+        kind = TellingSink if system.tells else SimulatedSink
+        return kind(self._world, process, system, asked)
+
+    def tasks(self, process: Process) -> SinkEngine:
+        """What runs tasks whose rows are told with each epoch."""
+        present, tasks = self.run_of(process)
+        systems = {uid: self.systems[uid] for uid in present}
+        return SinkEngine(self._world, process, systems, self.zombies, (), tasks, None)
 
     def log(self, storage: Storage) -> DecisionLog:
         """See `ports.Decider`: what decides where Kafka does not."""

@@ -47,6 +47,7 @@ from tests.simulation.scheduler import Crash, Endless, Process, Scheduler
 from tests.simulation.sinks import Sinks, rows_by_partition
 from tests.simulation.spark import Checkpoint, Positions, Source, plan_ends
 from tests.simulation.storage import SimulatedStorage
+from tests.simulation.stream_writer import StreamWriterQuery
 from tests.simulation.wire import Call
 from tests.simulation.workers import Workers
 
@@ -143,8 +144,16 @@ class World:
         if self.sinks is not None:
             self.checker.on_decision = self.sinks.decided
             self.sinks.oracle.has_loop = has_loop
-        function = whose_function(seed, decided_by, self.plan.kinds)
-        self.query = Loop(self) if has_loop else Query(self, function)
+        self.query = self._made_query()
+
+    def _made_query(self) -> Loop | Query | StreamWriterQuery:
+        if self.pipeline.has_loop:
+            return Loop(self)
+        if self.pipeline.has_stream_writer:
+            self.plan.kinds -= {Fault.OTHER_DECIDER}  # a query has no other to be started with
+            return StreamWriterQuery(self)
+        function = whose_function(self.seed, self.pipeline.decided_by, self.plan.kinds)
+        return Query(self, function)
 
     # What Spark offers
     def plan_positions(self, starts: Positions) -> Positions | None:
