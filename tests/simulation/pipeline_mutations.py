@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tallystick.checkpoint.decision_log import Hold, newest_entry
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.run import keyed_task
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.sink_task import FanOut
-from tallystick.spark.streaming import write_epochs
-from tallystick.spark.streaming.write_epochs import WriteEpochs
+from tallystick.spark.streaming.write_epochs import PlannedEpoch, WriteEpochs, digest_of
 from tallystick.state.catalog import StepState
 from tallystick.state.functions.panes import Panes
 from tallystick.state.functions.window_output import Clock
@@ -211,12 +211,12 @@ def _(original: Any) -> Any:
 )
 def _(_: Any) -> Any:
     def following(self: Any, checkpoint_id: int) -> Any:
-        newest = write_epochs.newest_entry(self._storage)
+        newest = newest_entry(self._storage)
         if newest is None or newest.token is None:
             return None
-        digest = write_epochs.digest_of(self._request(checkpoint_id).sources)
-        hold = write_epochs.Hold(newest.run, newest.slot)
-        return write_epochs.PlannedEpoch(checkpoint_id, hold, digest)
+        digest = digest_of(self._request(checkpoint_id).sources)
+        hold = Hold(newest.run, newest.slot)
+        return PlannedEpoch(checkpoint_id, hold, digest)
 
     return following
 

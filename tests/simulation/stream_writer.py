@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from unittest.mock import patch
 
-from tallystick.checkpoint.folder import METADATA
-from tallystick.checkpoint.spark_log import SparkLog
+from tallystick.checkpoint.spark_log import METADATA, SparkLog
 from tallystick.epoch.two_phase import Committable, Owner, TwoPhaseCommitSink
 from tallystick.errors import RetriableError, TallystickError
 from tests.simulation.query import Surroundings
