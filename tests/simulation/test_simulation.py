@@ -26,8 +26,9 @@ GANG_FAULTS = (
     Fault.FRAMES_LATE,
     Fault.RESCALED_LIVE,
 )
-NOTED_TWICE = 2406
-"""Two runs of a restored savepoint note at the same time that nothing of it is left to do."""
+FAILED_ONCE = (2406, 4701, 4971)
+"""Two runs of a restored savepoint noted at the same time that nothing of it is left to do; a
+checkpoint that was set back to its beginning was expected to be told from a new one."""
 OVERTAKEN = (114, 438)
 """A stream writer finds its epoch decided by another, after it had proved that it was the owner."""
 LOSING = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER, Fault.SINK_LOST_REPLY)
@@ -44,7 +45,7 @@ WHAT_COMES = (
 )
 
 
-@pytest.mark.parametrize("seed", [*SEEDS, NOTED_TWICE])
+@pytest.mark.parametrize("seed", [*SEEDS, *FAILED_ONCE])
 def test_every_record_counts_exactly_once(seed: int) -> None:
     """Whatever crashes, races or is lost: nothing lost, nothing twice, in order, or a refusal."""
     check(simulate(seed))
