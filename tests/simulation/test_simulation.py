@@ -26,7 +26,7 @@ GANG_FAULTS = (
     Fault.FRAMES_LATE,
     Fault.RESCALED_LIVE,
 )
-FAILED_ONCE = (2406, 4701, 4971)
+FAILED_ONCE = (2406, 4701, 4971, 7791)
 """Two runs of a restored savepoint noted at the same time that nothing of it is left to do; a
 checkpoint that was set back to its beginning was expected to be told from a new one."""
 OVERTAKEN = (114, 438)
