@@ -16,6 +16,7 @@ from tallystick.options.sink import SINK
 from tallystick.options.source import SOURCE
 from tests import matrix
 from tests.campaign import summary
+from tests.simulation import justify
 from tests.test_tidy import MAY_IMPORT, PACKAGE, PURE
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +74,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "matrix": matrix.summary,
     "faults": summary.faults,
     "campaign": summary.campaign,
+    "simulated_faults": justify.page,
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tests.simulation.faults import Fault
+from tests.simulation.justify import justify
 from tests.simulation.simulation import Outcome, simulate
 
 SEEDS = 1000
@@ -29,22 +30,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--two-inputs", action="store_true", help="which a keyed step has")
     parser.add_argument("--sinks", action="store_true", help="with other sinks, every seed")
     parser.add_argument("--gang", action="store_true", help="with resident tasks, every seed")
+    parser.add_argument("--windows", action="store_true", help="after a keyed step, every seed")
+    parser.add_argument("--recover", action="store_true", help="before each run, every seed")
+    parser.add_argument("--writer", action="store_true", help="as a writeStream, every seed")
+    parser.add_argument(
+        "--justify", action="store_true", help="find a mutation for each kind of fault; no seeds"
+    )
     asked = parser.parse_args(arguments)
+    if asked.justify:
+        return justify()
+    is_keyed = asked.keyed or asked.two_inputs or asked.windows
+    is_stateless = asked.sinks and not is_keyed
 
     def run(seed: int) -> Outcome:
-        has_gang = True if asked.gang else None
-        if asked.sinks:
-            decided_by = (KAFKA, CHECKPOINT)[seed % 2]
-            return simulate(
-                seed, is_keyed=False, decided_by=decided_by, has_loop=has_gang, has_gang=has_gang
-            )
-        is_keyed = True if asked.keyed or asked.two_inputs else None
         return simulate(
             seed,
-            is_keyed=is_keyed,
-            has_loop=has_gang,
-            has_gang=has_gang,
-            has_two_inputs=True if asked.two_inputs else None,
+            is_keyed=True if is_keyed else False if is_stateless else None,
+            decided_by=(KAFKA, CHECKPOINT)[seed % 2] if asked.sinks else None,
+            has_loop=asked.gang or asked.recover or None,
+            has_gang=asked.gang or None,
+            has_two_inputs=asked.two_inputs or None,
+            has_windows=asked.windows or None,
+            recovers=asked.recover or None,
+            has_stream_writer=asked.writer or None,
         )
 
     if asked.seed is not None:

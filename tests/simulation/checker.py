@@ -28,7 +28,7 @@ from tallystick.errors import (
 )
 from tallystick.values import TopicPartition
 from tests.simulation.kafka_cluster import Committed
-from tests.simulation.rows import Row
+from tests.simulation.rows import OUTPUT, Row
 from tests.simulation.scheduler import Crash
 from tests.simulation.spark import Checkpoint, ConcurrentRunError, UnreadableLogError
 from tests.simulation.state_oracle import StateOracle
@@ -54,8 +54,9 @@ class Checker:
         *,
         token_group: str,
         tells: bool,
-        keyed_output: Sequence[TopicPartition] = (),
+        is_keyed: bool = False,
         waited_for: Collection[TopicPartition] = (),
+        has_windows: bool = False,
     ) -> None:
         self.violations: list[str] = []
         self.checkpoint = checkpoint
@@ -73,9 +74,8 @@ class Checker:
         self._token_group = token_group
         self._tells = tells
         self.on_decision: Callable[[int, str, str], None] = lambda *_: None
-        self.state: StateOracle | None = None
-        if keyed_output:
-            self.state = StateOracle(self.note, keyed_output, waited_for)
+        self.is_keyed = is_keyed
+        self.state = StateOracle(self.note, OUTPUT, waited_for, has_windows=has_windows)
         self.begin(checkpoint, -1)
 
     def note(self, violation: str) -> None:
@@ -133,19 +133,26 @@ class Checker:
             found.setdefault(partition, []).extend(own)
             if len(own) < len(batch.rows):
                 self._check_foreign(epoch, batch.step, done.counted_at)
-        expected = self._expected_rows(self.checkpoint, epoch)
-        if self.state is not None:
-            expected = self.state.in_time(epoch, expected)
-            self.state.on_commit(epoch, found, self.checkpoint.files, manifest_path)
-            if _offsets(found) != _offsets(expected):
-                self.note(f"epoch {epoch}: committed {found}, expected {expected}")
+        if self.is_keyed:
+            self.check_keyed(epoch, found, manifest_path)
             return
+        expected = self._expected_rows(self.checkpoint, epoch)
         for partition in sorted({*expected, *found}):
             if by_source(found.get(partition, ())) != by_source(expected.get(partition, ())):
                 self.note(
                     f"epoch {epoch}, {partition}: committed {found.get(partition, [])}, "
                     f"expected {list(expected.get(partition, ()))}"
                 )
+
+    def check_keyed(
+        self, epoch: int, found: Mapping[TopicPartition, Sequence[Row]], manifest_path: str
+    ) -> None:
+        """An epoch with keyed steps was decided; its rows by the partition where they belong."""
+        read = self._expected_rows(self.checkpoint, epoch)
+        expected = self.state.expected(epoch, read)
+        self.state.on_commit(epoch, found, self.checkpoint.files, manifest_path)
+        if _offsets(found) != _offsets(expected):
+            self.note(f"epoch {epoch}: committed {found}, expected {expected}")
 
     def _check_foreign(self, epoch: int, step: int, counted_at: int | None) -> None:
         self.foreign_epochs.add(epoch)
@@ -156,7 +163,7 @@ class Checker:
         """The pipeline goes on with a checkpoint, after an epoch that is committed, or -1."""
         self.checkpoint = checkpoint
         self.committed_epoch = epoch if checkpoint.recorded is None else max(epoch, 0)
-        if self.state is not None:
+        if self.is_keyed:
             self.state.begin(checkpoint.lineage, epoch)
 
     # Ends of drivers
@@ -242,22 +249,25 @@ class Checker:
         """All input is consumed: the visible output is the input, exactly."""
         rows = [row for found in visible.values() for row in found if not row.foreign]
         read = [(row.source, row.offset) for row in rows]
-        wanted = Counter((row.source, row.offset) for row in input_)
-        if self.state is not None:
-            wanted -= self.state.late
+        wanted = self.wanted(input_)
         if lost := sorted(wanted - Counter(read)):
             self.note(f"lost: {lost}")
         if duplicated := sorted(one for one in Counter(read) - wanted if one in wanted):
             self.note(f"duplicated: {duplicated}")
         if foreign := sorted(set(read) - set(wanted)):
             self.note(f"never read: {foreign}")
-        for partition, found in visible.items():
+        for partition, found in visible.items() if not self.state.has_windows else ():
             for (_, source, _), offsets in in_order(found).items():
                 if offsets != sorted(offsets):
                     self.note(f"{partition}: rows of {source} are out of order: {offsets}")
-        if self.state is not None:
+        if self.is_keyed:
             self.state.at_the_end(visible)
         self.at_any_end()
+
+    def wanted(self, input_: Collection[Row]) -> Counter[tuple[TopicPartition, int]]:
+        """Where the input records were that are to be visible, once all of the input is read."""
+        read = Counter((row.source, row.offset) for row in input_)
+        return self.state.wanted(read) if self.is_keyed else read
 
     def at_any_end(self) -> None:
         """What holds also when a person has to decide first."""

@@ -1,7 +1,7 @@
 """What can go wrong in the simulated world, how likely, and whether it does now.
 
-A kind of fault is worth having only if some deliberately broken core fails because of it;
-`tests/simulation/mutations.py` keeps that table, and a test checks it.
+A kind of fault is worth having only if some deliberately broken core fails because of it: `justify`
+finds one for each, and a test checks it.
 """
 
 import random

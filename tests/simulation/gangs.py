@@ -4,12 +4,12 @@ import random
 from dataclasses import replace
 from typing import Protocol
 
-from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tallystick.epoch.manifest import KAFKA
 from tallystick.run.keyed_epoch import NO_STEPS
 from tallystick.run.keyed_task import Doors
 from tests.simulation.gang import SLOT_COUNT, Around
 from tests.simulation.kafka_cluster import KafkaCluster
-from tests.simulation.residents import Branches, GangEngine, Residents, Surface
+from tests.simulation.residents import GangEngine, Residents, Surface
 from tests.simulation.rows import OUTPUT
 from tests.simulation.scheduler import Process
 from tests.simulation.sinks import Sinks
@@ -57,11 +57,7 @@ class Gangs:
         def doors(member: Process, index: int) -> Doors:
             return world.workers.doors(member, checkpoint, index)
 
-        branches: Branches | None = None
-        if world.sinks is not None:
-            systems = world.sinks.present(process)
-            decides_elsewhere = world.decided_by == CHECKPOINT
-            branches = Branches(systems, process.name, world.nonce, decides_elsewhere)
+        branches = None if world.sinks is None else world.sinks.branches(process)
         unread = unread_in(checkpoint, epoch)
         surface = Surface(unread, world.sink, OUTPUT, doors, branches)
         return GangEngine(world, self._residents[process.name], surface)

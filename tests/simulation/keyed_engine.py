@@ -19,17 +19,19 @@ from tallystick.run.exchange import Frame
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan
 from tallystick.run.read_plan import ReadPlan, send_read
-from tallystick.run.task import BatchFunction, EncodePlan, Route
+from tallystick.run.sink_task import CollectPlan, FanOut
+from tallystick.run.task import BatchFunction, EncodePlan, Report, Route
 from tallystick.source.offsets import of_input
 from tallystick.state.catalog import StepState
 from tallystick.state.file_sets import Load, due_merges, due_snapshots
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.values import Producer, TopicPartition
+from tests.simulation.branches import Branches
 from tests.simulation.engine import SimulatedEngine, Surroundings
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.fetch import parts_of, read_plan
 from tests.simulation.kafka_cluster import KafkaCluster
-from tests.simulation.keyed_step import COLUMNS, KEY_COUNT
+from tests.simulation.keyed_step import COLUMNS, KEY_COUNT, counted_in
 from tests.simulation.rows import Row, key_partition, time_of
 from tests.simulation.scheduler import Process
 
@@ -56,7 +58,7 @@ def with_records(steps: KeyedSteps, unread: "EpochInput") -> KeyedSteps:
     """Let the last step's output become records, in the partition of their key."""
 
     def records(rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [column.to_pylist() for column in rows.columns]
+        counted = counted_in(rows)
         values = [
             Row(
                 unread.lineage,
@@ -66,9 +68,9 @@ def with_records(steps: KeyedSteps, unread: "EpochInput") -> KeyedSteps:
                 key=key,
                 nth=count,
             ).to_value()
-            for key, topic, number, offset, count in zip(*columns, strict=True)
+            for key, topic, number, offset, count in counted
         ]
-        partitions = [key_partition(key) for key in columns[0]]
+        partitions = [key_partition(key) for key, *_ in counted]
         return pa.record_batch(
             {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
         )
@@ -117,6 +119,7 @@ class KeyedEngine(SimulatedEngine):
         steps: the keyed steps.
         unread: what is to be read.
         doors: from a task's index to what it reaches where it is placed this time.
+        branches: the other sinks; None: there are none.
     """
 
     def __init__(
@@ -128,14 +131,15 @@ class KeyedEngine(SimulatedEngine):
         steps: KeyedSteps,
         unread: EpochInput,
         doors: Callable[[int], Doors],
+        branches: Branches | None,
     ) -> None:
         super().__init__(world, process, cluster, dict.fromkeys(output, ()))
         self._keyed_world = world
         self._steps = steps
         self._unread = unread
         self._doors = doors
-
-    stage = 1
+        self._branches = branches
+        self.stage = len(steps.steps)
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
@@ -147,11 +151,22 @@ class KeyedEngine(SimulatedEngine):
         self._encode = encode_plan(self._output)
         steps = with_records(self._steps, self._unread)
         unread = self._unread.state
-        epoch = steps.epoch(checkpoint_id, 0, token, state, self._encode, unread)
+        last: EncodePlan | FanOut = self._encode
+        if self._branches is not None:
+            last = self._branches.outlet(checkpoint_id, self._unread.lineage, self._encode)
+        epoch = steps.epoch(checkpoint_id, 0, token, state, last, unread)
         epoch = replace(epoch, plans=rewriting(self._world, epoch.plans))
         self._stages = Stages(self._keyed_world, self._process, epoch, self._unread, self._doors)
         self._stages.run()
-        return epoch.prepared(self._run_writers(producer, self._output))
+        if epoch.writer_count:
+            return epoch.prepared(self._run_writers(producer, self._output))
+        if self._world.plan.strikes(Fault.TASK_AGAIN):
+            self._stages.run_again()
+        reports = self._stages.collected()
+        for report in reports:
+            if (error := report.to_error()) is not None:
+                raise error
+        return epoch.prepared(reports)
 
     def _frames(self, partition: TopicPartition, *, reordered: bool = False) -> list[Frame]:
         """What there is for a writing task now; it is sorted on its way."""
@@ -239,11 +254,10 @@ class Stages:
         self._world = world
         self._process = process
         self._first = epoch.first
-        self._plan = epoch.plans[0]
+        self._plans = epoch.plans
         self._unread = unread
         self._doors = doors
-        self._read: list[list[Frame]] = []
-        self._processed: list[list[Frame]] = []
+        self._left: list[list[list[Frame]]] = []  # by stage, and by task
 
     def run(self) -> None:
         """Run each task at least once.
@@ -252,24 +266,34 @@ class Stages:
             RetriableError: the attempts of a task are used up.
         """
         sources = range(len(self._unread.ranges))
-        self._read = [self._read_source(source) for source in sources]
-        count = self._plan.base.parallelism
-        self._processed = [[] for _ in range(count)]
-        for index in self._world.dice.sample(range(count), count):
-            self._world.pass_by(self._process)
-            if self._world.plan.strikes(Fault.TASK_AGAIN):
-                source = self._world.dice.choice(sources)
-                self._read[source] = self._read_source(source)
-            self._processed[index] = self._process_keys(index)
+        self._left = [[self._read_source(source) for source in sources]]
+        for stage, plan in enumerate(self._plans, 1):
+            count = plan.base.parallelism
+            self._left.append([[] for _ in range(count)])
+            before = range(len(self._left[stage - 1]))
+            for index in self._world.dice.sample(range(count), count):
+                self._world.pass_by(self._process)
+                if self._world.plan.strikes(Fault.TASK_AGAIN):
+                    again = self._world.dice.choice(before)
+                    self._left[stage - 1][again] = self._run_task(stage - 1, again)
+                self._left[stage][index] = self._run_task(stage, index)
 
     def run_again(self) -> None:
-        """Run one of the keyed tasks once more: what it left was lost."""
-        index = self._world.dice.randrange(len(self._processed))
-        self._processed[index] = self._process_keys(index)
+        """Run one of the last keyed tasks once more: what it left was lost."""
+        index = self._world.dice.randrange(len(self._left[-1]))
+        self._left[-1][index] = self._run_task(len(self._plans), index)
 
     def frames_for(self, target: int) -> list[Frame]:
         """What a task after the keyed ones gets."""
-        return _routed(self._processed, target)
+        return _routed(self._left[-1], target)
+
+    def collected(self) -> list[Report]:
+        """What the last keyed tasks tell themselves, where no task writes after them."""
+        collect = CollectPlan(len(self._plans))
+        return [collect.write(iter(frames), 0) for frames in self._left[-1]]
+
+    def _run_task(self, stage: int, index: int) -> list[Frame]:
+        return self._process_keys(stage, index) if stage else self._read_source(index)
 
     def _read_source(self, source: int) -> list[Frame]:
         partition = list(self._unread.ranges)[source]
@@ -277,14 +301,14 @@ class Stages:
         return list(send_read(parts, self._first, source))
 
     def _plan_of(self, input_: str) -> ReadPlan:
-        return keys_plan(self._world, self._plan.step, lambda _: None, input_)
+        return keys_plan(self._world, self._plans[0].step, lambda _: None, input_)
 
-    def _process_keys(self, index: int) -> list[Frame]:
+    def _process_keys(self, stage: int, index: int) -> list[Frame]:
         error: Exception | None = None
         for _ in range(TASK_ATTEMPTS_MAX):
-            plan = replace(self._plan, doors=self._doors(index))
+            plan = replace(self._plans[stage - 1], doors=self._doors(index))
             try:
-                return list(plan.run(_routed(self._read, index), index))
+                return list(plan.run(_routed(self._left[stage - 1], index), index))
             except (TaskKilledError, RetriableError) as met:
                 error = met
         raise EpochAbortedError(f"a task failed {TASK_ATTEMPTS_MAX} times: {error}")

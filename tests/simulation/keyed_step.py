@@ -5,8 +5,12 @@ reports a count of -1 where the two do not fit: state of two different moments.
 
 In worlds of two inputs rows have event times, and those that come later than the watermark are not
 counted; it is the earliest of the latest times of all partitions.
+
+Some worlds have a second step: windows of event time, keyed by a part of the first one's key, which
+hold all rows and put them out when they close. Its function is a real one, with timers.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,17 +19,26 @@ import pyarrow as pa
 
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.keyed_task import Doors, KeyedStep
+from tallystick.state.functions.aggregates import collect
 from tallystick.state.functions.processing import (
     EVENT_TIME,
     NO_TIME,
     StateDeclaration,
     Work,
 )
+from tallystick.state.functions.windowed import windowed
+from tallystick.state.functions.windows import tumbling
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.keys import KeyCodec
+from tests.simulation.pipelines import Pipeline
 
 UID = "counts"
+WINDOWS_UID = "windows"
 KEY_COUNT = 7
+GROUP_COUNT = 4
+"""Keys of the second step: not a part of the first one's, so that rows go to other tasks."""
+WINDOW_MS = 8
+WINDOW_DELAY_MS = 16
 MAX_PARALLELISM = 8
 COLUMNS = pa.schema(
     [
@@ -36,7 +49,14 @@ COLUMNS = pa.schema(
         pa.field("time", pa.int64()),
     ]
 )
-OUTPUT_COLUMNS = pa.schema([*list(COLUMNS)[:4], pa.field("count", pa.int64())])
+OUTPUT_COLUMNS = pa.schema([*list(COLUMNS), pa.field("count", pa.int64())])
+GROUP_COLUMNS = pa.schema(
+    [
+        pa.field("group", pa.int64()),
+        pa.field("time", pa.int64()),
+        pa.field("row", pa.string()),
+    ]
+)
 KEY = KeyCodec(pa.schema([COLUMNS.field("key")]))
 NOT_OF_ONE_MOMENT = -1
 
@@ -70,16 +90,17 @@ class Counter:
             counts.append(before + 1 if is_odd == bool(before % 2) else NOT_OF_ONE_MOMENT)
             work.overlay.put(count_key, _encoded(before + 1))
             work.overlay.put(odd_key, None if is_odd else b"odd")
-        columns = [*work.rows.columns[:4], pa.array(counts, pa.int64())]
+        columns = [*work.rows.columns, pa.array(counts, pa.int64())]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT_COLUMNS)
 
 
-def keyed_steps(parallelism: int, doors: Doors, *, has_two_inputs: bool) -> KeyedSteps:
-    """The keyed steps of a run: this one.
+def keyed_steps(parallelism: int, doors: Doors, pipeline: Pipeline) -> KeyedSteps:
+    """The keyed steps of a run: this one, and perhaps the windows after it.
 
     With one input the event time is drawn again by another attempt, as the rows are, and no row is
     late: the step has no time mode. With two, each partition is waited for.
     """
+    has_two_inputs = pipeline.has_two_inputs
     processor = Counter(EVENT_TIME if has_two_inputs else NO_TIME)
     step = KeyedStep(
         uid=UID,
@@ -88,12 +109,53 @@ def keyed_steps(parallelism: int, doors: Doors, *, has_two_inputs: bool) -> Keye
         processor=processor,
         declared=processor.declared(KEY),
         output=OUTPUT_COLUMNS,
+        functions=(_grouped,) if pipeline.has_windows else (),
         max_parallelism=MAX_PARALLELISM,
         parallelism=parallelism,
         event_time="time" if has_two_inputs else "key",
         idle_after_ms=1 if has_two_inputs else 0,
     )
-    return KeyedSteps((step,), parallelism, doors)
+    steps = (step, _windows_step(parallelism)) if pipeline.has_windows else (step,)
+    return KeyedSteps(steps, parallelism, doors)
+
+
+def _windows_step(parallelism: int) -> KeyedStep:
+    """The second step, made as `spark.keyed` makes it."""
+    made = windowed(tumbling(WINDOW_MS), {"rows": collect("row")}).make(GROUP_COLUMNS)
+    key = KeyCodec(pa.schema([GROUP_COLUMNS.field("group")]))
+    output = made.output(key.schema, GROUP_COLUMNS)
+    assert output is not None, "windows know their columns"
+    return KeyedStep(
+        uid=WINDOWS_UID,
+        key=key,
+        columns=GROUP_COLUMNS,
+        processor=made,
+        declared=made.declared(key),
+        output=output,
+        max_parallelism=MAX_PARALLELISM,
+        parallelism=parallelism,
+        event_time="time",
+        watermark_delay_ms=WINDOW_DELAY_MS,
+    )
+
+
+def _grouped(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """What comes to the second step: a counted row as text, with its time, under another key."""
+    groups = [key % GROUP_COUNT for key in rows["key"].to_pylist()]
+    names = ("key", "topic", "partition", "offset", "count")
+    texts = [
+        json.dumps(each) for each in zip(*(rows[name].to_pylist() for name in names), strict=True)
+    ]
+    columns = [pa.array(groups, pa.int64()), rows["time"], pa.array(texts, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, schema=GROUP_COLUMNS)
+
+
+def counted_in(rows: pa.RecordBatch) -> list[tuple[int, str, int, int, int]]:
+    """Key, topic, partition, offset and count of all that the last step put out."""
+    if "rows" in rows.schema.names:
+        return [tuple(json.loads(text)) for texts in rows["rows"].to_pylist() for text in texts]
+    names = ("key", "topic", "partition", "offset", "count")
+    return list(zip(*(rows[name].to_pylist() for name in names), strict=True))
 
 
 def entries_of(counts: Mapping[int, int], ids: tuple[int, int]) -> dict[bytes, bytes]:

@@ -14,6 +14,7 @@ from tallystick.values import TopicPartition
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.keyed_step import MAX_PARALLELISM
+from tests.simulation.pipelines import Pipeline
 from tests.simulation.planners import named_positions, next_ends, planners_of
 from tests.simulation.residents import Residents
 from tests.simulation.rows import Row
@@ -32,6 +33,7 @@ class Surroundings(Protocol):
     available: dict[TopicPartition, int]
     begins_late: bool
     has_two_inputs: bool
+    pipeline: Pipeline
     sources: tuple[Source, ...]
 
     def make_driver(self, process: Process) -> Driver:
@@ -66,6 +68,8 @@ class Loop:
     def run(self, process: Process) -> None:
         """Run until there is nothing left to read."""
         world = self._world
+        if world.pipeline.recovers:
+            world.make_driver(process).recover_newest()
         driver, residents = world.make_driver(process), world.residents(process)
 
         def rescale() -> None:

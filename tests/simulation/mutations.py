@@ -57,6 +57,16 @@ class Mutation:
     has_loop: bool = False
     has_gang: bool = False
     has_two_inputs: bool = False
+    has_windows: bool = False
+    has_stream_writer: bool = False
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """The pipeline that has what it breaks; see `pipelines.pipeline_of`."""
+        if self.has_stream_writer:
+            return {"has_stream_writer": True}
+        names = ("is_keyed", "decided_by", "has_loop", "has_gang", "has_two_inputs", "has_windows")
+        return {name: getattr(self, name) for name in names}
 
     @contextmanager
     def broken(self) -> Iterator[None]:

@@ -4,12 +4,9 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
-from tallystick.epoch.two_phase import Committable, Owner
-from tallystick.epoch.two_phase import Place as TransactionPlace
 from tallystick.errors import RetriableError
 from tallystick.ports import EpochResult
 from tallystick.run.exchange import Frame
@@ -17,10 +14,11 @@ from tallystick.run.gang.share import Made, WriteStep
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_task import Doors, ProcessPlan
 from tallystick.run.read_plan import ReadPlan, send_read
-from tallystick.run.sink_task import Branch, CollectPlan, FanOut
+from tallystick.run.sink_task import CollectPlan, FanOut
 from tallystick.run.task import EncodePlan, Report, WritePlan
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer, TopicPartition
+from tests.simulation.branches import Branches
 from tests.simulation.faults import Fault
 from tests.simulation.fetch import parts_of, read_plan
 from tests.simulation.gang import SLOT_COUNT, Around, GangLostError, Member, Order, SimulatedGang
@@ -32,7 +30,6 @@ from tests.simulation.keyed_engine import (
     rewriting,
     with_records,
 )
-from tests.simulation.other_systems import Fate, Held, OtherSystem
 from tests.simulation.produce import SimulatedProduce
 from tests.simulation.rows import Row, output_partition
 from tests.simulation.scheduler import Process
@@ -114,74 +111,6 @@ class Residents:
             self._gang.give_up()
 
 
-@dataclass(frozen=True)
-class Branches:
-    """The other sinks of an epoch.
-
-    Args:
-        systems: by uid.
-        run: the driver's process.
-        nonce: draws names.
-        decides_elsewhere: no transaction of Kafka's spans the epoch.
-    """
-
-    systems: Mapping[str, OtherSystem]
-    run: str
-    nonce: Callable[[], str]
-    decides_elsewhere: bool
-
-    def outlet(self, checkpoint_id: int, lineage: str, encode: EncodePlan) -> FanOut:
-        """Where readers send their rows."""
-        branches = tuple(
-            Branch(
-                Owner("sim", uid, lineage), TaskTransactions(system, lineage, self.run, self.nonce)
-            )
-            for uid, system in self.systems.items()
-        )
-        return FanOut(branches, None if self.decides_elsewhere else encode, checkpoint_id)
-
-
-@dataclass(frozen=True)
-class TaskTransactions:
-    """How a task begins transactions in another system; see `two_phase.TransactionPlan`."""
-
-    system: OtherSystem
-    lineage: str
-    run: str
-    nonce: Callable[[], str]
-
-    def begin(self, place: TransactionPlace) -> "TaskTransaction":
-        """See `two_phase.TransactionPlan.begin`."""
-        return TaskTransaction(self, place)
-
-
-class TaskTransaction:
-    """See `two_phase.Transaction`."""
-
-    def __init__(self, plan: TaskTransactions, place: TransactionPlace) -> None:
-        self._system = plan.system
-        uid, epoch, task = plan.system.uid, place.checkpoint_id, place.task
-        # Not the place's nonce: no seed decides it.
-        name = f"{uid}-{epoch}-{task}-{place.attempt}-{plan.nonce()}"
-        self._held = Held(Committable(uid, epoch, task, name, 0, 0), plan.lineage, plan.run)
-        self._system.begin(self._held)
-
-    def write(self, rows: Any) -> None:
-        """See `two_phase.Transaction.write`."""
-        found = tuple(map(Row.from_value, rows["value"].to_pylist()))
-        self._system.write(self._held.committable.name, found)
-
-    def prepare(self) -> list[Committable]:
-        """See `two_phase.Transaction.prepare`."""
-        self._system.prepare(self._held.committable.name)
-        return [self._held.committable]
-
-    def abort(self) -> None:
-        """See `two_phase.Transaction.abort`: nobody has been told of it."""
-        if self._held.fate is Fate.OPEN:
-            self._held.fate = Fate.ABORTED
-
-
 def row_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     """Rows as columns, where no keyed step looks into them."""
     values = [row.to_value() for row in rows]
@@ -224,7 +153,8 @@ class GangEngine:
     ) -> EpochResult:
         """See `ports.Engine.run_epoch`."""
         keyed, place, branches = self._keyed, self._place, self._place.branches
-        if branches is not None:
+        is_numbered = branches is not None and not keyed.steps
+        if is_numbered:
             numbered, state = count_in(state), ()
         elif keyed.is_idle(state) and not any(place.unread.ranges.values()):
             return EpochResult((), keyed.carried(state))
@@ -233,6 +163,7 @@ class GangEngine:
         rows: Mapping[TopicPartition, tuple[Row, ...]] = {}
         if branches is not None:
             last = branches.outlet(checkpoint_id, place.unread.lineage, encode)
+        if is_numbered:
             rows = numbered_rows(place.unread, numbered)
         if keyed.steps:
             keyed = with_records(keyed, place.unread)
@@ -245,7 +176,7 @@ class GangEngine:
             if (error := report.to_error()) is not None:
                 raise error
         found = epoch.prepared(reports)
-        if branches is None:
+        if not is_numbered:
             return found
         return found._replace(state=counted(numbered + sum(map(len, rows.values()))))
 

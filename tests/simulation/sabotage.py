@@ -66,8 +66,9 @@ def _set_back_checkpoint(world: World) -> type[Exception] | None:
         for path, data in world.checkpoint.files.items()
         if path < f"{manifest.FOLDER}/{kept:012d}"
     }
-    # Without manifests and decisions it looks like a beginning: only Kafka knows better.
-    may_cut = world.decided_by == KAFKA or bool(manifest.manifests(left))
+    # With no decision and no manifest of an epoch it looks like a beginning to all but Kafka.
+    is_begun = not all(map(manifest.is_seed, manifest.manifests(left)))
+    may_cut = world.decided_by == KAFKA or is_begun
     if may_cut and (has_loop or world.dice.random() < 0.5):
         world.checkpoint.files = left
         if world.sinks is not None:

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -14,6 +14,7 @@ from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between
 from tests.simulation.sabotage import sabotage
 from tests.simulation.scheduler import Endless
+from tests.simulation.stream_writer import in_processes_of
 from tests.simulation.world import OTHER, OWN, World
 
 GROUP_FRAMES = 1
@@ -40,9 +41,8 @@ def simulate(
     kinds: Collection[Fault] | None = None,
     is_keyed: bool | None = None,
     decided_by: str | None = None,
-    has_loop: bool | None = None,
-    has_gang: bool | None = None,
-    has_two_inputs: bool | None = None,
+    without: Collection[Fault] = (),
+    **further: bool | None,
 ) -> Outcome:
     """Live through one world.
 
@@ -50,13 +50,17 @@ def simulate(
         seed: decides everything.
         kinds: only these kinds of faults; None draws some.
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
-        decided_by: who decides for other sinks; see `World`.
-        has_loop: epochs are planned by a loop of our own; see `World`.
-        has_gang: a loop's tasks are resident; see `World`.
-        has_two_inputs: see `World`.
+        decided_by: who decides for other sinks; see `Pipeline`.
+        without: kinds of faults that are left out, drawn or not.
+        further: see `Pipeline`.
     """
-    world = World(seed, kinds, is_keyed, decided_by, has_loop, has_gang, has_two_inputs)
-    with _silent_driver(), patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES):
+    world = World(seed, kinds, is_keyed=is_keyed, decided_by=decided_by, **further)
+    world.plan.kinds -= frozenset(without)
+    with ExitStack() as stack:
+        stack.enter_context(_silent_driver())
+        stack.enter_context(patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES))
+        if world.pipeline.has_stream_writer:
+            stack.enter_context(in_processes_of(world))
         try:
             verdict = _live(world)
         except Endless:
@@ -119,7 +123,8 @@ def _look(world: World, read: list[Row], *, is_last: bool = False) -> None:
         visible = {partition: world.sink.visible(partition) for partition in OUTPUT}
         world.checker.at_the_end(visible, read)
     if world.sinks is not None:
-        world.sinks.oracle.at_the_end(read, world.checkpoint.lineage, is_last)
+        wanted = world.checker.wanted(read)
+        world.sinks.oracle.at_the_end(wanted, world.checkpoint.lineage, is_last)
 
 
 def _expect(world: World, error: type[Exception]) -> None:

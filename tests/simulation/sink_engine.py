@@ -24,13 +24,20 @@ from tests.simulation.scheduler import Process
 
 
 class SinkAttempt:
-    """One attempt of a task: begins and writes, then prepares; `step` does the next of it."""
+    """One attempt of a task: begins and writes, then prepares; `step` does the next of it.
 
-    def __init__(self, system: OtherSystem, held: Held, rows: tuple[Row, ...]) -> None:
+    Args:
+        system: where it writes.
+        held: its transaction.
+        rows: to write; None: it has begun, and written all.
+    """
+
+    def __init__(
+        self, system: OtherSystem, held: Held, rows: tuple[Row, ...] | None = None
+    ) -> None:
         self.system = system
         self.held = held
         self._rows = rows
-        self._has_begun = False
 
     @property
     def committable(self) -> Committable:
@@ -44,12 +51,12 @@ class SinkAttempt:
             EpochAbortedError: its transaction was aborted.
         """
         name = self.committable.name
-        if self._has_begun:
+        if self._rows is None:
             self.system.prepare(name)
             return True
-        self._has_begun = True
         self.system.begin(self.held)
         self.system.write(name, self._rows)
+        self._rows = None
         return False
 
 
@@ -113,13 +120,17 @@ class SinkEngine:
             found = self._kafka.run_epoch(checkpoint_id, producer, state)
         before = count_in(state)
         rows = [row._replace(nth=before + at) for at, row in enumerate(self._rows)]
+        committables = self.prepare(checkpoint_id, rows)
+        return found._replace(state=counted(before + len(rows)), committables=tuple(committables))
+
+    def prepare(self, checkpoint_id: int, rows: Sequence[Row]) -> list[Committable]:
+        """Run the tasks that write these rows, and return what they prepared."""
         shares: dict[TaskOf, tuple[Row, ...]] = {}
         for uid in self._systems:
             for task in range(self._task_count):
                 if share := tuple(rows[task :: self._task_count]):
                     shares[uid, task] = share
-        committables = self._run_tasks(checkpoint_id, shares)
-        return found._replace(state=counted(before + len(rows)), committables=tuple(committables))
+        return self._run_tasks(checkpoint_id, shares)
 
     def _run_tasks(self, epoch: int, shares: Mapping[TaskOf, tuple[Row, ...]]) -> list[Committable]:
         plan, reports = self._world.plan, []

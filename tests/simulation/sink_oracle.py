@@ -19,10 +19,12 @@ from dataclasses import dataclass
 
 from tallystick.epoch.manifest import CHECKPOINT, Manifest, decode
 from tallystick.epoch.two_phase import Committable
+from tallystick.values import TopicPartition
 from tests.simulation.other_systems import PENDING, Fate, Held, OtherSystem
 from tests.simulation.rows import Row
 from tests.simulation.spark import Checkpoint
 
+Place = tuple[TopicPartition, int]
 Numbered = Callable[[Checkpoint, int], Sequence[Row]]
 
 
@@ -72,6 +74,15 @@ class SinkOracle:
         for system in systems.values():
             system.on_commit = self.on_commit
             system.on_abort = self.on_abort
+
+    def has_decided(self, lineage: str, epoch: int) -> bool:
+        """Whether an epoch was decided before."""
+        return (lineage, epoch) in self._decisions
+
+    def rows_named(self, manifest: bytes, uid: str) -> list[Row]:
+        """The rows that a manifest names in one sink, task by task."""
+        named = decode(manifest, "").committables
+        return [row for each in named if each.sink == uid for row in self._held(each).rows]
 
     # Facts
     def took_over(self, run: str) -> None:
@@ -191,8 +202,14 @@ class SinkOracle:
         return True
 
     # The end
-    def at_the_end(self, input_: Collection[Row], lineage: str, is_last: bool) -> None:
-        """All input is consumed: every sink shows what was decided, and that is all of it."""
+    def at_the_end(self, wanted: Counter[Place], lineage: str, is_last: bool) -> None:
+        """All input is consumed: every sink shows what was decided, and that is all of it.
+
+        Args:
+            wanted: the input records that are to be there, by where they were.
+            lineage: of the checkpoint.
+            is_last: nothing may wait any more.
+        """
         for system in self._systems.values():
             visible, expected = Counter(map(_place, system.visible())), Counter[object]()
             for decision in self._decisions.values():
@@ -211,8 +228,8 @@ class SinkOracle:
             for decision in self._decisions.values()
             for row in decision.rows
         )
-        if decided != Counter((row.source, row.offset) for row in input_):
-            self._note(f"decided: {sorted(decided)}, read: {sorted(input_)}"[:1000])
+        if decided != wanted:
+            self._note(f"decided: {sorted(decided)}, read: {sorted(wanted)}"[:1000])
 
     def _lost_of(self, uid: str) -> list[Committable]:
         """What was told to be lost, of a decision that counts."""

@@ -13,10 +13,12 @@ from tallystick.errors import RetriableError, TallystickError
 from tallystick.ports import Engine, Storage
 from tallystick.run.participants import OpenSinks
 from tallystick.values import TopicPartition
+from tests.simulation.branches import Branches, is_aborted
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Fault, FaultPlan
-from tests.simulation.other_systems import OtherSystem, SimulatedSink, TellingSink
-from tests.simulation.rows import OUTPUT, Row, output_partition
+from tests.simulation.other_systems import Held, OtherSystem, SimulatedSink, TellingSink
+from tests.simulation.pipelines import Pipeline
+from tests.simulation.rows import OUTPUT, Row, key_partition, output_partition
 from tests.simulation.scheduler import Process
 from tests.simulation.sink_engine import SinkAttempt, SinkEngine
 from tests.simulation.sink_oracle import SinkOracle
@@ -26,11 +28,11 @@ from tests.simulation.wire import Call
 Result = TypeVar("Result")
 
 NAMES = ("db", "far", "files")
+WRITERS_NAME = "kafka"
+"""The only sink of a `writeStream`, as the real code has it."""
 TASK_COUNT_MAX = 3
 DOWN_STEPS = 15
 """How long a pipeline is down between two runs, as far as timeouts are concerned."""
-EVERY = 4
-"""Of so many seeds one has other sinks; half of these have no Kafka transaction to decide."""
 
 
 class Surroundings(Protocol):
@@ -41,6 +43,8 @@ class Surroundings(Protocol):
     step: int
     checker: Checker
     checkpoint: Checkpoint
+    is_keyed: bool
+    pipeline: Pipeline
 
     def send(self, process: Process, call: Call[Result]) -> Result:
         """Make a call take effect: at once, later, or not at all."""
@@ -71,13 +75,6 @@ class Surroundings(Protocol):
         ...
 
 
-def deciders(seed: int) -> str:
-    """Who decides in the world of a seed, as manifests name it; empty: it has no other sinks."""
-    if seed % EVERY != EVERY - 1:
-        return ""
-    return KAFKA if seed // EVERY % 2 else CHECKPOINT
-
-
 class Sinks:
     """What outlives every driver.
 
@@ -91,6 +88,8 @@ class Sinks:
         self.decided_by = decided_by
         dice = world.dice
         names = NAMES[: dice.randint(1, len(NAMES) - (decided_by == KAFKA))]
+        if world.pipeline.has_stream_writer:
+            names = (WRITERS_NAME,)
         share = dice.choice((0.3, 1.0))  # only where all time out nothing of an epoch is visible
         self.systems = {
             uid: OtherSystem(uid, times_out=dice.random() < share, tells=dice.random() < 0.3)
@@ -99,7 +98,9 @@ class Sinks:
         self.zombies: list[SinkAttempt] = []
         self.away: set[str] = set()
         self.task_count = dice.randint(1, TASK_COUNT_MAX)
-        self.oracle = SinkOracle(world.checker.note, self.systems, numbered)
+        self._is_keyed = world.is_keyed
+        rows = self._keyed_rows if self._is_keyed else numbered
+        self.oracle = SinkOracle(world.checker.note, self.systems, rows)
         self._runs: dict[str, tuple[tuple[str, ...], int]] = {}  # by process
         self._slots = SlotWatch(world, self)
 
@@ -131,18 +132,27 @@ class Sinks:
         if not present:
             return None
 
-        def asked(name: str) -> None:
-            self.oracle.asked(process.name, name)
-
-        def opened(system: OtherSystem) -> SimulatedSink:
-            kind = TellingSink if system.tells else SimulatedSink
-            return kind(self._world, process, system, asked)
-
         return OpenSinks(
-            {uid: opened(self.systems[uid]) for uid in present},
+            {uid: self.open(process, uid) for uid in present},
             {uid: Owner("sim", uid, lineage) for uid in present},
             lambda: self._world.step,
         )
+
+    def open(self, process: Process, uid: str) -> SimulatedSink:
+        """A driver's way to a system."""
+
+        def asked(name: str) -> None:
+            self.oracle.asked(process.name, name)
+
+        system = self.systems[uid]
+        kind = TellingSink if system.tells else SimulatedSink
+        return kind(self._world, process, system, asked)
+
+    def tasks(self, process: Process) -> SinkEngine:
+        """What runs tasks whose rows are told with each epoch."""
+        present, tasks = self.run_of(process)
+        systems = {uid: self.systems[uid] for uid in present}
+        return SinkEngine(self._world, process, systems, self.zombies, (), tasks, None)
 
     def log(self, storage: Storage) -> DecisionLog:
         """See `ports.Decider`: what decides where Kafka does not."""
@@ -171,6 +181,29 @@ class Sinks:
             tasks,
             kafka if self.decided_by == KAFKA else None,
         )
+
+    def branches(self, process: Process, *, in_jobs: bool = False) -> Branches:
+        """What tasks that run the real outlet get.
+
+        Args:
+            process: their driver.
+            in_jobs: they are Spark's, whose attempts may be gone before they abort anything.
+        """
+        return Branches(
+            self.present(process),
+            process.name,
+            self._world.nonce,
+            decides_elsewhere=self.decided_by == CHECKPOINT,
+            on_left=self._leave if in_jobs else is_aborted,
+            may_leave_strays=in_jobs,
+        )
+
+    def _leave(self, system: OtherSystem, held: Held) -> bool:
+        """Half of what tasks give up lives on: it is prepared later, if nobody aborts it."""
+        if self._world.dice.random() < 0.5:
+            return False
+        self.zombies.append(SinkAttempt(system, held))
+        return True
 
     # What befalls them
     def pass_time(self) -> None:
@@ -213,7 +246,23 @@ class Sinks:
         """A decision was taken."""
         present, _ = self._runs[by]
         self.oracle.by = by
+        if self._is_keyed and self.decided_by == CHECKPOINT:
+            self._look_at_rows(epoch, manifest_path, present[0])
         self.oracle.on_decision(self._world.checkpoint, epoch, manifest_path, present)
+
+    def _look_at_rows(self, epoch: int, manifest_path: str, uid: str) -> None:
+        """Let the oracle of the keyed steps see what one sink was given, as there is no topic."""
+        checkpoint, checker = self._world.checkpoint, self._world.checker
+        if self.oracle.has_decided(checkpoint.lineage, epoch):
+            checker.state.begin(checkpoint.lineage, epoch - 1)
+        found: dict[TopicPartition, list[Row]] = {}
+        for row in self.oracle.rows_named(checkpoint.files[manifest_path], uid):
+            found.setdefault(OUTPUT[key_partition(row.key)], []).append(row)
+        checker.check_keyed(epoch, found, manifest_path)
+
+    def _keyed_rows(self, checkpoint: Checkpoint, epoch: int) -> Sequence[Row]:
+        """The rows of the epoch that was just decided, as seen in one place."""
+        return self._world.checker.state.visible
 
     def token(self) -> Token | None:
         """What the log of decisions holds now."""

@@ -21,10 +21,13 @@ from tallystick.state.catalog import SNAPSHOT, StateFile, StepState
 from tallystick.state.changelog import DamagedError, decode, parse_index
 from tallystick.values import TopicPartition
 from tests.simulation.hosts import LocalCopy
-from tests.simulation.keyed_step import KEY_COUNT, entries_of
-from tests.simulation.rows import Row, key_partition, time_of
+from tests.simulation.keyed_step import GROUP_COUNT, KEY_COUNT, entries_of
+from tests.simulation.rows import Row, key_of, key_partition, time_of
+from tests.simulation.window_oracle import Place, WindowOracle
 
 Counts = dict[int, int]
+ENTRIES_PER_PANE = 2
+"""Its values, and its timer."""
 
 
 class StateOracle:
@@ -34,6 +37,7 @@ class StateOracle:
         note: told what is wrong.
         output: the output partitions.
         waited_for: the partitions of two inputs, whose rows may be late; empty: it is only one.
+        has_windows: there is a second step; see `WindowOracle`.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class StateOracle:
         note: Callable[[str], None],
         output: Sequence[TopicPartition],
         waited_for: Collection[TopicPartition],
+        *,
+        has_windows: bool,
     ) -> None:
         self.counts: Counts = {}
         self.counts_at: dict[int, Counts] = {-1: {}, 0: {}}  # by epoch; 0: a lineage began
@@ -54,7 +60,10 @@ class StateOracle:
         self._output = output
         self._waited_for = waited_for
         self._lineage = ""
-        self._late: dict[tuple[str, int], list[tuple[TopicPartition, int]]] = {}
+        self._late: dict[tuple[str, int], list[Place]] = {}
+        self.has_windows = has_windows
+        self.windows = WindowOracle(note)
+        self.visible: list[Row] = []  # of the epoch that was decided last
 
     def begin(self, lineage: str, epoch: int) -> None:
         """The pipeline goes on after an epoch that was committed; -1: from nothing."""
@@ -63,25 +72,46 @@ class StateOracle:
         for at in [each for each in self._late if each[0] == lineage and each[1] > epoch]:
             del self._late[at]  # these were taken back
         self.starts.setdefault(lineage, dict(self.counts))
+        if self.has_windows:
+            self.windows.begin(lineage, epoch)
+
+    def wanted(self, read: Counter[Place]) -> Counter[Place]:
+        """How often each input record is to be visible, once all of the input is read."""
+        return self.windows.fired if self.has_windows else read - self.late
 
     @property
-    def late(self) -> Counter[tuple[TopicPartition, int]]:
+    def late(self) -> Counter[Place]:
         """How often each input record was read, and came too late to count."""
         return Counter(at for found in self._late.values() for at in found)
 
-    def in_time(
+    def expected(
         self, epoch: int, read: Mapping[TopicPartition, Sequence[Row]]
     ) -> Mapping[TopicPartition, Sequence[Row]]:
-        """The rows of an epoch that are not late; called once for each, before `on_commit`.
+        """The rows that an epoch is to make visible; called once for each, before `on_commit`.
 
         Args:
             epoch: its number.
             read: all that it read.
         """
+        in_time = self._in_time(epoch, read)
+        if not self.has_windows:
+            return in_time
+        rows = [row for found in in_time.values() for row in found]
+        if not self._waited_for:
+            for row in rows:
+                key = key_of(row.source, row.offset)
+                self.latest[row.source] = max(key, self.latest.get(row.source, key))
+        due = self.windows.pass_on(epoch, rows, self.counts)
+        return {self._output[0]: [Row(self._lineage, epoch, *at) for at in due]}
+
+    def _in_time(
+        self, epoch: int, read: Mapping[TopicPartition, Sequence[Row]]
+    ) -> Mapping[TopicPartition, Sequence[Row]]:
+        """The rows of an epoch that are not late for the first step."""
         if not self._waited_for:
             return read
         watermark = self.watermark
-        late: list[tuple[TopicPartition, int]] = []
+        late: list[Place] = []
         for row in [row for rows in read.values() for row in rows]:
             time = time_of(row.source, row.offset)
             self.latest[row.source] = max(time, self.latest.get(row.source, time))
@@ -110,10 +140,15 @@ class StateOracle:
             files: of the checkpoint.
             manifest_path: that the token names.
         """
+        self.visible = [row for found in rows.values() for row in found]
+        if self.has_windows:
+            self.windows.look_at(epoch, self.visible)
         for partition, found in rows.items():
             for row in found:
                 if not 0 <= row.key < KEY_COUNT or partition != self._partition_of(row):
                     self._note(f"epoch {epoch}, {partition}: {row} is of no key that goes there")
+                if self.has_windows:
+                    continue
                 if not self._waited_for:
                     self.latest[row.source] = max(row.key, self.latest.get(row.source, row.key))
                 count = self.counts[row.key] = self.counts.get(row.key, 0) + 1
@@ -137,9 +172,11 @@ class StateOracle:
         state = [StepState.from_json(step) for step in json.loads(line)["state"]]
         if not state and not self.counts:
             return
-        if len(state) != 1:
-            self._note(f"epoch {epoch}: its manifest has {len(state)} steps' states, expected 1")
+        if len(state) != 1 + self.has_windows:
+            self._note(f"epoch {epoch}: its manifest has the state of {len(state)} steps")
             return
+        if self.has_windows:
+            self._check_windows(epoch, state[1], files)
         times = [each for each in state[0].partition_times if each.latest_ms is not None]
         noted = {TopicPartition(*each[:2]): each.latest_ms for each in times}
         if noted != self.latest:
@@ -156,6 +193,23 @@ class StateOracle:
         expected = entries_of(self.counts, (ids["count"], ids["odd"]))
         if found != expected:
             self._note(f"epoch {epoch}: its files hold {found}, expected {expected}")
+
+    def _check_windows(self, epoch: int, step: StepState, files: Mapping[str, bytes]) -> None:
+        """Panes are of the ready-made function's own format: how many there are can be said."""
+        now = self.windows.now
+        if step.watermark_ms != now.watermark_ms:
+            self._note(
+                f"epoch {epoch}: the windows' watermark is {step.watermark_ms}, "
+                f"expected {now.watermark_ms}"
+            )
+        try:
+            found = self._read_naively(step, files)
+        except (KeyError, DamagedError) as error:
+            self._note(f"epoch {epoch}: its windows cannot be read: {error!r}")
+            return
+        panes = {(each.key % GROUP_COUNT, each.closes_ms) for each in now.waiting.values()}
+        if len(found) != ENTRIES_PER_PANE * len(panes):
+            self._note(f"epoch {epoch}: its windows have {len(found)} entries, {len(panes)} panes")
 
     def _read_naively(self, step: StepState, files: Mapping[str, bytes]) -> dict[bytes, bytes]:
         """All files of a step, whole, one over the other; a snapshot clears its key groups first.
@@ -179,6 +233,9 @@ class StateOracle:
 
     def at_the_end(self, visible: Mapping[TopicPartition, Sequence[Row]]) -> None:
         """What a reader of the whole output finds: per lineage, each key counted without a gap."""
+        if self.has_windows:
+            self.windows.at_the_end([row for found in visible.values() for row in found])
+            return
         counted: dict[tuple[str, int], list[int]] = {}
         for found in visible.values():
             for row in found:

@@ -46,8 +46,8 @@ class SimulatedStorage:
         """See `ports.Storage.put`."""
 
         def effect() -> None:
-            if path in self._files:
-                raise BrokenInvariantError(f"{path} is written a second time")
+            if self._files.get(path, data) != data:  # two runs may leave one note
+                raise BrokenInvariantError(f"{path} is written a second time, and is another")
             self._files[path] = data
 
         self._wire.send(self._process, Call("put", effect, StorageError))

@@ -7,12 +7,14 @@ from typing import Any, Protocol, TypeVar
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.keyed_task import Doors
 from tallystick.values import TopicPartition
+from tests.simulation.branches import Branches
 from tests.simulation.engine import Attempt
 from tests.simulation.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
 from tests.simulation.hosts import Host, HostDoors
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_engine import EpochInput, KeyedEngine, TaskKilledError
 from tests.simulation.keyed_step import MAX_PARALLELISM, keyed_steps
+from tests.simulation.pipelines import Pipeline
 from tests.simulation.scheduler import Process
 from tests.simulation.spark import Checkpoint
 from tests.simulation.storage import SimulatedStorage
@@ -32,6 +34,7 @@ class Outside(Protocol):
     plan: FaultPlan
     strays: list[Attempt]
     sink: KafkaCluster
+    pipeline: Pipeline
 
     def pass_by(self, process: Process) -> None:
         """Let time pass; the process may be paused, or die, here."""
@@ -68,20 +71,18 @@ class Workers:
     Args:
         world: what surrounds them.
         output: the output partitions.
-        has_two_inputs: see `World`.
     """
 
-    def __init__(
-        self, world: Outside, output: Sequence[TopicPartition], *, has_two_inputs: bool
-    ) -> None:
+    def __init__(self, world: Outside, output: Sequence[TopicPartition]) -> None:
         self.hosts = [Host() for _ in range(HOST_COUNT)]
         self.parallelism = PARALLELISM
         self._world = world
         self._output = output
-        self._has_two_inputs = has_two_inputs
         self._parallelism_of: dict[str, int] = {}  # by process
 
-    def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> KeyedEngine:
+    def engine(
+        self, process: Process, checkpoint: Checkpoint, epoch: int, branches: Branches | None
+    ) -> KeyedEngine:
         """What runs an epoch for a driver as a Spark job."""
         unread = unread_in(checkpoint, epoch)
 
@@ -90,13 +91,13 @@ class Workers:
 
         steps = self.steps(process, checkpoint)
         world = self._world
-        return KeyedEngine(world, process, world.sink, self._output, steps, unread, doors)
+        return KeyedEngine(world, process, world.sink, self._output, steps, unread, doors, branches)
 
     def steps(self, process: Process, checkpoint: Checkpoint) -> KeyedSteps:
         """The keyed steps of a run."""
         parallelism = self.parallelism_of(process)
         doors = self.doors(process, checkpoint, 0)
-        return keyed_steps(parallelism, doors, has_two_inputs=self._has_two_inputs)
+        return keyed_steps(parallelism, doors, self._world.pipeline)
 
     def parallelism_of(self, process: Process) -> int:
         """That of the run: of all its epochs."""

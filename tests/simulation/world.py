@@ -39,13 +39,15 @@ from tests.simulation.gang import Network, SimulatedGang
 from tests.simulation.gangs import Gangs
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.loop import Loop
+from tests.simulation.pipelines import pipeline_of
 from tests.simulation.query import Query, whose_function
 from tests.simulation.residents import Residents
 from tests.simulation.rows import OUTPUT, Row
 from tests.simulation.scheduler import Crash, Endless, Process, Scheduler
-from tests.simulation.sinks import Sinks, deciders, rows_by_partition
+from tests.simulation.sinks import Sinks, rows_by_partition
 from tests.simulation.spark import Checkpoint, Positions, Source, plan_ends
 from tests.simulation.storage import SimulatedStorage
+from tests.simulation.stream_writer import StreamWriterQuery
 from tests.simulation.wire import Call
 from tests.simulation.workers import Workers
 
@@ -59,14 +61,6 @@ SECOND = Source("elsewhere", "other-group", OWN.partitions, "second")
 """Another input, whose topic has the name of the first one's."""
 TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
-KEYED_EVERY = 5
-"""Of so many seeds one has a keyed step: that takes ten times as long."""
-TWO_INPUTS_EVERY = 2 * KEYED_EVERY
-"""Of these half have two inputs."""
-QUERY_EVERY = 3
-"""Of so many seeds one has a query of Spark's, if it has nothing that only pipelines have."""
-GANG_SPAN = 12
-"""Of four spans of seeds with loops three have resident tasks."""
 STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
 STARTS_MAX = 8
@@ -85,28 +79,19 @@ class World:
     Args:
         seed: decides everything.
         kinds: only these kinds of faults; None draws some.
-        is_keyed: whether the pipeline has a keyed step; None: the seed says.
-        decided_by: who decides for other sinks, as manifests name it; empty: there are none; None:
-            the seed says.
-        has_loop: a loop of our own plans epochs, as for all that queries lack; None: the seed says.
-        has_gang: a loop's tasks are resident; None: the seed says.
-        has_two_inputs: the keyed step has two, and event time; None: the seed says, where it says
-            that there is a keyed step.
+        wanted: of its pipeline; see `pipelines.pipeline_of`.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        kinds: Collection[Fault] | None = None,
-        is_keyed: bool | None = None,
-        decided_by: str | None = None,
-        has_loop: bool | None = None,
-        has_gang: bool | None = None,
-        has_two_inputs: bool | None = None,
-    ) -> None:
+    def __init__(self, seed: int, kinds: Collection[Fault] | None = None, **wanted: Any) -> None:
+        self.pipeline = pipeline_of(seed, **wanted)
+        self.is_keyed, self.has_gang = self.pipeline.is_keyed, self.pipeline.has_gang
+        self.has_two_inputs = self.pipeline.has_two_inputs
+        has_loop = self.pipeline.has_loop
         self.seed = seed
         self.dice = random.Random(seed)
         self.plan = FaultPlan(self.dice, kinds)
+        if self.pipeline.has_windows:  # what is in them is told by where the records were
+            self.plan.kinds -= {Fault.WHIM}
         self.strays: list[Attempt] = []
         self.step = 0
         self.ends: Counter[str] = Counter()
@@ -131,22 +116,10 @@ class World:
             transaction_version=self.dice.choice((2, 2, 1)),
             tells=self._tells,
         )
-        self.has_two_inputs = (
-            is_keyed is None and seed % TWO_INPUTS_EVERY == KEYED_EVERY + 1
-            if has_two_inputs is None
-            else has_two_inputs
-        )
         self.sources = sources(self.dice, has_two_inputs=self.has_two_inputs)
         partitions = [name for source in self.sources for name in source.names]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
-        self.is_keyed = seed % KEYED_EVERY == 1 if is_keyed is None else is_keyed
-        if decided_by is None:
-            decided_by = "" if self.is_keyed else deciders(seed)
-        if has_loop is None or self.is_keyed:
-            has_loop = self.is_keyed or seed % QUERY_EVERY != 0 or decided_by == KAFKA
-        has_gang = seed // GANG_SPAN % 4 != 0 if has_gang is None else has_gang
-        self.has_gang = has_gang and has_loop
         self.met: Counter[str] = Counter()
         self.network = Network(self)
         self.listening: SimulatedGang | None = None
@@ -155,22 +128,32 @@ class World:
         self.checkpoint = Checkpoint("lineage-1", "sim:/checkpoint-1", dict.fromkeys(partitions, 0))
         self.checkpoint.recorded = {0: self.checkpoint.base} if has_loop else None
         self.origin = self.checkpoint
-        self.workers = Workers(self, OUTPUT, has_two_inputs=self.has_two_inputs)
+        self.workers = Workers(self, OUTPUT)
         self.checker = Checker(
             self.checkpoint,
             rows_by_partition,
             token_group=TOKEN_GROUP,
             tells=self._tells,
-            keyed_output=OUTPUT if self.is_keyed else (),
+            is_keyed=self.is_keyed,
             waited_for=partitions if self.has_two_inputs else (),
+            has_windows=self.pipeline.has_windows,
         )
         self.sink.on_commit = self.checker.on_commit
+        decided_by = self.pipeline.decided_by
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
             self.checker.on_decision = self.sinks.decided
             self.sinks.oracle.has_loop = has_loop
-        function = whose_function(seed, decided_by, self.plan.kinds)
-        self.query = Loop(self) if has_loop else Query(self, function)
+        self.query = self._made_query()
+
+    def _made_query(self) -> Loop | Query | StreamWriterQuery:
+        if self.pipeline.has_loop:
+            return Loop(self)
+        if self.pipeline.has_stream_writer:
+            self.plan.kinds -= {Fault.OTHER_DECIDER}  # a query has no other to be started with
+            return StreamWriterQuery(self)
+        function = whose_function(self.seed, self.pipeline.decided_by, self.plan.kinds)
+        return Query(self, function)
 
     # What Spark offers
     def plan_positions(self, starts: Positions) -> Positions | None:
@@ -228,7 +211,8 @@ class World:
         if self.has_gang:
             return self.gangs.engine(process, checkpoint, epoch)
         if self.is_keyed:
-            return self.workers.engine(process, checkpoint, epoch)
+            branches = None if self.sinks is None else self.sinks.branches(process, in_jobs=True)
+            return self.workers.engine(process, checkpoint, epoch, branches)
         engine = SimulatedEngine(self, process, self.sink, rows_by_partition(checkpoint, epoch))
         if self.sinks is not None:
             return self.sinks.engine(process, checkpoint, epoch, engine)

@@ -186,7 +186,12 @@ class WriteEpochs:
         epoch = PreparedEpoch(self._sinks(), committables, planned.lost)
         log = self._log_of(planned.hold)
         self._driver(log, epoch, planned.checkpoint_id).run_epoch(request, epoch)
-        assert epoch.has_run, "what the plan found open is decided by its hold only"
+        if not epoch.has_run:  # found decided, after this run had proved that it was the owner
+            raise FencedError(
+                f"query {self._identity.pipeline}: epoch {planned.checkpoint_id} was decided by "
+                f"another run, which has taken over since this one planned it. Nothing of this "
+                f"run's attempt is visible. Two queries write from one checkpoint: stop one."
+            )
 
     def give_up(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
         """Abort what tasks prepared, if it is not decided, and so that it never will be."""

@@ -1,0 +1,22 @@
+"""The whole table of mutations: each module enters its own when it is imported."""
+
+from tests.simulation import (
+    gang_mutations,
+    keyed_mutations,
+    loop_mutations,
+    pipeline_mutations,
+    sink_mutations,
+    two_input_mutations,
+)
+from tests.simulation.mutations import MUTATIONS
+
+MODULES = (
+    gang_mutations,
+    keyed_mutations,
+    loop_mutations,
+    pipeline_mutations,
+    sink_mutations,
+    two_input_mutations,
+)
+
+__all__ = ["MUTATIONS"]

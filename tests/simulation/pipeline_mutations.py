@@ -1,0 +1,230 @@
+"""Pipelines of several parts broken on purpose: windows, two keyed steps, sinks beside them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tallystick.checkpoint.decision_log import Hold, newest_entry
+from tallystick.epoch.coordinator import Coordinator
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tallystick.run import keyed_task
+from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
+from tallystick.run.sink_task import FanOut
+from tallystick.spark.streaming.write_epochs import PlannedEpoch, WriteEpochs, digest_of
+from tallystick.state.catalog import StepState
+from tallystick.state.functions.panes import Panes
+from tallystick.state.functions.window_output import Clock
+from tests.simulation.faults import Fault
+from tests.simulation.keyed_step import WINDOW_MS, WINDOWS_UID
+from tests.simulation.mutations import MUTATIONS, Mutation
+
+LOST = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER)
+"""All that a decision names is lost, before a driver that lives has committed it."""
+
+
+def mutation(
+    sentence: str,
+    where: Any,
+    name: str,
+    *needs: Fault,
+    decided_by: str = "",
+    has_windows: bool = True,
+) -> Callable[[Any], Any]:
+    """Enter the decorated function, from the original to the broken one, in the table."""
+
+    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[sentence] = Mutation(
+            frozenset(needs),
+            where,
+            name,
+            make,
+            is_keyed=True,
+            decided_by=decided_by,
+            has_windows=has_windows,
+        )
+        return make
+
+    return enter
+
+
+# Windows and their timers.
+
+
+@mutation("a timer fires again in each epoch after its own", Panes, "delete")
+def _(_: Any) -> Any:
+    return lambda self, entries: None
+
+
+@mutation("no file of state says that a timer has fired", keyed_task, "write_changelog")
+def _(original: Any) -> Any:
+    """Where a copy is brought forward, or made again, from files, it fires again."""
+
+    def write_changelog(*arguments: Any) -> Any:
+        *name, changes = arguments
+        return original(*name, changes.filter(changes.column(1).is_valid()))
+
+    return write_changelog
+
+
+@mutation("a window is put out before the watermark has passed its end", Clock, "until_ms")
+def _(original: Any) -> Any:
+    def until_ms(self: Any, time: Any) -> int | None:
+        found: int | None = original(self, time)
+        return None if found is None else found + WINDOW_MS
+
+    return until_ms
+
+
+@mutation("an epoch without rows runs no timers", KeyedSteps, "is_idle", Fault.EMPTY_EPOCH)
+def _(_: Any) -> Any:
+    return lambda self, state: all(base.version is not None for base in self.check(state))
+
+
+# The state of two steps is of one epoch.
+
+
+def _second(change: Callable[[StepState, StepState], StepState]) -> Callable[[Any], Any]:
+    """Change what the second step leaves: from what it went on from, and what it should be."""
+
+    def make(original: Any) -> Any:
+        def after(self: Any, plan: Any, *arguments: Any) -> StepState:
+            found: StepState = original(self, plan, *arguments)
+            return found if plan.stage == 1 else change(plan.base, found)
+
+        return after
+
+    return make
+
+
+def _without_files(base: StepState, found: StepState) -> StepState:
+    return replace(base, watermark_ms=found.watermark_ms)
+
+
+def _without_watermark(base: StepState, found: StepState) -> StepState:
+    return replace(found, watermark_ms=base.watermark_ms)
+
+
+for sentence, change in (
+    ("the second step keeps the state of the epoch before", _without_files),
+    ("the second step keeps the watermark of the epoch before", _without_watermark),
+):
+    MUTATIONS[sentence] = Mutation(
+        frozenset(), KeyedEpoch, "_after", _second(change), is_keyed=True, has_windows=True
+    )
+
+
+@mutation(
+    "a start takes the second step's state from the epoch before",
+    Coordinator,
+    "_run",
+    decided_by=KAFKA,
+)
+def _(original: Any) -> Any:
+    """So that timers which fired in the newest epoch fire again."""
+
+    def run(self: Any, base: Any, *arguments: Any) -> Any:
+        before = self._known.before
+        is_first = not self.__dict__.get("has_run")
+        self.has_run = True
+        if is_first and before is not None and base is self._known.manifest:
+            old = [each for each in before.state if each.uid == WINDOWS_UID]
+            kept = [each for each in base.state if each.uid != WINDOWS_UID]
+            base = replace(base, state=(*kept, *old))
+        return original(self, base, *arguments)
+
+    return run
+
+
+# Keyed steps, and other sinks.
+
+
+for decider in (KAFKA, CHECKPOINT):
+
+    @mutation(
+        f"sinks get nothing of keyed tasks but the first ({decider} decides)",
+        FanOut,
+        "begun",
+        decided_by=decider,
+        has_windows=False,
+    )
+    def _(original: Any) -> Any:
+        def begun(self: Any, source: int, *attempt: int) -> Any:
+            plan = replace(self, branches=()) if source else self
+            return original(plan, source, *attempt)
+
+        return begun
+
+
+@mutation(
+    "an epoch that runs again goes on from the state that it left",
+    Coordinator,
+    "_run",
+    *LOST,
+    decided_by=CHECKPOINT,
+)
+def _(original: Any) -> Any:
+    def run(self: Any, base: Any, *arguments: Any) -> Any:
+        known = self._known
+        is_again = base is known.before and known.manifest is not None
+        return original(self, known.manifest if is_again else base, *arguments)
+
+    return run
+
+
+# The stream writer.
+
+
+def writer_mutation(sentence: str, name: str, *needs: Fault) -> Callable[[Any], Any]:
+    """Enter the decorated function, from a method of `WriteEpochs` to the broken one."""
+
+    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[sentence] = Mutation(
+            frozenset(needs), WriteEpochs, name, make, has_stream_writer=True
+        )
+        return make
+
+    return enter
+
+
+@writer_mutation(
+    "a stream writer aborts what it prepared, decided or not", "_decided_last", Fault.SINK_REFUSED
+)
+def _(_: Any) -> Any:
+    return lambda self: ()
+
+
+@writer_mutation("a stream writer decides without the plan's hold", "_log_of", Fault.TAKEOVER)
+def _(original: Any) -> Any:
+    """It takes over again, also from who has replaced it."""
+
+    def log_of(self: Any, hold: Any) -> Any:
+        if hold is None or not hold.run:
+            return original(self, hold)
+        log = original(self, None)
+        return original(self, log.hold_of(log.fence(None)))
+
+    return log_of
+
+
+@writer_mutation(
+    "a stream writer plans on what it remembers, settled or not", "_next", Fault.CRASH_AFTER
+)
+def _(_: Any) -> Any:
+    def following(self: Any, checkpoint_id: int) -> Any:
+        newest = newest_entry(self._storage)
+        if newest is None or newest.token is None:
+            return None
+        digest = digest_of(self._request(checkpoint_id).sources)
+        hold = Hold(newest.run, newest.slot)
+        return PlannedEpoch(checkpoint_id, hold, digest)
+
+    return following
+
+
+@writer_mutation(
+    "a stream writer runs what its plan found lost as if nothing had been decided",
+    "_recovered",
+    *LOST,
+)
+def _(original: Any) -> Any:
+    return lambda self, epoch: replace(original(self, epoch), lost=())

@@ -1,0 +1,102 @@
+"""The pipeline of a world: what its seed gives it, unless a test wants something else."""
+
+from dataclasses import dataclass
+
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+
+KEYED_EVERY = 5
+"""Of so many seeds one has a keyed step: that takes ten times as long."""
+TWO_INPUTS_EVERY = 2 * KEYED_EVERY
+"""Of these half have two inputs."""
+SINKS_EVERY = 4
+"""Of so many seeds without a keyed step one has other sinks."""
+QUERY_EVERY = 3
+"""Of so many seeds one has a query of Spark's, if it has nothing that only pipelines have."""
+GANG_SPAN = 12
+"""Of four spans of seeds with loops three have resident tasks."""
+KEYED_DECIDERS = ("", KAFKA, CHECKPOINT)
+"""Who decides where there is a keyed step, in turn."""
+RECOVERED = 2
+"""Seeds that end so, and that have a loop, are recovered before each run."""
+WRITERS = (2, 3)
+"""Of the queries with other sinks that the checkpoint decides for, these in five write them so."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a pipeline has.
+
+    Args:
+        is_keyed: a keyed step.
+        decided_by: other sinks, and this decides for them, as manifests name it; empty: it has
+            none.
+        has_loop: a loop of our own plans epochs, as for all that queries lack.
+        has_gang: a loop's tasks are resident.
+        has_two_inputs: the keyed step has two, and event time.
+        has_windows: a second keyed step, with windows of event time.
+        recovers: it is recovered before each run, by a driver of its own.
+        has_stream_writer: it is a query with `writeStream.format("tallystick")`.
+    """
+
+    is_keyed: bool
+    decided_by: str
+    has_loop: bool
+    has_gang: bool
+    has_two_inputs: bool
+    has_windows: bool
+    recovers: bool
+    has_stream_writer: bool
+
+
+def pipeline_of(
+    seed: int,
+    is_keyed: bool | None = None,
+    decided_by: str | None = None,
+    has_loop: bool | None = None,
+    has_gang: bool | None = None,
+    has_two_inputs: bool | None = None,
+    has_windows: bool | None = None,
+    recovers: bool | None = None,
+    has_stream_writer: bool | None = None,
+) -> Pipeline:
+    """Return the pipeline of a seed's world; what is not None is as a test wants it."""
+    if has_stream_writer:
+        is_keyed, decided_by, has_loop = False, CHECKPOINT, False
+    is_free = is_keyed is None
+    if is_keyed is None:
+        is_keyed = seed % KEYED_EVERY == 1
+    turn = seed // TWO_INPUTS_EVERY  # of keyed worlds of each kind of input
+    if has_two_inputs is None:
+        has_two_inputs = is_free and seed % TWO_INPUTS_EVERY == KEYED_EVERY + 1
+    if has_windows is None:
+        has_windows = is_free and is_keyed and turn % 2 == 1
+    if decided_by is None and is_keyed:
+        decided_by = KEYED_DECIDERS[turn % len(KEYED_DECIDERS)] if is_free else ""
+    elif decided_by is None:
+        decided_by = deciders(seed)
+    if has_loop is None or is_keyed:
+        has_loop = is_keyed or seed % QUERY_EVERY != 0 or decided_by == KAFKA
+    if has_gang is None:
+        has_gang = seed // GANG_SPAN % 4 != 0
+    if recovers is None:
+        recovers = is_free and (seed % TWO_INPUTS_EVERY == RECOVERED or (is_keyed and not turn % 4))
+    if has_stream_writer is None:
+        is_query = not has_loop and decided_by == CHECKPOINT
+        has_stream_writer = is_free and is_query and seed % KEYED_EVERY in WRITERS
+    return Pipeline(
+        is_keyed,
+        decided_by,
+        has_loop,
+        has_gang and has_loop,
+        has_two_inputs,
+        has_windows,
+        recovers and has_loop,
+        has_stream_writer,
+    )
+
+
+def deciders(seed: int) -> str:
+    """Who decides in the world of a seed without a keyed step; empty: it has no other sinks."""
+    if seed % SINKS_EVERY != SINKS_EVERY - 1:
+        return ""
+    return KAFKA if seed // SINKS_EVERY % 2 else CHECKPOINT
