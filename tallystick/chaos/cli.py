@@ -40,6 +40,13 @@ Kinds = Annotated[
     str | None,
     typer.Option("--faults", help="Kinds of faults, with commas. Without it: all that fit."),
 ]
+Schedule = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the faults, instead of --kills, --seed and --faults: the smallest.json "
+        "that --shrink leaves beside the logs."
+    ),
+]
 Compare = Annotated[
     str,
     typer.Option(
@@ -72,6 +79,7 @@ def chaos(
     kills: Kills = 20,
     seed: Seed = 1,
     kinds: Kinds = None,
+    schedule: Schedule = None,
     compare: Compare = "sequence",
     brokers: Brokers = 1,
     partitions: Partitions = 4,
@@ -103,6 +111,7 @@ def chaos(
             kills=kills,
             seed=seed,
             kinds=kinds.split(",") if kinds else (),
+            schedule=schedule,
             compare=compare,
             brokers=brokers,
             partitions=partitions,

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tallystick.errors import OptionError
 
@@ -58,6 +59,8 @@ class Fault:
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS, self.kind
+        assert self.delay_s >= 0, self
+        assert self.length_s >= 0, self
         assert 0 <= self.pick < 1, self
 
 
@@ -117,13 +120,15 @@ def as_json(faults: Sequence[Fault]) -> str:
     return json.dumps([asdict(each) for each in faults], indent=1)
 
 
-def from_json(text: str) -> tuple[Fault, ...]:
-    """Return the schedule that `as_json` wrote.
+def read_schedule(path: Path) -> tuple[Fault, ...]:
+    """Return the schedule in a file that `as_json` gave the text of.
 
     Raises:
-        OptionError: It is none.
+        OptionError: It cannot be read, or is no schedule with at least one fault.
     """
     try:
-        return tuple(Fault(**each) for each in json.loads(text))
-    except (ValueError, TypeError, AssertionError) as error:
-        raise OptionError(f"this is no schedule of faults: {error!r}") from error
+        faults = tuple(Fault(**each) for each in json.loads(path.read_text()))
+        assert faults, "it is empty"
+    except (OSError, ValueError, TypeError, AssertionError) as error:
+        raise OptionError(f"{path} is no schedule of faults: {error!r}") from error
+    return faults

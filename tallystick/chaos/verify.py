@@ -14,12 +14,13 @@ from tallystick.chaos.compare import (
     state_differences,
 )
 from tallystick.chaos.run import InjectedFault, Job, Run, read_input, run
-from tallystick.chaos.schedule import Fault, kinds_for, plan
+from tallystick.chaos.schedule import Fault, as_json, kinds_for, plan, read_schedule
 from tallystick.errors import OptionError
 
 AROUND_S = 10.0
 """The longest time from a fault to a difference that it may have made."""
 SHRINK_RUNS_MAX = 20
+SMALLEST = "smallest.json"
 UNDISTURBED = "the undisturbed run: "
 
 
@@ -29,24 +30,17 @@ class Question:
 
     Args:
         job: The program, its input and its cluster.
-        kills: How many faults.
-        seed: Of their schedule.
-        kinds: Of faults to choose from.
+        faults: Their schedule.
+        again: The options that give this schedule again.
         comparison: What counts as the same.
         shrink: Whether to look for a smaller schedule if the output differs.
     """
 
     job: Job
-    kills: int
-    seed: int
-    kinds: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    again: str
     comparison: Comparison = "sequence"
     shrink: bool = False
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """The schedule."""
-        return plan(self.kills, self.seed, self.kinds)
 
 
 def question_of(
@@ -58,6 +52,7 @@ def question_of(
     kills: int = 20,
     seed: int = 1,
     kinds: Collection[str] = (),
+    schedule: str | Path | None = None,
     compare: str = "sequence",
     brokers: int = 1,
     partitions: int = 4,
@@ -75,6 +70,7 @@ def question_of(
         kills: How many faults.
         seed: Of their schedule.
         kinds: Of faults; none: all that fit.
+        schedule: A file with the faults themselves, instead of `kills`, `seed` and `kinds`.
         compare: What counts as the same, one of `COMPARISONS`.
         brokers: One or three.
         partitions: Of each topic.
@@ -96,7 +92,6 @@ def question_of(
         topic: read_input(Path(file), partitions, (keys or {}).get(topic), began_ms)
         for topic, file in inputs.items()
     }
-    uses_parallelism = any("{parallelism}" in argument for argument in command)
     job = Job(
         tuple(command),
         records,
@@ -106,8 +101,15 @@ def question_of(
         transaction_version,
         timeout_s,
     )
-    chosen = kinds_for(brokers, kinds, uses_parallelism)
-    return Question(job, kills, seed, chosen, compare, shrink)
+    uses_parallelism = any("{parallelism}" in argument for argument in command)
+    if schedule is None:
+        faults = plan(kills, seed, kinds_for(brokers, kinds, uses_parallelism))
+        again = f"--seed {seed} --kills {kills}" + f" --faults {','.join(kinds)}" * bool(kinds)
+    else:
+        faults = read_schedule(Path(schedule))
+        kinds_for(brokers, {fault.kind for fault in faults}, uses_parallelism)
+        again = f"--schedule {schedule}"
+    return Question(job, faults, again, compare, shrink)
 
 
 @dataclass
@@ -122,6 +124,7 @@ class Verdict:
         problems: All else that must not be: of state, of readers, a program that hangs.
         explanation: Of the differences; "": there are none.
         smallest: The smallest schedule known that fails; nothing if it was not looked for.
+        smallest_file: The file with it, for `--schedule`.
     """
 
     question: Question
@@ -131,6 +134,7 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
     explanation: str = ""
     smallest: tuple[Fault, ...] = ()
+    smallest_file: Path | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -191,6 +195,8 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
             question.faults,
             lambda faults, name: _fails(question, expected, faults, folder / name, say),
         )
+        verdict.smallest_file = folder / SMALLEST
+        verdict.smallest_file.write_text(as_json(verdict.smallest))
     return verdict
 
 

@@ -94,14 +94,17 @@ def test_the_fixture_finds_and_names_a_clock(flights, tallystick_chaos):
 
 
 def test_rows_written_beside_the_epoch_are_found_and_fewer_faults_suffice(flights, tmp_path):
-    code, found, _ = chaos(
+    code, found, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "3", "--faults", "worker,driver", "--shrink",
-        "--compare", "rows", *program("broken.py", "producer"),
+        "--compare", "rows", "--folder", str(tmp_path), *program("broken.py", "producer"),
     )  # fmt: skip
     assert (code, found["exact"]) == (1, False)
     assert all("does not have" in each for each in found["differences"])
     assert "not part of the epoch" in found["explanation"]
     assert 1 <= len(found["smallest"]) < 3
+    path = tmp_path / "smallest.json"
+    assert f"again: --schedule {path}" in printed
+    assert json.loads(path.read_text()) == found["smallest"]
 
 
 def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):
