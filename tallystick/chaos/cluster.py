@@ -25,12 +25,11 @@ from tallystick.chaos.proxy import HOST, Proxies
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.node import Node
 from tallystick.testing.process import free_ports
+from tallystick.testing.reading import BATCH, POLL_S, read_to_end
 
 ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""
 READ_IDLE_S = 30.0
-POLL_S = 0.2
-BATCH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,6 @@ class Feed:
         parts: int,
         seconds: float,
     ) -> None:
-        self.written = 0
         self.error: BaseException | None = None
         self._producer = Producer(
             {
@@ -253,7 +251,6 @@ class Feed:
             self._producer.flush()
         except BaseException as error:
             self.error = error
-        self.written += len(records)
 
     def _on_delivery(self, error: object, message: object) -> None:
         if error is not None:
@@ -304,24 +301,11 @@ def read_all(cluster: Cluster) -> list[OutputRecord]:
         TimeoutError: The end was not reached; a transaction is open, or a broker is out.
     """
     consumer = _consumer(cluster, "tallystick-chaos-judge")
-    found: list[OutputRecord] = []
-    ended: set[tuple[str, int]] = set()
-    heard = time.monotonic()
     try:
-        while len(ended) < len(cluster.outputs) * cluster.partitions:
-            messages = consumer.consume(BATCH, timeout=POLL_S)
-            if messages:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > READ_IDLE_S:
-                raise TimeoutError(f"the output could not be read to its end in {READ_IDLE_S} s")
-            for message in messages:
-                if message.error() is None:
-                    found.append(_record(message))
-                elif message.error().name() == "_PARTITION_EOF":
-                    ended.add((message.topic(), message.partition()))
+        found = map(_record, read_to_end(consumer, READ_IDLE_S))
+        return sorted(found, key=lambda record: record.place)
     finally:
         consumer.close()
-    return sorted(found, key=lambda record: record.place)
 
 
 def _consumer(cluster: Cluster, group: str) -> Consumer:

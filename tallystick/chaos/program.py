@@ -107,6 +107,7 @@ class Life:
         command, environment = settings.filled(parallelism)
         self._group = ProcessGroup()
         self._known: dict[int, Process] = {}
+        self._file_limits: dict[int, int] = {}
         try:
             self.process = self._group.spawn(command, settings.log, env=environment)
         except OSError as error:
@@ -167,10 +168,16 @@ class Life:
     def limit_files(self, limited: bool) -> int:
         """Let no process of it make a file longer, or lift that; return how many it was done to."""
         count = 0
+        inherited, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         for each in self.processes():
             with contextlib.suppress(OSError, ValueError):
-                _, hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (0 if limited else hard, hard))
+                soft, hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)
+                if limited:
+                    self._file_limits[each.pid] = soft
+                    soft = 0
+                else:  # one that began in the meantime has no limit of its own yet
+                    soft = self._file_limits.pop(each.pid, inherited)
+                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (soft, hard))
                 count += 1
         return count
 
@@ -219,16 +226,15 @@ class Supervisor:
         self._parallelism += 1
         return PARALLELISMS[self._parallelism % len(PARALLELISMS)]
 
-    def look(self) -> bool:
-        """Start the program again if it has ended; return whether it had, with success or error."""
+    def look(self) -> None:
+        """Start the program again if it has ended, with success or error."""
         code = self.life.exit_code
         if code is None:
-            return False
+            return
         self.own_ends.append(code)
         self._say(f"the program has ended by itself, with code {code}")
         time.sleep(0.2)
         self.start()
-        return True
 
     def tail(self) -> str:
         """Return the end of what the program said."""

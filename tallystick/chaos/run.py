@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from zlib import crc32
+
+import pyarrow as pa
 
 from tallystick.chaos.cluster import (
     Cluster,
@@ -20,6 +21,7 @@ from tallystick.chaos.faults import Injector
 from tallystick.chaos.program import ProgramSettings, Supervisor
 from tallystick.chaos.schedule import Fault
 from tallystick.chaos.state import state_of
+from tallystick.codec.rows import partition_of
 from tallystick.errors import OptionError
 
 PART_S = 1.5
@@ -274,14 +276,14 @@ def read_input(
     Args:
         path: Of the file.
         partitions: How many the topic has.
-        key: The field that becomes the record's key and decides on its partition; None: no key,
-            and the partitions take turns.
+        key: The field that becomes the record's key and decides on its partition, as Java's
+            default partitioner has it; None: no key, and the partitions take turns.
         began_ms: The first record's timestamp; each is a millisecond after the one before.
 
     Raises:
         OptionError: There is no such file, or a line is not JSON or lacks the key.
     """
-    found = []
+    texts, names = [], []
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -289,16 +291,20 @@ def read_input(
     for index, line in enumerate(lines):
         if not line.strip():
             continue
-        name, number = None, index % partitions
         try:
             value = json.loads(line)
-            if key is not None:
-                name = str(value[key]).encode()
-                number = crc32(name) % partitions
+            names.append(None if key is None else str(value[key]).encode())
         except (ValueError, KeyError, TypeError) as error:
             wanted = "JSON" if key is None else f"a JSON object with the field {key!r}"
             raise OptionError(
                 f"{path}, line {index + 1}: expected {wanted}, found {line[:80]!r}"
             ) from error
-        found.append(InputRecord(number, name, line.strip(), began_ms + index))
-    return tuple(found)
+        texts.append(line.strip())
+    if key is None:
+        numbers = [index % partitions for index in range(len(texts))]
+    else:
+        numbers = partition_of(pa.array(names, pa.binary()), partitions, 0).tolist()
+    return tuple(
+        InputRecord(number, name, text, began_ms + index)
+        for index, (number, name, text) in enumerate(zip(numbers, names, texts, strict=True))
+    )
