@@ -135,7 +135,7 @@ class Proxies:
         self._all = [_Proxy(*each, self) for each in zip(ports, targets, strict=True)]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._servers = [self._call(self._listen(each)) for each in self._all]
+        self._servers: list[asyncio.Server] = [self._call(self._listen(each)) for each in self._all]
 
     @property
     def bootstrap_servers(self) -> str:
@@ -144,12 +144,13 @@ class Proxies:
 
     def close(self) -> None:
         """Close all connections and end the thread."""
-        for server in self._servers:
+        for index, server in enumerate(self._servers):
             self._loop.call_soon_threadsafe(server.close)
-        for index in range(len(self._all)):
             self.cut(index)
+        self._call(self._rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     def connections(self, index: int) -> int:
         """Return how many clients are connected to one broker."""
@@ -193,6 +194,13 @@ class Proxies:
         for each in list(proxy.open):
             each.transport.abort()
         return count
+
+    async def _rest(self) -> None:
+        """End all that is under way, and hear how: otherwise the loop tells of it on stderr."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -33,6 +33,7 @@ from kafka.protocol.admin import (
     DescribeProducersRequest,
     DescribeQuorumRequest,
     DescribeTransactionsRequest,
+    ListGroupsRequest,
     ListTransactionsRequest,
 )
 from kafka.protocol.consumer import (
@@ -74,6 +75,7 @@ __all__ = [
     "FetchRequest",
     "FindCoordinatorRequest",
     "InitProducerIdRequest",
+    "ListGroupsRequest",
     "ListOffsetsRequest",
     "ListTransactionsRequest",
     "MetadataRequest",

@@ -35,7 +35,7 @@ def chaos(flights: Path, report: Path, *options: str) -> tuple[int, dict, str]:
     command = [sys.executable, "-m", "tallystick", "chaos", "--input", f"flights={flights}"]
     command += ["--output", "late", "--key", "flights=dest", "--json", str(report), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert report.exists(), done.stderr[-4000:]
+    assert report.exists(), (done.returncode, done.stderr[-4000:])
     return done.returncode, json.loads(report.read_text()), done.stdout
 
 

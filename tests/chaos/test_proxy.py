@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tallystick.chaos.cluster import Feed, InputRecord, Witness, read_all, running
 from tallystick.chaos.proxy import APIS, PRODUCE
@@ -147,3 +147,17 @@ def test_a_witness_sees_what_is_written_while_it_reads(cluster, write):
         witness.close()
     assert witness.problems == []
     assert witness.seen.keys() == witness.seen_at.keys()
+
+
+def test_positions_are_known_again_after_the_coordinator_was_killed(cluster):
+    consumer = Consumer({"bootstrap.servers": cluster.direct, "group.id": "g", "log_level": 0})
+    consumer.commit(offsets=[TopicPartition("in", 0, 2)], asynchronous=False)
+    consumer.close()
+    assert cluster.positions() == {("in", 0): 2}
+    cluster.kafka.kill(1)
+    assert cluster.positions() is None
+    cluster.kafka.restart(1)
+    end = time.monotonic() + 60
+    while not (found := cluster.positions()):
+        assert time.monotonic() < end, "the group was never found again"
+    assert found == {("in", 0): 2}
