@@ -67,9 +67,9 @@ class _Proxy:
         """Carry one connection to its end."""
         ends = {writer}
         with contextlib.suppress(OSError):
+            there, back = await asyncio.open_connection(HOST, self._target)
+            ends.add(back)
             if not self.is_cut:
-                there, back = await asyncio.open_connection(HOST, self._target)
-                ends.add(back)
                 self.open |= ends
                 requests = asyncio.ensure_future(self._requests(reader, back))
                 replies = asyncio.ensure_future(self._replies(there, writer))
@@ -196,10 +196,10 @@ class Proxies:
         return count
 
     async def _rest(self) -> None:
-        """End all that is under way, and hear how: otherwise the loop tells of it on stderr."""
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for each in left:
+        """Wait for the ends of connections that are cut: the loop tells of tasks that are left."""
+        for each in self._late:
             each.cancel()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*left, return_exceptions=True)
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
