@@ -54,6 +54,13 @@ Compare = Annotated[
         "row of each key."
     ),
 ]
+Servers = Annotated[
+    str,
+    typer.Option(
+        help="HOST:PORT of a cluster to use, without TLS and SASL. The topics of --input and "
+        "--output must not exist in it; they are made and deleted."
+    ),
+]
 Brokers = Annotated[int, typer.Option(help="1 or 3. Three are killed one at a time.")]
 Partitions = Annotated[int, typer.Option(help="Of each topic.", min=1)]
 Version = Annotated[
@@ -85,6 +92,7 @@ def chaos(
     partitions: Partitions = 4,
     transaction_version: Version = None,
     timeout: Timeout = 180.0,
+    bootstrap_servers: Servers = "",
     shrink: Shrink = False,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
@@ -92,8 +100,8 @@ def chaos(
 ) -> None:
     """Run your program undisturbed, then under faults, and compare what it wrote.
 
-    Kafka is an embedded cluster, new for each run. The exit code is 0 only if readers of committed
-    records see the same, and the state of keyed steps is the same.
+    Kafka is an embedded cluster, new for each run, or a given one. The exit code is 0 only if
+    readers of committed records see the same, and the state of keyed steps is the same.
     """
     with errors_as_messages():
         try:
@@ -117,6 +125,7 @@ def chaos(
             partitions=partitions,
             transaction_version=transaction_version,
             timeout_s=timeout,
+            bootstrap_servers=bootstrap_servers,
             shrink=shrink,
         )
         kept = folder or Path(tempfile.mkdtemp(prefix="tallystick-chaos-"))

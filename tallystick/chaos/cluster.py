@@ -67,7 +67,7 @@ class Cluster:
     """A running cluster with its proxies and topics.
 
     Args:
-        kafka: The brokers.
+        kafka: The brokers, where they are ours; None: a given cluster's.
         proxies: In front of them; their addresses are the program's.
         direct: The addresses that no proxy stands before.
         inputs: Topics of the input.
@@ -75,7 +75,7 @@ class Cluster:
         partitions: Of each topic.
     """
 
-    kafka: EmbeddedKafka
+    kafka: EmbeddedKafka | None
     proxies: Proxies
     direct: str
     inputs: tuple[str, ...]
@@ -179,7 +179,7 @@ def running(
 
     kafka = EmbeddedKafka(brokers, transaction_version=transaction_version, properties=listeners)
     with kafka:
-        proxies = Proxies(proxied, [broker.port for broker in kafka.nodes])
+        proxies = Proxies(proxied, [(HOST, broker.port) for broker in kafka.nodes])
         try:
             for topic in dict.fromkeys((*inputs, *outputs)):
                 kafka.create_topic(topic, partitions)

@@ -78,6 +78,7 @@ def as_json(verdict: Verdict) -> str:
         "again": question.again,
         "compare": question.comparison,
         "brokers": question.job.brokers,
+        "bootstrap_servers": question.job.servers,
         "transaction_version": question.job.transaction_version,
         "records": {"undisturbed": len(expected.records), "found": len(found.records)},
         "state_keys": {uid: len(keys) for uid, keys in (verdict.compared_state or {}).items()},
@@ -115,7 +116,8 @@ def write_html(verdict: Verdict, path: Path) -> None:
         f"<h1 class={'exact' if verdict.is_exact else 'not'}>{escape(headline(verdict))}</h1>",
         f"<p><code>{escape(' '.join(question.job.command))}</code>, "
         f"<code>{escape(question.again)}</code>, "
-        f"compared as {question.comparison}, {question.job.brokers} broker(s)</p>",
+        f"compared as {question.comparison}, "
+        f"{question.job.servers or f'{question.job.brokers} broker(s)'}</p>",
         timeline(verdict),
         f"<p>{escape(verdict.explanation)}</p>",
         _list("Differences", map(str, verdict.differences)),

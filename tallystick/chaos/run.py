@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tallystick.chaos.cluster import (
     running,
 )
 from tallystick.chaos.faults import Injector
+from tallystick.chaos.given import given
 from tallystick.chaos.program import ProgramSettings, Supervisor
 from tallystick.chaos.schedule import Fault
 from tallystick.chaos.state import state_of
@@ -42,7 +44,7 @@ class Job:
         inputs: The records of each input topic.
         outputs: The output topics.
         partitions: Of each topic.
-        brokers: One or three.
+        brokers: One or three; 0: a given cluster's.
         transaction_version: The cluster's feature; None: its newest.
         timeout_s: How long a run may go without progress.
     """
@@ -54,6 +56,15 @@ class Job:
     brokers: int = 1
     transaction_version: int | None = None
     timeout_s: float = 180.0
+    servers: str = ""
+    """The given cluster's `host:port,…`."""
+
+    def cluster(self) -> AbstractContextManager[Cluster]:
+        """Return a cluster for one run, with empty topics."""
+        topics = tuple(self.inputs), self.outputs, self.partitions
+        if self.servers:
+            return given(self.servers, *topics)
+        return running(self.brokers, *topics, self.transaction_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +132,7 @@ def run(
         parts: In how many parts the input is written; with faults, in one more than there are.
     """
     found = Run()
-    with running(
-        job.brokers, tuple(job.inputs), job.outputs, job.partitions, job.transaction_version
-    ) as cluster:
+    with job.cluster() as cluster:
         settings = ProgramSettings(job.command, cluster.proxies.bootstrap_servers, folder)
         witness = Witness(cluster)
         program = Supervisor(settings, say)

@@ -30,6 +30,7 @@ KINDS = {
 NEEDS_THREE_BROKERS = {"broker"}
 """With one broker and no replicas, Kafka 4.3.0 itself can hide a committed transaction
 (KAFKA-20734)."""
+NEEDS_OWN_BROKERS = NEEDS_THREE_BROKERS | {"broker-pause"}
 NOT_CHOSEN_BY_ITSELF = {"executor", "parallelism"}
 """Kinds that need a program made for them."""
 
@@ -92,7 +93,7 @@ def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> t
     """Return the kinds of faults to choose from.
 
     Args:
-        brokers: How many the cluster has.
+        brokers: How many the cluster has; 0: it is a given one.
         asked: Those that the user named; none: all that fit.
         uses_parallelism: Whether the command line names {parallelism}.
 
@@ -102,6 +103,8 @@ def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> t
     for kind in asked:
         if kind not in KINDS:
             raise OptionError(f"there is no fault {kind!r}; expected {', '.join(KINDS)}")
+        if kind in NEEDS_OWN_BROKERS and not brokers:
+            raise OptionError(f"the fault {kind!r} is not done to the brokers of a given cluster")
         if kind in NEEDS_THREE_BROKERS and brokers < 3:
             raise OptionError(f"the fault {kind!r} needs --brokers 3, and there is {brokers}")
         if kind == "parallelism" and not uses_parallelism:
@@ -112,6 +115,7 @@ def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> t
         return tuple(kind for kind in KINDS if kind in asked)
     without = NOT_CHOSEN_BY_ITSELF - ({"parallelism"} if uses_parallelism else set())
     without |= NEEDS_THREE_BROKERS if brokers < 3 else set()
+    without |= NEEDS_OWN_BROKERS if not brokers else set()
     return tuple(kind for kind in KINDS if kind not in without)
 
 

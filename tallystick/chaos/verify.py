@@ -58,6 +58,7 @@ def question_of(
     partitions: int = 4,
     transaction_version: int | None = None,
     timeout_s: float = 180.0,
+    bootstrap_servers: str = "",
     shrink: bool = False,
 ) -> Question:
     """Return a question, checked, with its input read.
@@ -72,10 +73,11 @@ def question_of(
         kinds: Of faults; none: all that fit.
         schedule: A file with the faults themselves, instead of `kills`, `seed` and `kinds`.
         compare: What counts as the same, one of `COMPARISONS`.
-        brokers: One or three.
+        brokers: One or three, of an embedded cluster.
         partitions: Of each topic.
         transaction_version: See `EmbeddedKafka`.
         timeout_s: How long a run may go without progress.
+        bootstrap_servers: A cluster to use instead of an embedded one.
         shrink: Whether to look for a smaller schedule if the output differs.
 
     Raises:
@@ -85,6 +87,10 @@ def question_of(
         raise OptionError(f"compare={compare!r}: expected one of {', '.join(COMPARISONS)}")
     if brokers not in (1, 3):
         raise OptionError(f"brokers={brokers}: expected 1 or 3")
+    if bootstrap_servers:
+        if brokers > 1 or transaction_version is not None:
+            raise OptionError("brokers and transaction version of a given cluster are its own")
+        brokers = 0
     if stray := sorted({*(keys or ())} - {*inputs}):
         raise OptionError(f"keys of {', '.join(stray)}, which is no topic of the input")
     began_ms = int(time.time() * 1000)
@@ -100,6 +106,7 @@ def question_of(
         brokers,
         transaction_version,
         timeout_s,
+        bootstrap_servers,
     )
     uses_parallelism = any("{parallelism}" in argument for argument in command)
     if schedule is None:

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+
+from tallystick.testing.kafka import EmbeddedKafka
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "chaos.md"
@@ -105,6 +108,20 @@ def test_rows_written_beside_the_epoch_are_found_and_fewer_faults_suffice(flight
     path = tmp_path / "smallest.json"
     assert f"again: --schedule {path}" in printed
     assert json.loads(path.read_text()) == found["smallest"]
+
+
+def test_a_keyed_program_is_exact_on_a_cluster_that_was_there(flights, late, tmp_path):
+    with EmbeddedKafka() as kafka:
+        code, found, _ = chaos(
+            flights, tmp_path / "report.json", "--bootstrap-servers", kafka.bootstrap_servers,
+            "--kills", "4", "--faults", "zombie,lose-reply,isolate,host", "--compare", "final",
+            *late,
+        )  # fmt: skip
+        left = AdminClient(kafka.confluent_options()).list_topics(timeout=20).topics
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert hits(found) == {"zombie", "lose-reply", "isolate", "host"}
+    assert found["state_keys"] == {"counts": 10}
+    assert not {"flights", "late"} & left.keys()
 
 
 def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):
