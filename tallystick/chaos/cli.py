@@ -18,9 +18,10 @@ NOT_EXACT = 1
 Command = Annotated[
     list[str],
     typer.Argument(
-        help="Your program and its arguments, after `--`. {servers}, {checkpoint} and "
-        "{parallelism} in them are filled in; the same is in the environment, as "
-        "TALLYSTICK_CHAOS_SERVERS, TALLYSTICK_CHAOS_CHECKPOINT and TALLYSTICK_CHAOS_PARALLELISM."
+        help="Your program and its arguments, after `--`. {servers}, {checkpoint}, "
+        "{files} and {parallelism} in them are filled in; the same is in the environment, as "
+        "TALLYSTICK_CHAOS_SERVERS, TALLYSTICK_CHAOS_CHECKPOINT, TALLYSTICK_CHAOS_FILES and "
+        "TALLYSTICK_CHAOS_PARALLELISM."
     ),
 ]
 Inputs = Annotated[
@@ -28,7 +29,12 @@ Inputs = Annotated[
     typer.Option("--input", help="TOPIC=FILE, a JSON value on each line. May be given again."),
 ]
 Outputs = Annotated[
-    list[str], typer.Option("--output", help="A topic that it writes. May be given again.")
+    list[str] | None,
+    typer.Option("--output", help="A topic that it writes. May be given again."),
+]
+Files = Annotated[
+    bool,
+    typer.Option("--output-files", help="It writes Parquet files below {files}; compared as rows."),
 ]
 Keys = Annotated[
     list[str] | None,
@@ -81,7 +87,8 @@ Folder = Annotated[
 def chaos(
     command: Command,
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: Outputs = None,
+    writes_files: Files = False,
     keys: Keys = None,
     kills: Kills = 20,
     seed: Seed = 1,
@@ -115,7 +122,8 @@ def chaos(
             command,
             inputs=dict(_pair("--input", each) for each in inputs),
             keys=dict(_pair("--key", each) for each in keys or ()),
-            outputs=outputs,
+            outputs=outputs or (),
+            writes_files=writes_files,
             kills=kills,
             seed=seed,
             kinds=kinds.split(",") if kinds else (),

@@ -34,6 +34,8 @@ from tallystick.testing.reading import BATCH, POLL_S, read_to_end
 ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""
 READ_IDLE_S = 30.0
+NO_OFFSET = -1
+"""The offset of a row that is in no topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class InputRecord:
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A committed record of the output."""
+    """A committed record of the output, or a row of a file."""
 
     topic: str
     partition: int

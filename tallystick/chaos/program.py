@@ -15,6 +15,7 @@ from tallystick.testing.process import ProcessGroup
 
 SERVERS_VARIABLE = "TALLYSTICK_CHAOS_SERVERS"
 CHECKPOINT_VARIABLE = "TALLYSTICK_CHAOS_CHECKPOINT"
+FILES_VARIABLE = "TALLYSTICK_CHAOS_FILES"
 PARALLELISM_VARIABLE = "TALLYSTICK_CHAOS_PARALLELISM"
 PARALLELISMS = (2, 3, 1, 4)
 """The parallelism of the first start, and of those after each fault `parallelism`."""
@@ -53,7 +54,8 @@ class ProgramSettings:
     """The program's command, and where it is to find and keep things.
 
     Args:
-        command: Its arguments, with {servers}, {checkpoint} and {parallelism} to fill in.
+        command: Its arguments, with {servers}, {checkpoint}, {files} and {parallelism} to
+            fill in.
         servers: Of the proxies.
         folder: For its checkpoint, its local copies of state, and its log.
     """
@@ -66,6 +68,11 @@ class ProgramSettings:
     def checkpoint(self) -> Path:
         """The checkpoint that it is told to use."""
         return self.folder / "checkpoint"
+
+    @property
+    def files(self) -> Path:
+        """The folder in which it is told to write files."""
+        return self.folder / "files"
 
     @property
     def state(self) -> Path:
@@ -82,6 +89,7 @@ class ProgramSettings:
         values = {
             "{servers}": self.servers,
             "{checkpoint}": str(self.checkpoint),
+            "{files}": str(self.files),
             "{parallelism}": str(parallelism),
         }
         command = []
@@ -93,6 +101,7 @@ class ProgramSettings:
             **os.environ,
             SERVERS_VARIABLE: self.servers,
             CHECKPOINT_VARIABLE: str(self.checkpoint),
+            FILES_VARIABLE: str(self.files),
             PARALLELISM_VARIABLE: str(parallelism),
             "TALLYSTICK_STATE_DIR": str(self.state),
             "PYTHONUNBUFFERED": "1",

@@ -19,6 +19,7 @@ from tallystick.chaos.cluster import (
     running,
 )
 from tallystick.chaos.faults import Injector
+from tallystick.chaos.files import read_files, visible_files
 from tallystick.chaos.given import given
 from tallystick.chaos.program import ProgramSettings, Supervisor
 from tallystick.chaos.schedule import Fault
@@ -58,6 +59,8 @@ class Job:
     timeout_s: float = 180.0
     servers: str = ""
     """The given cluster's `host:port,…`."""
+    writes_files: bool = False
+    """Whether files below the folder that it is told are output, too."""
 
     def cluster(self) -> AbstractContextManager[Cluster]:
         """Return a cluster for one run, with empty topics."""
@@ -140,6 +143,8 @@ def run(
         try:
             course.go(faults, max(parts, len(faults) + 1))
             found.records = read_all(cluster)
+            if job.writes_files:
+                found.records += read_files(settings.files)
         except (StuckError, TimeoutError) as error:
             found.problems.append(str(error))
         finally:
@@ -217,7 +222,7 @@ class _Course:
             time.sleep(POLL_S)
 
     def _settled_ends(self) -> object:
-        """Return the ends of the output; None: input is unread, or a transaction is open."""
+        """Return the ends of the output; None: input is unread, or a commit is under way."""
         cluster = self._cluster
         wanted = cluster.ends(cluster.inputs, committed=False)
         read = cluster.positions()
@@ -227,7 +232,10 @@ class _Course:
         if any(read.get(where, 0) < end for where, end in wanted.items()):
             return None
         ends = cluster.ends(cluster.outputs, committed=False)
-        return ends if ends == cluster.ends(cluster.outputs, committed=True) else None
+        if ends is None or ends != cluster.ends(cluster.outputs, committed=True):
+            return None
+        files = visible_files(self._program.settings.files)
+        return None if files is None else (ends, files)
 
     def _progress(self) -> int:
         positions = self._cluster.positions()

@@ -13,6 +13,7 @@ from tallystick.chaos.compare import (
     explain,
     state_differences,
 )
+from tallystick.chaos.program import FILES_VARIABLE
 from tallystick.chaos.run import InjectedFault, Job, Run, read_input, run
 from tallystick.chaos.schedule import Fault, as_json, kinds_for, plan, read_schedule
 from tallystick.errors import OptionError
@@ -47,7 +48,8 @@ def question_of(
     command: Sequence[str],
     *,
     inputs: Mapping[str, str | Path],
-    outputs: Sequence[str],
+    outputs: Sequence[str] = (),
+    writes_files: bool = False,
     keys: Mapping[str, str] | None = None,
     kills: int = 20,
     seed: int = 1,
@@ -64,9 +66,11 @@ def question_of(
     """Return a question, checked, with its input read.
 
     Args:
-        command: The program and its arguments, with {servers}, {checkpoint}, {parallelism}.
+        command: The program and its arguments, with {servers}, {checkpoint}, {files} and
+            {parallelism}.
         inputs: By topic, a file with a JSON value on each line.
         outputs: The topics that the program writes.
+        writes_files: Whether it writes Parquet files below {files}.
         keys: By topic, the field of the input's values that becomes the record's key.
         kills: How many faults.
         seed: Of their schedule.
@@ -83,6 +87,8 @@ def question_of(
     Raises:
         OptionError: A value that cannot work, or a file that cannot be read.
     """
+    if not (outputs or writes_files):
+        raise OptionError("a program is judged by its output: expected a topic, or files")
     if compare not in COMPARISONS:
         raise OptionError(f"compare={compare!r}: expected one of {', '.join(COMPARISONS)}")
     if brokers not in (1, 3):
@@ -107,6 +113,7 @@ def question_of(
         transaction_version,
         timeout_s,
         bootstrap_servers,
+        writes_files,
     )
     uses_parallelism = any("{parallelism}" in argument for argument in command)
     if schedule is None:
@@ -181,7 +188,8 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
         problems = [UNDISTURBED + each for each in expected.problems]
         return Verdict(question, expected, Run(), problems=problems)
     if not expected.records:
-        what = "it wrote nothing into " + ", ".join(question.job.outputs)
+        outputs = [*question.job.outputs, *[FILES_VARIABLE] * question.job.writes_files]
+        what = "it wrote nothing into " + ", ".join(outputs)
         return Verdict(question, expected, Run(), problems=[UNDISTURBED + what])
     say(f"{len(expected.records):,} records of output; now with {len(question.faults)} faults")
     found = run(question.job, question.faults, folder / "faults", say)

@@ -33,10 +33,12 @@ def flights(tmp_path: Path) -> Path:
     return path
 
 
-def chaos(flights: Path, report: Path, *options: str) -> tuple[int, dict, str]:
+def chaos(
+    flights: Path, report: Path, *options: str, output: tuple[str, ...] = ("--output", "late")
+) -> tuple[int, dict, str]:
     """Run the command; return its exit code, its report for programs, and what it printed."""
     command = [sys.executable, "-m", "tallystick", "chaos", "--input", f"flights={flights}"]
-    command += ["--output", "late", "--key", "flights=dest", "--json", str(report), *options]
+    command += ["--key", "flights=dest", "--json", str(report), *output, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert report.exists(), (done.returncode, done.stderr[-4000:])
     return done.returncode, json.loads(report.read_text()), done.stdout
@@ -122,6 +124,18 @@ def test_a_keyed_program_is_exact_on_a_cluster_that_was_there(flights, late, tmp
     assert hits(found) == {"zombie", "lose-reply", "isolate", "host"}
     assert found["state_keys"] == {"counts": 10}
     assert not {"flights", "late"} & left.keys()
+
+
+def test_a_program_that_writes_files_is_exact(flights, tmp_path):
+    code, found, _ = chaos(
+        flights, tmp_path / "report.json", "--kills", "4", "--faults", "driver,worker,disk,zombie",
+        "--folder", str(tmp_path), *program("to_files.py"), output=("--output-files",),
+    )  # fmt: skip
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert hits(found) == {"driver", "worker", "disk", "zombie"}
+    assert found["records"] == {"undisturbed": RECORDS, "found": RECORDS}
+    folders = {path.name for path in (tmp_path / "faults" / "files").glob("dest=*")}
+    assert folders == {f"dest={dest}" for dest in "ABCDEFGHIJ"}
 
 
 def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):
