@@ -196,7 +196,7 @@ class Proxies:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of proxies."""
         return len(self._all)
 
     def connections(self, index: int) -> int:

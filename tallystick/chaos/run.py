@@ -60,7 +60,7 @@ class Job:
     servers: str = ""
     """The given cluster's `host:port,…`."""
     writes_files: bool = False
-    """Whether files below the folder that it is told are output, too."""
+    """True if files below the folder that it is told are output, too."""
 
     def cluster(self) -> AbstractContextManager[Cluster]:
         """Return a cluster for one run, with empty topics."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tallystick.chaos.cluster import InputRecord
 from tallystick.chaos.compare import (
     COMPARISONS,
     Comparison,
@@ -97,16 +98,9 @@ def question_of(
         if brokers > 1 or transaction_version is not None:
             raise OptionError("brokers and transaction version of a given cluster are its own")
         brokers = 0
-    if stray := sorted({*(keys or ())} - {*inputs}):
-        raise OptionError(f"keys of {', '.join(stray)}, which is no topic of the input")
-    began_ms = int(time.time() * 1000)
-    records = {
-        topic: read_input(Path(file), partitions, (keys or {}).get(topic), began_ms)
-        for topic, file in inputs.items()
-    }
     job = Job(
         tuple(command),
-        records,
+        _records(inputs, keys or {}, partitions),
         tuple(outputs),
         partitions,
         brokers,
@@ -120,10 +114,21 @@ def question_of(
         faults = plan(kills, seed, kinds_for(brokers, kinds, uses_parallelism))
         again = f"--seed {seed} --kills {kills}" + f" --faults {','.join(kinds)}" * bool(kinds)
     else:
-        faults = read_schedule(Path(schedule))
+        faults, again = read_schedule(Path(schedule)), f"--schedule {schedule}"
         kinds_for(brokers, {fault.kind for fault in faults}, uses_parallelism)
-        again = f"--schedule {schedule}"
     return Question(job, faults, again, compare, shrink)
+
+
+def _records(
+    inputs: Mapping[str, str | Path], keys: Mapping[str, str], partitions: int
+) -> dict[str, tuple[InputRecord, ...]]:
+    if stray := sorted({*keys} - {*inputs}):
+        raise OptionError(f"keys of {', '.join(stray)}, which is no topic of the input")
+    began_ms = int(time.time() * 1000)
+    return {
+        topic: read_input(Path(file), partitions, keys.get(topic), began_ms)
+        for topic, file in inputs.items()
+    }
 
 
 @dataclass

@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "chaos.md"
 RECORDS = 6_000
 
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.fixture
 def flights(tmp_path: Path) -> Path:
@@ -39,7 +41,7 @@ def chaos(
     """Run the command; return its exit code, its report for programs, and what it printed."""
     command = [sys.executable, "-m", "tallystick", "chaos", "--input", f"flights={flights}"]
     command += ["--key", "flights=dest", "--json", str(report), *output, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert report.exists(), (done.returncode, done.stderr[-4000:])
     return done.returncode, json.loads(report.read_text()), done.stdout
 
