@@ -92,12 +92,7 @@ def question_of(
         raise OptionError("a program is judged by its output: expected a topic, or files")
     if compare not in COMPARISONS:
         raise OptionError(f"compare={compare!r}: expected one of {', '.join(COMPARISONS)}")
-    if brokers not in (1, 3):
-        raise OptionError(f"brokers={brokers}: expected 1 or 3")
-    if bootstrap_servers:
-        if brokers > 1 or transaction_version is not None:
-            raise OptionError("brokers and transaction version of a given cluster are its own")
-        brokers = 0
+    brokers = _brokers(brokers, transaction_version, bootstrap_servers)
     job = Job(
         tuple(command),
         _records(inputs, keys or {}, partitions),
@@ -117,6 +112,16 @@ def question_of(
         faults, again = read_schedule(Path(schedule)), f"--schedule {schedule}"
         kinds_for(brokers, {fault.kind for fault in faults}, uses_parallelism)
     return Question(job, faults, again, compare, shrink)
+
+
+def _brokers(brokers: int, transaction_version: int | None, bootstrap_servers: str) -> int:
+    if brokers not in (1, 3):
+        raise OptionError(f"brokers={brokers}: expected 1 or 3")
+    if not bootstrap_servers:
+        return brokers
+    if brokers > 1 or transaction_version is not None:
+        raise OptionError("brokers and transaction version of a given cluster are its own")
+    return 0
 
 
 def _records(

@@ -2,6 +2,7 @@
 
 import struct
 import time
+from functools import partial
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -23,6 +24,7 @@ from tallystick.chaos.cluster import read_all
 from tallystick.chaos.given import given
 from tallystick.chaos.proxy import APIS, PRODUCE
 from tallystick.chaos.schedule import KINDS, kinds_for
+from tallystick.chaos.verify import question_of
 from tallystick.errors import OptionError
 from tallystick.testing.kafka import EmbeddedKafka
 
@@ -141,3 +143,8 @@ def test_brokers_of_a_given_cluster_are_cut_off_but_not_killed():
     assert {*KINDS} - {*kinds_for(0, (), True)} == {"broker", "broker-pause", "executor"}
     with pytest.raises(OptionError, match="given cluster"):
         kinds_for(0, ["broker-pause"], False)
+    asked = partial(question_of, ["late"], inputs={}, outputs=["out"], bootstrap_servers="here:1")
+    assert (asked().job.servers, asked().job.brokers) == ("here:1", 0)
+    for its_own in ({"brokers": 3}, {"transaction_version": 2}):
+        with pytest.raises(OptionError, match="its own"):
+            asked(**its_own)
