@@ -100,7 +100,7 @@ def test_the_fixture_finds_and_names_a_clock(flights, tallystick_chaos):
     assert "the field delay" in str(found.value)
 
 
-def test_rows_written_beside_the_epoch_are_found_with_a_schedule_that_repeats_them(flights, tmp_path):
+def test_rows_written_beside_the_epoch_are_found_with_a_schedule_of_them(flights, tmp_path):
     code, found, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "3", "--faults", "worker,driver", "--shrink",
         "--compare", "rows", "--folder", str(tmp_path), *program("broken.py", "producer"),
