@@ -18,9 +18,10 @@ NOT_EXACT = 1
 Command = Annotated[
     list[str],
     typer.Argument(
-        help="Your program and its arguments, after `--`. {servers}, {checkpoint} and "
-        "{parallelism} in them are filled in; the same is in the environment, as "
-        "TALLYSTICK_CHAOS_SERVERS, TALLYSTICK_CHAOS_CHECKPOINT and TALLYSTICK_CHAOS_PARALLELISM."
+        help="Your program and its arguments, after `--`. {servers}, {checkpoint}, "
+        "{files} and {parallelism} in them are filled in; the same is in the environment, as "
+        "TALLYSTICK_CHAOS_SERVERS, TALLYSTICK_CHAOS_CHECKPOINT, TALLYSTICK_CHAOS_FILES and "
+        "TALLYSTICK_CHAOS_PARALLELISM."
     ),
 ]
 Inputs = Annotated[
@@ -28,7 +29,12 @@ Inputs = Annotated[
     typer.Option("--input", help="TOPIC=FILE, a JSON value on each line. May be given again."),
 ]
 Outputs = Annotated[
-    list[str], typer.Option("--output", help="A topic that it writes. May be given again.")
+    list[str] | None,
+    typer.Option("--output", help="A topic that it writes. May be given again."),
+]
+Files = Annotated[
+    bool,
+    typer.Option("--output-files", help="It writes Parquet files below {files}; compared as rows."),
 ]
 Keys = Annotated[
     list[str] | None,
@@ -40,11 +46,25 @@ Kinds = Annotated[
     str | None,
     typer.Option("--faults", help="Kinds of faults, with commas. Without it: all that fit."),
 ]
+Schedule = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the faults, instead of --kills, --seed and --faults: the smallest.json "
+        "that --shrink leaves beside the logs."
+    ),
+]
 Compare = Annotated[
     str,
     typer.Option(
         help="sequence: the rows of each key in their order. rows: in any order. final: the last "
         "row of each key."
+    ),
+]
+Servers = Annotated[
+    str,
+    typer.Option(
+        help="HOST:PORT of a cluster to use, without TLS and SASL. The topics of --input and "
+        "--output must not exist in it; they are made and deleted."
     ),
 ]
 Brokers = Annotated[int, typer.Option(help="1 or 3. Three are killed one at a time.")]
@@ -67,16 +87,19 @@ Folder = Annotated[
 def chaos(
     command: Command,
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: Outputs = None,
+    writes_files: Files = False,
     keys: Keys = None,
     kills: Kills = 20,
     seed: Seed = 1,
     kinds: Kinds = None,
+    schedule: Schedule = None,
     compare: Compare = "sequence",
     brokers: Brokers = 1,
     partitions: Partitions = 4,
     transaction_version: Version = None,
     timeout: Timeout = 180.0,
+    bootstrap_servers: Servers = "",
     shrink: Shrink = False,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
@@ -84,8 +107,8 @@ def chaos(
 ) -> None:
     """Run your program undisturbed, then under faults, and compare what it wrote.
 
-    Kafka is an embedded cluster, new for each run. The exit code is 0 only if readers of committed
-    records see the same, and the state of keyed steps is the same.
+    Kafka is an embedded cluster, new for each run, or a given one. The exit code is 0 only if
+    readers of committed records see the same, and the state of keyed steps is the same.
     """
     with errors_as_messages():
         try:
@@ -99,15 +122,18 @@ def chaos(
             command,
             inputs=dict(_pair("--input", each) for each in inputs),
             keys=dict(_pair("--key", each) for each in keys or ()),
-            outputs=outputs,
+            outputs=outputs or (),
+            writes_files=writes_files,
             kills=kills,
             seed=seed,
             kinds=kinds.split(",") if kinds else (),
+            schedule=schedule,
             compare=compare,
             brokers=brokers,
             partitions=partitions,
             transaction_version=transaction_version,
             timeout_s=timeout,
+            bootstrap_servers=bootstrap_servers,
             shrink=shrink,
         )
         kept = folder or Path(tempfile.mkdtemp(prefix="tallystick-chaos-"))

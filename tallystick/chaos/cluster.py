@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaException,
     Producer,
@@ -22,15 +21,21 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tallystick.chaos.proxy import HOST, Proxies
+from tallystick.errors import BrokerUnavailableError
+from tallystick.kafka import protocol
+from tallystick.kafka.client import Client, Node
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.group_offsets import fetch
+from tallystick.testing import node
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.testing.node import Node
 from tallystick.testing.process import free_ports
+from tallystick.testing.reading import BATCH, POLL_S, read_to_end
 
 ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""
 READ_IDLE_S = 30.0
-POLL_S = 0.2
-BATCH = 10_000
+NO_OFFSET = -1
+"""The offset of a row that is in no topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class InputRecord:
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A committed record of the output."""
+    """A committed record of the output, or a row of a file."""
 
     topic: str
     partition: int
@@ -64,7 +69,7 @@ class Cluster:
     """A running cluster with its proxies and topics.
 
     Args:
-        kafka: The brokers.
+        kafka: The brokers, where they are ours; None: a given cluster's.
         proxies: In front of them; their addresses are the program's.
         direct: The addresses that no proxy stands before.
         inputs: Topics of the input.
@@ -72,17 +77,21 @@ class Cluster:
         partitions: Of each topic.
     """
 
-    kafka: EmbeddedKafka
+    kafka: EmbeddedKafka | None
     proxies: Proxies
     direct: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     partitions: int
     _admin: AdminClient = field(init=False)
+    _client: Client = field(init=False)
+    """For offsets of groups: librdkafka's AdminClient dies of a coordinator that has moved
+    (librdkafka #5040)."""
 
     def __post_init__(self) -> None:
         quiet = {"log_level": 0, "socket.timeout.ms": int(ANSWER_S * 1000)}
         self._admin = AdminClient({"bootstrap.servers": self.direct, **quiet})
+        self._client = Client(KafkaConfig(self.direct))
 
     def ends(self, topics: Sequence[str], *, committed: bool) -> dict[tuple[str, int], int] | None:
         """Return the end offsets of topics; None: the brokers do not answer.
@@ -110,21 +119,33 @@ class Cluster:
     def positions(self) -> dict[tuple[str, int], int] | None:
         """Return what consumer groups have committed of the input; None: no answer."""
         found: dict[tuple[str, int], int] = {}
+        deadline = self._client.deadline(int(ANSWER_S * 1000))
         try:
-            listed = self._admin.list_consumer_groups(request_timeout=ANSWER_S).result(ANSWER_S)
-            names = [each.group_id for each in listed.valid]
-            for name in names:
-                asked = [ConsumerGroupTopicPartitions(name)]
-                (answer,) = self._admin.list_consumer_group_offsets(
-                    asked, request_timeout=ANSWER_S
-                ).values()
-                for each in answer.result(ANSWER_S).topic_partitions:
-                    if each.topic in self.inputs and each.offset >= 0:
+            for group in self._groups(deadline):
+                offsets = fetch(self._client, group, None, stable=False, deadline=deadline)
+                for each, (offset, _) in offsets.items():
+                    if each.topic in self.inputs:
                         where = each.topic, each.partition
-                        found[where] = max(each.offset, found.get(where, 0))
-        except (KafkaException, TimeoutError):
+                        found[where] = max(offset, found.get(where, 0))
+        except BrokerUnavailableError:
             return None
         return found
+
+    def _groups(self, deadline: float) -> list[str]:
+        groups = []
+        for broker in self._client.metadata((), deadline=deadline).brokers:
+            answer = self._client.call(
+                protocol.ListGroupsRequest,
+                Node(broker.node_id),
+                lambda response: [(response.error_code, "consumer groups")],
+                deadline=deadline,
+            )
+            groups += [each.group_id for each in answer.groups]
+        return groups
+
+    def close(self) -> None:
+        """Close the connections of its own."""
+        self._client.close()
 
 
 @contextmanager
@@ -147,12 +168,12 @@ def running(
     ports = free_ports(2 * brokers, HOST)
     proxied, direct = ports[:brokers], ports[brokers:]
 
-    def listeners(node: Node) -> Mapping[str, str]:
-        told, own = (each[node.node_id - 1] for each in (proxied, direct))
+    def listeners(broker: node.Node) -> Mapping[str, str]:
+        told, own = (each[broker.node_id - 1] for each in (proxied, direct))
         names = ("PLAINTEXT", "DIRECT", "CONTROLLER")
         return {
-            "listeners": f"PLAINTEXT://{node.address},DIRECT://{HOST}:{own},"
-            f"CONTROLLER://{HOST}:{node.controller_port}",
+            "listeners": f"PLAINTEXT://{broker.address},DIRECT://{HOST}:{own},"
+            f"CONTROLLER://{HOST}:{broker.controller_port}",
             "advertised.listeners": f"PLAINTEXT://{HOST}:{told},DIRECT://{HOST}:{own}",
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
             "inter.broker.listener.name": "DIRECT",
@@ -160,12 +181,14 @@ def running(
 
     kafka = EmbeddedKafka(brokers, transaction_version=transaction_version, properties=listeners)
     with kafka:
-        proxies = Proxies(proxied, [node.port for node in kafka.nodes])
+        proxies = Proxies(proxied, [(HOST, broker.port) for broker in kafka.nodes])
         try:
             for topic in dict.fromkeys((*inputs, *outputs)):
                 kafka.create_topic(topic, partitions)
             servers = ",".join(f"{HOST}:{port}" for port in direct)
-            yield Cluster(kafka, proxies, servers, tuple(inputs), tuple(outputs), partitions)
+            cluster = Cluster(kafka, proxies, servers, tuple(inputs), tuple(outputs), partitions)
+            with contextlib.closing(cluster):
+                yield cluster
         finally:
             proxies.close()
 
@@ -187,7 +210,6 @@ class Feed:
         parts: int,
         seconds: float,
     ) -> None:
-        self.written = 0
         self.error: BaseException | None = None
         self._producer = Producer(
             {
@@ -253,7 +275,6 @@ class Feed:
             self._producer.flush()
         except BaseException as error:
             self.error = error
-        self.written += len(records)
 
     def _on_delivery(self, error: object, message: object) -> None:
         if error is not None:
@@ -304,24 +325,11 @@ def read_all(cluster: Cluster) -> list[OutputRecord]:
         TimeoutError: The end was not reached; a transaction is open, or a broker is out.
     """
     consumer = _consumer(cluster, "tallystick-chaos-judge")
-    found: list[OutputRecord] = []
-    ended: set[tuple[str, int]] = set()
-    heard = time.monotonic()
     try:
-        while len(ended) < len(cluster.outputs) * cluster.partitions:
-            messages = consumer.consume(BATCH, timeout=POLL_S)
-            if messages:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > READ_IDLE_S:
-                raise TimeoutError(f"the output could not be read to its end in {READ_IDLE_S} s")
-            for message in messages:
-                if message.error() is None:
-                    found.append(_record(message))
-                elif message.error().name() == "_PARTITION_EOF":
-                    ended.add((message.topic(), message.partition()))
+        found = map(_record, read_to_end(consumer, READ_IDLE_S))
+        return sorted(found, key=lambda record: record.place)
     finally:
         consumer.close()
-    return sorted(found, key=lambda record: record.place)
 
 
 def _consumer(cluster: Cluster, group: str) -> Consumer:

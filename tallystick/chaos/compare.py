@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tallystick.chaos.cluster import OutputRecord
+from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
 
 Comparison = Literal["sequence", "rows", "final"]
 COMPARISONS: tuple[Comparison, ...] = ("sequence", "rows", "final")
@@ -59,17 +59,24 @@ def differences(
 ) -> list[Difference]:
     """Return how one output differs from another; nothing: they are the same.
 
+    Rows of files have no keys, and no order but that of tasks: they are compared as `rows`.
+
     Args:
         expected: Of the undisturbed run, by partition in the order of the log.
         found: Of the disturbed run.
         comparison: What counts.
     """
+    if comparison == "rows":
+        return _rows(expected, found)
+    of_files = _rows(
+        *([each for each in side if each.offset == NO_OFFSET] for side in (expected, found))
+    )
+    expected, found = (
+        [each for each in side if each.offset != NO_OFFSET] for side in (expected, found)
+    )
     if comparison == "final":
-        return _finals(expected, found)
-    rows = _rows(expected, found)
-    if rows or comparison == "rows":
-        return rows
-    return _orders(expected, found)
+        return of_files + _finals(expected, found)
+    return of_files + (_rows(expected, found) or _orders(expected, found))
 
 
 def _finals(expected: Iterable[OutputRecord], found: Iterable[OutputRecord]) -> list[Difference]:

@@ -57,8 +57,10 @@ class Injector:
                 return self._zombie()
             case "disk":
                 return self._fill_disk()
-            case "broker" | "broker-pause" | "isolate":
+            case "broker" | "broker-pause":
                 return self._disturb_broker(fault)
+            case "isolate":
+                return self._isolate(fault)
             case "slow":
                 return self._slow(fault)
             case "lose-request" | "lose-reply" | "repeat":
@@ -119,16 +121,8 @@ class Injector:
 
     def _disturb_broker(self, fault: Fault) -> str:
         kafka = self._cluster.kafka
-        index = int(fault.pick * len(kafka.nodes))
-        node = kafka.nodes[index].node_id
-        what = f"broker {node} for {fault.length_s:.1f} s"
-        if fault.kind == "isolate":
-            proxies = self._cluster.proxies
-            has_clients = self._wait(FOUND_S, lambda: proxies.connections(index) > 0)
-            count = proxies.cut(index)
-            time.sleep(fault.length_s)
-            proxies.mend(index)
-            return f"{what}, {count} connections" if has_clients else ""
+        assert kafka is not None, "`kinds_for` refuses this for a given cluster"
+        node = kafka.nodes[int(fault.pick * len(kafka.nodes))].node_id
         if fault.kind == "broker":
             kafka.kill(node)
             time.sleep(fault.length_s)
@@ -138,7 +132,17 @@ class Injector:
             time.sleep(fault.length_s)
             kafka.resume(node)
         kafka.wait_until_in_sync()
-        return what
+        return f"broker {node} for {fault.length_s:.1f} s"
+
+    def _isolate(self, fault: Fault) -> str:
+        proxies = self._cluster.proxies
+        index = int(fault.pick * proxies.count)
+        has_clients = self._wait(FOUND_S, lambda: proxies.connections(index) > 0)
+        count = proxies.cut(index)
+        time.sleep(fault.length_s)
+        proxies.mend(index)
+        what = f"broker {index + 1} for {fault.length_s:.1f} s, {count} connections"
+        return what if has_clients else ""
 
     def _slow(self, fault: Fault) -> str:
         proxies = self._cluster.proxies

@@ -15,6 +15,7 @@ from tallystick.testing.process import ProcessGroup
 
 SERVERS_VARIABLE = "TALLYSTICK_CHAOS_SERVERS"
 CHECKPOINT_VARIABLE = "TALLYSTICK_CHAOS_CHECKPOINT"
+FILES_VARIABLE = "TALLYSTICK_CHAOS_FILES"
 PARALLELISM_VARIABLE = "TALLYSTICK_CHAOS_PARALLELISM"
 PARALLELISMS = (2, 3, 1, 4)
 """The parallelism of the first start, and of those after each fault `parallelism`."""
@@ -53,7 +54,8 @@ class ProgramSettings:
     """The program's command, and where it is to find and keep things.
 
     Args:
-        command: Its arguments, with {servers}, {checkpoint} and {parallelism} to fill in.
+        command: Its arguments, with {servers}, {checkpoint}, {files} and {parallelism} to
+            fill in.
         servers: Of the proxies.
         folder: For its checkpoint, its local copies of state, and its log.
     """
@@ -66,6 +68,11 @@ class ProgramSettings:
     def checkpoint(self) -> Path:
         """The checkpoint that it is told to use."""
         return self.folder / "checkpoint"
+
+    @property
+    def files(self) -> Path:
+        """The folder in which it is told to write files."""
+        return self.folder / "files"
 
     @property
     def state(self) -> Path:
@@ -82,6 +89,7 @@ class ProgramSettings:
         values = {
             "{servers}": self.servers,
             "{checkpoint}": str(self.checkpoint),
+            "{files}": str(self.files),
             "{parallelism}": str(parallelism),
         }
         command = []
@@ -93,6 +101,7 @@ class ProgramSettings:
             **os.environ,
             SERVERS_VARIABLE: self.servers,
             CHECKPOINT_VARIABLE: str(self.checkpoint),
+            FILES_VARIABLE: str(self.files),
             PARALLELISM_VARIABLE: str(parallelism),
             "TALLYSTICK_STATE_DIR": str(self.state),
             "PYTHONUNBUFFERED": "1",
@@ -107,6 +116,7 @@ class Life:
         command, environment = settings.filled(parallelism)
         self._group = ProcessGroup()
         self._known: dict[int, Process] = {}
+        self._file_limits: dict[int, int] = {}
         try:
             self.process = self._group.spawn(command, settings.log, env=environment)
         except OSError as error:
@@ -167,10 +177,16 @@ class Life:
     def limit_files(self, limited: bool) -> int:
         """Let no process of it make a file longer, or lift that; return how many it was done to."""
         count = 0
+        inherited, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         for each in self.processes():
             with contextlib.suppress(OSError, ValueError):
-                _, hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (0 if limited else hard, hard))
+                soft, hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)
+                if limited:
+                    self._file_limits[each.pid] = soft
+                    soft = 0
+                else:  # one that began in the meantime has no limit of its own yet
+                    soft = self._file_limits.pop(each.pid, inherited)
+                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (soft, hard))
                 count += 1
         return count
 
@@ -219,16 +235,15 @@ class Supervisor:
         self._parallelism += 1
         return PARALLELISMS[self._parallelism % len(PARALLELISMS)]
 
-    def look(self) -> bool:
-        """Start the program again if it has ended; return whether it had, with success or error."""
+    def look(self) -> None:
+        """Start the program again if it has ended, with success or error."""
         code = self.life.exit_code
         if code is None:
-            return False
+            return
         self.own_ends.append(code)
         self._say(f"the program has ended by itself, with code {code}")
         time.sleep(0.2)
         self.start()
-        return True
 
     def tail(self) -> str:
         """Return the end of what the program said."""

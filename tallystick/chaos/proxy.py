@@ -1,6 +1,7 @@
 """TCP proxies before brokers, which know where a Kafka request begins and what it asks for.
 
-A program is told the addresses of the proxies; the brokers talk with each other directly.
+A program is told the addresses of the proxies; the brokers talk with each other directly. Brokers
+that name the proxies as their own addresses need no more; in answers of others they are replaced.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from tallystick.chaos.addresses import FLEXIBLE_SINCE, Address, readdressed
 
 HOST = "127.0.0.1"
 LATE_S = 0.5
@@ -56,7 +59,7 @@ class Trap:
 class _Proxy:
     """One broker's proxy."""
 
-    def __init__(self, port: int, target: int, proxies: "Proxies") -> None:
+    def __init__(self, port: int, target: Address, proxies: "Proxies") -> None:
         self.port = port
         self.is_cut = False
         self.open: set[asyncio.StreamWriter] = set()
@@ -67,12 +70,17 @@ class _Proxy:
         """Carry one connection to its end."""
         ends = {writer}
         with contextlib.suppress(OSError):
+            there, back = await asyncio.open_connection(*self._target)
+            ends.add(back)
             if not self.is_cut:
-                there, back = await asyncio.open_connection(HOST, self._target)
-                ends.add(back)
                 self.open |= ends
-                requests = asyncio.ensure_future(self._requests(reader, back))
-                replies = asyncio.ensure_future(self._replies(there, writer))
+                asked: dict[int, tuple[int, int]] = {}
+                requests = asyncio.ensure_future(self._requests(reader, back, asked))
+                replies = asyncio.ensure_future(
+                    self._readdressed(there, writer, asked)
+                    if self._proxies.readdress
+                    else self._replies(there, writer)
+                )
                 await asyncio.wait({requests, replies}, return_when=asyncio.FIRST_COMPLETED)
                 requests.cancel()
                 replies.cancel()
@@ -81,12 +89,17 @@ class _Proxy:
         for each in ends:
             each.close()
 
-    async def _requests(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    async def _requests(
+        self,
+        reader: asyncio.StreamReader,
+        back: asyncio.StreamWriter,
+        asked: dict[int, tuple[int, int]],
+    ) -> None:
         while True:
-            head = await reader.readexactly(4)
-            (size,) = struct.unpack(">i", head)
-            body = await reader.readexactly(size)
-            (api,) = struct.unpack(">h", body[:2])
+            head, body = await _message(reader)
+            api, version, correlation_id = struct.unpack(">hhi", body[:8])
+            if api in FLEXIBLE_SINCE:
+                asked[correlation_id] = api, version
             loss = self._proxies.loss_of(api)
             if loss == "lose-request":
                 return
@@ -99,21 +112,44 @@ class _Proxy:
 
     async def _replies(self, there: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         while data := await there.read(CHUNK):
-            if self._proxies.delay_s:
-                await asyncio.sleep(self._proxies.delay_s)
-            self._proxies.replies += 1
-            client.write(data)
-            await client.drain()
+            await self._reply(data, client)
+
+    async def _readdressed(
+        self,
+        there: asyncio.StreamReader,
+        client: asyncio.StreamWriter,
+        asked: dict[int, tuple[int, int]],
+    ) -> None:
+        while True:
+            head, body = await _message(there)
+            (correlation_id,) = struct.unpack(">i", body[:4])
+            if correlation_id in asked:
+                body = readdressed(*asked.pop(correlation_id), body, self._proxies.addresses)
+                head = struct.pack(">i", len(body))
+            await self._reply(head + body, client)
+
+    async def _reply(self, data: bytes, client: asyncio.StreamWriter) -> None:
+        if self._proxies.delay_s:
+            await asyncio.sleep(self._proxies.delay_s)
+        self._proxies.replies += 1
+        client.write(data)
+        await client.drain()
 
     async def _send_late(self, request: bytes) -> None:
         await asyncio.sleep(LATE_S)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            there, back = await asyncio.open_connection(HOST, self._target)
+            there, back = await asyncio.open_connection(*self._target)
             back.write(request)
             await back.drain()
-            (size,) = struct.unpack(">i", await there.readexactly(4))
-            await there.readexactly(size)
+            await _message(there)
             back.close()
+
+
+async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Return a request or an answer: its length, and itself."""
+    head = await reader.readexactly(4)
+    (size,) = struct.unpack(">i", head)
+    return head, await reader.readexactly(size)
 
 
 class Proxies:
@@ -121,10 +157,16 @@ class Proxies:
 
     Args:
         ports: On which they listen, by broker.
-        targets: The port of the broker behind each.
+        targets: The address of the broker behind each.
+        readdress: Whether the brokers name their own addresses, which are to be replaced.
     """
 
-    def __init__(self, ports: Sequence[int], targets: Sequence[int]) -> None:
+    def __init__(
+        self, ports: Sequence[int], targets: Sequence[Address], *, readdress: bool = False
+    ) -> None:
+        self.readdress = readdress
+        self.addresses = {target: (HOST, port) for port, target in zip(ports, targets, strict=True)}
+        """The address of the proxy before each broker."""
         self.delay_s = 0.0
         """The delay of each part of a reply."""
         self.replies = 0
@@ -135,7 +177,7 @@ class Proxies:
         self._all = [_Proxy(*each, self) for each in zip(ports, targets, strict=True)]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._servers = [self._call(self._listen(each)) for each in self._all]
+        self._servers: list[asyncio.Server] = [self._call(self._listen(each)) for each in self._all]
 
     @property
     def bootstrap_servers(self) -> str:
@@ -144,12 +186,18 @@ class Proxies:
 
     def close(self) -> None:
         """Close all connections and end the thread."""
-        for server in self._servers:
+        for index, server in enumerate(self._servers):
             self._loop.call_soon_threadsafe(server.close)
-        for index in range(len(self._all)):
             self.cut(index)
+        self._call(self._rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    @property
+    def count(self) -> int:
+        """The number of proxies."""
+        return len(self._all)
 
     def connections(self, index: int) -> int:
         """Return how many clients are connected to one broker."""
@@ -193,6 +241,13 @@ class Proxies:
         for each in list(proxy.open):
             each.transport.abort()
         return count
+
+    async def _rest(self) -> None:
+        """Wait for the ends of connections that are cut: the loop tells of tasks that are left."""
+        for each in self._late:
+            each.cancel()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*left, return_exceptions=True)
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -57,8 +57,9 @@ def as_text(verdict: Verdict) -> str:
     if verdict.smallest:
         names = ", ".join(each.kind for each in verdict.smallest)
         lines.append(f"The smallest schedule that was found to fail: {names}")
-    question = verdict.question
-    again = f"--seed {question.seed} --kills {question.kills}"
+        again = f"--schedule {verdict.smallest_file}"
+    else:
+        again = verdict.question.again
     return "\n".join([*lines, headline(verdict), f"the same schedule again: {again}"])
 
 
@@ -74,10 +75,10 @@ def as_json(verdict: Verdict) -> str:
         "exact": verdict.is_exact,
         "headline": headline(verdict),
         "command": question.job.command,
-        "seed": question.seed,
-        "kills": question.kills,
+        "again": question.again,
         "compare": question.comparison,
         "brokers": question.job.brokers,
+        "bootstrap_servers": question.job.servers,
         "transaction_version": question.job.transaction_version,
         "records": {"undisturbed": len(expected.records), "found": len(found.records)},
         "state_keys": {uid: len(keys) for uid, keys in (verdict.compared_state or {}).items()},
@@ -113,8 +114,10 @@ def write_html(verdict: Verdict, path: Path) -> None:
         "<!doctype html><meta charset=utf-8><title>tallystick chaos</title>",
         f"<style>{STYLE}</style>",
         f"<h1 class={'exact' if verdict.is_exact else 'not'}>{escape(headline(verdict))}</h1>",
-        f"<p><code>{escape(' '.join(question.job.command))}</code>, seed {question.seed}, "
-        f"compared as {question.comparison}, {question.job.brokers} broker(s)</p>",
+        f"<p><code>{escape(' '.join(question.job.command))}</code>, "
+        f"<code>{escape(question.again)}</code>, "
+        f"compared as {question.comparison}, "
+        f"{question.job.servers or f'{question.job.brokers} broker(s)'}</p>",
         timeline(verdict),
         f"<p>{escape(verdict.explanation)}</p>",
         _list("Differences", map(str, verdict.differences)),

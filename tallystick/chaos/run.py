@@ -3,9 +3,11 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from zlib import crc32
+
+import pyarrow as pa
 
 from tallystick.chaos.cluster import (
     Cluster,
@@ -17,9 +19,12 @@ from tallystick.chaos.cluster import (
     running,
 )
 from tallystick.chaos.faults import Injector
+from tallystick.chaos.files import read_files, visible_files
+from tallystick.chaos.given import given
 from tallystick.chaos.program import ProgramSettings, Supervisor
 from tallystick.chaos.schedule import Fault
 from tallystick.chaos.state import state_of
+from tallystick.codec.rows import partition_of
 from tallystick.errors import OptionError
 
 PART_S = 1.5
@@ -40,7 +45,7 @@ class Job:
         inputs: The records of each input topic.
         outputs: The output topics.
         partitions: Of each topic.
-        brokers: One or three.
+        brokers: One or three; 0: a given cluster's.
         transaction_version: The cluster's feature; None: its newest.
         timeout_s: How long a run may go without progress.
     """
@@ -52,6 +57,17 @@ class Job:
     brokers: int = 1
     transaction_version: int | None = None
     timeout_s: float = 180.0
+    servers: str = ""
+    """The given cluster's `host:port,…`."""
+    writes_files: bool = False
+    """True if files below the folder that it is told are output, too."""
+
+    def cluster(self) -> AbstractContextManager[Cluster]:
+        """Return a cluster for one run, with empty topics."""
+        topics = tuple(self.inputs), self.outputs, self.partitions
+        if self.servers:
+            return given(self.servers, *topics)
+        return running(self.brokers, *topics, self.transaction_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +135,7 @@ def run(
         parts: In how many parts the input is written; with faults, in one more than there are.
     """
     found = Run()
-    with running(
-        job.brokers, tuple(job.inputs), job.outputs, job.partitions, job.transaction_version
-    ) as cluster:
+    with job.cluster() as cluster:
         settings = ProgramSettings(job.command, cluster.proxies.bootstrap_servers, folder)
         witness = Witness(cluster)
         program = Supervisor(settings, say)
@@ -129,6 +143,8 @@ def run(
         try:
             course.go(faults, max(parts, len(faults) + 1))
             found.records = read_all(cluster)
+            if job.writes_files:
+                found.records += read_files(settings.files)
         except (StuckError, TimeoutError) as error:
             found.problems.append(str(error))
         finally:
@@ -206,7 +222,7 @@ class _Course:
             time.sleep(POLL_S)
 
     def _settled_ends(self) -> object:
-        """Return the ends of the output; None: input is unread, or a transaction is open."""
+        """Return the ends of the output; None: input is unread, or a commit is under way."""
         cluster = self._cluster
         wanted = cluster.ends(cluster.inputs, committed=False)
         read = cluster.positions()
@@ -216,7 +232,10 @@ class _Course:
         if any(read.get(where, 0) < end for where, end in wanted.items()):
             return None
         ends = cluster.ends(cluster.outputs, committed=False)
-        return ends if ends == cluster.ends(cluster.outputs, committed=True) else None
+        if ends is None or ends != cluster.ends(cluster.outputs, committed=True):
+            return None
+        files = visible_files(self._program.settings.files)
+        return None if files is None else (ends, files)
 
     def _progress(self) -> int:
         positions = self._cluster.positions()
@@ -274,14 +293,14 @@ def read_input(
     Args:
         path: Of the file.
         partitions: How many the topic has.
-        key: The field that becomes the record's key and decides on its partition; None: no key,
-            and the partitions take turns.
+        key: The field that becomes the record's key and decides on its partition, as Java's
+            default partitioner has it; None: no key, and the partitions take turns.
         began_ms: The first record's timestamp; each is a millisecond after the one before.
 
     Raises:
         OptionError: There is no such file, or a line is not JSON or lacks the key.
     """
-    found = []
+    texts, names = [], []
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -289,16 +308,20 @@ def read_input(
     for index, line in enumerate(lines):
         if not line.strip():
             continue
-        name, number = None, index % partitions
         try:
             value = json.loads(line)
-            if key is not None:
-                name = str(value[key]).encode()
-                number = crc32(name) % partitions
+            names.append(None if key is None else str(value[key]).encode())
         except (ValueError, KeyError, TypeError) as error:
             wanted = "JSON" if key is None else f"a JSON object with the field {key!r}"
             raise OptionError(
                 f"{path}, line {index + 1}: expected {wanted}, found {line[:80]!r}"
             ) from error
-        found.append(InputRecord(number, name, line.strip(), began_ms + index))
-    return tuple(found)
+        texts.append(line.strip())
+    if key is None:
+        numbers = [index % partitions for index in range(len(texts))]
+    else:
+        numbers = partition_of(pa.array(names, pa.binary()), partitions, 0).tolist()
+    return tuple(
+        InputRecord(number, name, text, began_ms + index)
+        for index, (number, name, text) in enumerate(zip(numbers, names, texts, strict=True))
+    )

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tallystick.errors import OptionError
 
@@ -29,6 +30,7 @@ KINDS = {
 NEEDS_THREE_BROKERS = {"broker"}
 """With one broker and no replicas, Kafka 4.3.0 itself can hide a committed transaction
 (KAFKA-20734)."""
+NEEDS_OWN_BROKERS = NEEDS_THREE_BROKERS | {"broker-pause"}
 NOT_CHOSEN_BY_ITSELF = {"executor", "parallelism"}
 """Kinds that need a program made for them."""
 
@@ -58,6 +60,8 @@ class Fault:
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS, self.kind
+        assert self.delay_s >= 0, self
+        assert self.length_s >= 0, self
         assert 0 <= self.pick < 1, self
 
 
@@ -89,7 +93,7 @@ def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> t
     """Return the kinds of faults to choose from.
 
     Args:
-        brokers: How many the cluster has.
+        brokers: How many the cluster has; 0: it is a given one.
         asked: Those that the user named; none: all that fit.
         uses_parallelism: Whether the command line names {parallelism}.
 
@@ -99,6 +103,8 @@ def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> t
     for kind in asked:
         if kind not in KINDS:
             raise OptionError(f"there is no fault {kind!r}; expected {', '.join(KINDS)}")
+        if kind in NEEDS_OWN_BROKERS and not brokers:
+            raise OptionError(f"the fault {kind!r} is not done to the brokers of a given cluster")
         if kind in NEEDS_THREE_BROKERS and brokers < 3:
             raise OptionError(f"the fault {kind!r} needs --brokers 3, and there is {brokers}")
         if kind == "parallelism" and not uses_parallelism:
@@ -109,6 +115,7 @@ def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> t
         return tuple(kind for kind in KINDS if kind in asked)
     without = NOT_CHOSEN_BY_ITSELF - ({"parallelism"} if uses_parallelism else set())
     without |= NEEDS_THREE_BROKERS if brokers < 3 else set()
+    without |= NEEDS_OWN_BROKERS if not brokers else set()
     return tuple(kind for kind in KINDS if kind not in without)
 
 
@@ -117,13 +124,15 @@ def as_json(faults: Sequence[Fault]) -> str:
     return json.dumps([asdict(each) for each in faults], indent=1)
 
 
-def from_json(text: str) -> tuple[Fault, ...]:
-    """Return the schedule that `as_json` wrote.
+def read_schedule(path: Path) -> tuple[Fault, ...]:
+    """Return the schedule in a file that `as_json` gave the text of.
 
     Raises:
-        OptionError: It is none.
+        OptionError: It cannot be read, or is no schedule with at least one fault.
     """
     try:
-        return tuple(Fault(**each) for each in json.loads(text))
-    except (ValueError, TypeError, AssertionError) as error:
-        raise OptionError(f"this is no schedule of faults: {error!r}") from error
+        faults = tuple(Fault(**each) for each in json.loads(path.read_text()))
+        assert faults, "it is empty"
+    except (OSError, ValueError, TypeError, AssertionError) as error:
+        raise OptionError(f"{path} is no schedule of faults: {error!r}") from error
+    return faults

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tallystick.chaos.cluster import InputRecord
 from tallystick.chaos.compare import (
     COMPARISONS,
     Comparison,
@@ -13,13 +14,15 @@ from tallystick.chaos.compare import (
     explain,
     state_differences,
 )
+from tallystick.chaos.program import FILES_VARIABLE
 from tallystick.chaos.run import InjectedFault, Job, Run, read_input, run
-from tallystick.chaos.schedule import Fault, kinds_for, plan
+from tallystick.chaos.schedule import Fault, as_json, kinds_for, plan, read_schedule
 from tallystick.errors import OptionError
 
 AROUND_S = 10.0
 """The longest time from a fault to a difference that it may have made."""
 SHRINK_RUNS_MAX = 20
+SMALLEST = "smallest.json"
 UNDISTURBED = "the undisturbed run: "
 
 
@@ -29,85 +32,108 @@ class Question:
 
     Args:
         job: The program, its input and its cluster.
-        kills: How many faults.
-        seed: Of their schedule.
-        kinds: Of faults to choose from.
+        faults: Their schedule.
+        again: The options that give this schedule again.
         comparison: What counts as the same.
         shrink: Whether to look for a smaller schedule if the output differs.
     """
 
     job: Job
-    kills: int
-    seed: int
-    kinds: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    again: str
     comparison: Comparison = "sequence"
     shrink: bool = False
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """The schedule."""
-        return plan(self.kills, self.seed, self.kinds)
 
 
 def question_of(
     command: Sequence[str],
     *,
     inputs: Mapping[str, str | Path],
-    outputs: Sequence[str],
+    outputs: Sequence[str] = (),
+    writes_files: bool = False,
     keys: Mapping[str, str] | None = None,
     kills: int = 20,
     seed: int = 1,
     kinds: Collection[str] = (),
+    schedule: str | Path | None = None,
     compare: str = "sequence",
     brokers: int = 1,
     partitions: int = 4,
     transaction_version: int | None = None,
     timeout_s: float = 180.0,
+    bootstrap_servers: str = "",
     shrink: bool = False,
 ) -> Question:
     """Return a question, checked, with its input read.
 
     Args:
-        command: The program and its arguments, with {servers}, {checkpoint}, {parallelism}.
+        command: The program and its arguments, with {servers}, {checkpoint}, {files} and
+            {parallelism}.
         inputs: By topic, a file with a JSON value on each line.
         outputs: The topics that the program writes.
+        writes_files: Whether it writes Parquet files below {files}.
         keys: By topic, the field of the input's values that becomes the record's key.
         kills: How many faults.
         seed: Of their schedule.
         kinds: Of faults; none: all that fit.
+        schedule: A file with the faults themselves, instead of `kills`, `seed` and `kinds`.
         compare: What counts as the same, one of `COMPARISONS`.
-        brokers: One or three.
+        brokers: One or three, of an embedded cluster.
         partitions: Of each topic.
         transaction_version: See `EmbeddedKafka`.
         timeout_s: How long a run may go without progress.
+        bootstrap_servers: A cluster to use instead of an embedded one.
         shrink: Whether to look for a smaller schedule if the output differs.
 
     Raises:
         OptionError: A value that cannot work, or a file that cannot be read.
     """
+    if not (outputs or writes_files):
+        raise OptionError("a program is judged by its output: expected a topic, or files")
     if compare not in COMPARISONS:
         raise OptionError(f"compare={compare!r}: expected one of {', '.join(COMPARISONS)}")
-    if brokers not in (1, 3):
-        raise OptionError(f"brokers={brokers}: expected 1 or 3")
-    if stray := sorted({*(keys or ())} - {*inputs}):
-        raise OptionError(f"keys of {', '.join(stray)}, which is no topic of the input")
-    began_ms = int(time.time() * 1000)
-    records = {
-        topic: read_input(Path(file), partitions, (keys or {}).get(topic), began_ms)
-        for topic, file in inputs.items()
-    }
-    uses_parallelism = any("{parallelism}" in argument for argument in command)
+    brokers = _brokers(brokers, transaction_version, bootstrap_servers)
     job = Job(
         tuple(command),
-        records,
+        _records(inputs, keys or {}, partitions),
         tuple(outputs),
         partitions,
         brokers,
         transaction_version,
         timeout_s,
+        bootstrap_servers,
+        writes_files,
     )
-    chosen = kinds_for(brokers, kinds, uses_parallelism)
-    return Question(job, kills, seed, chosen, compare, shrink)
+    uses_parallelism = any("{parallelism}" in argument for argument in command)
+    if schedule is None:
+        faults = plan(kills, seed, kinds_for(brokers, kinds, uses_parallelism))
+        again = f"--seed {seed} --kills {kills}" + f" --faults {','.join(kinds)}" * bool(kinds)
+    else:
+        faults, again = read_schedule(Path(schedule)), f"--schedule {schedule}"
+        kinds_for(brokers, {fault.kind for fault in faults}, uses_parallelism)
+    return Question(job, faults, again, compare, shrink)
+
+
+def _brokers(brokers: int, transaction_version: int | None, bootstrap_servers: str) -> int:
+    if brokers not in (1, 3):
+        raise OptionError(f"brokers={brokers}: expected 1 or 3")
+    if not bootstrap_servers:
+        return brokers
+    if brokers > 1 or transaction_version is not None:
+        raise OptionError("brokers and transaction version of a given cluster are its own")
+    return 0
+
+
+def _records(
+    inputs: Mapping[str, str | Path], keys: Mapping[str, str], partitions: int
+) -> dict[str, tuple[InputRecord, ...]]:
+    if stray := sorted({*keys} - {*inputs}):
+        raise OptionError(f"keys of {', '.join(stray)}, which is no topic of the input")
+    began_ms = int(time.time() * 1000)
+    return {
+        topic: read_input(Path(file), partitions, keys.get(topic), began_ms)
+        for topic, file in inputs.items()
+    }
 
 
 @dataclass
@@ -122,6 +148,7 @@ class Verdict:
         problems: All else that must not be: of state, of readers, a program that hangs.
         explanation: Of the differences; "": there are none.
         smallest: The smallest schedule known that fails; nothing if it was not looked for.
+        smallest_file: The file with it, for `--schedule`.
     """
 
     question: Question
@@ -131,6 +158,7 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
     explanation: str = ""
     smallest: tuple[Fault, ...] = ()
+    smallest_file: Path | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -170,7 +198,8 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
         problems = [UNDISTURBED + each for each in expected.problems]
         return Verdict(question, expected, Run(), problems=problems)
     if not expected.records:
-        what = "it wrote nothing into " + ", ".join(question.job.outputs)
+        outputs = [*question.job.outputs, *[FILES_VARIABLE] * question.job.writes_files]
+        what = "it wrote nothing into " + ", ".join(outputs)
         return Verdict(question, expected, Run(), problems=[UNDISTURBED + what])
     say(f"{len(expected.records):,} records of output; now with {len(question.faults)} faults")
     found = run(question.job, question.faults, folder / "faults", say)
@@ -191,6 +220,8 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
             question.faults,
             lambda faults, name: _fails(question, expected, faults, folder / name, say),
         )
+        verdict.smallest_file = folder / SMALLEST
+        verdict.smallest_file.write_text(as_json(verdict.smallest))
     return verdict
 
 

@@ -9,7 +9,6 @@ The state at the end is read from its files by a process of its own: no Kafka, n
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 import tallystick as ts
 from tallystick.demo.flights import STEP
+from tallystick.testing.reading import read_to_end
 
 IDLE_S = 20.0
 """Longer than any wait of a healthy broker; then the audit fails instead of hanging."""
-POLL_S = 0.2
-"""`consume` waits that long for a full batch, also when the end has been read already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +55,13 @@ def read_all(bootstrap_servers: str, topic: str) -> pd.DataFrame:
     try:
         partitions = consumer.list_topics(topic, timeout=IDLE_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        return _drain(consumer, len(partitions))
+        read = read_to_end(consumer, IDLE_S)
     finally:
         consumer.close()
-
-
-def _drain(consumer: Consumer, partition_count: int) -> pd.DataFrame:
-    rows = []
-    ended: set[int] = set()
-    heard_s = time.monotonic()
-    while len(ended) < partition_count:
-        messages = consumer.consume(10_000, timeout=POLL_S)
-        if messages:
-            heard_s = time.monotonic()
-        elif time.monotonic() - heard_s > IDLE_S:
-            raise TimeoutError(f"the output could not be read to its end within {IDLE_S} s")
-        for message in messages:
-            if message.error() is None:
-                rows.append((message.partition(), message.key(), json.loads(message.value())))
-            elif message.error().name() == "_PARTITION_EOF":
-                ended.add(message.partition())
-            else:
-                raise RuntimeError(str(message.error()))
-    found = pd.DataFrame([value for _, _, value in rows])
-    return found.assign(_partition=[p for p, _, _ in rows], _key=[k.decode() for _, k, _ in rows])
+    found = pd.DataFrame([json.loads(each.value()) for each in read])
+    return found.assign(
+        _partition=[each.partition() for each in read], _key=[each.key().decode() for each in read]
+    )
 
 
 def audit(found: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") -> Verdict:

@@ -32,6 +32,7 @@ from kafka.protocol.admin import (
     DescribeProducersRequest,
     DescribeQuorumRequest,
     DescribeTransactionsRequest,
+    ListGroupsRequest,
     ListTransactionsRequest,
 )
 from kafka.protocol.consumer import (
@@ -73,6 +74,7 @@ __all__ = [
     "FetchRequest",
     "FindCoordinatorRequest",
     "InitProducerIdRequest",
+    "ListGroupsRequest",
     "ListOffsetsRequest",
     "ListTransactionsRequest",
     "MetadataRequest",

@@ -25,7 +25,7 @@ from tallystick.chaos.cluster import InputRecord
 from tallystick.chaos.compare import differences
 from tallystick.chaos.report import as_text
 from tallystick.chaos.run import Job, Run, run
-from tallystick.chaos.schedule import kinds_for
+from tallystick.chaos.schedule import kinds_for, plan
 from tallystick.chaos.verify import Question, Verdict, drop_unlike_state, judged
 from tallystick.errors import BrokerUnavailableError
 from tests.campaign.jobs import BETS_TOPIC, WORKLOADS
@@ -74,7 +74,8 @@ def question(seed: int, names: list[str]) -> tuple[str, Question]:
         chance.choice(VERSIONS),
     )
     kinds = kinds_for(brokers, (), uses_parallelism=True)
-    return name, Question(job, chance.randint(*KILLS), seed, kinds, workload.compare)
+    faults = plan(chance.randint(*KILLS), seed, kinds)
+    return name, Question(job, faults, f"--seed {seed} --once", workload.compare)
 
 
 class Campaign:
@@ -102,7 +103,7 @@ class Campaign:
         verdict = judged(asked, expected, found)
         self.runs += 1
         self.failures += not verdict.is_exact
-        self._note(name, asked, verdict)
+        self._note(seed, name, asked, verdict)
         print(as_text(verdict), flush=True)
         if verdict.is_exact:
             shutil.rmtree(folder, ignore_errors=True)
@@ -121,11 +122,11 @@ class Campaign:
             self._undisturbed[name] = found
         return self._undisturbed[name]
 
-    def _note(self, name: str, asked: Question, verdict: Verdict) -> None:
+    def _note(self, seed: int, name: str, asked: Question, verdict: Verdict) -> None:
         found = verdict.found
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seed": asked.seed,
+            "seed": seed,
             "workload": name,
             "brokers": asked.job.brokers,
             "transaction_version": asked.job.transaction_version,

@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+
+from tallystick.testing.kafka import EmbeddedKafka
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "chaos.md"
 RECORDS = 6_000
+
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture
@@ -30,12 +35,14 @@ def flights(tmp_path: Path) -> Path:
     return path
 
 
-def chaos(flights: Path, report: Path, *options: str) -> tuple[int, dict, str]:
+def chaos(
+    flights: Path, report: Path, *options: str, output: tuple[str, ...] = ("--output", "late")
+) -> tuple[int, dict, str]:
     """Run the command; return its exit code, its report for programs, and what it printed."""
     command = [sys.executable, "-m", "tallystick", "chaos", "--input", f"flights={flights}"]
-    command += ["--output", "late", "--key", "flights=dest", "--json", str(report), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert report.exists(), done.stderr[-4000:]
+    command += ["--key", "flights=dest", "--json", str(report), *output, *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert report.exists(), (done.returncode, done.stderr[-4000:])
     return done.returncode, json.loads(report.read_text()), done.stdout
 
 
@@ -94,14 +101,43 @@ def test_the_fixture_finds_and_names_a_clock(flights, tallystick_chaos):
 
 
 def test_rows_written_beside_the_epoch_are_found_and_fewer_faults_suffice(flights, tmp_path):
-    code, found, _ = chaos(
+    code, found, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "3", "--faults", "worker,driver", "--shrink",
-        "--compare", "rows", *program("broken.py", "producer"),
+        "--compare", "rows", "--folder", str(tmp_path), *program("broken.py", "producer"),
     )  # fmt: skip
     assert (code, found["exact"]) == (1, False)
     assert all("does not have" in each for each in found["differences"])
     assert "not part of the epoch" in found["explanation"]
     assert 1 <= len(found["smallest"]) < 3
+    path = tmp_path / "smallest.json"
+    assert f"again: --schedule {path}" in printed
+    assert json.loads(path.read_text()) == found["smallest"]
+
+
+def test_a_keyed_program_is_exact_on_a_cluster_that_was_there(flights, late, tmp_path):
+    with EmbeddedKafka() as kafka:
+        code, found, _ = chaos(
+            flights, tmp_path / "report.json", "--bootstrap-servers", kafka.bootstrap_servers,
+            "--kills", "4", "--faults", "zombie,lose-reply,isolate,host", "--compare", "final",
+            *late,
+        )  # fmt: skip
+        left = AdminClient(kafka.confluent_options()).list_topics(timeout=20).topics
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert hits(found) == {"zombie", "lose-reply", "isolate", "host"}
+    assert found["state_keys"] == {"counts": 10}
+    assert not {"flights", "late"} & left.keys()
+
+
+def test_a_program_that_writes_files_is_exact(flights, tmp_path):
+    code, found, _ = chaos(
+        flights, tmp_path / "report.json", "--kills", "4", "--faults", "driver,worker,disk,zombie",
+        "--folder", str(tmp_path), *program("to_files.py"), output=("--output-files",),
+    )  # fmt: skip
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert hits(found) == {"driver", "worker", "disk", "zombie"}
+    assert found["records"] == {"undisturbed": RECORDS, "found": RECORDS}
+    folders = {path.name for path in (tmp_path / "faults" / "files").glob("dest=*")}
+    assert folders == {f"dest={dest}" for dest in "ABCDEFGHIJ"}
 
 
 def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):

@@ -1,5 +1,6 @@
 """The user's program as processes: its tree is found, stopped, limited and killed, and no other."""
 
+import resource
 import sys
 import time
 from pathlib import Path
@@ -81,13 +82,18 @@ def test_a_program_that_stands_still_writes_nothing_and_goes_on(life, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
 def test_on_a_full_disk_no_file_grows(life, tmp_path):
     written = tmp_path / "written"
+    worker = life.processes()[1].pid
+    hard = resource.prlimit(worker, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(worker, resource.RLIMIT_FSIZE, (1 << 30, hard))
     assert life.limit_files(True) == 2
+    assert resource.prlimit(worker, resource.RLIMIT_FSIZE) == (0, hard)
     time.sleep(0.2)
     size = written.stat().st_size
     time.sleep(0.3)
     assert written.stat().st_size == size
     assert life.exit_code is None
     assert life.limit_files(False) == 2
+    assert resource.prlimit(worker, resource.RLIMIT_FSIZE) == (1 << 30, hard)
     wait_for(lambda: written.stat().st_size > size)
 
 
@@ -96,7 +102,7 @@ def test_a_program_that_ends_is_started_again_and_counted(tmp_path):
     said = []
     program = Supervisor(settings, said.append)
     wait_for(lambda: program.life.exit_code is not None)
-    assert program.look()
+    program.look()
     assert (program.starts, program.own_ends) == (2, [7])
     assert any("code 7" in each for each in said)
     program.close()

@@ -1,17 +1,19 @@
 """The proxies before brokers, with an independent client and a real broker behind them."""
 
+import json
 import time
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tallystick.chaos.cluster import Feed, InputRecord, Witness, read_all, running
 from tallystick.chaos.proxy import APIS, PRODUCE
+from tallystick.chaos.run import read_input
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with running(1, ["in"], ["out"], 2) as started:
+    with running(1, ["in", "keys"], ["out"], 2) as started:
         yield started
 
 
@@ -113,7 +115,24 @@ def test_input_is_written_in_parts_with_its_partitions_and_timestamps(cluster):
         feed.wait()
         ends.append(sum(cluster.ends(["in"], committed=True).values()))
     assert ends == [3, 6, 10]
-    assert feed.written == 10
+
+
+def test_keys_of_an_input_fall_where_javas_default_partitioner_puts_them(cluster, tmp_path):
+    keys = [f"key-{number}" for number in range(50)]
+    path = tmp_path / "in.ndjson"
+    path.write_text("".join(json.dumps({"k": key}) + "\n" for key in keys))
+    records = read_input(path, 2, "k", 1_000)
+    put: dict[bytes, int] = {}
+    options = {"bootstrap.servers": cluster.direct, "partitioner": "murmur2_random"}
+    producer = Producer(options)
+    for key in keys:
+        producer.produce(
+            "keys", b"", key, on_delivery=lambda _, m: put.update({m.key(): m.partition()})
+        )
+    assert producer.flush(20) == 0
+    assert {record.key: record.partition for record in records} == put
+    assert {*put.values()} == {0, 1}
+    assert [record.timestamp_ms for record in records] == [*range(1_000, 1_050)]
 
 
 def test_a_witness_sees_what_is_written_while_it_reads(cluster, write):
@@ -128,3 +147,17 @@ def test_a_witness_sees_what_is_written_while_it_reads(cluster, write):
         witness.close()
     assert witness.problems == []
     assert witness.seen.keys() == witness.seen_at.keys()
+
+
+def test_positions_are_known_again_after_the_coordinator_was_killed(cluster):
+    consumer = Consumer({"bootstrap.servers": cluster.direct, "group.id": "g", "log_level": 0})
+    consumer.commit(offsets=[TopicPartition("in", 0, 2)], asynchronous=False)
+    consumer.close()
+    assert cluster.positions() == {("in", 0): 2}
+    cluster.kafka.kill(1)
+    assert cluster.positions() is None
+    cluster.kafka.restart(1)
+    end = time.monotonic() + 60
+    while not (found := cluster.positions()):
+        assert time.monotonic() < end, "the group was never found again"
+    assert found == {("in", 0): 2}

@@ -1,6 +1,7 @@
 """Reports: the same facts as text, for programs, and as a page."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,8 @@ from tallystick.chaos.schedule import Fault
 from tallystick.chaos.verify import Question, drop_unlike_state, judged
 
 JOB = Job(("python", "late.py"), {"in": ()}, ("out",))
-ASKED = Question(JOB, 2, 7, ("driver", "worker"))
+FAULTS = tuple(Fault(kind, 0.1, 1.0, 0.5) for kind in ("driver", "worker"))
+ASKED = Question(JOB, FAULTS, "--seed 7 --kills 2")
 
 
 def record(offset, value):
@@ -24,8 +26,8 @@ def a_run(*values, state=None, problems=()):
         records,
         state,
         [
-            InjectedFault(Fault("driver", 0.1, 1.0, 0.5), 2.0, 2.5, "process <7>"),
-            InjectedFault(Fault("worker", 0.1, 1.0, 0.5), 5.0, 5.1, ""),
+            InjectedFault(FAULTS[0], 2.0, 2.5, "process <7>"),
+            InjectedFault(FAULTS[1], 5.0, 5.1, ""),
         ],
         [(1.0, 10), (3.0, 20)],
         {each.place: 4.0 for each in records},
@@ -63,9 +65,16 @@ def test_a_difference_is_shown_with_the_faults_around_it(broken):
     assert "worker" not in text
 
 
+def test_the_smallest_schedule_is_named_with_the_file_that_repeats_it(broken):
+    broken.smallest, broken.smallest_file = FAULTS[:1], Path("logs/smallest.json")
+    text = as_text(broken)
+    assert "found to fail: driver\n" in text
+    assert text.endswith("the same schedule again: --schedule logs/smallest.json")
+
+
 def test_the_report_for_programs_has_all_of_it(broken):
     found = json.loads(as_json(broken))
-    assert (found["exact"], found["seed"], found["kills"]) == (False, 7, 2)
+    assert (found["exact"], found["again"]) == (False, "--seed 7 --kills 2")
     assert [(each["kind"], each["hit"]) for each in found["faults"]] == [
         ("driver", "process <7>"),
         ("worker", ""),

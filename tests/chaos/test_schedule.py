@@ -4,9 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tallystick.chaos import schedule
-from tallystick.chaos.schedule import KINDS, Fault, kinds_for, plan
-from tallystick.chaos.verify import SHRINK_RUNS_MAX, shrink
+from tallystick.chaos.schedule import KINDS, Fault, as_json, kinds_for, plan, read_schedule
+from tallystick.chaos.verify import SHRINK_RUNS_MAX, question_of, shrink
 from tallystick.errors import OptionError
 
 
@@ -47,11 +46,39 @@ def test_one_broker_is_never_killed_and_executors_only_on_request():
     assert kinds_for(1, ["executor", "driver"], False) == ("driver", "executor")
 
 
-def test_a_schedule_is_written_down_and_read_back():
+def test_a_schedule_is_written_down_and_read_back(tmp_path):
     planned = plan(9, 3, tuple(KINDS))
-    assert schedule.from_json(schedule.as_json(planned)) == planned
-    with pytest.raises(OptionError, match="no schedule"):
-        schedule.from_json('[{"kind": "flood", "delay_s": 0, "length_s": 0, "pick": 0}]')
+    path = tmp_path / "schedule.json"
+    path.write_text(as_json(planned))
+    assert read_schedule(path) == planned
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"kind": "flood", "delay_s": 0, "length_s": 0, "pick": 0}]',
+        '[{"kind": "driver", "delay_s": "soon", "length_s": 0, "pick": 0}]',
+        '{"exact": true}',
+        "[]",
+        None,
+    ],
+)
+def test_a_file_that_is_no_schedule_is_refused_by_name(text, tmp_path):
+    path = tmp_path / "schedule.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OptionError, match=r"schedule.json is no schedule"):
+        read_schedule(path)
+
+
+def test_a_question_is_asked_with_a_schedule_of_a_file(tmp_path):
+    path = tmp_path / "schedule.json"
+    path.write_text(as_json(faults_called(["driver", "broker"])))
+    asked = question_of(["late"], inputs={}, outputs=["out"], schedule=path, brokers=3)
+    assert asked.faults == faults_called(["driver", "broker"])
+    assert asked.again == f"--schedule {path}"
+    with pytest.raises(OptionError, match="--brokers 3"):
+        question_of(["late"], inputs={}, outputs=["out"], schedule=path)
 
 
 def faults_called(kinds):
