@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.kills import summary as peers
 from tallystick.epoch.protocol import NEXT_PHASES, Phase
 from tallystick.ops import metrics, remedies
 from tallystick.options.sink import SINK
@@ -73,6 +74,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "matrix": matrix.summary,
     "faults": summary.faults,
     "campaign": summary.campaign,
+    "peer_faults": peers.kinds,
+    "peers": peers.comparison,
+    "peer_outages": peers.outages,
 }
 
 

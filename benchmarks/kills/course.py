@@ -29,8 +29,8 @@ from .systems import Setting, System
 
 PARTITIONS = 4
 USERS = 1_000
-RECORDS_PER_S = 2_000
-TICK_S = 0.01
+RECORDS_PER_S = 1_000
+TICK_S = 0.05
 FIRST_OUTPUT_S = 300.0
 OWN_ENDS_MAX = 3
 QUIET_S = 60.0
@@ -99,7 +99,7 @@ class Feed:
             {
                 "bootstrap.servers": cluster.direct,
                 "enable.idempotence": True,
-                "linger.ms": 5,
+                "linger.ms": 50,
                 "message.timeout.ms": 300_000,
                 "queue.buffering.max.messages": 1_000_000,
                 "log_level": 0,
