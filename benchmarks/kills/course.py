@@ -24,7 +24,7 @@ from tallystick.chaos.proxy import END_TXN
 
 from .audit import Audit, Event, Update, audit
 from .parts import Parts, state_of
-from .schedule import Fault, end_s
+from .schedule import Fault
 from .systems import Setting, System
 
 PARTITIONS = 4
@@ -38,8 +38,10 @@ QUIET_S = 60.0
 AFTER_ALL_S = 3.0
 """The time for more than is expected to come."""
 GONE_S = 5.0
+RECOVERY_S = 180.0
+NEWEST = 1_000
 CAUGHT_S = 30.0
-POLL_S = 0.05
+POLL_S = 0.1
 DAEMON = re.compile(r"pyspark[./](daemon|worker)|tallystick\.spark\.early_daemon")
 
 
@@ -162,10 +164,10 @@ class Course:
             time.sleep(POLL_S)
 
     def inject_all(self, faults: Sequence[Fault], say: Callable[[str], None]) -> None:
-        """Carry out all faults, each at its time."""
-        zero = self.now()
+        """Carry out all faults, each at its time, or when the job is back from the one before."""
         for fault in faults:
-            time.sleep(max(0.0, zero + fault.at_s - self.now()))
+            time.sleep(fault.gap_s)
+            self.wait_for_recovery()
             hit = Hit(fault.kind, self.now(), "")
             hit.hit = self._inject(fault, hit)
             self.hits.append(hit)
@@ -184,6 +186,17 @@ class Course:
         outputs = self._cluster.outputs
         ends = [self._cluster.ends(outputs, committed=each) for each in (True, False)]
         return [] if ends[0] == ends[1] else ["a transaction is still open at the end"]
+
+    def wait_for_recovery(self) -> None:
+        """Wait until an event that was made after the last fault has led to output."""
+        if not self.hits:
+            return
+        end, began_ms = self.now() + RECOVERY_S, self.hits[-1].at_s * 1000
+        while self.now() < end:
+            newest = list(self._witness.seen.values())[-NEWEST:]
+            if any(update(each).ts > began_ms for each in newest):
+                return
+            time.sleep(POLL_S)
 
     def _inject(self, fault: Fault, hit: Hit) -> str:
         """Carry out a fault to its end; return what it hit."""
@@ -296,9 +309,8 @@ def run(
     course = Course(cluster, parts, witness, began)
     try:
         course.wait_for_output()
-        zero = course.now()
         course.inject_all(faults, say)
-        time.sleep(max(0.0, zero + end_s(faults) - course.now()))
+        course.wait_for_recovery()
         feed.close()
         problems = course.wait_for_end(feed.written) + feed.errors[:3]
         rows = read_all(cluster)

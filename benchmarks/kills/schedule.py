@@ -1,4 +1,8 @@
-"""Schedules: the same kinds of faults at the same times for every system, drawn from a seed."""
+"""Schedules: the same kinds of faults at the same times for every system, drawn from a seed.
+
+A system that has not recovered from a fault when the next is due is waited for: the times are the
+same as long as all recover in time, and each fault hits a job at work.
+"""
 
 import random
 from dataclasses import dataclass
@@ -6,8 +10,8 @@ from dataclasses import dataclass
 PAUSE_S = 15.0
 BROKER_AWAY_S = 3.0
 OUTAGE_S = 20.0
-GAPS_S = (16.0, 24.0)
-"""The time after a fault is over, until the next begins."""
+GAPS_S = (10.0, 16.0)
+"""The time after a fault is over, or after the first output, until the next begins."""
 
 KINDS = {
     "job": "kill -9 of all processes of the job",
@@ -33,12 +37,12 @@ class Fault:
 
     Args:
         kind: One of `KINDS`, or `OUTAGE`.
-        at_s: When, counted from the first output of the run.
+        gap_s: How long after the end of the one before it begins.
         pick: 0 to 1, which of several workers or brokers it hits.
     """
 
     kind: str
-    at_s: float
+    gap_s: float
     pick: float
 
     @property
@@ -53,14 +57,7 @@ def plan(seed: int, count: int, kinds: tuple[str, ...] = tuple(KINDS)) -> tuple[
     chosen: list[str] = []
     while len(chosen) < count:
         chosen += chance.sample(kinds, len(kinds))
-    faults = []
-    at_s = chance.uniform(*GAPS_S) / 2
-    for kind in chosen[:count]:
-        faults.append(Fault(kind, round(at_s, 2), round(chance.random(), 4) % 1))
-        at_s += LENGTHS_S.get(kind, 0.0) + chance.uniform(*GAPS_S)
-    return tuple(faults)
-
-
-def end_s(faults: tuple[Fault, ...]) -> float:
-    """Return when the input ends: the shortest time that is between two faults, after the last."""
-    return faults[-1].at_s + faults[-1].length_s + GAPS_S[0]
+    return tuple(
+        Fault(kind, round(chance.uniform(*GAPS_S), 2), round(chance.random(), 4) % 1)
+        for kind in chosen[:count]
+    )

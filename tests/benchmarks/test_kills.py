@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.kills.audit import Audit, Event, Update, audit
 from benchmarks.kills.course import python_workers
-from benchmarks.kills.schedule import GAPS_S, KINDS, end_s, plan
+from benchmarks.kills.schedule import GAPS_S, KINDS, plan
 from benchmarks.kills.systems import newest_checkpoint
 from tallystick.chaos.program import Process
 from tallystick.chaos.proxy import commits
@@ -73,15 +73,11 @@ def test_a_schedule_depends_on_its_seed_alone():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_kind_comes_once_before_any_comes_twice_and_no_fault_begins_in_another(seed):
+def test_each_kind_comes_once_before_any_comes_twice(seed):
     faults = plan(seed, 12)
     assert sorted(each.kind for each in faults[:6]) == sorted(KINDS)
     assert sorted(each.kind for each in faults[6:]) == sorted(KINDS)
-    ends = [0.0, *(each.at_s + each.length_s for each in faults)]
-    gaps = [each.at_s - end for each, end in zip(faults, ends, strict=False)]
-    assert gaps[0] > 0
-    assert min(gaps[1:]) >= GAPS_S[0] - 0.01
-    assert end_s(faults) > faults[-1].at_s
+    assert all(GAPS_S[0] <= each.gap_s <= GAPS_S[1] for each in faults)
 
 
 def end_txn(version: int, committed: bool) -> bytes:
