@@ -48,24 +48,24 @@ def outages() -> str:
 def _basis(noted: Sequence[dict[str, Any]]) -> str:
     days = sorted({each["at"][:10] for each in noted})
     seeds = sorted({each["seed"] for each in noted})
-    loads = [each["load_before"] for each in noted]
     return (
         f"Measured on {', '.join(days)} with the seeds {', '.join(map(str, seeds))}, Kafka "
         f"{noted[0]['kafka']}, on {noted[0]['cores']} cores that other programs used too: the "
-        f"load before a run was {min(loads):.0f} to {max(loads):.0f}."
+        f"load is the average number of threads that wanted to run in the minute before a run."
     )
 
 
 def _correctness(noted: Sequence[dict[str, Any]]) -> str:
-    rows = ["| system | runs | faults | " + " | ".join(_headings()) + " |"]
-    rows.append("| --- " * (3 + len(_headings())) + "|")
+    rows = ["| system | runs | load before each | faults | " + " | ".join(_headings()) + " |"]
+    rows.append("| --- " * (4 + len(_headings())) + "|")
     for system in SYSTEMS:
         own = [each for each in noted if each["system"] == system.name]
         if own:
             figures = [f"{sum(each[name] for each in own):,}" for name in ("expected", *WRONGS)]
             faults = sum(bool(fault["hit"]) for each in own for fault in each["faults"])
+            loads = ", ".join(f"{each['load_before']:.0f}" for each in own)
             rows.append(
-                f"| {system.title} {own[-1]['versions']} | {len(own)} | {faults} | "
+                f"| {system.title}, {own[-1]['versions']} | {len(own)} | {loads} | {faults} | "
                 + " | ".join(figures)
                 + " |"
             )

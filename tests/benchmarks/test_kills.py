@@ -39,7 +39,7 @@ def test_a_lost_update_is_found(index):
 @pytest.mark.parametrize("index", range(4))
 def test_a_duplicate_is_found_right_after_it_and_at_the_end(index):
     for place in (index + 1, 4):
-        found = judged(EXACT[:place] + [EXACT[index]] + EXACT[place:])
+        found = judged([*EXACT[:place], EXACT[index], *EXACT[place:]])
 
         assert found == Audit(4, 5, 0, 1, 0, 0)
         assert not found.is_exact
