@@ -22,7 +22,7 @@ help:
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
 	@echo "make campaign  programs of ours under random faults for HOURS=1, from SEED=1 on; each run is noted in proof/runs.ndjson"
-	@echo "make peers   Tallystick, Flink and Kafka Streams under the same KILLS=6 of SEED=1 (needs Maven; ARGS="--seeds 3": more schedules); noted in proof/peers.ndjson"
+	@echo "make peers   Tallystick, Flink and Kafka Streams under the same KILLS=6 of SEED=1 (needs Maven; ARGS='--seeds 3': more schedules); noted in proof/peers.ndjson"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
