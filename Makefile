@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign bench clean fuzz audit sbom
+.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign peers bench clean fuzz audit sbom
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,6 +8,7 @@ READY := .venv/.ready
 SEEDS ?= 1000
 HOURS ?= 1
 SECONDS ?= 60
+KILLS ?= 6
 
 help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
@@ -23,6 +24,7 @@ help:
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
 	@echo "make campaign  programs of ours under random faults for HOURS=1, from SEED=1 on; each run is noted in proof/runs.ndjson"
+	@echo "make peers   Tallystick, Flink and Kafka Streams under the same KILLS=6 of SEED=1 (needs Maven; ARGS='--seeds 3': more schedules); noted in proof/peers.ndjson"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
 
 setup: $(READY)
@@ -83,6 +85,10 @@ stress: setup
 
 campaign: setup
 	@$(BIN)/python -m tests.campaign --hours $(HOURS) --seed $(or $(SEED),1); code=$$?; \
+	$(BIN)/python -m tests.generated_pages; exit $$code
+
+peers: setup
+	@$(BIN)/python -m benchmarks.kills --seed $(or $(SEED),1) --kills $(KILLS) $(ARGS); code=$$?; \
 	$(BIN)/python -m tests.generated_pages; exit $$code
 
 bench: setup

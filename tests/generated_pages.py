@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.kills import summary as peers
 from tallystick.epoch.protocol import NEXT_PHASES, Phase
 from tallystick.ops import metrics, remedies
 from tallystick.options.sink import SINK
@@ -75,6 +76,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "faults": summary.faults,
     "campaign": summary.campaign,
     "simulated_faults": justify.page,
+    "peer_faults": peers.kinds,
+    "peers": peers.comparison,
+    "peer_outages": peers.outages,
 }
 
 

@@ -158,6 +158,14 @@ def build_nexmark_peer(workspace: Workspace) -> None:
     _compile([folder / "NexmarkFlink.java"], jars, workspace.classes("nexmark-flink"))
 
 
+def build_kills_peer(workspace: Workspace, name: str, source: str) -> None:
+    """Build a peer of `kills/`, whose sources are ours: its folder there, and its one file."""
+    folder = workspace.benchmarks / "kills" / name
+    _fetch_jars(folder / "pom.xml", workspace.jars(f"kills-{name}"))
+    jars = f"{workspace.jars(f'kills-{name}')}/*"
+    _compile([folder / source], jars, workspace.classes(f"kills-{name}"))
+
+
 def build_pyflink_peer(workspace: Workspace) -> None:
     """Build PyFlink's peer: its venv, and around its job what it looks for."""
     build_java_peer(workspace, "flink", "src/main/java/peers/FlinkJob.java")

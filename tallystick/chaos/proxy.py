@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import struct
 import threading
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ APIS = {
     28: "TxnOffsetCommit",
 }
 """Numbers and names of the requests that write and commit, which are those to lose."""
-PRODUCE = 0
+PRODUCE, END_TXN = 0, 26
 
 Loss = Literal["lose-request", "lose-reply", "repeat"]
 
@@ -40,20 +40,36 @@ class Trap:
     Args:
         loss: What happens to it.
         apis: The numbers of the requests that it waits for.
+        commits_only: Pass over an EndTxn that aborts.
+        then: Called at that moment, before anything else comes through.
     """
 
     loss: Loss
     apis: Collection[int]
+    commits_only: bool = False
+    then: Callable[[], None] | None = None
     caught: threading.Event = field(default_factory=threading.Event)
     api: int = -1
 
-    def catches(self, api: int) -> bool:
+    def catches(self, request: bytes) -> bool:
         """Return whether this request is the one, which it can be once."""
+        (api,) = struct.unpack(">h", request[:2])
         if self.caught.is_set() or api not in self.apis:
             return False
+        if api == END_TXN and self.commits_only and not commits(request):
+            return False
         self.api = api
+        if self.then is not None:
+            self.then()
         self.caught.set()
         return True
+
+
+def commits(end_txn: bytes) -> bool:
+    """Return whether an EndTxn request commits; else it aborts."""
+    (version,) = struct.unpack(">h", end_txn[2:4])
+    has_tags = version >= 3  # one byte, as there are none
+    return end_txn[-2 if has_tags else -1] == 1
 
 
 class _Proxy:
@@ -100,7 +116,7 @@ class _Proxy:
             api, version, correlation_id = struct.unpack(">hhi", body[:8])
             if api in FLEXIBLE_SINCE:
                 asked[correlation_id] = api, version
-            loss = self._proxies.loss_of(api)
+            loss = self._proxies.loss_of(body)
             if loss == "lose-request":
                 return
             back.write(head + body)
@@ -212,19 +228,26 @@ class Proxies:
         """Take connections to this broker again."""
         self._all[index].is_cut = False
 
-    def set_trap(self, loss: Loss, apis: Collection[int]) -> Trap:
+    def set_trap(
+        self,
+        loss: Loss,
+        apis: Collection[int],
+        *,
+        commits_only: bool = False,
+        then: Callable[[], None] | None = None,
+    ) -> Trap:
         """Lose or repeat the next request of these kinds; the trap says when it was caught."""
-        self._trap = Trap(loss, apis)
+        self._trap = Trap(loss, apis, commits_only, then)
         return self._trap
 
     def remove_trap(self) -> None:
         """Lose nothing any more."""
         self._trap = None
 
-    def loss_of(self, api: int) -> Loss | None:
+    def loss_of(self, request: bytes) -> Loss | None:
         """Return what happens to this request; called in the proxies' thread."""
         trap = self._trap
-        return trap.loss if trap is not None and trap.catches(api) else None
+        return trap.loss if trap is not None and trap.catches(request) else None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something later; called in the proxies' thread."""

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tallystick.chaos.cluster import Feed, InputRecord, Witness, read_all, running
-from tallystick.chaos.proxy import APIS, PRODUCE
+from tallystick.chaos.proxy import APIS, END_TXN, PRODUCE
 from tallystick.chaos.run import read_input
 
 
@@ -59,6 +59,28 @@ def test_a_lost_request_is_sent_again(cluster, write):
     write("lost request")
     assert trap.caught.is_set()
     assert values(cluster).count("lost request") == 1
+
+
+def test_a_trap_for_commits_lets_an_abort_through(cluster):
+    servers = cluster.proxies.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": "trapped"})
+    producer.init_transactions(20)
+    called = []
+    trap = cluster.proxies.set_trap(
+        "lose-reply", [END_TXN], commits_only=True, then=lambda: called.append(trap)
+    )
+    producer.begin_transaction()
+    producer.produce("out", "aborted", "key", 0)
+    producer.flush(20)
+    producer.abort_transaction(20)
+    assert not trap.caught.is_set()
+    producer.begin_transaction()
+    producer.produce("out", "committed", "key", 0)
+    producer.commit_transaction(20)
+    assert trap.caught.is_set()
+    assert called == [trap]
+    assert "committed" in values(cluster)
+    assert "aborted" not in values(cluster)
 
 
 def test_a_repeated_request_reaches_the_broker_a_second_time(cluster):

@@ -1,0 +1,1 @@
+"""Tallystick, Flink and Kafka Streams under the same schedule of kills."""
