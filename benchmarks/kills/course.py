@@ -6,7 +6,6 @@ All times are seconds after the run began, by one clock that also stamps the inp
 import json
 import os
 import random
-import re
 import signal
 import tempfile
 import threading
@@ -19,7 +18,7 @@ from confluent_kafka import Producer
 
 from benchmarks.harness.workspace import Workspace
 from tallystick.chaos.cluster import Cluster, OutputRecord, Witness, read_all
-from tallystick.chaos.program import Process
+from tallystick.chaos.program import python_workers
 from tallystick.chaos.proxy import END_TXN
 
 from .audit import Audit, Event, Update, audit
@@ -42,7 +41,6 @@ RECOVERY_S = 180.0
 NEWEST = 1_000
 CAUGHT_S = 30.0
 POLL_S = 0.1
-DAEMON = re.compile(r"pyspark[./](daemon|worker)|tallystick\.spark\.early_daemon")
 
 
 @dataclass
@@ -351,23 +349,6 @@ def measure(hits: Sequence[Hit], witness: Witness, began: float) -> None:
                 if not waiting:
                     hit.every_s = round(at_s - hit.at_s, 2)
                     break
-
-
-def python_workers(processes: Sequence[Process]) -> list[Process]:
-    """Return the processes that run the steps of a Tallystick job: the forks of its daemon.
-
-    The daemon is Spark's, or one that the driver itself has started and that has forked once.
-    """
-    (driver, *_) = processes
-    daemons = {each.pid: each for each in processes if DAEMON.search(each.command)}
-    parents = {each.parent for each in processes}
-    return [
-        each
-        for each in daemons.values()
-        if each.parent in daemons
-        and daemons[each.parent].parent != driver.pid
-        and each.pid not in parents
-    ]
 
 
 def event(record: OutputRecord) -> Event:

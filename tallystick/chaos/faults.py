@@ -4,11 +4,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from tallystick.chaos.cluster import Cluster
-from tallystick.chaos.program import Process, Supervisor
+from tallystick.chaos.program import Process, Supervisor, executors, python_workers
 from tallystick.chaos.proxy import APIS, PRODUCE, Loss
 from tallystick.chaos.schedule import Fault
 
@@ -48,9 +48,9 @@ class Injector:
             case "host" | "state" | "parallelism":
                 return self._kill_host(fault.kind)
             case "worker":
-                return self._kill_one(fault, lambda process: process.is_worker)
+                return self._kill_one(fault, python_workers)
             case "executor":
-                return self._kill_one(fault, lambda process: process.is_executor)
+                return self._kill_one(fault, executors)
             case "pause":
                 return self._pause(fault)
             case "zombie":
@@ -79,11 +79,12 @@ class Injector:
             what += f", then parallelism {self._program.use_another_parallelism()}"
         return what
 
-    def _kill_one(self, fault: Fault, is_meant: Callable[[Process], bool]) -> str:
+    def _kill_one(self, fault: Fault, meant: Callable[[Sequence[Process]], list[Process]]) -> str:
         found: list[Process] = []
 
         def are_there() -> bool:
-            found[:] = filter(is_meant, self._program.life.processes())
+            processes = self._program.life.processes()
+            found[:] = meant(processes) if processes else []
             return bool(found)
 
         if not self._wait(FOUND_S, are_there):

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,8 @@ PARALLELISM_VARIABLE = "TALLYSTICK_CHAOS_PARALLELISM"
 PARALLELISMS = (2, 3, 1, 4)
 """The parallelism of the first start, and of those after each fault `parallelism`."""
 LOG_TAIL_LINES = 40
-WORKER_MARKS = ("pyspark.daemon", "pyspark/daemon.py", "pyspark.worker", "pyspark/worker.py")
+DAEMON = re.compile(r"pyspark[./](daemon|worker)|tallystick\.spark\.early_daemon")
+"""In the command of Spark's daemon of Python workers, which is also that of the workers."""
 EXECUTOR_MARK = "CoarseGrainedExecutorBackend"
 STOP_S = 20.0
 
@@ -32,16 +34,6 @@ class Process:
     pid: int
     parent: int
     command: str
-
-    @property
-    def is_worker(self) -> bool:
-        """True if Spark runs Python code in it."""
-        return any(mark in self.command for mark in WORKER_MARKS)
-
-    @property
-    def is_executor(self) -> bool:
-        """True if it is an executor with a JVM of its own."""
-        return EXECUTOR_MARK in self.command
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal, if it is still there."""
@@ -256,6 +248,32 @@ class Supervisor:
         """End all lives."""
         for life in reversed(self._lives):
             life.end()
+
+
+def python_workers(processes: Sequence[Process]) -> list[Process]:
+    """Return the processes in which Spark runs Python code: the last forks of its daemon.
+
+    The daemon is Spark's own, or one that the driver has started; then Spark's is a stand-in that
+    does nothing, and the driver's has forked once before it has workers.
+
+    Args:
+        processes: A program's, its own first.
+    """
+    (driver, *_) = processes
+    daemons = {each.pid: each for each in processes if DAEMON.search(each.command)}
+    parents = {each.parent for each in processes}
+    return [
+        each
+        for each in daemons.values()
+        if each.parent in daemons
+        and daemons[each.parent].parent != driver.pid
+        and each.pid not in parents
+    ]
+
+
+def executors(processes: Sequence[Process]) -> list[Process]:
+    """Return the executors that have a JVM of their own."""
+    return [each for each in processes if EXECUTOR_MARK in each.command]
 
 
 def _everyone() -> list[Process]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.chaos.program import Life, ProgramSettings, Supervisor
+from tallystick.chaos.program import Life, Process, ProgramSettings, Supervisor, python_workers
 from tallystick.errors import OptionError
 
 PARENT = """
@@ -52,11 +52,29 @@ def test_the_command_is_filled_in(life, settings):
     assert settings.log.read_text() == f"ready here:1 {settings.checkpoint} 3\n"
 
 
-def test_its_worker_is_known_from_its_command(life):
-    program, worker = life.processes()
+def test_its_own_process_comes_first(life):
+    program, child = life.processes()
     assert program.pid == life.process.pid
-    assert worker.parent == program.pid
-    assert (program.is_worker, worker.is_worker) == (False, True)
+    assert child.parent == program.pid
+
+
+def test_workers_are_the_last_forks_of_a_daemon_and_no_stand_in():
+    early = "python -m tallystick.spark.early_daemon /tmp/socket 1"
+    ours = [
+        Process(1, 0, "python flights.py"),
+        Process(2, 1, early),
+        Process(3, 1, "java org.apache.spark.deploy.SparkSubmit"),
+        Process(4, 3, "python -m tallystick.spark.early_daemon pyspark.worker"),
+        Process(5, 2, early),
+    ]
+    workers = [Process(6, 5, early), Process(7, 5, early)]
+    assert python_workers([*ours, *workers]) == workers
+    assert python_workers(ours) == []
+
+    sparks = [ours[0], ours[2], Process(4, 3, "python -m pyspark.daemon pyspark.worker")]
+    worker = Process(5, 4, "python -m pyspark.daemon pyspark.worker")
+    assert python_workers([*sparks, worker]) == [worker]
+    assert python_workers(sparks) == []
 
 
 def test_what_a_killed_program_leaves_behind_is_still_known(life):
