@@ -83,6 +83,8 @@ class Cluster:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     partitions: int
+    silence: str = field(init=False, default="")
+    """The reason why the last question was not answered; "": it was."""
     _admin: AdminClient = field(init=False)
     _client: Client = field(init=False)
     """For offsets of groups: librdkafka's AdminClient dies of a coordinator that has moved
@@ -106,15 +108,19 @@ class Cluster:
             for topic in topics
             for number in range(self.partitions)
         }
-        with contextlib.suppress(KafkaException):
+        try:
             answers = self._admin.list_offsets(
                 asked, isolation_level=level, request_timeout=ANSWER_S
             )
-            return {
+            found = {
                 (each.topic, each.partition): answer.result(ANSWER_S).offset
                 for each, answer in answers.items()
             }
-        return None
+        except (KafkaException, TimeoutError) as error:
+            self.silence = f"the ends of {', '.join(topics)}: {error}"
+            return None
+        self.silence = ""
+        return found
 
     def positions(self) -> dict[tuple[str, int], int] | None:
         """Return what consumer groups have committed of the input; None: no answer."""
@@ -127,8 +133,10 @@ class Cluster:
                     if each.topic in self.inputs:
                         where = each.topic, each.partition
                         found[where] = max(offset, found.get(where, 0))
-        except BrokerUnavailableError:
+        except BrokerUnavailableError as error:
+            self.silence = f"offsets of consumer groups: {error}"
             return None
+        self.silence = ""
         return found
 
     def _groups(self, deadline: float) -> list[str]:

@@ -265,6 +265,8 @@ class _Course:
         read = f"consumer groups have committed {self._read:,} of {total:,} records of the input"
         if not self._read:
             read += " (a query of Structured Streaming does it with the option kafka.group.id)"
+        if self._cluster.silence:
+            read += f", and the cluster did not answer when asked for {self._cluster.silence}"
         raise StuckError(f"{what}; {read}. The end of its log:\n{self._program.tail()}")
 
     def _sleep(self, seconds: float) -> None:
