@@ -72,6 +72,7 @@ def question(seed: int, names: list[str]) -> tuple[str, Question]:
         PARTITIONS,
         brokers,
         chance.choice(VERSIONS),
+        writes_files=workload.writes_files,
     )
     kinds = kinds_for(brokers, (), uses_parallelism=True)
     faults = plan(chance.randint(*KILLS), seed, kinds)

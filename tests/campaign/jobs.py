@@ -3,6 +3,7 @@
 python -m tests.campaign.jobs keyed SERVERS CHECKPOINT PARALLELISM
 """
 
+import os
 import sys
 import uuid
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class Workload:
         inputs: Topics that it reads.
         outputs: Topics that it writes.
         asks: The questions, in Jepsen's words, that it answers.
+        writes_files: Whether it also writes files, which are compared.
     """
 
     start: Callable[[str, str, int], object]
@@ -41,6 +43,7 @@ class Workload:
     outputs: tuple[str, ...]
     asks: str
     inputs: tuple[str, ...] = (BETS_TOPIC,)
+    writes_files: bool = False
 
 
 def source(servers: str, topic: str = BETS_TOPIC, columns: str = BETS) -> ts.KafkaSource:
@@ -140,6 +143,16 @@ def two_topics(servers: str, checkpoint: str, parallelism: int) -> object:
     )
 
 
+def files(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        ts.Pipeline("files")
+        .read(source(servers))
+        .map_batches(large)
+        .write(sink(servers), ts.FileSink(os.environ["TALLYSTICK_CHAOS_FILES"]))
+        .start(checkpoint=checkpoint)
+    )
+
+
 def moved(servers: str, checkpoint: str, parallelism: int) -> object:
     """Each life begins with a savepoint of the last one's checkpoint, restored into a new one."""
     totals = ts.aggregate({"n": ts.count(), "amount": ts.sum("amount"), "last": ts.maximum("id")})
@@ -217,6 +230,9 @@ WORKLOADS = {
         joined, "rows", ("out",), "two inputs in one epoch", (BETS_TOPIC, ODDS_TOPIC)
     ),
     "two-topics": Workload(two_topics, "rows", ("out", "copy"), "torn epoch over two sinks"),
+    "files": Workload(
+        files, "rows", ("out",), "a topic and files that disagree", writes_files=True
+    ),
     "moved": Workload(moved, "final", ("out",), "recover, savepoint and restore at each start"),
     "stream-writer": Workload(stream_writer, "sequence", ("out",), "Spark's own writer"),
     "foreach-batch": Workload(foreach_batch, "sequence", ("out",), "a query of Spark's own"),
