@@ -38,7 +38,7 @@ def life(settings, tmp_path):
     wait_for(lambda: (tmp_path / "written").exists())
     yield started
     started.end()
-    assert started.processes() == []
+    wait_for(lambda: started.processes() == [])
 
 
 def wait_for(holds):
