@@ -1,5 +1,6 @@
 """A password is nowhere: not in reprs, plans, errors, logs, checkpoints or process lists."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def test_no_process_of_a_run_shows_a_password(
             )
         )
         driver.wait_until_blocked()
-        shown = {pid: process_texts(pid) for pid in family_of(driver.pid)}
+        shown = {pid: text for pid in family_of(driver.pid) if (text := process_texts(pid))}
         files = [path for path in local.rglob("*") if path.is_file()]
         kept = {str(path): path.read_bytes() for path in files}
         assert postgres.query("SELECT count(*) > 0 FROM pg_prepared_xacts") == [(True,)]
@@ -123,14 +124,19 @@ def dsn_with_password(postgres: PostgresServer) -> str:
 
 
 def family_of(pid: int) -> list[int]:
-    """A process and all below it."""
+    """A process and all below it, those too that have ended and wait to be reaped."""
     found = [pid]
     for each in found:
-        for thread in Path(f"/proc/{each}/task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for thread in Path(f"/proc/{each}/task").iterdir():
+                found += map(int, (thread / "children").read_text().split())
     return found
 
 
 def process_texts(pid: int) -> bytes:
-    """The arguments and the variables of a process."""
-    return b"\0".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+    """The arguments and the variables of a process; nothing if it has ended."""
+    try:
+        texts = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+    return b"\0".join(texts)
