@@ -84,7 +84,7 @@ def test_no_process_of_a_run_shows_a_password(
     Their arguments and variables are what `ps` and a core dump's collector see first. Spark's local
     folder holds what it spills and broadcasts.
     """
-    table = f"public.of_{execution}"
+    table = f"public.of_{execution}_{tmp_path.name}"  # a second try has a folder of its own
     postgres.query(f"CREATE TABLE {table} (key bytea, value bytea)")
     flow = Flow(guarded_kafka, None, tmp_path, execution=execution)
     flow.feed(30)
