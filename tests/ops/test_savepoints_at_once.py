@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,8 @@ def test_of_two_commands_with_one_folder_the_second_is_refused_and_loses_nothing
     else:
         command(job, meeting, tmp_path)
 
-    (refused,) = meeting.refused
-    assert "is being filled by savepoint" in refused
+    (refused,) = meeting.refused  # at the marker, or at a file that threads copied meanwhile
+    assert re.search("is being filled by savepoint|what .*savepoint.* writes, or left", refused)
     assert content(target)
     assert MARKER not in content(target)
 
