@@ -114,7 +114,7 @@ class _Proxy:
         while True:
             head, body = await _message(reader)
             api, version, correlation_id = struct.unpack(">hhi", body[:8])
-            if api in FLEXIBLE_SINCE:
+            if self._proxies.readdress and api in FLEXIBLE_SINCE:
                 asked[correlation_id] = api, version
             loss = self._proxies.loss_of(body)
             if loss == "lose-request":

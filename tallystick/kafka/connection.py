@@ -281,12 +281,12 @@ class Connection:
     def _refused_login(self, response: Any, token: oauth.Token) -> Exception:
         config, error_name = self._config, protocol.error_name(response.error_code)
         said = f"({error_name}: {response.error_message})"
-        oauth.forget(config)
-        if token.is_kept:
-            return ConnectionError(
-                f"{self.name} refused a token that was kept {said}: a new one is asked for"
-            )
         if token.text:
+            oauth.forget(config)
+            if token.is_kept:
+                return ConnectionError(
+                    f"{self.name} refused a token that was kept {said}: a new one is asked for"
+                )
             origin = config.token_file or config.token_endpoint
             return AuthorizationError(
                 f"the broker at {self.name} refused the token of {origin} {said}. Check that it "
