@@ -1,4 +1,4 @@
-"""What the wheel needs, with all its extras, as installed here: `audit` it, or list it as `sbom`.
+"""The dependencies of the wheel, all extras included, as installed: `audit` or list as `sbom`.
 
 `python -m tests.dependencies audit` asks the database of OSV which of these versions has a known
 vulnerability. Exit code 1: some have; 2: the database cannot be reached, which in CI is only said.

@@ -76,7 +76,7 @@ KSTREAMS_CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a system is told in one run.
+    """The settings of a system for one run.
 
     Args:
         name: Unlike that of any other run on the cluster.

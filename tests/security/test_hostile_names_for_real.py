@@ -68,7 +68,7 @@ def relations(postgres: PostgresServer) -> set[tuple[str, str]]:
 def test_a_name_in_postgresql_is_a_name(
     name: str, transactions: Any, postgres: PostgresServer
 ) -> None:
-    """Of a schema, a table, columns, a pipeline, a lineage, all at once; staged with an upsert."""
+    """All names of a staged upsert at once: schema, table, columns, pipeline and lineage."""
     before = relations(postgres)
     table = sql.Identifier(name, name)
     other = f"{name[:-1]}2"
@@ -107,7 +107,7 @@ def test_a_name_in_postgresql_is_a_name(
 
 @pytest.mark.broker
 def test_a_name_in_kafka_is_a_name(tallystick_kafka: EmbeddedKafka) -> None:
-    """Of a transactional id and of a group: what the independent client finds is exactly it."""
+    """The independent client finds the transactional id and the group under exactly this name."""
     topic = tallystick_kafka.create_topic("..hostile__names..")
     witness = AdminClient(tallystick_kafka.confluent_options())
     broker = KafkaBroker(KafkaConfig(tallystick_kafka.bootstrap_servers))
@@ -133,7 +133,7 @@ def test_a_pipeline_with_hostile_names_everywhere_runs(
     postgres: PostgresServer,
     tmp_path: Path,
 ) -> None:
-    """Those of its checkpoint, savepoint, group, ids, table, columns and folders of files."""
+    """Its checkpoint, savepoint, group, ids, table, columns and folders all have hostile names."""
     hostile = 'x\'; DROP TABLE "victim"; -- ../é 🎉'
     column = 'v"; DROP TABLE public.victim; --'
     topics = [tallystick_kafka.create_topic(f"..hostile.{each}-") for each in ("in", "out")]

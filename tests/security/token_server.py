@@ -28,7 +28,7 @@ def encoded(data: bytes) -> str:
 
 @dataclass
 class Asked:
-    """What a request for a token said."""
+    """The content of a request for a token."""
 
     path: str
     login: str
@@ -49,7 +49,7 @@ class TokenServer:
     lifetime_s: float = 60.0
     """The lifetime of the tokens from now on."""
     told_lifetime_s: float | None = None
-    """What it says of their lifetime; None: the truth."""
+    """The lifetime that it states for tokens; None: the true one."""
     audience: str = AUDIENCE
     answers_instead: Answer | None = None
     asked: list[Asked] = field(default_factory=list)
@@ -91,7 +91,7 @@ class TokenServer:
         return f"http://{HOST}:{self._servers[1].server_port}/keys"
 
     def options(self, client: str, secret: str | None = None, **further: str) -> dict[str, str]:
-        """What a user of Kafka's Java client sets, with Kafka's own login handler."""
+        """The settings of a user of Kafka's Java client, with Kafka's own login handler."""
         login = {
             "clientId": client,
             "clientSecret": secret or self.clients[client],

@@ -40,7 +40,7 @@ class Branches:
     may_leave_strays: bool = False
 
     def outlet(self, checkpoint_id: int, lineage: str, encode: EncodePlan) -> FanOut:
-        """Where the last tasks with rows send them."""
+        """The sinks to which the last tasks with rows send them."""
         branches = tuple(
             Branch(
                 Owner("sim", uid, lineage),

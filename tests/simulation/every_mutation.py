@@ -1,6 +1,6 @@
 """The whole table of mutations: each module enters its own when it is imported."""
 
-from tests.simulation import (
+from tests.simulation import (  # noqa: F401  imported for what they enter
     gang_mutations,
     keyed_mutations,
     loop_mutations,
@@ -9,14 +9,5 @@ from tests.simulation import (
     two_input_mutations,
 )
 from tests.simulation.mutations import MUTATIONS
-
-MODULES = (
-    gang_mutations,
-    keyed_mutations,
-    loop_mutations,
-    pipeline_mutations,
-    sink_mutations,
-    two_input_mutations,
-)
 
 __all__ = ["MUTATIONS"]
