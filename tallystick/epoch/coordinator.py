@@ -12,7 +12,8 @@
 
 A query of Spark's names the epoch, and has logged what that reads. A loop of our own wants the next
 one: it is planned after RESTORING or READY, so after the fence and from what is committed
-(PLANNING). When it starts, the newest epoch is settled once more; a recovery alone ends there.
+(PLANNING). When it starts, the newest epoch is settled once more, and what lingers is aborted even
+if there is nothing to read; a recovery alone ends there.
 
 One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
 them. So whether an epoch happened is one fact, and Kafka keeps it; or, without such a transaction,
@@ -59,7 +60,7 @@ from tallystick.epoch.facts import CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import KAFKA, Manifest
 from tallystick.epoch.micro_batches import second_call
 from tallystick.epoch.protocol import Action, Event, Phase
-from tallystick.epoch.two_phase import Lost
+from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.values import Producer, TopicPartition
 
@@ -157,9 +158,8 @@ class Coordinator:
             if before.checkpoint_id == request.checkpoint_id:
                 return self._stop(second_call(self._identity.pipeline, request.checkpoint_id))
             # Spark asks for all epochs in order, and this run heard of all that its query ran.
-            known = self._known
             self._committed = replace(
-                known, logged=logged, begun=(), is_partial=False, has_failed=False
+                self._known, logged=logged, begun=(), is_partial=False, has_failed=False
             )
             return self._decide()
         self._become(Phase.FENCING)
@@ -184,19 +184,16 @@ class Coordinator:
 
     def _plan(self) -> Action:
         if self._only_recovers:
-            return self._end_recovery()
+            return self._end_without_epoch()
         self._become(Phase.PLANNING)
         self._request = None
         return protocol.PlanEpoch(*verdict.following(self._known, self._identity))
 
-    def _end_recovery(self) -> Action:
+    def _end_without_epoch(self) -> Action:
         """Abort what no decided manifest names, unless that was done; then end without an epoch."""
         if self._has_participants and not self._is_recovered:
-            newest = self._known.manifest
             self._become(Phase.RECOVERING)
-            return protocol.RecoverParticipants(
-                self._producer, (), newest.committables if newest else ()
-            )
+            return protocol.RecoverParticipants(self._producer, (), self._named)
         if self.phase is not Phase.READY:
             self._become(Phase.READY)
         return protocol.EndEpoch(None)
@@ -205,8 +202,10 @@ class Coordinator:
         epoch = verdict.following(self._known, self._identity).checkpoint_id
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
+        if sources is None and isinstance(judged, verdict.Run):
+            return self._end_without_epoch()
         if sources is None and not isinstance(judged, verdict.Open):
-            self._become(Phase.READY)
+            self._become(Phase.READY)  # what lingers may be another's
             return protocol.EndEpoch(None)
         self._request = request
         return self._decide()
@@ -230,25 +229,22 @@ class Coordinator:
                 token = self._identity.token(epoch, base_path)
                 return protocol.CommitTransaction(self._producer, token, opens=True)
             case verdict.Run() | verdict.AlreadyCommitted():
-                named = () if known.manifest is None else known.manifest.committables
                 is_settled = isinstance(judged, verdict.Run) and not known.has_failed
-                decided, settled = ((), named) if is_settled else (named, ())
+                decided, settled = ((), self._named) if is_settled else (self._named, ())
                 if self._is_to_recover and (decided or self._has_participants):
                     self._become(Phase.RECOVERING)
                     return protocol.RecoverParticipants(self._producer, decided, settled)
                 return self._go_on(judged)
             case verdict.Refusal(error):
-                decided = known.manifest.committables if known.manifest is not None else ()
-                if decided and known.has_failed and self.phase is Phase.RESTORING:
+                if self._named and known.has_failed and self.phase is Phase.RESTORING:
                     self._become(Phase.RECOVERING)  # a timeout would not wait for the person
-                    return protocol.RecoverParticipants(self._producer, decided)
+                    return protocol.RecoverParticipants(self._producer, self._named)
                 return self._refuse(error)
 
     @property
     def _is_to_recover(self) -> bool:
         """At the start and after a failure; and now and then, for what failed attempts left."""
-        due = self._asked.checkpoint_id % RECOVER_EVERY == 0
-        return not self._is_recovered or due
+        return not self._is_recovered or self._asked.checkpoint_id % RECOVER_EVERY == 0
 
     def _go_on(self, judged: verdict.Run | verdict.AlreadyCommitted) -> Action:
         match judged:
@@ -286,7 +282,7 @@ class Coordinator:
 
     def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
         if self._request is None:
-            return self._end_recovery()
+            return self._end_without_epoch()
         known = self._known
         judged = verdict.judge(self._asked, known, self._identity)
         if isinstance(judged, verdict.Refusal):
@@ -439,6 +435,10 @@ class Coordinator:
     def _known(self) -> CommittedEpoch:
         assert self._committed is not None, "what is committed is asked before anything is decided"
         return self._committed
+
+    @property
+    def _named(self) -> tuple[Committable, ...]:
+        return () if self._known.manifest is None else self._known.manifest.committables
 
     @property
     def _asked(self) -> Request:

@@ -118,10 +118,20 @@ LOG = DeciderName(CHECKPOINT)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a seed: the manifest that a savepoint holds, where it was committed.
+    """The origin of a seed: the manifest that was committed, or with which a lineage began.
 
     A seed is the manifest with which a restored checkpoint begins: it names the state and the
-    positions to go on from, and no epoch of this checkpoint wrote it.
+    positions to go on from, and no epoch of this checkpoint wrote it. A savepoint of such a
+    checkpoint, taken before an epoch has run in it, holds the seed, and hands on its origin.
+
+    Args:
+        pipeline: the name of the one that ran.
+        lineage: of its checkpoint.
+        checkpoint: where that is.
+        manifest_path: of the manifest, in that checkpoint.
+        savepoint: from which the seed was restored.
+        is_of_seed: True if the savepoint held a seed: the name under which that one was to go on
+            is in no manifest.
     """
 
     pipeline: str
@@ -129,6 +139,7 @@ class Origin:
     checkpoint: str
     manifest_path: str
     savepoint: str
+    is_of_seed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

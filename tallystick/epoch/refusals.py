@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import CHECKPOINT, Manifest, is_seed
+from tallystick.epoch.manifest import CHECKPOINT, Manifest
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import (
@@ -69,7 +69,7 @@ def token_lost_after_savepoint(
 ) -> DataLossError:
     """The same of a restored savepoint: the original may have gone on."""
     epoch, origin = seed.manifest.checkpoint_id, seed.manifest.origin
-    is_of_seed = origin is not None and is_seed(origin.manifest_path)
+    is_of_seed = origin is not None and origin.is_of_seed
     whose = "a pipeline that had not run yet, perhaps this one," if is_of_seed else "this pipeline"
     why = (
         "and nothing tells whether the original went on: without a KafkaSink that has "

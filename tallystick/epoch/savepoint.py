@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tallystick.epoch.manifest import KAFKA, Manifest, Origin, from_fields, seal, unseal
+from tallystick.epoch.manifest import KAFKA, Manifest, Origin, from_fields, is_seed, seal, unseal
 
 VERSION = 1
 FILE = "savepoint.json"
@@ -115,7 +115,8 @@ def seed_of(savepoint: Savepoint, location: str, lineage: str) -> Manifest:
         lineage: of the new checkpoint.
     """
     manifest = savepoint.manifest
-    origin = Origin(
+    # That of a seed stays: it is what Kafka committed last, as long as no epoch has run.
+    origin = manifest.origin or Origin(
         pipeline=manifest.pipeline,
         lineage=manifest.lineage,
         checkpoint=savepoint.checkpoint,
@@ -127,7 +128,7 @@ def seed_of(savepoint: Savepoint, location: str, lineage: str) -> Manifest:
         manifest,
         lineage=lineage,
         produced=(),
-        origin=origin,
+        origin=replace(origin, savepoint=location, is_of_seed=is_seed(savepoint.manifest_path)),
         committables=(),
         decided_by=KAFKA,
         base_path="",

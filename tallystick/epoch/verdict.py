@@ -190,14 +190,14 @@ def _begin(request: Request, committed: CommittedEpoch, identity: Identity) -> V
 def _is_of(identity: Identity, seed: Base) -> bool:
     """True if the savepoint may be of this very pipeline: then Kafka may have had a token of it.
 
-    That of a fork before its first epoch holds a seed, which has the name of the original. A query
+    That of a fork before its first epoch holds a seed, which does not have the fork's name. A query
     of Spark's without a name is called by its id, which a restore draws again.
     """
     origin = seed.manifest.origin
     if origin is None:
         return False
     is_unnamed = origin.pipeline == origin.lineage and identity.pipeline == identity.lineage
-    return is_unnamed or origin.pipeline == identity.pipeline or is_seed(origin.manifest_path)
+    return is_unnamed or origin.pipeline == identity.pipeline or origin.is_of_seed
 
 
 def _goes_on_exactly(token: Token, seed: Base | None) -> bool:

@@ -498,6 +498,22 @@ def test_with_other_sinks_no_epoch_runs_before_they_are_recovered(steps):
     assert found
 
 
+def test_a_start_with_nothing_to_read_removes_what_lingers_all_the_same(loop_steps):
+    """As after a zombie that wrote late; but not where another lineage has the name."""
+    found = 0
+    for state, _, event, order in loop_steps:
+        if isinstance(event, c.EpochPlanned) and event.sources is None:
+            may_linger = state._has_participants and not state._is_recovered
+            if isinstance(order, c.RecoverParticipants):
+                newest = state._known.manifest
+                assert may_linger
+                assert (order.committables, order.settled) == ((), newest.committables)
+                found += 1
+            else:
+                assert order != c.EndEpoch(None) or not may_linger
+    assert found
+
+
 def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(steps):
     seen = set()
     for state, _, event, order in steps:

@@ -223,13 +223,19 @@ def test_a_savepoint_older_than_the_output_needs_a_decision_that_names_the_conse
 
 def test_a_savepoint_of_a_seed_is_asked_about_under_every_name():
     """It has the name of the original, not of the fork that it was taken of."""
-    seed = replace(FORK.manifest, origin=replace(FORK.manifest.origin, manifest_path=SEED.path))
+    seed = replace(FORK.manifest, origin=replace(FORK.manifest.origin, is_of_seed=True))
     refused = begun(None, Base(FORK.path, seed))
 
     assert isinstance(refused, Refusal)
     assert "had not run yet, perhaps this one" in str(refused.error)
     assert f"accept={NO_TOKEN_WORD!r}" in str(refused.error)
     assert begun(None, Base(FORK.path, seed), word=NO_TOKEN_WORD) == Open(FORK.path)
+
+
+def test_a_savepoint_of_a_seed_goes_on_where_the_pipeline_stands_without_being_asked():
+    seed = replace(SEED.manifest, origin=replace(ORIGIN, is_of_seed=True))
+    assert begun(AT_THE_SAVEPOINT, Base(SEED.path, seed)) == Open(SEED.path)
+    assert isinstance(begun(BEYOND, Base(SEED.path, seed)), Refusal)
 
 
 def test_a_savepoint_of_this_very_name_with_no_token_needs_a_decision():

@@ -127,6 +127,30 @@ def test_a_savepoint_goes_on_exactly_where_kafka_stands_and_else_only_if_told(
         flow.run(counting.pipeline(), checkpoint=tmp_path / "from-new")
 
 
+def test_a_savepoint_of_a_restored_one_that_has_not_run_goes_on_exactly(
+    counting: Counting, tmp_path: Path
+) -> None:
+    """Kafka stands at the epoch of the original: a program was killed behind its restore."""
+    flow, last = counting.flow, counting.flow.checkpoint
+    for number in range(3):
+        savepoints.create(folder(last), folder(tmp_path / f"saved-{number}"))
+        last = tmp_path / f"restored-{number}"
+        savepoints.restore(folder(tmp_path / f"saved-{number}"), folder(last))
+        counting.pipeline().recover(checkpoint=str(last))
+    counting.feed(70)
+    flow.kafka.create_topic(topic := f"{flow.name}-fork", 2)
+
+    savepoints.restore(folder(tmp_path / "saved-2"), folder(tmp_path / "fork"))
+    with pytest.raises(ts.DataLossError, match="had not run yet, perhaps this one"):
+        flow.run(counting.pipeline("fork-of-it", topic), checkpoint=tmp_path / "fork")
+    flow.run(counting.pipeline(), checkpoint=last)
+
+    assert counting.output() == counting.expected(0, 210)
+    with pytest.raises(ts.DataLossError, match="new-lineage-after-"):
+        flow.run(counting.pipeline(), checkpoint=tmp_path / "restored-1")
+    assert counting.output() == counting.expected(0, 210), "nothing was written"
+
+
 def test_a_fork_has_the_state_of_the_savepoint_in_other_key_groups(
     counting: Counting, tmp_path: Path
 ) -> None:
