@@ -206,9 +206,10 @@ def explain(
     return (
         f"Two undisturbed runs of the same input differ already{named}: the program is not "
         f"deterministic. A function reads the clock, random numbers, or something outside of its "
-        f"input. An epoch that runs again gives other rows then; exactly once still holds for "
-        f"each row, but no comparison can show it. Take times from the records, and seeds from "
-        f"keys."
+        f"input, or keeps something in a global variable or an object of its own, which each "
+        f"process has for itself. An epoch that runs again gives other rows then; exactly once "
+        f"still holds for each row, but no comparison can show it. Take times from the records, "
+        f"seeds from keys, and keep what is to last as keyed state or operator state."
     )
 
 

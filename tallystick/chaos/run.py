@@ -31,6 +31,9 @@ PART_S = 1.5
 """The time over which the input of one fault is written."""
 QUIET_S = 3.0
 """The time without new output, after all input is read, that ends a run."""
+LINGER_S = 10.0
+"""The longest time that drafts may be there, after all input is read, before the program is started
+again: those that a zombie wrote late are removed by the next start."""
 POLL_S = 0.2
 OWN_ENDS_MAX = 5
 """The most ends of the program's own, without progress, before a run is given up."""
@@ -176,6 +179,7 @@ class _Course:
         self._read = 0
         self._moved = time.monotonic()
         self._ends_then = 0
+        self._lingering_since: float | None = None
 
     def go(self, faults: Sequence[Fault], parts: int) -> None:
         """Write the input in parts, with a fault in each but the first, and wait for the end."""
@@ -235,7 +239,19 @@ class _Course:
         if ends is None or ends != cluster.ends(cluster.outputs, committed=True):
             return None
         files = visible_files(self._program.settings.files)
-        return None if files is None else (ends, files)
+        if files is None:
+            self._start_where_drafts_linger()
+            return None
+        return ends, files
+
+    def _start_where_drafts_linger(self) -> None:
+        now = time.monotonic()
+        self._lingering_since = self._lingering_since or now
+        if now - self._lingering_since > LINGER_S:
+            self._lingering_since = float("inf")  # once: if they are still there then, it is wrong
+            self._say("drafts linger, though all input is read: the next start has to remove them")
+            self._program.life.kill_all()
+            self._program.start()
 
     def _progress(self) -> int:
         positions = self._cluster.positions()

@@ -7,12 +7,16 @@ what needs no run.
 import time
 from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 
 import tallystick as ts
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch import protocol as c
+from tallystick.epoch.two_phase import Owner
 from tallystick.ops.inspection import DECIDED, SETTLED, inspect
 from tallystick.storage.file_storage import FileStorage
+from tests.files.file_sinks import opened, place, prepared, rows
 from tests.spark.flow import Facts, Flow
 from tests.spark.sunk import open_ids
 from tests.spark.topics import WAIT_S, read_committed, wait_until_nothing_is_pending
@@ -133,3 +137,25 @@ def test_a_run_that_is_at_work_is_fenced_and_has_lost_nothing(
     assert done.epoch is not None
     wait_for_rows(flow, 100)
     go_on(flow, transactions, execution)
+
+
+def test_what_a_zombie_wrote_late_is_removed_by_a_start_with_nothing_to_read(
+    flow: Flow, execution: Any
+) -> None:
+    files = flow.folder / "files"
+    with_files = flow.pipeline().write(flow.sink(), ts.FileSink(str(files)))
+    flow.feed(100)
+    flow.run(with_files, execution=execution)
+    folder = CheckpointFolder(FileStorage(str(flow.checkpoint)))
+    newest = folder.read_manifest(folder.manifest_paths()[-1])
+    owner = Owner(newest.pipeline, newest.committables[0].sink, newest.lineage)
+    zombie = opened(files, owner)
+    left = prepared(zombie, place(newest.checkpoint_id + 1, owner=owner), rows(0, 9))
+    assert left
+    assert list(files.rglob("*.draft"))
+
+    flow.run(with_files, execution=execution)
+
+    assert not list(files.rglob("*.draft"))
+    assert ds.dataset(str(files), format="parquet").count_rows() == 100
+    flow.assert_exact()

@@ -8,6 +8,7 @@ for a minute.
 import os
 import random
 import time
+import uuid
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 
 SECONDS = float(os.environ.get("STRESS_SECONDS", "12"))
 SEED = int(os.environ.get("STRESS_SEED", "1"))
-NAMES = [f"motion-{letter}" for letter in "abcde"]
+PREFIX = f"motion-{uuid.uuid4().hex[:8]}-"
+NAMES = [PREFIX + letter for letter in "abcde"]
 
 
 class Topics:
@@ -55,12 +57,19 @@ class Topics:
             self.fill(name)
 
     def create(self, name: str) -> None:
-        """Kafka may still be busy with the deletion of a namesake."""
+        """Kafka may still be busy with the deletion of a namesake; and the client sends again."""
         wanted = self.chance.randint(1, 3)
+        unanswered = False
 
         def created() -> bool:
-            future = self.admin.create_topics([NewTopic(name, wanted, 1)])[name]
-            return future.exception(WAIT_S) is None
+            nonlocal unanswered
+            try:
+                self.admin.create_topics([NewTopic(name, wanted, 1)])[name].result(WAIT_S)
+            except KafkaException as error:
+                code = error.args[0].code()
+                unanswered |= code in (KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
+                return unanswered and code == KafkaError.TOPIC_ALREADY_EXISTS
+            return True
 
         wait_until(created)
         self.partitions[name], self.living[name] = wanted, set()
@@ -106,7 +115,7 @@ def test_no_record_is_read_twice_and_none_is_missed_of_topics_that_live(
     topics = Topics(kafka, random.Random(SEED))
     until = time.monotonic() + SECONDS
 
-    with world.running(subscribePattern="motion-.*", failOnDataLoss="false") as query:
+    with world.running(subscribePattern=f"{PREFIX}.*", failOnDataLoss="false") as query:
         while time.monotonic() < until:
             topics.step()
             assert query.exception() is None, f"seed {SEED}: {query.exception()}"
