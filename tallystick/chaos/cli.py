@@ -36,6 +36,21 @@ Files = Annotated[
     bool,
     typer.Option("--output-files", help="It writes Parquet files below {files}; compared as rows."),
 ]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output-table",
+        help="A table of PostgreSQL that it writes, in the database of --postgres; emptied before "
+        "each run, and compared as rows. May be given again.",
+    ),
+]
+Postgres = Annotated[
+    str,
+    typer.Option(
+        help="The DSN of the database of --output-table. Other users see the command: leave a "
+        "password to PGPASSFILE or a service."
+    ),
+]
 Keys = Annotated[
     list[str] | None,
     typer.Option("--key", help="TOPIC=FIELD of the input's values, which becomes the key."),
@@ -89,6 +104,8 @@ def chaos(
     inputs: Inputs,
     outputs: Outputs = None,
     writes_files: Files = False,
+    tables: Tables = None,
+    postgres: Postgres = "",
     keys: Keys = None,
     kills: Kills = 20,
     seed: Seed = 1,
@@ -124,6 +141,8 @@ def chaos(
             keys=dict(_pair("--key", each) for each in keys or ()),
             outputs=outputs or (),
             writes_files=writes_files,
+            tables=tables or (),
+            postgres=postgres,
             kills=kills,
             seed=seed,
             kinds=kinds.split(",") if kinds else (),

@@ -12,42 +12,51 @@ TOPIC = "files"
 """Stands for the topic in rows of files, followed by the folders below."""
 
 
-def visible_files(folder: Path) -> list[Path] | None:
-    """Return the files that readers see, sorted; None: drafts still wait for a commit.
+class ParquetFiles:
+    """Files below a folder.
 
     Args:
         folder: What the program was told. Spark, Hive and pyarrow do not look into folders in it
             whose names begin with an underscore or a dot.
     """
-    # `os.walk`, since `rglob` fails where a folder goes away meanwhile
-    found = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    if any(path.suffix == ".draft" for path in found):
-        return None
-    return sorted(
-        path
-        for path in found
-        if path.suffix == ".parquet"
-        and not any(part[0] in "_." for part in path.relative_to(folder).parts)
-    )
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-def read_files(folder: Path) -> list[OutputRecord]:
-    """Return the rows of all files that readers see, as JSON; folders below are part of the topic.
-
-    Raises:
-        TimeoutError: Drafts still wait for a commit.
-    """
-    paths = visible_files(folder)
-    if paths is None:
-        raise TimeoutError(f"drafts below {folder} still wait for a commit")
-    return [
-        OutputRecord(
-            (Path(TOPIC) / path.parent.relative_to(folder)).as_posix(),
-            -1,
-            NO_OFFSET,
-            None,
-            json.dumps(row, sort_keys=True, default=str).encode(),
+    def look(self) -> list[Path] | None:
+        """Return the files that readers see, sorted; None: drafts still wait for a commit."""
+        # `os.walk`, since `rglob` fails where a folder goes away meanwhile
+        walk = os.walk(self._folder)
+        found = [Path(parent, name) for parent, _, names in walk for name in names]
+        if any(path.suffix == ".draft" for path in found):
+            return None
+        return sorted(
+            path
+            for path in found
+            if path.suffix == ".parquet"
+            and not any(part[0] in "_." for part in path.relative_to(self._folder).parts)
         )
-        for path in paths
-        for row in ParquetFile(path).read().to_pylist()
-    ]
+
+    def rows(self) -> list[OutputRecord]:
+        """Return the rows of all files that readers see, as JSON; folders are part of the topic.
+
+        Raises:
+            TimeoutError: Drafts still wait for a commit.
+        """
+        paths = self.look()
+        if paths is None:
+            raise TimeoutError(f"drafts below {self._folder} still wait for a commit")
+        return [
+            OutputRecord(
+                (Path(TOPIC) / path.parent.relative_to(self._folder)).as_posix(),
+                -1,
+                NO_OFFSET,
+                None,
+                json.dumps(row, sort_keys=True, default=str).encode(),
+            )
+            for path in paths
+            for row in ParquetFile(path).read().to_pylist()
+        ]
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -16,6 +16,7 @@ from tallystick.testing.process import ProcessGroup
 
 SERVERS_VARIABLE = "TALLYSTICK_CHAOS_SERVERS"
 CHECKPOINT_VARIABLE = "TALLYSTICK_CHAOS_CHECKPOINT"
+FILES = "files"
 FILES_VARIABLE = "TALLYSTICK_CHAOS_FILES"
 PARALLELISM_VARIABLE = "TALLYSTICK_CHAOS_PARALLELISM"
 PARALLELISMS = (2, 3, 1, 4)
@@ -64,7 +65,7 @@ class ProgramSettings:
     @property
     def files(self) -> Path:
         """The folder in which it is told to write files."""
-        return self.folder / "files"
+        return self.folder / FILES
 
     @property
     def state(self) -> Path:

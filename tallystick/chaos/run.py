@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -19,7 +20,6 @@ from tallystick.chaos.cluster import (
     running,
 )
 from tallystick.chaos.faults import Injector
-from tallystick.chaos.files import read_files, visible_files
 from tallystick.chaos.given import given
 from tallystick.chaos.program import ProgramSettings, Supervisor
 from tallystick.chaos.schedule import Fault
@@ -32,11 +32,28 @@ PART_S = 1.5
 QUIET_S = 3.0
 """The time without new output, after all input is read, that ends a run."""
 LINGER_S = 10.0
-"""The longest time that drafts may be there, after all input is read, before the program is started
-again: those that a zombie wrote late are removed by the next start."""
+"""The longest time that rows may wait for a commit, after all input is read, before the program is
+started again: what a zombie prepared late is removed by the next start."""
 POLL_S = 0.2
 OWN_ENDS_MAX = 5
 """The most ends of the program's own, without progress, before a run is given up."""
+
+
+class Store(Protocol):
+    """A place that is no topic, in which a program's output is, for one run."""
+
+    def look(self) -> object:
+        """Return what changes when its visible rows do; None: rows still wait for a commit."""
+
+    def rows(self) -> list[OutputRecord]:
+        """Return its visible rows.
+
+        Raises:
+            TimeoutError: Rows still wait for a commit.
+        """
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +79,8 @@ class Job:
     timeout_s: float = 180.0
     servers: str = ""
     """The given cluster's `host:port,…`."""
-    writes_files: bool = False
-    """True if files below the folder that it is told are output, too."""
+    stores: tuple[Callable[[Path], Store], ...] = ()
+    """Places of its output beside topics: each is opened for a run, given the run's folder."""
 
     def cluster(self) -> AbstractContextManager[Cluster]:
         """Return a cluster for one run, with empty topics."""
@@ -140,19 +157,22 @@ def run(
     found = Run()
     with job.cluster() as cluster:
         settings = ProgramSettings(job.command, cluster.proxies.bootstrap_servers, folder)
+        stores = [opened(folder) for opened in job.stores]
         witness = Witness(cluster)
         program = Supervisor(settings, say)
-        course = _Course(job, cluster, program, found, say)
+        course = _Course(job, cluster, program, found, say, stores)
         try:
             course.go(faults, max(parts, len(faults) + 1))
             found.records = read_all(cluster)
-            if job.writes_files:
-                found.records += read_files(settings.files)
+            for store in stores:
+                found.records += store.rows()
         except (StuckError, TimeoutError) as error:
             found.problems.append(str(error))
         finally:
             program.close()
             witness.close()
+            for store in stores:
+                store.close()
         if not found.problems:
             found.state = state_of(settings.checkpoint, cluster.direct)
             found.problems += _witnessed(witness, found.records)
@@ -172,10 +192,11 @@ class _Course:
         program: Supervisor,
         found: Run,
         say: Callable[[str], None],
+        stores: Sequence[Store],
     ) -> None:
         self.began = time.monotonic()
         self._job, self._cluster, self._program = job, cluster, program
-        self._found, self._say = found, say
+        self._found, self._say, self._stores = found, say, stores
         self._read = 0
         self._moved = time.monotonic()
         self._ends_then = 0
@@ -238,18 +259,18 @@ class _Course:
         ends = cluster.ends(cluster.outputs, committed=False)
         if ends is None or ends != cluster.ends(cluster.outputs, committed=True):
             return None
-        files = visible_files(self._program.settings.files)
-        if files is None:
-            self._start_where_drafts_linger()
+        seen = [store.look() for store in self._stores]
+        if None in seen:
+            self._start_where_rows_linger()
             return None
-        return ends, files
+        return ends, seen
 
-    def _start_where_drafts_linger(self) -> None:
+    def _start_where_rows_linger(self) -> None:
         now = time.monotonic()
         self._lingering_since = self._lingering_since or now
         if now - self._lingering_since > LINGER_S:
             self._lingering_since = float("inf")  # once: if they are still there then, it is wrong
-            self._say("drafts linger, though all input is read: the next start has to remove them")
+            self._say("rows linger, though all input is read: the next start has to remove them")
             self._program.life.kill_all()
             self._program.start()
 

@@ -14,9 +14,11 @@ from tallystick.chaos.compare import (
     explain,
     state_differences,
 )
-from tallystick.chaos.program import FILES_VARIABLE
-from tallystick.chaos.run import InjectedFault, Job, Run, read_input, run
+from tallystick.chaos.files import ParquetFiles
+from tallystick.chaos.program import FILES
+from tallystick.chaos.run import InjectedFault, Job, Run, Store, read_input, run
 from tallystick.chaos.schedule import Fault, as_json, kinds_for, plan, read_schedule
+from tallystick.chaos.tables import Tables
 from tallystick.errors import OptionError
 
 AROUND_S = 10.0
@@ -51,6 +53,8 @@ def question_of(
     inputs: Mapping[str, str | Path],
     outputs: Sequence[str] = (),
     writes_files: bool = False,
+    tables: Collection[str] = (),
+    postgres: str = "",
     keys: Mapping[str, str] | None = None,
     kills: int = 20,
     seed: int = 1,
@@ -72,6 +76,8 @@ def question_of(
         inputs: By topic, a file with a JSON value on each line.
         outputs: The topics that the program writes.
         writes_files: Whether it writes Parquet files below {files}.
+        tables: Those of PostgreSQL that it writes, which are emptied before each run.
+        postgres: The DSN of their database.
         keys: By topic, the field of the input's values that becomes the record's key.
         kills: How many faults.
         seed: Of their schedule.
@@ -88,8 +94,6 @@ def question_of(
     Raises:
         OptionError: A value that cannot work, or a file that cannot be read.
     """
-    if not (outputs or writes_files):
-        raise OptionError("a program is judged by its output: expected a topic, or files")
     if compare not in COMPARISONS:
         raise OptionError(f"compare={compare!r}: expected one of {', '.join(COMPARISONS)}")
     brokers = _brokers(brokers, transaction_version, bootstrap_servers)
@@ -102,7 +106,7 @@ def question_of(
         transaction_version,
         timeout_s,
         bootstrap_servers,
-        writes_files,
+        _stores(outputs, writes_files, tables, postgres),
     )
     uses_parallelism = any("{parallelism}" in argument for argument in command)
     if schedule is None:
@@ -112,6 +116,21 @@ def question_of(
         faults, again = read_schedule(Path(schedule)), f"--schedule {schedule}"
         kinds_for(brokers, {fault.kind for fault in faults}, uses_parallelism)
     return Question(job, faults, again, compare, shrink)
+
+
+def _stores(
+    outputs: Sequence[str], writes_files: bool, tables: Collection[str], postgres: str
+) -> tuple[Callable[[Path], Store], ...]:
+    if not (outputs or writes_files or tables):
+        raise OptionError("a program is judged by its output: expected a topic, files or a table")
+    if bool(tables) != bool(postgres):
+        raise OptionError("tables and the DSN of their database belong together")
+    found: list[Callable[[Path], Store]] = []
+    if writes_files:
+        found.append(lambda folder: ParquetFiles(folder / FILES))
+    if tables:
+        found.append(lambda folder: Tables(postgres, [*tables]))
+    return tuple(found)
 
 
 def _brokers(brokers: int, transaction_version: int | None, bootstrap_servers: str) -> int:
@@ -198,8 +217,9 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
         problems = [UNDISTURBED + each for each in expected.problems]
         return Verdict(question, expected, Run(), problems=problems)
     if not expected.records:
-        outputs = [*question.job.outputs, *[FILES_VARIABLE] * question.job.writes_files]
-        what = "it wrote nothing into " + ", ".join(outputs)
+        what = "it wrote nothing into its output"
+        if question.job.outputs:
+            what += f" ({', '.join(question.job.outputs)})"
         return Verdict(question, expected, Run(), problems=[UNDISTURBED + what])
     say(f"{len(expected.records):,} records of output; now with {len(question.faults)} faults")
     found = run(question.job, question.faults, folder / "faults", say)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 import tallystick as ts
@@ -19,6 +20,11 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import savepoints
 from tallystick.ops.checkpoint_view import asking
 from tallystick.storage.file_storage import FileStorage
+from tests.campaign.stores import DSN_VARIABLE, PREPARED, STAGED
+from tests.spark import lines_sink
+from tests.spark.lines_sink import LinesSink
+
+cloudpickle.register_pickle_by_value(lines_sink)  # workers need no tests
 
 BETS = "id long, player string, amount long, at long"
 ODDS = "player string, odds long, at long"
@@ -35,7 +41,7 @@ class Workload:
         inputs: Topics that it reads.
         outputs: Topics that it writes.
         asks: The questions, in Jepsen's words, that it answers.
-        writes_files: Whether it also writes files, which are compared.
+        store: Where it writes beside topics; see `STORES`.
     """
 
     start: Callable[[str, str, int], object]
@@ -43,7 +49,7 @@ class Workload:
     outputs: tuple[str, ...]
     asks: str
     inputs: tuple[str, ...] = (BETS_TOPIC,)
-    writes_files: bool = False
+    store: str = ""
 
 
 def source(servers: str, topic: str = BETS_TOPIC, columns: str = BETS) -> ts.KafkaSource:
@@ -153,6 +159,53 @@ def files(servers: str, checkpoint: str, parallelism: int) -> object:
     )
 
 
+def tables(servers: str, checkpoint: str, parallelism: int) -> object:
+    """Write into two tables, and nothing to Kafka: the checkpoint decides."""
+    dsn = os.environ[DSN_VARIABLE]
+    return (
+        ts.Pipeline("tables")
+        .read(source(servers))
+        .map_batches(columns)
+        .write(
+            ts.PostgresSink(dsn, table=PREPARED),
+            ts.PostgresSink(dsn, table=STAGED, transactions="staged", key=["player", "id"]),
+        )
+        .start(checkpoint=checkpoint)
+    )
+
+
+def table(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        ts.Pipeline("table")
+        .read(source(servers))
+        .map_batches(columns)
+        .write(sink(servers), ts.PostgresSink(os.environ[DSN_VARIABLE], table=PREPARED))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def own_sink(servers: str, checkpoint: str, parallelism: int) -> object:
+    return (
+        ts.Pipeline("own-sink")
+        .read(source(servers))
+        .map_batches(keyed_text)
+        .write(
+            ts.KafkaSink(servers, topic="out"),
+            LinesSink(os.environ["TALLYSTICK_CHAOS_FILES"]),
+        )
+        .start(checkpoint=checkpoint)
+    )
+
+
+def columns(bets: pa.RecordBatch) -> pa.RecordBatch:
+    return bets.select(["player", "id", "amount", "at"])
+
+
+def keyed_text(bets: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [bets["player"].cast(pa.binary()), bets["id"].cast(pa.string()).cast(pa.binary())]
+    return pa.record_batch(columns, ["key", "value"])
+
+
 def moved(servers: str, checkpoint: str, parallelism: int) -> object:
     """Each life begins with a savepoint of the last one's checkpoint, restored into a new one."""
     totals = ts.aggregate({"n": ts.count(), "amount": ts.sum("amount"), "last": ts.maximum("id")})
@@ -230,8 +283,17 @@ WORKLOADS = {
         joined, "rows", ("out",), "two inputs in one epoch", (BETS_TOPIC, ODDS_TOPIC)
     ),
     "two-topics": Workload(two_topics, "rows", ("out", "copy"), "torn epoch over two sinks"),
-    "files": Workload(
-        files, "rows", ("out",), "a topic and files that disagree", writes_files=True
+    "files": Workload(files, "rows", ("out",), "a topic and files that disagree", store="files"),
+    "table": Workload(table, "rows", ("out",), "a topic and a table that disagree", store="tables"),
+    "tables": Workload(
+        tables,
+        "rows",
+        (),
+        "two tables, prepared and staged, without Kafka's decision",
+        store="tables",
+    ),
+    "own-sink": Workload(
+        own_sink, "rows", ("out",), "a topic and a sink of the user's that disagree", store="lines"
     ),
     "moved": Workload(moved, "final", ("out",), "recover, savepoint and restore at each start"),
     "stream-writer": Workload(stream_writer, "sequence", ("out",), "Spark's own writer"),

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from tallystick.testing.kafka import EmbeddedKafka
+from tests.postgres.real_postgres import PostgresServer
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "chaos.md"
@@ -138,6 +139,23 @@ def test_a_program_that_writes_files_is_exact(flights, tmp_path):
     assert found["records"] == {"undisturbed": RECORDS, "found": RECORDS}
     folders = {path.name for path in (tmp_path / "faults" / "files").glob("dest=*")}
     assert folders == {f"dest={dest}" for dest in "ABCDEFGHIJ"}
+
+
+def test_a_program_that_writes_a_table_is_exact(flights, tmp_path):
+    server = PostgresServer()
+    try:
+        server.query("CREATE TABLE late (id bigint, dest text, delay bigint)")
+        code, found, _ = chaos(
+            flights, tmp_path / "report.json", "--kills", "3", "--faults", "driver,worker,zombie",
+            "--postgres", server.dsn, *program("to_table.py", server.dsn),
+            output=("--output-table", "late"),
+        )  # fmt: skip
+        rows = server.query("SELECT id FROM late ORDER BY id")
+    finally:
+        server.stop()
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert hits(found) == {"driver", "worker", "zombie"}
+    assert rows == [(number,) for number in range(RECORDS)]
 
 
 def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
 from tallystick.chaos.compare import differences
-from tallystick.chaos.files import read_files, visible_files
+from tallystick.chaos.files import ParquetFiles
 from tallystick.chaos.verify import question_of
 from tallystick.errors import OptionError
 from tests.files.file_sinks import opened, place, prepared, rows
@@ -17,25 +17,25 @@ def values(records):
 
 
 def test_rows_are_read_once_their_commit_is_over(tmp_path):
-    assert visible_files(tmp_path / "files") == []
+    assert ParquetFiles(tmp_path / "files").look() == []
     sink = opened(tmp_path / "files")
     first = prepared(sink, place(1), rows(0, 3))
     second = prepared(sink, place(2), rows(3, 5))
-    assert visible_files(tmp_path / "files") is None
+    assert ParquetFiles(tmp_path / "files").look() is None
     for each in first:
         sink.commit(each)
     with pytest.raises(TimeoutError, match="drafts"):
-        read_files(tmp_path / "files")
+        ParquetFiles(tmp_path / "files").rows()
     for each in second:
         sink.commit(each)
-    assert values(read_files(tmp_path / "files")) == [("files", n) for n in range(5)]
+    assert values(ParquetFiles(tmp_path / "files").rows()) == [("files", n) for n in range(5)]
 
 
 def test_folders_of_partitions_are_part_of_a_row(tmp_path):
     sink = opened(tmp_path, partition_by=["dest"])
     for each in prepared(sink, place(), rows(0, 2)):
         sink.commit(each)
-    found = read_files(tmp_path)
+    found = ParquetFiles(tmp_path).rows()
     assert sorted(values(found)) == [("files/dest=ORD", 0), ("files/dest=a%2Fb", 1)]
 
 
