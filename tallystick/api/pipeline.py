@@ -91,9 +91,9 @@ class Pipeline:
             named: inputs that stay apart, for a `process` with several; `key_by` follows.
 
         Raises:
-            OptionError: there is no input, or one cannot be told from another.
+            OptionError: there is no input, or a second `read`, or one cannot be told from another.
         """
-        return replace(self, inputs=inputs_of(sources, named))
+        return replace(self, inputs=inputs_of(sources, named, self.inputs))
 
     def map_batches(
         self,
@@ -168,8 +168,11 @@ class Pipeline:
         Args:
             sinks: of the main output, the rows that the last step returns.
             outputs: by the name of a side output: its sink, or a list; an empty one drops its rows.
+
+        Raises:
+            OptionError: something is no sink, or this is a second `write`.
         """
-        return replace(self, **routing_of(sinks, outputs)._asdict())
+        return replace(self, **routing_of(sinks, outputs, self.sinks)._asdict())
 
     @property
     def topology(self) -> OutputTopology:

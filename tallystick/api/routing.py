@@ -86,14 +86,26 @@ AnySink = Sink | RoutedSink
 
 
 def routing_of(
-    main: Iterable[AnySink], outputs: Mapping[str, AnySink | Sequence[AnySink]]
+    main: Iterable[AnySink],
+    outputs: Mapping[str, AnySink | Sequence[AnySink]],
+    before: Sequence[Sink],
 ) -> SinkRouting:
     """Return what `write` was given, the sinks of the main output first.
 
+    Args:
+        main: the sinks of the main output.
+        outputs: those of side outputs, by name.
+        before: what another call was given.
+
     Raises:
         OptionError: a name cannot be one of an output, something is no sink, or the main output
-            has none.
+            has none; or there was a call before, whose sinks would get nothing.
     """
+    if before:
+        raise OptionError(
+            "write() was called before: a pipeline has one write(), which gets all sinks, as in "
+            "write(topic, files)"
+        )
     routed = [_routed(MAIN, each) for each in main]
     if outputs and not routed:
         raise OptionError(

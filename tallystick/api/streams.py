@@ -182,13 +182,26 @@ NO_INPUTS = Inputs()
 
 
 def inputs_of(
-    given: Sequence[KafkaSource | Stream], named: Mapping[str, KafkaSource | Stream]
+    given: Sequence[KafkaSource | Stream],
+    named: Mapping[str, KafkaSource | Stream],
+    before: Inputs,
 ) -> Inputs:
     """Return the inputs that `read` was given.
 
+    Args:
+        given: those that become one stream.
+        named: those that stay apart.
+        before: what another call was given.
+
     Raises:
-        OptionError: there are none, or too many, or the positions of one have no name.
+        OptionError: there are none, or too many, or the positions of one have no name; or there was
+            a call before.
     """
+    if before.streams:
+        raise OptionError(
+            "read() was called before: a pipeline has one read(), which gets all sources, as in "
+            "read(orders, returns)"
+        )
     if bool(given) == bool(named):
         raise OptionError(
             "read(): expected sources, read(orders) or read(old, new), which become one stream; or "

@@ -58,6 +58,15 @@ def test_a_column_is_in_a_key_once():
         ts.Pipeline("p").key_by("a", "b", "a")
 
 
+def test_what_a_second_call_would_replace_in_silence_is_refused():
+    source, sink = ts.KafkaSource("k:1", topics=["t"]), ts.KafkaSink("k:1", topic="out")
+    pipeline = ts.Pipeline("p").read(source).write(sink)
+    with pytest.raises(ts.OptionError, match=r"write\(\) was called before.*gets all sinks"):
+        pipeline.write(ts.FileSink("files"))
+    with pytest.raises(ts.OptionError, match=r"read\(\) was called before.*gets all sources"):
+        pipeline.read(source)
+
+
 def test_process_asks_for_a_key():
     with pytest.raises(ts.OptionError, match=r"'p': process\(\) needs key_by\(\) before it"):
         ts.Pipeline("p").process(ts.deduplicate())

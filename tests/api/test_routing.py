@@ -115,16 +115,16 @@ def test_a_function_before_a_sink_that_cannot_be_sent_is_named() -> None:
 
 
 def test_functions_of_batches_have_outputs_too_and_one_output_may_come_from_several_steps() -> None:
-    pipeline = (
+    mapped = (
         ts.Pipeline("mapped")
         .read(source())
         .map_batches(split, outputs={"alerts": ALERTS})
         .map_batches(split, outputs={"alerts": ALERTS})
-        .write(sink(), alerts=sink("alerts"))
     )
+    pipeline = mapped.write(sink(), alerts=sink("alerts"))
     assert facts(pipeline.explain())["step 2"] == ["map_batches split", f"output alerts: {ALERTS}"]
     other = {"alerts": "user string, why bigint"}
-    clash = pipeline.map_batches(split, outputs=other).write(sink(), alerts=sink("alerts"))
+    clash = mapped.map_batches(split, outputs=other).write(sink(), alerts=sink("alerts"))
     with pytest.raises(
         ts.OptionError, match="both have an output 'alerts', with different columns"
     ):

@@ -214,7 +214,7 @@ def both() -> ts.Pipeline:
             "expected one column",
         ),
         (lambda: run_of(counted(named(), event_time={}, max_drift=5)), "needs event_time="),
-        (lambda: run_of(both().read(a=source("a"))), "with their names"),
+        (lambda: run_of(ts.Pipeline("p").read(a=source("a"))), "with their names"),
         (lambda: run_of(ts.Pipeline("p").map_batches(same).read(a=source("a"))), "their names"),
         (lambda: ts.Pipeline("p").read(max_parallelism=source("a")), "rename it"),
         (lambda: ts.Pipeline("p").read(source("a"), b=source("b")), "expected sources"),

@@ -181,7 +181,7 @@ def test_what_cannot_work_is_told_before_anything_starts(flow: Flow) -> None:
         flow.run(flow.pipeline(sink=own))
     absent = [flow.sink(topic=f"absent-{n}", transactions="task", uid=f"s{n}") for n in (1, 2)]
     with pytest.raises(ts.OptionError, match=r"'absent-1'.*'absent-2'"):
-        flow.run(flow.pipeline().write(*absent))
+        flow.run(ts.Pipeline(flow.name).read(flow.source()).write(*absent))
     with pytest.raises(ts.OptionError, match=r"offsets.retention.minutes"):
         flow.pipeline().start(
             flow.spark, checkpoint=str(flow.checkpoint), trigger={"processingTime": "8 days"}

@@ -17,7 +17,7 @@ from tallystick.epoch.two_phase import Owner
 from tallystick.ops.inspection import DECIDED, SETTLED, inspect
 from tallystick.storage.file_storage import FileStorage
 from tests.files.file_sinks import opened, place, prepared, rows
-from tests.spark.flow import Facts, Flow
+from tests.spark.flow import Facts, Flow, pass_on
 from tests.spark.sunk import open_ids
 from tests.spark.topics import WAIT_S, read_committed, wait_until_nothing_is_pending
 
@@ -143,7 +143,8 @@ def test_what_a_zombie_wrote_late_is_removed_by_a_start_with_nothing_to_read(
     flow: Flow, execution: Any
 ) -> None:
     files = flow.folder / "files"
-    with_files = flow.pipeline().write(flow.sink(), ts.FileSink(str(files)))
+    both = flow.sink(), ts.FileSink(str(files))
+    with_files = ts.Pipeline(flow.name).read(flow.source()).map_batches(pass_on()).write(*both)
     flow.feed(100)
     flow.run(with_files, execution=execution)
     folder = CheckpointFolder(FileStorage(str(flow.checkpoint)))
