@@ -93,9 +93,18 @@ Shrink = Annotated[
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="The report for programs.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", help="The report as a page.")]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        help="s3://BUCKET/FOLDER for checkpoints, in the store of AWS_ENDPOINT_URL_S3, without "
+        "TLS. Without it, they are on the local disk."
+    ),
+]
 Folder = Annotated[
     Path | None,
-    typer.Option(help="For checkpoints and logs. Without it, they stay only after a failure."),
+    typer.Option(
+        help="For logs and local checkpoints. Without it, they stay only after a failure."
+    ),
 ]
 
 
@@ -120,6 +129,7 @@ def chaos(
     shrink: Shrink = False,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
+    checkpoint: Checkpoint = "",
     folder: Folder = None,
 ) -> None:
     """Run your program undisturbed, then under faults, and compare what it wrote.
@@ -153,6 +163,7 @@ def chaos(
             transaction_version=transaction_version,
             timeout_s=timeout,
             bootstrap_servers=bootstrap_servers,
+            checkpoint=checkpoint,
             shrink=shrink,
         )
         kept = folder or Path(tempfile.mkdtemp(prefix="tallystick-chaos-"))

@@ -61,6 +61,8 @@ class Injector:
                 return self._disturb_broker(fault)
             case "isolate":
                 return self._isolate(fault)
+            case "object-store":
+                return self._cut_object_store(fault)
             case "slow":
                 return self._slow(fault)
             case "lose-request" | "lose-reply" | "repeat":
@@ -144,6 +146,15 @@ class Injector:
         proxies.mend(index)
         what = f"broker {index + 1} for {fault.length_s:.1f} s, {count} connections"
         return what if has_clients else ""
+
+    def _cut_object_store(self, fault: Fault) -> str:
+        store = self._program.settings.object_store
+        assert store is not None, "`kinds_for` refuses this"
+        has_clients = self._wait(FOUND_S, lambda: store.proxy.connections(0) > 0)
+        count = store.proxy.cut(0)
+        time.sleep(fault.length_s)
+        store.proxy.mend(0)
+        return f"{count} connections, for {fault.length_s:.1f} s" if has_clients else ""
 
     def _slow(self, fault: Fault) -> str:
         proxies = self._cluster.proxies

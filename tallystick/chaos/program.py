@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tallystick.chaos.object_store import ObjectStore
 from tallystick.errors import OptionError
 from tallystick.testing.process import ProcessGroup
 
@@ -51,16 +52,20 @@ class ProgramSettings:
             fill in.
         servers: Of the proxies.
         folder: For its checkpoint, its local copies of state, and its log.
+        object_store: The one that has its checkpoint; None: the folder has it.
     """
 
     command: tuple[str, ...]
     servers: str
     folder: Path
+    object_store: ObjectStore | None = None
 
     @property
-    def checkpoint(self) -> Path:
+    def checkpoint(self) -> str:
         """The checkpoint that it is told to use."""
-        return self.folder / "checkpoint"
+        if self.object_store is not None:
+            return self.object_store.checkpoint
+        return str(self.folder / "checkpoint")
 
     @property
     def files(self) -> Path:
@@ -81,7 +86,7 @@ class ProgramSettings:
         """Return the command and the environment of a start."""
         values = {
             "{servers}": self.servers,
-            "{checkpoint}": str(self.checkpoint),
+            "{checkpoint}": self.checkpoint,
             "{files}": str(self.files),
             "{parallelism}": str(parallelism),
         }
@@ -93,11 +98,12 @@ class ProgramSettings:
         environment = {
             **os.environ,
             SERVERS_VARIABLE: self.servers,
-            CHECKPOINT_VARIABLE: str(self.checkpoint),
+            CHECKPOINT_VARIABLE: self.checkpoint,
             FILES_VARIABLE: str(self.files),
             PARALLELISM_VARIABLE: str(parallelism),
             "TALLYSTICK_STATE_DIR": str(self.state),
             "PYTHONUNBUFFERED": "1",
+            **({} if self.object_store is None else self.object_store.environment),
         }
         return command, environment
 

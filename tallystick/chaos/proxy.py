@@ -2,6 +2,7 @@
 
 A program is told the addresses of the proxies; the brokers talk with each other directly. Brokers
 that name the proxies as their own addresses need no more; in answers of others they are replaced.
+Before another server a proxy passes bytes on, and can be cut.
 """
 
 import asyncio
@@ -91,7 +92,11 @@ class _Proxy:
             if not self.is_cut:
                 self.open |= ends
                 asked: dict[int, tuple[int, int]] = {}
-                requests = asyncio.ensure_future(self._requests(reader, back, asked))
+                requests = asyncio.ensure_future(
+                    self._requests(reader, back, asked)
+                    if self._proxies.is_kafka
+                    else self._bytes(reader, back)
+                )
                 replies = asyncio.ensure_future(
                     self._readdressed(there, writer, asked)
                     if self._proxies.readdress
@@ -125,6 +130,11 @@ class _Proxy:
                 return  # the broker does what it was asked for, and nobody hears of it
             if loss == "repeat":
                 self._proxies.start(self._send_late(head + body))
+
+    async def _bytes(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        while data := await reader.read(CHUNK):
+            back.write(data)
+            await back.drain()
 
     async def _replies(self, there: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         while data := await there.read(CHUNK):
@@ -175,12 +185,18 @@ class Proxies:
         ports: On which they listen, by broker.
         targets: The address of the broker behind each.
         readdress: Whether the brokers name their own addresses, which are to be replaced.
+        is_kafka: Whether Kafka's protocol comes through; else bytes are passed on.
     """
 
     def __init__(
-        self, ports: Sequence[int], targets: Sequence[Address], *, readdress: bool = False
+        self,
+        ports: Sequence[int],
+        targets: Sequence[Address],
+        *,
+        readdress: bool = False,
+        is_kafka: bool = True,
     ) -> None:
-        self.readdress = readdress
+        self.readdress, self.is_kafka = readdress, is_kafka
         self.addresses = {target: (HOST, port) for port, target in zip(ports, targets, strict=True)}
         """The address of the proxy before each broker."""
         self.delay_s = 0.0

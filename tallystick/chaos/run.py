@@ -21,6 +21,7 @@ from tallystick.chaos.cluster import (
 )
 from tallystick.chaos.faults import Injector
 from tallystick.chaos.given import given
+from tallystick.chaos.object_store import ObjectStore
 from tallystick.chaos.program import ProgramSettings, Supervisor
 from tallystick.chaos.schedule import Fault
 from tallystick.chaos.state import state_of
@@ -79,6 +80,8 @@ class Job:
     timeout_s: float = 180.0
     servers: str = ""
     """The given cluster's `host:port,…`."""
+    checkpoint: str = ""
+    """The folder in an object store for its checkpoints; "": they are on the local disk."""
     stores: tuple[Callable[[Path], Store], ...] = ()
     """Places of its output beside topics: each is opened for a run, given the run's folder."""
 
@@ -156,7 +159,9 @@ def run(
     """
     found = Run()
     with job.cluster() as cluster:
-        settings = ProgramSettings(job.command, cluster.proxies.bootstrap_servers, folder)
+        object_store = ObjectStore(job.checkpoint) if job.checkpoint else None
+        servers = cluster.proxies.bootstrap_servers
+        settings = ProgramSettings(job.command, servers, folder, object_store)
         stores = [opened(folder) for opened in job.stores]
         witness = Witness(cluster)
         program = Supervisor(settings, say)
@@ -173,6 +178,8 @@ def run(
             witness.close()
             for store in stores:
                 store.close()
+            if object_store is not None:
+                object_store.close()
         if not found.problems:
             found.state = state_of(settings.checkpoint, cluster.direct)
             found.problems += _witnessed(witness, found.records)

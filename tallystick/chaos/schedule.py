@@ -21,6 +21,8 @@ KINDS = {
     "broker": "kill -9 of one broker, which comes back; needs --brokers 3",
     "broker-pause": "one broker stands still for some seconds",
     "isolate": "no client reaches one broker for some seconds",
+    "object-store": "nobody reaches the store of the checkpoint for some seconds; needs "
+    "--checkpoint",
     "slow": "each answer of the brokers comes late for some seconds",
     "lose-request": "one request of a producer or of a commit is lost",
     "lose-reply": "the reply to one is lost",
@@ -31,6 +33,7 @@ NEEDS_THREE_BROKERS = {"broker"}
 """With one broker and no replicas, Kafka 4.3.0 itself can hide a committed transaction
 (KAFKA-20734)."""
 NEEDS_OWN_BROKERS = NEEDS_THREE_BROKERS | {"broker-pause"}
+NEEDS_OBJECT_STORE = {"object-store"}
 NOT_CHOSEN_BY_ITSELF = {"executor", "parallelism"}
 """Kinds that need a program made for them."""
 
@@ -89,13 +92,19 @@ def plan(count: int, seed: int, kinds: Sequence[str]) -> tuple[Fault, ...]:
     )
 
 
-def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> tuple[str, ...]:
+def kinds_for(
+    brokers: int,
+    asked: Collection[str],
+    uses_parallelism: bool,
+    has_object_store: bool = False,
+) -> tuple[str, ...]:
     """Return the kinds of faults to choose from.
 
     Args:
         brokers: How many the cluster has; 0: it is a given one.
         asked: Those that the user named; none: all that fit.
         uses_parallelism: Whether the command line names {parallelism}.
+        has_object_store: Whether the checkpoint is in an object store.
 
     Raises:
         OptionError: There is no such kind, or it cannot happen here.
@@ -111,10 +120,13 @@ def kinds_for(brokers: int, asked: Collection[str], uses_parallelism: bool) -> t
             raise OptionError(
                 "the fault 'parallelism' needs {parallelism} in the arguments of your program"
             )
+        if kind in NEEDS_OBJECT_STORE and not has_object_store:
+            raise OptionError(f"the fault {kind!r} needs a --checkpoint in an object store")
     if asked:
         return tuple(kind for kind in KINDS if kind in asked)
     without = NOT_CHOSEN_BY_ITSELF - ({"parallelism"} if uses_parallelism else set())
     without |= NEEDS_THREE_BROKERS if brokers < 3 else set()
+    without |= set() if has_object_store else NEEDS_OBJECT_STORE
     without |= NEEDS_OWN_BROKERS if not brokers else set()
     return tuple(kind for kind in KINDS if kind not in without)
 

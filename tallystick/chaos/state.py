@@ -1,7 +1,5 @@
 """The state of a checkpoint as texts that can be compared."""
 
-from pathlib import Path
-
 from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.state_files import chunks_of, contents_of
 from tallystick.errors import OptionError
@@ -12,19 +10,17 @@ from tallystick.state.key_groups import key_group_range
 from tallystick.storage.file_storage import FileStorage
 
 
-def state_of(checkpoint: Path, servers: str) -> dict[str, list[str]]:
+def state_of(checkpoint: str, servers: str) -> dict[str, list[str]]:
     """Return the committed state: for each step, a text for each key, sorted.
 
     Args:
-        checkpoint: Of the program; nothing there: it keeps no state that is known here.
+        checkpoint: The program's; nothing there: it keeps no state that is known here.
         servers: Of the cluster, which is asked what is decided.
 
     Raises:
         TallystickError: The checkpoint is damaged.
     """
-    if not checkpoint.exists():
-        return {}
-    storage = FileStorage(str(checkpoint))
+    storage = FileStorage(checkpoint)
     try:
         manifest = newest_committed(storage, asking(KafkaConfig(servers))).manifest
     except OptionError:  # a query of Structured Streaming, with state of Spark's own

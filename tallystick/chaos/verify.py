@@ -66,6 +66,7 @@ def question_of(
     transaction_version: int | None = None,
     timeout_s: float = 180.0,
     bootstrap_servers: str = "",
+    checkpoint: str = "",
     shrink: bool = False,
 ) -> Question:
     """Return a question, checked, with its input read.
@@ -89,13 +90,12 @@ def question_of(
         transaction_version: See `EmbeddedKafka`.
         timeout_s: How long a run may go without progress.
         bootstrap_servers: A cluster to use instead of an embedded one.
+        checkpoint: A folder in an object store for checkpoints; "": they are on the local disk.
         shrink: Whether to look for a smaller schedule if the output differs.
 
     Raises:
         OptionError: A value that cannot work, or a file that cannot be read.
     """
-    if compare not in COMPARISONS:
-        raise OptionError(f"compare={compare!r}: expected one of {', '.join(COMPARISONS)}")
     brokers = _brokers(brokers, transaction_version, bootstrap_servers)
     job = Job(
         tuple(command),
@@ -106,16 +106,28 @@ def question_of(
         transaction_version,
         timeout_s,
         bootstrap_servers,
+        checkpoint,
         _stores(outputs, writes_files, tables, postgres),
     )
-    uses_parallelism = any("{parallelism}" in argument for argument in command)
     if schedule is None:
-        faults = plan(kills, seed, kinds_for(brokers, kinds, uses_parallelism))
+        faults = plan(kills, seed, _kinds_for(job, kinds))
         again = f"--seed {seed} --kills {kills}" + f" --faults {','.join(kinds)}" * bool(kinds)
     else:
         faults, again = read_schedule(Path(schedule)), f"--schedule {schedule}"
-        kinds_for(brokers, {fault.kind for fault in faults}, uses_parallelism)
-    return Question(job, faults, again, compare, shrink)
+        _kinds_for(job, {fault.kind for fault in faults})
+    return Question(job, faults, again, _comparison(compare), shrink)
+
+
+def _comparison(named: str) -> Comparison:
+    for each in COMPARISONS:
+        if each == named:
+            return each
+    raise OptionError(f"compare={named!r}: expected one of {', '.join(COMPARISONS)}")
+
+
+def _kinds_for(job: Job, asked: Collection[str]) -> tuple[str, ...]:
+    uses_parallelism = any("{parallelism}" in argument for argument in job.command)
+    return kinds_for(job.brokers, asked, uses_parallelism, bool(job.checkpoint))
 
 
 def _stores(

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from pyarrow import fs
 
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.postgres.real_postgres import PostgresServer
+from tests.storage.test_storage_s3 import Server
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "chaos.md"
@@ -139,6 +141,32 @@ def test_a_program_that_writes_files_is_exact(flights, tmp_path):
     assert found["records"] == {"undisturbed": RECORDS, "found": RECORDS}
     folders = {path.name for path in (tmp_path / "faults" / "files").glob("dest=*")}
     assert folders == {f"dest={dest}" for dest in "ABCDEFGHIJ"}
+
+
+def test_a_checkpoint_in_an_object_store_that_is_out_of_reach_again_and_again(
+    flights, late, tmp_path, monkeypatch
+):
+    server = Server(tmp_path)
+    who = {"access_key": "key", "secret_key": "secret", "scheme": "http", "region": "us-east-1"}
+    s3 = fs.S3FileSystem(endpoint_override=server.host, allow_bucket_creation=True, **who)
+    s3.create_dir("bucket")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{server.host}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    try:
+        code, found, _ = chaos(
+            flights, tmp_path / "report.json", "--kills", "4", "--faults", "object-store,driver",
+            "--compare", "final", "--checkpoint", "s3://bucket/chaos", *late,
+        )  # fmt: skip
+        kept = fs.FileSelector("bucket/chaos", recursive=True)
+        paths = [info.path for info in s3.get_file_info(kept) if info.is_file]
+    finally:
+        server.stop()
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert hits(found) == {"object-store", "driver"}
+    assert found["state_keys"] == {"counts": 10}
+    assert len({path.split("/")[2] for path in paths}) == 2, "one for each run"
 
 
 def test_a_program_that_writes_a_table_is_exact(flights, tmp_path):

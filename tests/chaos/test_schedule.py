@@ -41,8 +41,10 @@ def test_what_cannot_happen_is_refused_by_name(brokers, asked, uses_parallelism,
 
 
 def test_one_broker_is_never_killed_and_executors_only_on_request():
-    assert set(KINDS) - set(kinds_for(1, (), False)) == {"broker", "executor", "parallelism"}
-    assert set(KINDS) - set(kinds_for(3, (), True)) == {"executor"}
+    unlikely = {"broker", "executor", "object-store", "parallelism"}
+    assert set(KINDS) - set(kinds_for(1, (), False)) == unlikely
+    assert set(KINDS) - set(kinds_for(3, (), True)) == {"executor", "object-store"}
+    assert set(KINDS) - set(kinds_for(3, (), True, True)) == {"executor"}
     assert kinds_for(1, ["executor", "driver"], False) == ("driver", "executor")
 
 
