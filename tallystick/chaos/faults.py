@@ -150,11 +150,13 @@ class Injector:
     def _cut_object_store(self, fault: Fault) -> str:
         store = self._program.settings.object_store
         assert store is not None, "`kinds_for` refuses this"
-        has_clients = self._wait(FOUND_S, lambda: store.proxy.connections(0) > 0)
+        before = store.proxy.refused(0)
         count = store.proxy.cut(0)
         time.sleep(fault.length_s)
         store.proxy.mend(0)
-        return f"{count} connections, for {fault.length_s:.1f} s" if has_clients else ""
+        refused = store.proxy.refused(0) - before
+        what = f"{count} connections cut, {refused} refused, for {fault.length_s:.1f} s"
+        return what if count + refused else ""
 
     def _slow(self, fault: Fault) -> str:
         proxies = self._cluster.proxies

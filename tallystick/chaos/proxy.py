@@ -79,6 +79,7 @@ class _Proxy:
     def __init__(self, port: int, target: Address, proxies: "Proxies") -> None:
         self.port = port
         self.is_cut = False
+        self.refused = 0
         self.open: set[asyncio.StreamWriter] = set()
         self._target = target
         self._proxies = proxies
@@ -89,6 +90,7 @@ class _Proxy:
         with contextlib.suppress(OSError):
             there, back = await asyncio.open_connection(*self._target)
             ends.add(back)
+            self.refused += self.is_cut
             if not self.is_cut:
                 self.open |= ends
                 asked: dict[int, tuple[int, int]] = {}
@@ -234,6 +236,10 @@ class Proxies:
     def connections(self, index: int) -> int:
         """Return how many clients are connected to one broker."""
         return len(self._all[index].open) // 2
+
+    def refused(self, index: int) -> int:
+        """Return how many connections were not taken while one broker was cut."""
+        return self._all[index].refused
 
     def cut(self, index: int) -> int:
         """Close all connections to one broker and take no new ones; return how many there were."""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,7 @@ from tallystick.chaos.schedule import kinds_for, plan
 from tallystick.chaos.verify import Question, Verdict, drop_unlike_state, judged
 from tallystick.errors import BrokerUnavailableError
 from tests.campaign.jobs import BETS_TOPIC, WORKLOADS
-from tests.campaign.stores import STORES, start_postgres
+from tests.campaign.stores import BUCKET, STORES, start_object_store, start_postgres
 from tests.campaign.summary import RUNS
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,9 @@ PARTITIONS = 4
 BEGAN_MS = 1_700_000_000_000
 KILLS = (3, 9)
 SHARE_OF_THREE_BROKERS = 0.3
+SHARE_IN_OBJECT_STORE = 0.15
+ON_LOCAL_DISKS = {"moved", "stream-writer", "foreach-batch"}
+"""Programs whose checkpoint is Spark's own, or that look into it with `pathlib`."""
 VERSIONS = (0, 1, 2)
 
 
@@ -67,17 +71,21 @@ def question(seed: int, names: list[str]) -> tuple[str, Question]:
     workload = WORKLOADS[name]
     brokers = 3 if chance.random() < SHARE_OF_THREE_BROKERS else 1
     command = [sys.executable, "-m", "tests.campaign.jobs", name]
+    version = chance.choice(VERSIONS)
+    kills = chance.randint(*KILLS)
+    in_store = name not in ON_LOCAL_DISKS and chance.random() < SHARE_IN_OBJECT_STORE
     job = Job(
         (*command, "{servers}", "{checkpoint}", "{parallelism}"),
         {topic: records(topic) for topic in workload.inputs},
         workload.outputs,
         PARTITIONS,
         brokers,
-        chance.choice(VERSIONS),
+        version,
+        checkpoint=BUCKET if in_store else "",
         stores=tuple(STORES[each] for each in [workload.store] if each),
     )
-    kinds = kinds_for(brokers, (), uses_parallelism=True)
-    faults = plan(chance.randint(*KILLS), seed, kinds)
+    kinds = kinds_for(brokers, (), uses_parallelism=True, has_object_store=in_store)
+    faults = plan(kills, seed, kinds)
     return name, Question(job, faults, f"--seed {seed} --once", workload.compare)
 
 
@@ -115,10 +123,11 @@ class Campaign:
         """Return the undisturbed run of a program, which is the same on every cluster."""
         if name not in self._undisturbed:
             print(f"undisturbed: {name}", flush=True)
-            found = run(asked.job, (), self._folder / name, lambda text: None)
+            job = replace(asked.job, checkpoint="")
+            found = run(job, (), self._folder / name, lambda text: None)
             assert not found.problems, found.problems
             assert found.records, f"{name} writes nothing"
-            again = run(asked.job, (), self._folder / f"{name}-again", lambda text: None, parts=5)
+            again = run(job, (), self._folder / f"{name}-again", lambda text: None, parts=5)
             assert not again.problems, again.problems
             assert not differences(found.records, again.records, asked.comparison), name
             drop_unlike_state(found, again)
@@ -133,6 +142,7 @@ class Campaign:
             "workload": name,
             "brokers": asked.job.brokers,
             "transaction_version": asked.job.transaction_version,
+            "in_object_store": bool(asked.job.checkpoint),
             "exact": verdict.is_exact,
             "hit": dict(Counter(each.fault.kind for each in verdict.hits)),
             "missed": dict(Counter(each.fault.kind for each in found.injected if not each.hit)),
@@ -166,8 +176,9 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="only the run of this seed")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else list(WORKLOADS)
-    postgres = start_postgres()
-    campaign = Campaign(names, Path(tempfile.mkdtemp(prefix="tallystick-campaign-")))
+    folder = Path(tempfile.mkdtemp(prefix="tallystick-campaign-"))
+    postgres, object_store = start_postgres(), start_object_store(folder)
+    campaign = Campaign(names, folder)
     end = time.monotonic() + 3600 * arguments.hours
     seed = arguments.seed
     try:
@@ -181,6 +192,7 @@ def main() -> None:
                 break
     finally:
         postgres.stop()
+        object_store.stop()
     print(f"{campaign.runs} runs, {campaign.failures} of them not exact")
     raise SystemExit(campaign.failures > 0)
 

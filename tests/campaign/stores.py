@@ -3,14 +3,19 @@
 import os
 from pathlib import Path
 
+from pyarrow import fs
+
 from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
 from tallystick.chaos.files import ParquetFiles
+from tallystick.chaos.object_store import ENDPOINT_VARIABLE
 from tallystick.chaos.program import FILES
 from tallystick.chaos.tables import Tables
 from tests.postgres.real_postgres import PostgresServer
+from tests.storage.test_storage_s3 import Server
 
 DSN_VARIABLE = "TALLYSTICK_CAMPAIGN_POSTGRES"
 PREPARED, STAGED = "prepared_bets", "staged_bets"
+BUCKET = "s3://campaign/checkpoints"
 COLUMNS = "player text, id bigint, amount bigint, at bigint"
 
 
@@ -47,6 +52,23 @@ def start_postgres() -> PostgresServer:
     server.query(f"CREATE TABLE {PREPARED} ({COLUMNS})")
     server.query(f"CREATE TABLE {STAGED} ({COLUMNS}, PRIMARY KEY (player, id))")
     os.environ[DSN_VARIABLE] = server.dsn
+    return server
+
+
+def start_object_store(folder: Path) -> Server:
+    """Start a server of S3 with a bucket, and tell programs of it."""
+    server = Server(folder)
+    who = {"access_key": "key", "secret_key": "secret", "region": "us-east-1"}
+    s3 = fs.S3FileSystem(
+        endpoint_override=server.host, scheme="http", allow_bucket_creation=True, **who
+    )
+    s3.create_dir("campaign")
+    os.environ |= {
+        ENDPOINT_VARIABLE: f"http://{server.host}",
+        "AWS_ACCESS_KEY_ID": who["access_key"],
+        "AWS_SECRET_ACCESS_KEY": who["secret_key"],
+        "AWS_REGION": who["region"],
+    }
     return server
 
 

@@ -36,7 +36,9 @@ def campaign() -> str:
         f"them exact: {sum(hit.values()):,} faults that hit, "
         f"{sum(each['starts'] for each in noted):,} starts of programs, "
         f"{sum(each['rows'] for each in noted):,} rows compared; "
-        f"{sum(each['brokers'] == 3 for each in noted)} on three brokers; with "
+        f"{sum(each['brokers'] == 3 for each in noted)} on three brokers, "
+        f"{sum(each.get('in_object_store', False) for each in noted)} with the checkpoint in an "
+        f"object store; with "
         + ", ".join(f"`transaction.version={v}` {n}" for v, n in sorted(versions.items()))
         + ".",
         "",

@@ -33,6 +33,7 @@ def test_a_program_reaches_the_store_until_it_is_cut_and_again_after(server, mon
         store.proxy.cut(0)
         with pytest.raises(TallystickError):
             through.put("chaos/two", b"2")
+        assert store.proxy.refused(0) > 0
         assert direct.get("chaos/two") is None
         store.proxy.mend(0)
         through.put("chaos/three", b"3")
