@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tallystick.epoch import verdict
+from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import Request
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.epoch.micro_batches import settled_path
@@ -50,6 +51,20 @@ def _(original: Any) -> Any:
         return None if isinstance(found, Request) else found
 
     return look
+
+
+@mutation(
+    "a start with nothing to read leaves what lingers",
+    Coordinator,
+    "_end_without_epoch",
+    decided_by=CHECKPOINT,
+)
+def _(original: Any) -> Any:
+    def end(self: Any) -> Any:
+        self._is_recovered |= not self._only_recovers
+        return original(self)
+
+    return end
 
 
 @mutation(

@@ -114,6 +114,10 @@ def _live(world: World) -> str:
     world.run_quietly()
     _look(world, [*_read(world), *world.repeated], is_last=True)
     check_positions(world)
+    if world.sinks is not None and world.pipeline.has_loop:
+        world.sinks.leave_behind(world.checkpoint.lineage, world.checker.committed_epoch + 1)
+        world.run_quietly()  # with nothing to read
+        _look(world, [*_read(world), *world.repeated], is_last=True)
     return "exactly once"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from tallystick.checkpoint.decision_log import DECISIONS, KEPT_SLOTS, DecisionLog
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.epoch.tokens import Token, decode_token
-from tallystick.epoch.two_phase import Owner
+from tallystick.epoch.two_phase import Committable, Owner
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.ports import Engine, Storage
 from tallystick.run.participants import OpenSinks
@@ -226,6 +226,13 @@ class Sinks:
         """Let all attempts come to their end."""
         while self.zombies:
             self._step(self.zombies[0])
+
+    def leave_behind(self, lineage: str, epoch: int) -> None:
+        """A task of a run that was replaced prepares something, while no run is there."""
+        for uid, system in self.systems.items():
+            late = Committable(uid, epoch, 0, f"{uid}-{epoch}-late", 0, 0)
+            system.begin(Held(late, lineage, "a zombie"))
+            system.prepare(late.name)
 
     def _step(self, zombie: SinkAttempt) -> None:
         try:
