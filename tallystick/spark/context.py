@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from tallystick.host.java import java_home, spark_java_home
 from tallystick.spark import class_archive, early_daemon
 from tallystick.spark.early_daemon import EarlyDaemon
+from tallystick.spark.gateway import launched
 
 logger = logging.getLogger(__name__)
 
@@ -177,21 +178,28 @@ def new_context(
     if daemon is not None:
         conf.set("spark.python.daemon.module", early_daemon.MODULE)
         conf.set(f"spark.executorEnv.{early_daemon.ADDRESS}", daemon.address)
-    return SparkContext(conf=conf)
+    is_new = is_light and SparkContext._gateway is None
+    # A JVM that fetches packages first may take any time.
+    gateway = launched(conf) if is_new and "packages" not in _asked_for() else None
+    return SparkContext(conf=conf, gateway=gateway)
 
 
 def is_local() -> bool:
     """True if no other master is named, as far as it shows without a JVM."""
     if _GATEWAY in os.environ:
         return False  # spark-submit has started the JVM already
-    asked = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
-    folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "."), "conf")
-    defaults = Path(folder, "spark-defaults.conf")
-    if defaults.is_file():
-        asked += "\n" + defaults.read_text()
+    asked = _asked_for()
     named = re.findall(r"(?:--master|spark\.master)[\s=]+(\S+)", asked)
     named += [os.environ["MASTER"]] if os.environ.get("MASTER") else []
     return all(map(is_in_one_jvm, named))
+
+
+def _asked_for() -> str:
+    """Return the options of Spark's own, as they are written outside of the program."""
+    asked = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "."), "conf")
+    defaults = Path(folder, "spark-defaults.conf")
+    return f"{asked}\n{defaults.read_text()}" if defaults.is_file() else asked
 
 
 def end(context: SparkContext) -> None:
