@@ -216,11 +216,13 @@ def moved(servers: str, checkpoint: str, parallelism: int) -> object:
         .process(totals, uid="totals", parallelism=parallelism)
         .write(sink(servers))
     )
-    current = Path(checkpoint, "current")
-    if not current.exists():
-        _set(current, "first")
+    lives = Path(checkpoint, "lives")
+    lives.mkdir(parents=True, exist_ok=True)
+    before = sorted(path for path in lives.iterdir() if path.suffix == ".life")
+    if not before:
+        _claim(lives, 0, "first")
         return pipeline.start(checkpoint=f"{checkpoint}/first")
-    last = f"{checkpoint}/{current.read_text()}"
+    last = f"{checkpoint}/{before[-1].read_text()}"
     pipeline.recover(checkpoint=last)
     name = uuid.uuid4().hex
     kept, restored = FileStorage(f"{checkpoint}/kept-{name}"), FileStorage(f"{checkpoint}/{name}")
@@ -229,15 +231,15 @@ def moved(servers: str, checkpoint: str, parallelism: int) -> object:
     except ts.OptionError:  # it was killed before its first epoch
         return pipeline.start(checkpoint=last)
     savepoints.restore(kept, restored)
-    _set(current, name)
+    _claim(lives, len(before), name)
     return pipeline.start(checkpoint=restored.location)
 
 
-def _set(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
+def _claim(lives: Path, number: int, name: str) -> None:
+    """Say which checkpoint comes next; fail if another life, begun meanwhile, has said so."""
+    text = lives / f"{name}.draft"
+    text.write_text(name)
+    os.link(text, lives / f"{number:04d}.life")
 
 
 def stream_writer(servers: str, checkpoint: str, parallelism: int) -> object:
