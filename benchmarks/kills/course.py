@@ -6,6 +6,7 @@ All times are seconds after the run began, by one clock that also stamps the inp
 import json
 import os
 import random
+import re
 import signal
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from benchmarks.harness.workspace import Workspace
 from tallystick.chaos.cluster import Cluster, OutputRecord, Witness, read_all
 from tallystick.chaos.program import python_workers
 from tallystick.chaos.proxy import END_TXN
+from tallystick.testing.kafka import EmbeddedKafka
 
 from .audit import Audit, Event, Update, audit
 from .parts import Parts, state_of
@@ -41,6 +43,8 @@ RECOVERY_S = 180.0
 NEWEST = 1_000
 CAUGHT_S = 30.0
 POLL_S = 0.1
+CONTROLLER = re.compile(r"Becoming the active controller at epoch (\d+)")
+"""In the log of a node."""
 
 
 @dataclass
@@ -84,6 +88,19 @@ class Run:
     seconds: float
     load: float
     log_folder: Path = field(default_factory=Path)
+
+
+def active_controller(kafka: EmbeddedKafka) -> int:
+    """Return the node that became the active controller last, by the nodes' logs.
+
+    Without it Kafka takes 5 s until partitions have new leaders, and 3 s without another broker.
+    """
+    found = [
+        (int(epoch), node.node_id)
+        for node in kafka.nodes
+        for epoch in CONTROLLER.findall(node.log_path.read_text(errors="replace"))
+    ]
+    return max(found)[1]
 
 
 class Feed:
@@ -245,11 +262,12 @@ class Course:
     def _kill_broker(self, fault: Fault) -> str:
         kafka = self._cluster.kafka
         node = kafka.nodes[int(fault.pick * len(kafka.nodes))].node_id
+        what = f"broker {node}" + ", the active controller" * (node == active_controller(kafka))
         kafka.kill(node)
         is_gone = not kafka.is_running(node)
         time.sleep(fault.length_s)
         kafka.restart(node)
-        return f"broker {node}" if is_gone else ""
+        return what if is_gone else ""
 
     def _kill_at_commit(self, fault: Fault, hit: Hit) -> str:
         # What they started is found again when they are gone.
