@@ -130,8 +130,6 @@ class Origin:
         checkpoint: where that is.
         manifest_path: of the manifest, in that checkpoint.
         savepoint: from which the seed was restored.
-        is_of_seed: True if the savepoint held a seed: the name under which that one was to go on
-            is in no manifest.
     """
 
     pipeline: str
@@ -139,7 +137,6 @@ class Origin:
     checkpoint: str
     manifest_path: str
     savepoint: str
-    is_of_seed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +150,7 @@ class Manifest:
     makes visible besides the producer's rows. `decided_by` says where that decision is kept:
     `KAFKA` (the token) or `CHECKPOINT` (the log of decisions). `base_path` is the manifest that the
     epoch went on from, which was decided before this one was written; "": the lineage begins here.
+    That of a seed is the seed that its savepoint held, if it held one.
     """
 
     checkpoint_id: int
@@ -172,6 +170,12 @@ class Manifest:
         assert self.pipeline, self
         assert self.lineage, self
         assert self.decided_by in (KAFKA, CHECKPOINT), self
+
+    @property
+    def is_of_seed(self) -> bool:
+        """True of a seed whose savepoint held one: no manifest has the name meant for that."""
+        origin = self.origin
+        return origin is not None and (is_seed(self.base_path) or is_seed(origin.manifest_path))
 
     def to_fields(self) -> dict[str, Any]:
         """Return what `from_fields` reads back; of JSON's own types."""

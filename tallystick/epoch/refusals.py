@@ -69,7 +69,7 @@ def token_lost_after_savepoint(
 ) -> DataLossError:
     """The same of a restored savepoint: the original may have gone on."""
     epoch, origin = seed.manifest.checkpoint_id, seed.manifest.origin
-    is_of_seed = origin is not None and origin.is_of_seed
+    is_of_seed = seed.manifest.is_of_seed
     whose = "a pipeline that had not run yet, perhaps this one," if is_of_seed else "this pipeline"
     why = (
         "and nothing tells whether the original went on: without a KafkaSink that has "

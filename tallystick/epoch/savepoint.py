@@ -128,8 +128,8 @@ def seed_of(savepoint: Savepoint, location: str, lineage: str) -> Manifest:
         manifest,
         lineage=lineage,
         produced=(),
-        origin=replace(origin, savepoint=location, is_of_seed=is_seed(savepoint.manifest_path)),
+        origin=replace(origin, savepoint=location),
         committables=(),
         decided_by=KAFKA,
-        base_path="",
+        base_path=savepoint.manifest_path if is_seed(savepoint.manifest_path) else "",
     )

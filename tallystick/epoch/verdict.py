@@ -197,7 +197,7 @@ def _is_of(identity: Identity, seed: Base) -> bool:
     if origin is None:
         return False
     is_unnamed = origin.pipeline == origin.lineage and identity.pipeline == identity.lineage
-    return is_unnamed or origin.pipeline == identity.pipeline or origin.is_of_seed
+    return is_unnamed or origin.pipeline == identity.pipeline or seed.manifest.is_of_seed
 
 
 def _goes_on_exactly(token: Token, seed: Base | None) -> bool:

@@ -140,7 +140,12 @@ def test_a_cluster_that_does_not_answer_in_plain_text_is_named(monkeypatch):
 
 
 def test_brokers_of_a_given_cluster_are_cut_off_but_not_killed():
-    assert {*KINDS} - {*kinds_for(0, (), True)} == {"broker", "broker-pause", "executor"}
+    assert {*KINDS} - {*kinds_for(0, (), True)} == {
+        "broker",
+        "broker-pause",
+        "executor",
+        "object-store",
+    }
     with pytest.raises(OptionError, match="given cluster"):
         kinds_for(0, ["broker-pause"], False)
     asked = partial(question_of, ["late"], inputs={}, outputs=["out"], bootstrap_servers="here:1")

@@ -223,7 +223,7 @@ def test_a_savepoint_older_than_the_output_needs_a_decision_that_names_the_conse
 
 def test_a_savepoint_of_a_seed_is_asked_about_under_every_name():
     """It has the name of the original, not of the fork that it was taken of."""
-    seed = replace(FORK.manifest, origin=replace(FORK.manifest.origin, is_of_seed=True))
+    seed = replace(FORK.manifest, base_path=SEED.path)
     refused = begun(None, Base(FORK.path, seed))
 
     assert isinstance(refused, Refusal)
@@ -233,7 +233,7 @@ def test_a_savepoint_of_a_seed_is_asked_about_under_every_name():
 
 
 def test_a_savepoint_of_a_seed_goes_on_where_the_pipeline_stands_without_being_asked():
-    seed = replace(SEED.manifest, origin=replace(ORIGIN, is_of_seed=True))
+    seed = replace(SEED.manifest, base_path="tallystick/4-1-seed2.json")
     assert begun(AT_THE_SAVEPOINT, Base(SEED.path, seed)) == Open(SEED.path)
     assert isinstance(begun(BEYOND, Base(SEED.path, seed)), Refusal)
 

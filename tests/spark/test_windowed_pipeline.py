@@ -20,7 +20,14 @@ Window = tuple[str, int]
 
 
 def pipeline(flow: Flow, windows: Any, parallelism: int, **settings: Any) -> ts.Pipeline:
-    """Windows of records by the time `n`."""
+    """Windows of records by the time `n`, into the output."""
+    return windowed(flow, windows, parallelism, **settings).write(
+        flow.sink(key="k", value=ts.Json())
+    )
+
+
+def windowed(flow: Flow, windows: Any, parallelism: int, **settings: Any) -> ts.Pipeline:
+    """The same without a sink."""
     source = flow.source(value=ts.Json(COLUMNS), max_offsets_per_trigger=150)
     aggregates = {"n": ts.count(), "total": ts.sum("n"), "middle": ts.quantiles("n", at=[0.5])}
     return (
@@ -35,7 +42,6 @@ def pipeline(flow: Flow, windows: Any, parallelism: int, **settings: Any) -> ts.
             parallelism=parallelism,
             uid="windows",
         )
-        .write(flow.sink(key="k", value=ts.Json()))
     )
 
 
@@ -139,9 +145,9 @@ def test_late_rows_go_to_the_output_that_is_named(flow: Flow) -> None:
     def put_in(*times: int) -> None:
         records = [("a", json.dumps({"k": "a", "n": at})) for at in times]
         produce(flow.confluent, flow.topic_in, records, partition=0)
-        windowed = pipeline(flow, ts.tumbling(SIZE), 2, late="too_late")
+        without_sinks = windowed(flow, ts.tumbling(SIZE), 2, late="too_late")
         sinks = (flow.sink(key="k", value=ts.Json()), flow.sink(topic=late, value=ts.Json()))
-        flow.run(windowed.write(sinks[0], too_late=sinks[1]))
+        flow.run(without_sinks.write(sinks[0], too_late=sinks[1]))
 
     put_in(100, 1300)  # the watermark is 1100 then
     put_in(200, 1400, 300)
