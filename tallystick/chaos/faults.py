@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from tallystick.chaos.cluster import Cluster
-from tallystick.chaos.program import Process, Supervisor, executors, python_workers
+from tallystick.chaos.program import Supervisor, executors, python_workers
 from tallystick.chaos.proxy import APIS, PRODUCE, Loss
 from tallystick.chaos.schedule import Fault
+from tallystick.host.processes import Process
 
 FOUND_S = 30.0
 """The longest wait for the process, connection or request that a fault is about."""

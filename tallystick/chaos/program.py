@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tallystick.chaos.object_store import ObjectStore
 from tallystick.errors import OptionError
+from tallystick.host.processes import Process, all_processes
 from tallystick.testing.process import ProcessGroup
 
 SERVERS_VARIABLE = "TALLYSTICK_CHAOS_SERVERS"
@@ -27,20 +28,6 @@ DAEMON = re.compile(r"pyspark[./](daemon|worker)|tallystick\.spark\.early_daemon
 """In the command of Spark's daemon of Python workers, which is also that of the workers."""
 EXECUTOR_MARK = "CoarseGrainedExecutorBackend"
 STOP_S = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process of the program, as `ps` shows it."""
-
-    pid: int
-    parent: int
-    command: str
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +116,7 @@ class Life:
 
     def processes(self) -> list[Process]:
         """Return its processes that are alive, the program's own first."""
-        everyone = {each.pid: each for each in _everyone()}
+        everyone = {each.pid: each for each in all_processes()}
         children: dict[int, list[Process]] = {}
         for each in everyone.values():
             children.setdefault(each.parent, []).append(each)
@@ -281,10 +268,3 @@ def python_workers(processes: Sequence[Process]) -> list[Process]:
 def executors(processes: Sequence[Process]) -> list[Process]:
     """Return the executors that have a JVM of their own."""
     return [each for each in processes if EXECUTOR_MARK in each.command]
-
-
-def _everyone() -> list[Process]:
-    options = ["-A", "-ww", "-o", "pid=,ppid=,args="]
-    listed = subprocess.run(["ps", *options], capture_output=True, text=True, check=True).stdout
-    split = (line.split(maxsplit=2) for line in listed.splitlines())
-    return [Process(int(each[0]), int(each[1]), each[2]) for each in split if len(each) == 3]

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -158,11 +158,13 @@ def run(
         parts: In how many parts the input is written; with faults, in one more than there are.
     """
     found = Run()
-    with job.cluster() as cluster:
-        object_store = ObjectStore(job.checkpoint) if job.checkpoint else None
+    with job.cluster() as cluster, ExitStack() as opened:
+        object_store = None
+        if job.checkpoint:
+            object_store = opened.enter_context(closing(ObjectStore(job.checkpoint)))
         servers = cluster.proxies.bootstrap_servers
         settings = ProgramSettings(job.command, servers, folder, object_store)
-        stores = [opened(folder) for opened in job.stores]
+        stores = [opened.enter_context(closing(store(folder))) for store in job.stores]
         witness = Witness(cluster)
         program = Supervisor(settings, say)
         course = _Course(job, cluster, program, found, say, stores)
@@ -176,10 +178,6 @@ def run(
         finally:
             program.close()
             witness.close()
-            for store in stores:
-                store.close()
-            if object_store is not None:
-                object_store.close()
         if not found.problems:
             found.state = state_of(settings.checkpoint, cluster.direct)
             found.problems += _witnessed(witness, found.records)

@@ -175,6 +175,7 @@ class Manifest:
     def is_of_seed(self) -> bool:
         """True of a seed whose savepoint held one: no manifest has the name meant for that."""
         origin = self.origin
+        # Earlier builds kept no base of a seed, and had the seed itself as the origin.
         return origin is not None and (is_seed(self.base_path) or is_seed(origin.manifest_path))
 
     def to_fields(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ PySpark waits without end for the file in which the JVM says where it listens. A
 write that file, as on a full disk, loses its main thread only, and lives on.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
 from tallystick.errors import TallystickError
+from tallystick.host.processes import Process, all_processes
 
 JVM_S = 120.0
 """The longest time until the JVM listens: on two busy cores it takes 2 to 10 s."""
@@ -47,9 +47,9 @@ def launched(conf: SparkConf, patience_s: float = JVM_S) -> Any:
     try:
         return gateway.result(patience_s)
     except TimeoutError:
-        for pid in _own_jvms() - before:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid, jvm in _own_jvms().items():
+            if pid not in before:
+                jvm.send(signal.SIGKILL)
         raise TallystickError(
             f"Spark's JVM has not said within {patience_s:.0f} s where it listens, which it writes "
             f"into a file in {tempfile.gettempdir()}. As a rule the disk is full: make room, then "
@@ -58,12 +58,12 @@ def launched(conf: SparkConf, patience_s: float = JVM_S) -> Any:
         ) from None
 
 
-def _own_jvms() -> set[int]:
-    """Return the processes of Spark's JVMs that this process has launched."""
-    options = ["-A", "-ww", "-o", "pid=,ppid=,args="]
+def _own_jvms() -> dict[int, Process]:
+    """Return the processes of Spark's JVMs that this process has launched, by number."""
     try:
-        listed = subprocess.run(["ps", *options], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):  # a small container may lack it
-        return set()
-    found = [line.split(maxsplit=2) for line in listed.splitlines() if COMMAND in line]
-    return {int(pid) for pid, parent, _ in found if int(parent) == os.getpid()}
+        found = all_processes()
+    except (OSError, subprocess.CalledProcessError):  # without `ps` it cannot be ended
+        return {}
+    return {
+        each.pid: each for each in found if each.parent == os.getpid() and COMMAND in each.command
+    }

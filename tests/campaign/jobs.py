@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 import tallystick as ts
+from tallystick.chaos.program import FILES_VARIABLE
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import savepoints
 from tallystick.ops.checkpoint_view import asking
@@ -41,7 +42,7 @@ class Workload:
         inputs: Topics that it reads.
         outputs: Topics that it writes.
         asks: The questions, in Jepsen's words, that it answers.
-        store: Where it writes beside topics; see `STORES`.
+        store: The place beside topics that it writes, by its name in `STORES`; "": none.
     """
 
     start: Callable[[str, str, int], object]
@@ -66,24 +67,29 @@ def large(bets: pa.RecordBatch) -> pa.RecordBatch:
     return bets.filter(pc.greater(bets["amount"], 20))
 
 
-def copied(servers: str, checkpoint: str, parallelism: int) -> object:
+def rows_through(
+    name: str,
+    servers: str,
+    checkpoint: str,
+    function: Callable[[pa.RecordBatch], pa.RecordBatch],
+    *sinks: object,
+) -> object:
+    """Start a pipeline of one function of rows."""
     return (
-        ts.Pipeline("copied")
+        ts.Pipeline(name)
         .read(source(servers))
-        .map_batches(large)
-        .write(sink(servers))
+        .map_batches(function)
+        .write(*sinks)
         .start(checkpoint=checkpoint)
     )
+
+
+def copied(servers: str, checkpoint: str, parallelism: int) -> object:
+    return rows_through("copied", servers, checkpoint, large, sink(servers))
 
 
 def by_task(servers: str, checkpoint: str, parallelism: int) -> object:
-    return (
-        ts.Pipeline("by-task")
-        .read(source(servers))
-        .map_batches(large)
-        .write(sink(servers, transactions="task"))
-        .start(checkpoint=checkpoint)
-    )
+    return rows_through("by-task", servers, checkpoint, large, sink(servers, transactions="task"))
 
 
 def keyed(servers: str, checkpoint: str, parallelism: int) -> object:
@@ -150,50 +156,44 @@ def two_topics(servers: str, checkpoint: str, parallelism: int) -> object:
 
 
 def files(servers: str, checkpoint: str, parallelism: int) -> object:
-    return (
-        ts.Pipeline("files")
-        .read(source(servers))
-        .map_batches(large)
-        .write(sink(servers), ts.FileSink(os.environ["TALLYSTICK_CHAOS_FILES"]))
-        .start(checkpoint=checkpoint)
+    return rows_through(
+        "files", servers, checkpoint, large, sink(servers), ts.FileSink(os.environ[FILES_VARIABLE])
     )
 
 
 def tables(servers: str, checkpoint: str, parallelism: int) -> object:
     """Write into two tables, and nothing to Kafka: the checkpoint decides."""
-    dsn = os.environ[DSN_VARIABLE]
-    return (
-        ts.Pipeline("tables")
-        .read(source(servers))
-        .map_batches(columns)
-        .write(
-            ts.PostgresSink(dsn, table=PREPARED),
-            ts.PostgresSink(dsn, table=STAGED, transactions="staged", key=["player", "id"]),
-        )
-        .start(checkpoint=checkpoint)
+    return rows_through(
+        "tables",
+        servers,
+        checkpoint,
+        columns,
+        ts.PostgresSink(os.environ[DSN_VARIABLE], table=PREPARED),
+        ts.PostgresSink(
+            os.environ[DSN_VARIABLE], table=STAGED, transactions="staged", key=["player", "id"]
+        ),
     )
 
 
 def table(servers: str, checkpoint: str, parallelism: int) -> object:
-    return (
-        ts.Pipeline("table")
-        .read(source(servers))
-        .map_batches(columns)
-        .write(sink(servers), ts.PostgresSink(os.environ[DSN_VARIABLE], table=PREPARED))
-        .start(checkpoint=checkpoint)
+    return rows_through(
+        "table",
+        servers,
+        checkpoint,
+        columns,
+        sink(servers),
+        ts.PostgresSink(os.environ[DSN_VARIABLE], table=PREPARED),
     )
 
 
 def own_sink(servers: str, checkpoint: str, parallelism: int) -> object:
-    return (
-        ts.Pipeline("own-sink")
-        .read(source(servers))
-        .map_batches(keyed_text)
-        .write(
-            ts.KafkaSink(servers, topic="out"),
-            LinesSink(os.environ["TALLYSTICK_CHAOS_FILES"]),
-        )
-        .start(checkpoint=checkpoint)
+    return rows_through(
+        "own-sink",
+        servers,
+        checkpoint,
+        keyed_text,
+        ts.KafkaSink(servers, topic="out"),
+        LinesSink(os.environ[FILES_VARIABLE]),
     )
 
 

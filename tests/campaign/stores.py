@@ -1,9 +1,7 @@
-"""Where programs of the campaign write beside topics, as independent readers see it."""
+"""The places beside topics that the campaign's programs write, as independent readers see them."""
 
 import os
 from pathlib import Path
-
-from pyarrow import fs
 
 from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
 from tallystick.chaos.files import ParquetFiles
@@ -58,16 +56,12 @@ def start_postgres() -> PostgresServer:
 def start_object_store(folder: Path) -> Server:
     """Start a server of S3 with a bucket, and tell programs of it."""
     server = Server(folder)
-    who = {"access_key": "key", "secret_key": "secret", "region": "us-east-1"}
-    s3 = fs.S3FileSystem(
-        endpoint_override=server.host, scheme="http", allow_bucket_creation=True, **who
-    )
-    s3.create_dir("campaign")
+    server.create_bucket("campaign", access_key="key", secret_key="secret")
     os.environ |= {
         ENDPOINT_VARIABLE: f"http://{server.host}",
-        "AWS_ACCESS_KEY_ID": who["access_key"],
-        "AWS_SECRET_ACCESS_KEY": who["secret_key"],
-        "AWS_REGION": who["region"],
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
     }
     return server
 

@@ -134,7 +134,7 @@ def test_a_keyed_program_is_exact_on_a_cluster_that_was_there(flights, late, tmp
 def test_a_program_that_writes_files_is_exact(flights, tmp_path):
     code, found, _ = chaos(
         flights, tmp_path / "report.json", "--kills", "4", "--faults", "driver,worker,disk,zombie",
-        "--folder", str(tmp_path), *program("to_files.py"), output=("--output-files",),
+        "--folder", str(tmp_path), *program("beside_topics.py"), output=("--output-files",),
     )  # fmt: skip
     assert (code, found["problems"], found["differences"]) == (0, [], [])
     assert hits(found) == {"driver", "worker", "disk", "zombie"}
@@ -147,9 +147,7 @@ def test_a_checkpoint_in_an_object_store_that_is_out_of_reach_again_and_again(
     flights, late, tmp_path, monkeypatch
 ):
     server = Server(tmp_path)
-    who = {"access_key": "key", "secret_key": "secret", "scheme": "http", "region": "us-east-1"}
-    s3 = fs.S3FileSystem(endpoint_override=server.host, allow_bucket_creation=True, **who)
-    s3.create_dir("bucket")
+    s3 = server.create_bucket("bucket", access_key="key", secret_key="secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{server.host}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -175,7 +173,7 @@ def test_a_program_that_writes_a_table_is_exact(flights, tmp_path):
         server.query("CREATE TABLE late (id bigint, dest text, delay bigint)")
         code, found, _ = chaos(
             flights, tmp_path / "report.json", "--kills", "3", "--faults", "driver,worker,zombie",
-            "--postgres", server.dsn, *program("to_table.py", server.dsn),
+            "--postgres", server.dsn, *program("beside_topics.py", server.dsn),
             output=("--output-table", "late"),
         )  # fmt: skip
         rows = server.query("SELECT id FROM late ORDER BY id")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.chaos.program import Life, Process, ProgramSettings, Supervisor, python_workers
+from tallystick.chaos.program import Life, ProgramSettings, Supervisor, python_workers
 from tallystick.errors import OptionError
+from tallystick.host.processes import Process
 
 PARENT = """
 import subprocess, sys, time

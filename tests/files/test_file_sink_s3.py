@@ -33,9 +33,7 @@ def credentials(monkeypatch):
 def bucket(server, request):
     """An independent view of a bucket of one's own."""
     name = f"bucket-{abs(hash(request.node.name)) % 10**9}"
-    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
-    files = fs.S3FileSystem(endpoint_override=server.host, **options)
-    files.create_dir(name)
+    files = server.create_bucket(name)
     return Bucket(files, name, f"s3a://{name}/out?{server.query}")
 
 
@@ -111,8 +109,7 @@ def test_a_sink_that_moved_settles_what_lies_in_the_old_place(bucket, server):
 def test_a_server_that_is_gone_leaves_the_outcome_open(tmp_path):
     server = Server(tmp_path)
     try:
-        options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
-        fs.S3FileSystem(endpoint_override=server.host, **options).create_dir("bucket")
+        server.create_bucket("bucket")
         uri = f"s3://bucket/out?{server.query}"
         sink = opened(uri)
         (committable,) = prepared(sink, place(), rows(0, 3))

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyarrow import fs
 
 from tallystick.epoch import manifest as m
 from tallystick.errors import OptionError, StorageError
@@ -32,8 +31,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_savepoint_on_s3_lives_as_one_on_a_disk(s3, tmp_path: Path):
     bucket = "savepoints"
-    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
-    fs.S3FileSystem(endpoint_override=s3.host, **options).create_dir(bucket)
+    s3.create_bucket(bucket)
 
     def place(name: str) -> FileStorage:
         return FileStorage(f"s3://{bucket}/{name}?{s3.query}")
@@ -61,8 +59,7 @@ def test_a_savepoint_on_s3_lives_as_one_on_a_disk(s3, tmp_path: Path):
 
 def test_of_two_commands_with_one_folder_the_second_is_refused(s3, tmp_path: Path):
     """The one that fails would remove what the other one has just called saved."""
-    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
-    fs.S3FileSystem(endpoint_override=s3.host, **options).create_dir("at-once")
+    s3.create_bucket("at-once")
     uri = f"s3://at-once/saved?{s3.query}"
     job = Job(tmp_path)
     job.run(2)

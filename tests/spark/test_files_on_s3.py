@@ -47,8 +47,7 @@ def test_a_pipeline_writes_files_to_s3_and_leaves_nothing_strange(
     flow: Flow, server: Server, tmp_path: Path
 ) -> None:
     """Neither there nor on a disk."""
-    s3 = fs.S3FileSystem(endpoint_override=server.host, allow_bucket_creation=True, **WHO)
-    s3.create_dir("bucket")
+    s3 = server.create_bucket("bucket", access_key="key", secret_key="hunter2")
     disk, folder = fs.LocalFileSystem(), str(tmp_path / "files")
     sinks = (
         ts.FileSink(f"s3a://key:hunter2@bucket/out?{server.query}"),

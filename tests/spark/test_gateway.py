@@ -28,11 +28,11 @@ def write(script: Path, text: str) -> None:
 def test_a_jvm_that_never_says_where_it_listens_is_ended(spark_submit: Path) -> None:
     """As one that could not write it, on a full disk: its other threads keep it alive."""
     write(spark_submit, f"exec -a {gateway.COMMAND} sleep 600")
-    others = gateway._own_jvms()  # that of tests before
+    others = gateway._own_jvms().keys()  # that of tests before
     with pytest.raises(TallystickError, match=r"within 2 s where it listens.*full"):
         gateway.launched(SparkConf(False), 2.0)
     deadline = time.monotonic() + 10
-    while gateway._own_jvms() - others:
+    while gateway._own_jvms().keys() - others:
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)
 

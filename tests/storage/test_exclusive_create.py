@@ -9,7 +9,6 @@ import sys
 import textwrap
 
 import pytest
-from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
 from tallystick.storage.file_storage import FileStorage
@@ -118,9 +117,7 @@ def test_a_disk_without_links_is_refused_with_the_ways_on(tmp_path, monkeypatch)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("s3"), one_at_a_time=True)
-    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
-    keys = {"access_key": "key", "secret_key": "hunter2"}
-    fs.S3FileSystem(endpoint_override=server.host, **options, **keys).create_dir("exclusive")
+    server.create_bucket("exclusive", access_key="key", secret_key="hunter2")
     yield server
     server.stop()
 

@@ -61,6 +61,21 @@ class Server:
     def query(self):
         return f"endpoint_override={self.host}&scheme=http&region=us-east-1"
 
+    def create_bucket(self, name, **keys):
+        """Create a bucket; return an independent view of the server.
+
+        Without keys, those of the environment count.
+        """
+        files = fs.S3FileSystem(
+            endpoint_override=self.host,
+            scheme="http",
+            region="us-east-1",
+            allow_bucket_creation=True,
+            **keys,
+        )
+        files.create_dir(name)
+        return files
+
     def requests(self, since=0):
         lines = self.log.read_text().splitlines()[since:]
         return [line.partition('"')[2].partition('"')[0] for line in lines if "HTTP/1.1" in line]
@@ -87,8 +102,7 @@ def credentials(monkeypatch):
 @pytest.fixture
 def bucket(server, request):
     name = f"bucket-{abs(hash(request.node.name)) % 10**9}"
-    options = {"scheme": "http", "region": "us-east-1", "allow_bucket_creation": True}
-    fs.S3FileSystem(endpoint_override=server.host, **options).create_dir(name)
+    server.create_bucket(name)
     return name
 
 

@@ -1,4 +1,7 @@
-"""A user's program for `tallystick chaos` that writes a table of PostgreSQL: argv is its DSN."""
+"""A user's program for `tallystick chaos` that writes no topic.
+
+With a DSN as argv[1] it writes a table of PostgreSQL, else Parquet files.
+"""
 
 import os
 import sys
@@ -6,8 +9,12 @@ import sys
 import tallystick as ts
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sink = ts.PostgresSink(sys.argv[1], table="late")
+    else:
+        sink = ts.FileSink(os.environ["TALLYSTICK_CHAOS_FILES"], partition_by=["dest"])
     (
-        ts.Pipeline("to-table")
+        ts.Pipeline("beside-topics")
         .read(
             ts.KafkaSource(
                 os.environ["TALLYSTICK_CHAOS_SERVERS"],
@@ -17,7 +24,7 @@ if __name__ == "__main__":
             )
         )
         .map_batches(lambda flights: flights.select(["id", "dest", "delay"]))
-        .write(ts.PostgresSink(sys.argv[1], table="late"))
+        .write(sink)
         .start(checkpoint=os.environ["TALLYSTICK_CHAOS_CHECKPOINT"])
         .awaitTermination()
     )

@@ -1,0 +1,34 @@
+"""The processes of this machine, as `ps` lists them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, as `ps` shows it."""
+
+    pid: int
+    parent: int
+    command: str
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+def all_processes() -> list[Process]:
+    """Return all processes, of all users.
+
+    Raises:
+        OSError: there is no `ps`, as in a small container.
+        CalledProcessError: it has failed.
+    """
+    options = ["-A", "-ww", "-o", "pid=,ppid=,args="]
+    listed = subprocess.run(["ps", *options], capture_output=True, text=True, check=True).stdout
+    split = (line.split(maxsplit=2) for line in listed.splitlines())
+    return [Process(int(each[0]), int(each[1]), each[2]) for each in split if len(each) == 3]
