@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gang", action="store_true", help="with resident tasks, every seed")
     parser.add_argument("--windows", action="store_true", help="after a keyed step, every seed")
     parser.add_argument("--recover", action="store_true", help="before each run, every seed")
+    parser.add_argument("--lists", action="store_true", help="of readers, and a table, every seed")
     parser.add_argument("--writer", action="store_true", help="as a writeStream, every seed")
     parser.add_argument(
         "--justify", action="store_true", help="find a mutation for each kind of fault; no seeds"
@@ -47,12 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed,
             is_keyed=True if is_keyed else False if is_stateless else None,
             decided_by=(KAFKA, CHECKPOINT)[seed % 2] if asked.sinks else None,
-            has_loop=asked.gang or asked.recover or None,
-            has_gang=asked.gang or None,
+            has_loop=asked.gang or asked.recover or asked.lists or None,
+            has_gang=asked.gang or asked.lists or None,
             has_two_inputs=asked.two_inputs or None,
             has_windows=asked.windows or None,
             recovers=asked.recover or None,
             has_stream_writer=asked.writer or None,
+            has_operator_state=asked.lists or None,
         )
 
     if asked.seed is not None:

@@ -26,8 +26,10 @@ from tallystick.errors import (
     SecondCallError,
     StorageError,
 )
+from tallystick.state.changelog import DamagedError
 from tallystick.values import TopicPartition
 from tests.simulation.kafka_cluster import Committed
+from tests.simulation.operator_state import UIDS, wrong_state
 from tests.simulation.rows import OUTPUT, Row
 from tests.simulation.scheduler import Crash
 from tests.simulation.spark import Checkpoint, ConcurrentRunError, UnreadableLogError
@@ -57,6 +59,7 @@ class Checker:
         is_keyed: bool = False,
         waited_for: Collection[TopicPartition] = (),
         has_windows: bool = False,
+        has_operator_state: bool = False,
     ) -> None:
         self.violations: list[str] = []
         self.checkpoint = checkpoint
@@ -75,7 +78,11 @@ class Checker:
         self._tells = tells
         self.on_decision: Callable[[int, str, str], None] = lambda *_: None
         self.is_keyed = is_keyed
-        self.state = StateOracle(self.note, OUTPUT, waited_for, has_windows=has_windows)
+        self.has_operator_state = has_operator_state
+        others = len(UIDS) * has_operator_state
+        self.state = StateOracle(
+            self.note, OUTPUT, waited_for, has_windows=has_windows, others=others
+        )
         self.begin(checkpoint, -1)
 
     def note(self, violation: str) -> None:
@@ -136,6 +143,7 @@ class Checker:
         if self.is_keyed:
             self.check_keyed(epoch, found, manifest_path)
             return
+        self._check_operator_state(epoch, manifest_path)
         expected = self._expected_rows(self.checkpoint, epoch)
         for partition in sorted({*expected, *found}):
             if by_source(found.get(partition, ())) != by_source(expected.get(partition, ())):
@@ -151,8 +159,22 @@ class Checker:
         read = self._expected_rows(self.checkpoint, epoch)
         expected = self.state.expected(epoch, read)
         self.state.on_commit(epoch, found, self.checkpoint.files, manifest_path)
+        self._check_operator_state(epoch, manifest_path)
         if _offsets(found) != _offsets(expected):
             self.note(f"epoch {epoch}: committed {found}, expected {expected}")
+
+    def _check_operator_state(self, epoch: int, manifest_path: str) -> None:
+        files = self.checkpoint.files
+        if not self.has_operator_state or manifest_path not in files:
+            return
+        begins, ends = self.checkpoint.beginning, self.checkpoint.offsets[epoch]
+        state = decode(files[manifest_path], manifest_path).state
+        try:
+            found = wrong_state(begins, ends, state, lambda its: self.state.entries(its, files))
+            for wrong in found:
+                self.note(f"epoch {epoch}: {wrong}")
+        except (KeyError, DamagedError) as error:
+            self.note(f"epoch {epoch}: its operator state cannot be read: {error!r}")
 
     def _check_foreign(self, epoch: int, step: int, counted_at: int | None) -> None:
         self.foreign_epochs.add(epoch)

@@ -46,6 +46,8 @@ class Gangs:
         steps = replace(NO_STEPS, task_count=world.dice.randint(1, SLOT_COUNT))
         if world.is_keyed:
             steps = world.workers.steps(process, world.checkpoint)
+        else:
+            steps = world.workers.with_operator_state(steps, process, world.checkpoint)
         made = Residents(world, process, steps, has_limit=world.decided_by == KAFKA)
         self._residents[process.name] = made
         return made

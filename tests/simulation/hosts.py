@@ -47,7 +47,19 @@ CopyName = tuple[str, str, KeyGroupRange]
 class Host:
     """A worker's machine."""
 
+    number: int
     copies: dict[CopyName, LocalCopy] = field(default_factory=dict)
+    losses: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of it, of which there is another one once it has lost what it had."""
+        return f"host {self.number} after {self.losses} losses"
+
+    def lose_all(self) -> None:
+        """Lose its copies, and the memory of its processes."""
+        self.copies.clear()
+        self.losses += 1
 
 
 class SimulatedStore:

@@ -30,8 +30,10 @@ from tests.simulation.branches import Branches
 from tests.simulation.engine import SimulatedEngine, Surroundings
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.fetch import parts_of, read_plan
+from tests.simulation.hosts import HostDoors
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_step import COLUMNS, KEY_COUNT, counted_in
+from tests.simulation.operator_state import Reading, memory_of, rules_in, rules_splits
 from tests.simulation.rows import Row, key_partition, time_of
 from tests.simulation.scheduler import Process
 
@@ -101,6 +103,21 @@ class EpochInput:
     lineage: str
     epoch: int
     ranges: Mapping[TopicPartition, range]
+    rules: range = range(0)
+    """What is new in the topic of a table."""
+    all_rules: range = range(0)
+    """What the table has been made of, with that."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return not any((*self.ranges.values(), self.rules))
+
+    def reading(self, epoch: KeyedEpoch, dice: random.Random) -> Reading | None:
+        """Return how readers with operator state read it; None: they have none."""
+        if not epoch.lists:
+            return None
+        return Reading(epoch, self.ranges, rules_in(self.all_rules), dice)
 
     @property
     def state(self) -> InputState:
@@ -145,7 +162,7 @@ class KeyedEngine(SimulatedEngine):
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochResult:
         """See `ports.Engine.run_epoch`."""
-        if self._steps.is_idle(state) and not any(self._unread.ranges.values()):
+        if self._steps.is_idle(state) and self._unread.is_empty:
             return EpochResult((), self._steps.carried(state))
         token = self._keyed_world.nonce()
         self._encode = encode_plan(self._output)
@@ -154,7 +171,8 @@ class KeyedEngine(SimulatedEngine):
         last: EncodePlan | FanOut = self._encode
         if self._branches is not None:
             last = self._branches.outlet(checkpoint_id, self._unread.lineage, self._encode)
-        epoch = steps.epoch(checkpoint_id, 0, token, state, last, unread)
+        control = rules_splits(self._unread.rules)
+        epoch = steps.epoch(checkpoint_id, 0, token, state, last, unread, control)
         epoch = replace(epoch, plans=rewriting(self._world, epoch.plans))
         self._stages = Stages(self._keyed_world, self._process, epoch, self._unread, self._doors)
         self._stages.run()
@@ -257,6 +275,7 @@ class Stages:
         self._plans = epoch.plans
         self._unread = unread
         self._doors = doors
+        self._reading = unread.reading(epoch, world.dice)
         self._left: list[list[list[Frame]]] = []  # by stage, and by task
 
     def run(self) -> None:
@@ -265,7 +284,8 @@ class Stages:
         Raises:
             RetriableError: the attempts of a task are used up.
         """
-        sources = range(len(self._unread.ranges))
+        reading = self._reading
+        sources = range(len(self._unread.ranges) if reading is None else reading.reader_count)
         self._left = [[self._read_source(source) for source in sources]]
         for stage, plan in enumerate(self._plans, 1):
             count = plan.base.parallelism
@@ -293,9 +313,20 @@ class Stages:
         return [collect.write(iter(frames), 0) for frames in self._left[-1]]
 
     def _run_task(self, stage: int, index: int) -> list[Frame]:
-        return self._process_keys(stage, index) if stage else self._read_source(index)
+        error: Exception | None = None
+        for _ in range(TASK_ATTEMPTS_MAX):
+            try:
+                return self._process_keys(stage, index) if stage else self._read_source(index)
+            except (TaskKilledError, RetriableError) as met:
+                error = met
+        raise EpochAbortedError(f"a task failed {TASK_ATTEMPTS_MAX} times: {error}")
 
     def _read_source(self, source: int) -> list[Frame]:
+        if self._reading is not None:
+            doors = self._doors(source)
+            assert isinstance(doors, HostDoors)
+            memory = memory_of(doors, doors.host.name)
+            return list(self._reading.send(source, self._plan_of, memory, lambda _: None))
         partition = list(self._unread.ranges)[source]
         parts = parts_of(self._plan_of, {partition: self._unread.ranges[partition]})
         return list(send_read(parts, self._first, source))
@@ -304,14 +335,8 @@ class Stages:
         return keys_plan(self._world, self._plans[0].step, lambda _: None, input_)
 
     def _process_keys(self, stage: int, index: int) -> list[Frame]:
-        error: Exception | None = None
-        for _ in range(TASK_ATTEMPTS_MAX):
-            plan = replace(self._plans[stage - 1], doors=self._doors(index))
-            try:
-                return list(plan.run(_routed(self._left[stage - 1], index), index))
-            except (TaskKilledError, RetriableError) as met:
-                error = met
-        raise EpochAbortedError(f"a task failed {TASK_ATTEMPTS_MAX} times: {error}")
+        plan = replace(self._plans[stage - 1], doors=self._doors(index))
+        return list(plan.run(_routed(self._left[stage - 1], index), index))
 
 
 def _routed(frames: Sequence[Sequence[Frame]], target: int) -> list[Frame]:

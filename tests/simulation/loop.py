@@ -17,7 +17,7 @@ from tests.simulation.keyed_step import MAX_PARALLELISM
 from tests.simulation.pipelines import Pipeline
 from tests.simulation.planners import named_positions, next_ends, planners_of
 from tests.simulation.residents import Residents
-from tests.simulation.rows import Row
+from tests.simulation.rows import RULES, Row
 from tests.simulation.scheduler import Process
 from tests.simulation.spark import Checkpoint, Positions, Source, positions_in
 
@@ -76,7 +76,7 @@ class Loop:
             assert residents is not None, "rescaled are resident tasks"
             newest = driver.coordinator.committed_manifest
             parallelism = world.dice.randint(1, MAX_PARALLELISM)
-            has_state = newest is not None and residents.keyed.steps
+            has_state = newest is not None and (residents.keyed.steps or residents.keyed.lists)
             residents.rescale(parallelism, newest.state if newest and has_state else ())
 
         def judge(rescaled: Future[None]) -> None:
@@ -155,15 +155,19 @@ class _Epochs:
     def _first_positions(self) -> Positions:
         """Where a lineage begins: it may read what comes from now on."""
         world = self._world
-        is_late = world.begins_late and world.checkpoint is world.origin
-        return dict(world.available) if is_late else world.checkpoint.base
+        base = world.checkpoint.base
+        if not world.begins_late or world.checkpoint is not world.origin:
+            return base
+        # A table begins with the earliest record of its topic.
+        return {at: base[at] if at == RULES else end for at, end in world.available.items()}
 
     def engine(
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
     ) -> Engine:
         """See `ports.EpochSource.engine`."""
         read = positions_in if self._inputs is None else named_positions
-        ends = {checkpoint_id - 1: read(start), checkpoint_id: read(sources)}
+        begins = {0: self._world.checkpoint.beginning}
+        ends = {**begins, checkpoint_id - 1: read(start), checkpoint_id: read(sources)}
         planned = replace(self._world.checkpoint, recorded=ends)
         return self._world.engine(self._process, planned, checkpoint_id)
 

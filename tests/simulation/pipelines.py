@@ -22,6 +22,10 @@ WRITERS = (2, 3)
 """Of the queries with other sinks that the checkpoint decides for, these in five write them so."""
 
 
+OPERATOR_STATE_EVERY, OPERATOR_STATE_TURN = 3, 1
+"""Of so many seeds with a keyed step, or with resident tasks and no other sinks, one has lists."""
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """What a pipeline has.
@@ -36,6 +40,7 @@ class Pipeline:
         has_windows: a second keyed step, with windows of event time.
         recovers: it is recovered before each run, by a driver of its own.
         has_stream_writer: it is a query with `writeStream.format("tallystick")`.
+        has_operator_state: its readers have lists and a table.
     """
 
     is_keyed: bool
@@ -46,6 +51,7 @@ class Pipeline:
     has_windows: bool
     recovers: bool
     has_stream_writer: bool
+    has_operator_state: bool
 
 
 def pipeline_of(
@@ -58,6 +64,7 @@ def pipeline_of(
     has_windows: bool | None = None,
     recovers: bool | None = None,
     has_stream_writer: bool | None = None,
+    has_operator_state: bool | None = None,
 ) -> Pipeline:
     """Return the pipeline of a seed's world; what is not None is as a test wants it."""
     if has_stream_writer:
@@ -83,15 +90,20 @@ def pipeline_of(
     if has_stream_writer is None:
         is_query = not has_loop and decided_by == CHECKPOINT
         has_stream_writer = is_free and is_query and seed % KEYED_EVERY in WRITERS
+    has_gang = has_gang and has_loop
+    if has_operator_state is None:
+        has_operator_state = is_free and seed % OPERATOR_STATE_EVERY == OPERATOR_STATE_TURN
+    has_readers = is_keyed or (has_gang and not decided_by)
     return Pipeline(
         is_keyed,
         decided_by,
         has_loop,
-        has_gang and has_loop,
+        has_gang,
         has_two_inputs,
         has_windows,
         recovers and has_loop,
         has_stream_writer,
+        has_operator_state and has_readers,
     )
 
 

@@ -30,6 +30,7 @@ from tests.simulation.keyed_engine import (
     rewriting,
     with_records,
 )
+from tests.simulation.operator_state import memory_of, rules_splits
 from tests.simulation.produce import SimulatedProduce
 from tests.simulation.rows import Row, output_partition
 from tests.simulation.scheduler import Process
@@ -156,7 +157,7 @@ class GangEngine:
         is_numbered = branches is not None and not keyed.steps
         if is_numbered:
             numbered, state = count_in(state), ()
-        elif keyed.is_idle(state) and not any(place.unread.ranges.values()):
+        elif keyed.is_idle(state) and place.unread.is_empty:
             return EpochResult((), keyed.carried(state))
         encode = encode_plan(place.output)
         last: EncodePlan | FanOut = encode
@@ -168,7 +169,8 @@ class GangEngine:
         if keyed.steps:
             keyed = with_records(keyed, place.unread)
         nonce = self._world.nonce()
-        epoch = keyed.epoch(checkpoint_id, 0, nonce, state, last, place.unread.state)
+        control = rules_splits(place.unread.rules)
+        epoch = keyed.epoch(checkpoint_id, 0, nonce, state, last, place.unread.state, control)
         plans = rewriting(self._world, epoch.plans)
         epoch = replace(epoch, plans=plans)
         reports = self._residents.run(partial(self._order, epoch, producer, rows))
@@ -190,11 +192,19 @@ class GangEngine:
     ) -> Order:
         partitions = list(self._place.unread.ranges)
         reader_count = max(1, min(self._keyed.task_count, len(partitions)))
+        reading = self._place.unread.reading(epoch, self._world.dice)
+        if reading is not None:
+            reader_count = reading.reader_count
 
         def read(member: Member) -> Made:
             plan = self._read_plan(member, rows)
 
             def send_share(at: int) -> Iterator[Frame]:
+                if reading is not None:
+                    doors = self._place.doors(member.process, member.index)
+                    memory = memory_of(doors, member.process.name)
+                    before_answer = partial(self._befall, member)
+                    return reading.send(at, plan, memory, before_answer, attempt_number)
                 ranges = self._place.unread.ranges
                 its = {each: ranges[each] for each in partitions[at::reader_count]}
                 return send_read(parts_of(plan, its), epoch.first, at, attempt_number)
@@ -226,16 +236,18 @@ class GangEngine:
             self._place.cluster, lambda: world.advance(member.process), world.later, answered
         )
 
+    def _befall(self, member: Member, partition: TopicPartition) -> None:
+        """Let time pass before a member gets an answer; there may be none."""
+        self._world.advance(member.process)
+        if self._world.plan.strikes(Fault.READ_FAILED):
+            raise RetriableError(f"{partition} cannot be read")
+
     def _read_plan(
         self, member: Member, rows: Mapping[TopicPartition, tuple[Row, ...]]
     ) -> Callable[[str], ReadPlan]:
         """How a member's readers read each input."""
         world, unread = self._world, self._place.unread
-
-        def before_answer(partition: TopicPartition) -> None:
-            world.advance(member.process)
-            if world.plan.strikes(Fault.READ_FAILED):
-                raise RetriableError(f"{partition} cannot be read")
+        before_answer = partial(self._befall, member)
 
         def rows_read(read: pa.RecordBatch) -> pa.RecordBatch:
             places = zip(*(read[name].to_pylist() for name in PLACE), strict=True)

@@ -12,6 +12,8 @@ from tallystick.values import TopicPartition
 
 SPREAD = (0, 1, 0, 1, 0, 1, 2)
 NO_KEY = -1
+RULES = TopicPartition("rules/rules", 0)
+"""The topic of a table, as it is named among the partitions of all inputs: it has no rows."""
 OUTPUT = tuple(TopicPartition("out", partition) for partition in range(3))
 
 
@@ -88,5 +90,6 @@ def rows_between(
     return [
         Row("", 0, source, offset)
         for source, end in ends.items()
+        if source != RULES
         for offset in range(starts[source], end)
     ]

@@ -185,7 +185,9 @@ def _take_needed_file(world: World) -> Load | None:
         return None
     load = world.dice.choice(needed(step.files, KeyGroupRange(0, step.max_parallelism - 1)))
     world.backup = {load.file.path: world.checkpoint.files[load.file.path]}
-    world.workers.hosts = [Host() for _ in world.workers.hosts]
+    world.workers.hosts = [
+        Host(each.number, losses=each.losses + 1) for each in world.workers.hosts
+    ]
     world.workers.parallelism = 1
     return load
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from tallystick.epoch.manifest import FOLDER, KAFKA
-from tallystick.run import exchange
+from tallystick.run import exchange, lists, tables
 from tests.simulation.checker import Violation
 from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between
@@ -59,6 +59,8 @@ def simulate(
     with ExitStack() as stack:
         stack.enter_context(_silent_driver())
         stack.enter_context(patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES))
+        for module in (lists, tables):  # no process remembers what those of another world did
+            stack.enter_context(patch.dict(module._held, clear=True))
         if world.pipeline.has_stream_writer:
             stack.enter_context(in_processes_of(world))
         try:

@@ -18,7 +18,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.other_systems import Held, OtherSystem, SimulatedSink, TellingSink
 from tests.simulation.pipelines import Pipeline
-from tests.simulation.rows import OUTPUT, Row, key_partition, output_partition
+from tests.simulation.rows import OUTPUT, RULES, Row, key_partition, output_partition
 from tests.simulation.scheduler import Process
 from tests.simulation.sink_engine import SinkAttempt, SinkEngine
 from tests.simulation.sink_oracle import SinkOracle
@@ -354,6 +354,7 @@ def rows_of(checkpoint: Checkpoint, epoch: int) -> Sequence[Row]:
     return [
         Row(checkpoint.lineage, epoch, source, offset)
         for source in ends
+        if source != RULES
         for offset in range(starts[source], ends[source])
     ]
 

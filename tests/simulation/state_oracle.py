@@ -38,6 +38,7 @@ class StateOracle:
         output: the output partitions.
         waited_for: the partitions of two inputs, whose rows may be late; empty: it is only one.
         has_windows: there is a second step; see `WindowOracle`.
+        others: how many states there are besides those of the steps.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class StateOracle:
         waited_for: Collection[TopicPartition],
         *,
         has_windows: bool,
+        others: int = 0,
     ) -> None:
         self.counts: Counts = {}
         self.counts_at: dict[int, Counts] = {-1: {}, 0: {}}  # by epoch; 0: a lineage began
@@ -62,6 +64,7 @@ class StateOracle:
         self._lineage = ""
         self._late: dict[tuple[str, int], list[Place]] = {}
         self.has_windows = has_windows
+        self._others = others
         self.windows = WindowOracle(note)
         self.visible: list[Row] = []  # of the epoch that was decided last
 
@@ -172,7 +175,7 @@ class StateOracle:
         state = [StepState.from_json(step) for step in json.loads(line)["state"]]
         if not state and not self.counts:
             return
-        if len(state) != 1 + self.has_windows:
+        if len(state) != 1 + self.has_windows + self._others:
             self._note(f"epoch {epoch}: its manifest has the state of {len(state)} steps")
             return
         if self.has_windows:
@@ -185,7 +188,7 @@ class StateOracle:
         if self._waited_for and found_ms != self.watermark:
             self._note(f"epoch {epoch}: its watermark is {found_ms}, expected {self.watermark}")
         try:
-            found = self._read_naively(state[0], files)
+            found = self.entries(state[0], files)
         except (KeyError, DamagedError) as error:
             self._note(f"epoch {epoch}: its state cannot be read: {error!r}")
             return
@@ -203,7 +206,7 @@ class StateOracle:
                 f"expected {now.watermark_ms}"
             )
         try:
-            found = self._read_naively(step, files)
+            found = self.entries(step, files)
         except (KeyError, DamagedError) as error:
             self._note(f"epoch {epoch}: its windows cannot be read: {error!r}")
             return
@@ -211,8 +214,8 @@ class StateOracle:
         if len(found) != ENTRIES_PER_PANE * len(panes):
             self._note(f"epoch {epoch}: its windows have {len(found)} entries, {len(panes)} panes")
 
-    def _read_naively(self, step: StepState, files: Mapping[str, bytes]) -> dict[bytes, bytes]:
-        """All files of a step, whole, one over the other; a snapshot clears its key groups first.
+    def entries(self, step: StepState, files: Mapping[str, bytes]) -> dict[bytes, bytes]:
+        """Read all files of a step, one over the other; a snapshot clears its key groups first.
 
         Raises:
             KeyError: a file is missing.

@@ -37,6 +37,11 @@ class SimulatedStorage:
         made._unsynced = checkpoint.unsynced
         return made
 
+    def seen_from(self, process: str) -> Self:
+        """Return it as another process has it, which remembers nothing of what others read."""
+        location = f"{self._location}, seen from {process}"
+        return type(self)(self._wire, self._process, location, self._files)
+
     @property
     def location(self) -> str:
         """See `ports.Storage.location`."""

@@ -14,7 +14,9 @@ from tests.simulation.hosts import Host, HostDoors
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_engine import EpochInput, KeyedEngine, TaskKilledError
 from tests.simulation.keyed_step import MAX_PARALLELISM, keyed_steps
+from tests.simulation.operator_state import with_operator_state
 from tests.simulation.pipelines import Pipeline
+from tests.simulation.rows import RULES
 from tests.simulation.scheduler import Process
 from tests.simulation.spark import Checkpoint
 from tests.simulation.storage import SimulatedStorage
@@ -74,7 +76,7 @@ class Workers:
     """
 
     def __init__(self, world: Outside, output: Sequence[TopicPartition]) -> None:
-        self.hosts = [Host() for _ in range(HOST_COUNT)]
+        self.hosts = [Host(number) for number in range(HOST_COUNT)]
         self.parallelism = PARALLELISM
         self._world = world
         self._output = output
@@ -97,7 +99,17 @@ class Workers:
         """The keyed steps of a run."""
         parallelism = self.parallelism_of(process)
         doors = self.doors(process, checkpoint, 0)
-        return keyed_steps(parallelism, doors, self._world.pipeline)
+        steps = keyed_steps(parallelism, doors, self._world.pipeline)
+        return self.with_operator_state(steps, process, checkpoint)
+
+    def with_operator_state(
+        self, steps: KeyedSteps, process: Process, checkpoint: Checkpoint
+    ) -> KeyedSteps:
+        """Return the steps of a run with what its readers keep, if they do."""
+        if not self._world.pipeline.has_operator_state:
+            return steps
+        partitions = [each for each in checkpoint.base if each != RULES]
+        return with_operator_state(steps, self.doors(process, checkpoint, 0), partitions)
 
     def parallelism_of(self, process: Process) -> int:
         """That of the run: of all its epochs."""
@@ -123,7 +135,7 @@ class Workers:
         """A moment in a task, in which others run, and a host may lose what it has."""
         self._world.advance(process)
         if self._world.plan.strikes(Fault.COPY_LOST):
-            self._world.dice.choice(self.hosts).copies.clear()
+            self._world.dice.choice(self.hosts).lose_all()
             self._world.tell(Fault.COPY_LOST.value)
 
     def send(self, process: Process, call: Call[Result]) -> Result:
@@ -148,4 +160,8 @@ def unread_in(checkpoint: Checkpoint, epoch: int) -> EpochInput:
     """What an epoch reads."""
     starts, ends = checkpoint.start_of(epoch), checkpoint.offsets[epoch]
     ranges = {partition: range(starts[partition], end) for partition, end in ends.items()}
-    return EpochInput(checkpoint.lineage, epoch, ranges)
+    rules = ranges.pop(RULES, None)
+    if rules is None:
+        return EpochInput(checkpoint.lineage, epoch, ranges)
+    all_rules = range(checkpoint.beginning[RULES], rules.stop)
+    return EpochInput(checkpoint.lineage, epoch, ranges, rules, all_rules)

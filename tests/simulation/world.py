@@ -39,10 +39,11 @@ from tests.simulation.gang import Network, SimulatedGang
 from tests.simulation.gangs import Gangs
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.loop import Loop
-from tests.simulation.pipelines import pipeline_of
+from tests.simulation.operator_state import RULES_SPLIT, TABLE
+from tests.simulation.pipelines import Pipeline, pipeline_of
 from tests.simulation.query import Query, whose_function
 from tests.simulation.residents import Residents
-from tests.simulation.rows import OUTPUT, Row
+from tests.simulation.rows import OUTPUT, RULES, Row
 from tests.simulation.scheduler import Crash, Endless, Process, Scheduler
 from tests.simulation.sinks import Sinks, rows_by_partition
 from tests.simulation.spark import Checkpoint, Positions, Source, plan_ends
@@ -59,6 +60,8 @@ OWN = Source("sink", "own-group", (TopicPartition("in", 0), TopicPartition("in",
 OTHER = Source("elsewhere", "other-group", (TopicPartition("far", 0),))
 SECOND = Source("elsewhere", "other-group", OWN.partitions, "second")
 """Another input, whose topic has the name of the first one's."""
+CONTROL = Source("elsewhere", "other-group", (RULES_SPLIT,), TABLE)
+"""The topic of a table."""
 TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
 STEPS_MAX = 20_000
@@ -67,10 +70,11 @@ STARTS_MAX = 8
 RELEASED_MAX = 6
 
 
-def sources(dice: random.Random, *, has_two_inputs: bool) -> tuple[Source, ...]:
-    """The sources of a world: of two inputs, or of one, which may read of two clusters."""
+def sources(dice: random.Random, pipeline: Pipeline) -> tuple[Source, ...]:
+    """The sources of a world: of two inputs, or of one, which may read of two clusters; a table."""
     drawn = (OWN, OTHER) if dice.random() < 0.3 else (OWN,)
-    return (OWN, SECOND) if has_two_inputs else drawn
+    drawn = (OWN, SECOND) if pipeline.has_two_inputs else drawn
+    return (*drawn, CONTROL) if pipeline.has_operator_state else drawn
 
 
 class World:
@@ -116,7 +120,7 @@ class World:
             transaction_version=self.dice.choice((2, 2, 1)),
             tells=self._tells,
         )
-        self.sources = sources(self.dice, has_two_inputs=self.has_two_inputs)
+        self.sources = sources(self.dice, self.pipeline)
         partitions = [name for source in self.sources for name in source.names]
         self.available = dict.fromkeys(partitions, 0)  # the end of what can be read
         self.consumed = dict(self.available)
@@ -135,8 +139,9 @@ class World:
             token_group=TOKEN_GROUP,
             tells=self._tells,
             is_keyed=self.is_keyed,
-            waited_for=partitions if self.has_two_inputs else (),
+            waited_for=[each for each in partitions if each != RULES] * self.has_two_inputs,
             has_windows=self.pipeline.has_windows,
+            has_operator_state=self.pipeline.has_operator_state,
         )
         self.sink.on_commit = self.checker.on_commit
         decided_by = self.pipeline.decided_by
