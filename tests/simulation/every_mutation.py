@@ -4,6 +4,7 @@ from tests.simulation import (  # noqa: F401  imported for what they enter
     gang_mutations,
     keyed_mutations,
     loop_mutations,
+    operator_mutations,
     pipeline_mutations,
     sink_mutations,
     two_input_mutations,

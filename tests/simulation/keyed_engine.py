@@ -286,7 +286,7 @@ class Stages:
         """
         reading = self._reading
         sources = range(len(self._unread.ranges) if reading is None else reading.reader_count)
-        self._left = [[self._read_source(source) for source in sources]]
+        self._left = [[self._run_task(0, source) for source in sources]]
         for stage, plan in enumerate(self._plans, 1):
             count = plan.base.parallelism
             self._left.append([[] for _ in range(count)])

@@ -59,13 +59,22 @@ class Mutation:
     has_two_inputs: bool = False
     has_windows: bool = False
     has_stream_writer: bool = False
+    has_operator_state: bool = False
 
     @property
     def pipeline(self) -> dict[str, Any]:
         """The pipeline that has what it breaks; see `pipelines.pipeline_of`."""
         if self.has_stream_writer:
             return {"has_stream_writer": True}
-        names = ("is_keyed", "decided_by", "has_loop", "has_gang", "has_two_inputs", "has_windows")
+        names = (
+            "is_keyed",
+            "decided_by",
+            "has_loop",
+            "has_gang",
+            "has_two_inputs",
+            "has_windows",
+            "has_operator_state",
+        )
         return {name: getattr(self, name) for name in names}
 
     @contextmanager

@@ -8,6 +8,7 @@ import pytest
 
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tests.simulation.faults import Fault
+from tests.simulation.pipelines import pipeline_of
 from tests.simulation.scheduler import Endless
 from tests.simulation.simulation import check, simulate
 from tests.simulation.world import World
@@ -145,6 +146,25 @@ def test_windows_and_lost_output_meet_in_some_of_these_worlds() -> None:
 def test_resident_tasks_keep_state(seed: int) -> None:
     """The same with a keyed step, whose keys move when it is rescaled."""
     check(simulate(seed, is_keyed=True, has_gang=True))
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+@pytest.mark.parametrize("seed", SEEDS[:30])
+def test_lists_and_tables_are_those_of_the_epoch(seed: int, is_keyed: bool) -> None:
+    """Each reader has its own elements, however many readers there are, and all have one table."""
+    has_gang = not is_keyed or seed % 3 != 0
+    further = {"has_loop": True, "has_gang": has_gang, "has_operator_state": True}
+    check(simulate(seed, is_keyed=is_keyed, decided_by="", **further))
+
+
+def test_some_seeds_alone_choose_operator_state_beside_all_else() -> None:
+    """Else it would meet nothing of the rest: jobs, two inputs, windows, other sinks."""
+    chosen = [each for each in map(pipeline_of, range(600)) if each.has_operator_state]
+
+    assert any(not each.is_keyed for each in chosen)
+    for name in ("is_keyed", "decided_by", "has_two_inputs", "has_windows", "recovers"):
+        assert any(getattr(each, name) for each in chosen), name
+    assert any(each.is_keyed and not each.has_gang for each in chosen)
 
 
 def test_what_befalls_resident_tasks_really_does() -> None:

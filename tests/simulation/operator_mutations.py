@@ -1,0 +1,174 @@
+"""Operator state broken on purpose: lists of readers, and tables; in the table of `mutations`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from tallystick.run import lists, tables
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.lists import ListPlan, OpenList
+from tallystick.run.tables import TablePlan, TableStep
+from tallystick.state.overlay import ENTRIES
+from tests.simulation.faults import Fault
+from tests.simulation.mutations import MUTATIONS, Mutation
+
+
+def mutation(
+    sentence: str, where: Any, name: str, *needs: Fault, is_keyed: bool = False
+) -> Callable[[Any], Any]:
+    """Enter the decorated function in the table."""
+
+    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[f"{sentence} (operator state)"] = Mutation(
+            frozenset(needs),
+            where,
+            name,
+            make,
+            is_keyed=is_keyed,
+            has_loop=True,
+            has_gang=True,
+            has_operator_state=True,
+        )
+        return make
+
+    return enter
+
+
+# Lists.
+
+
+@mutation("a list begins anew in each epoch", OpenList, "_known")
+def _(_: Any) -> Any:
+    return lambda self, version: pa.array([], pa.binary())
+
+
+@mutation(
+    "lists stay where they are when there are other readers",
+    ListPlan,
+    "is_rescaled",
+    Fault.RESCALED_LIVE,
+    is_keyed=True,
+)
+def _(_: Any) -> Any:
+    return property(lambda self: False)
+
+
+@mutation(
+    "union list state is divided as other lists are",
+    lists,
+    "shared_values",
+    Fault.RESCALED_LIVE,
+    is_keyed=True,
+)
+def _(original: Any) -> Any:
+    def shared_values(*where: Any, is_union: bool = False) -> Any:
+        return original(*where)
+
+    return shared_values
+
+
+@mutation(
+    "each new reader has the elements of all old ones",
+    lists,
+    "shared_values",
+    Fault.RESCALED_LIVE,
+    is_keyed=True,
+)
+def _(original: Any) -> Any:
+    def shared_values(*where: Any, is_union: bool = False) -> Any:
+        return original(*where, is_union=True)
+
+    return shared_values
+
+
+@mutation(
+    "lists of readers that there are no longer stay",
+    lists,
+    "gone",
+    Fault.RESCALED_LIVE,
+    is_keyed=True,
+)
+def _(_: Any) -> Any:
+    return lambda entries, parallelism: ENTRIES.empty_table().to_batches()[0]
+
+
+@mutation(
+    "a reader without rows leaves the list that it had before",
+    OpenList,
+    "notes",
+    Fault.RESCALED_LIVE,
+    is_keyed=True,
+)
+def _(original: Any) -> Any:
+    def notes(self: Any) -> list[str]:
+        if self._elements is None:
+            self._plan = replace(self._plan, before=self._plan.base.parallelism)
+        return original(self)
+
+    return notes
+
+
+@mutation(
+    "a list in memory goes on from an epoch that was given up",
+    OpenList,
+    "_hold",
+    Fault.READ_FAILED,
+)
+def _(original: Any) -> Any:
+    def hold(self: Any, version: Any, values: Any) -> Any:
+        base = self._plan.base.version
+        return original(self, version if base is None else base, values)
+
+    return hold
+
+
+# Tables.
+
+
+@mutation(
+    "a table in memory goes on from an epoch that was given up",
+    tables,
+    "_hold",
+    Fault.READ_FAILED,
+)
+def _(original: Any) -> Any:
+    newest: dict[Any, Any] = {}
+
+    def hold(place: Any, version: Any, found: Any) -> Any:
+        if found.changes is None and place in newest:
+            return original(place, version, newest[place])
+        newest[place] = found
+        return original(place, version, found)
+
+    return hold
+
+
+@mutation("control records count in the epoch after their own", TablePlan, "rows")
+def _(_: Any) -> Any:
+    return property(lambda self: self._base().rows)
+
+
+@mutation("rows of a table are never deleted", TableStep, "entries")
+def _(original: Any) -> Any:
+    return lambda self, rows: original(replace(self, deleted=None), rows)
+
+
+@mutation("control records of one key count in any order", tables, "newest_entries")
+def _(original: Any) -> Any:
+    return lambda batches: original([each.take(_backwards(each)) for each in batches[::-1]])
+
+
+def _backwards(batch: pa.RecordBatch) -> pa.Array:
+    return pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())
+
+
+@mutation("an epoch without rows drops lists and tables", KeyedSteps, "carried", Fault.EMPTY_EPOCH)
+def _(_: Any) -> Any:
+    return lambda self, state: ()
+
+
+@mutation("no file says what a control record has changed", tables, "write_changelog")
+def _(_: Any) -> Any:
+    return lambda *name: None
