@@ -102,7 +102,7 @@ def _(_: Any) -> Any:
     is_keyed=True,
 )
 def _(original: Any) -> Any:
-    def notes(self: Any) -> list[str]:
+    def notes(self: Any) -> Any:
         if self._elements is None:
             self._plan = replace(self._plan, before=self._plan.base.parallelism)
         return original(self)

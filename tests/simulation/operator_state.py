@@ -1,9 +1,10 @@
 """Operator state of the simulated world: two lists of the readers, and a table that each task has.
 
-- `tallies` is divided evenly among other readers. An element counts records of a partition, wherever
-  it is held: those of a partition add up to what was read of it.
+- `tallies` is divided evenly among other readers. An element counts records of a partition,
+  wherever it is held: those of a partition add up to what was read of it.
 - `marks` is union list state, as a source of Flink's keeps it: an element is where the reading of a
-  partition goes on. It follows its partition to the reader of it, which compares it with what comes.
+  partition goes on. It follows its partition to the reader of it, which compares it with what
+  comes.
 - `rules` is a table from a topic of its own, with rows that are deleted. Each reader compares it
   with what the epoch's offsets say.
 
