@@ -45,6 +45,14 @@ class Decider(Protocol):
         """
         ...
 
+    def check_owner(self) -> None:
+        """Look whether this run is the owner still, where that can be seen without a fence.
+
+        Raises:
+            FencedError: another run has taken over.
+        """
+        ...
+
     def last_decision(self) -> Token | None:
         """Return what is decided last, perhaps by another lineage; None: nothing.
 

@@ -34,6 +34,9 @@ from tallystick.testing.reading import BATCH, POLL_S, read_to_end
 ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""
 READ_IDLE_S = 30.0
+ALONE_TIMEOUT_MS = "60000"
+"""A broker that is paused does not count as dead where no other can take its place: its transactions
+would lose their markers (KAFKA-20734)."""
 NO_OFFSET = -1
 """The offset of a row that is in no topic."""
 
@@ -185,6 +188,7 @@ def running(
             "advertised.listeners": f"PLAINTEXT://{HOST}:{told},DIRECT://{HOST}:{own}",
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
             "inter.broker.listener.name": "DIRECT",
+            **({} if brokers > 1 else {"broker.session.timeout.ms": ALONE_TIMEOUT_MS}),
         }
 
     kafka = EmbeddedKafka(brokers, transaction_version=transaction_version, properties=listeners)

@@ -21,7 +21,7 @@ from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import begins_nowhere
-from tallystick.errors import TallystickError
+from tallystick.errors import StorageError, TallystickError
 from tallystick.host.stopwatch import (
     READ_BYTES,
     READ_RECORDS,
@@ -55,7 +55,7 @@ from tallystick.storage.file_storage import FileStorage
 logger = logging.getLogger(__name__)
 
 SHOW_AGAIN_S = 10.0
-"""A pipeline without new records waits so long before it tries again to show its positions."""
+"""A pipeline without new records looks so often whether it is the owner, and shows positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +347,23 @@ class _Run:
             self._groups.show(*beside, forward_only=forward_only)
 
     def _show_again(self, positions: Positions) -> None:
-        """Show what an earlier run did not, or what Kafka refused."""
-        if time.monotonic() < self._show_again_s or not self._groups.is_due:
+        """Show what an earlier run did not, what Kafka refused, or what an earlier run put back.
+
+        A run that was replaced shows its old positions if it wakes up late: those of groups are
+        fenced by nobody. It ends when it has nothing to read, and its successor shows its own.
+
+        Raises:
+            FencedError: this one was replaced.
+        """
+        if time.monotonic() < self._show_again_s:
             return
-        self._show(positions, forward_only=True)
         self._show_again_s = time.monotonic() + SHOW_AGAIN_S
+        try:
+            self._driver.check_owner()
+        except StorageError as error:
+            logger.warning("who owns pipeline %s cannot be asked: %s", self._run.name, error)
+        else:
+            self._show(positions, forward_only=True)
 
     def prepare(self) -> None:
         """Name the jobs of the thread that runs the loop."""

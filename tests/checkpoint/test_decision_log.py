@@ -100,6 +100,9 @@ def test_a_run_that_is_replaced_cannot_decide_and_cannot_come_back(storage):
         decide(first, producer, token(0))
     with pytest.raises(FencedError, match="run-"):
         first.fence(producer)
+    with pytest.raises(FencedError, match="belongs to another run now"):
+        first.check_owner()
+    second.check_owner()
     assert second.last_decision() is None
 
 

@@ -1,0 +1,84 @@
+"""A run with nothing to read learns that it was replaced; groups show what its successor has read.
+
+Where no transaction carries positions, a run that wakes up late may put its old ones over newer
+ones: Kafka fences no such commit. The owner puts them right, though it has nothing to read.
+"""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+import tallystick as ts
+from tallystick.errors import FencedError
+from tallystick.spark import pipeline_loop
+from tests.spark.flow import Flow
+from tests.spark.topics import WAIT_S, read_committed
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_loop, "SHOW_AGAIN_S", 0.5)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def started(flow: Flow) -> ts.Query:
+    pipeline = flow.pipeline(sink={"transactions": "task"})
+    return pipeline.start(flow.spark, checkpoint=str(flow.checkpoint))
+
+
+def shown(flow: Flow) -> int:
+    """The sum of all positions that the pipeline's group shows."""
+    group = f"tallystick-{flow.name}"
+    admin = AdminClient(flow.confluent)  # its answers come while it lives
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    return sum(each.offset for each in asked[group].result(WAIT_S).topic_partitions)
+
+
+def test_an_idle_run_ends_when_another_one_has_taken_over(flow: Flow) -> None:
+    flow.feed(40)
+    first = started(flow)
+    wait_until(lambda: len(read_committed(flow.confluent, flow.topic_out)) == 40)
+    second = started(flow)
+    try:
+        with pytest.raises(FencedError, match="belongs to another run now"):
+            first.awaitTermination(WAIT_S)
+
+        flow.feed(20)
+        wait_until(lambda: len(read_committed(flow.confluent, flow.topic_out)) == 60)
+        assert second.isActive
+    finally:
+        second.stop()
+    flow.assert_exact()
+
+
+def test_positions_that_were_put_back_are_shown_again(flow: Flow) -> None:
+    flow.feed(40)
+    query = started(flow)
+    try:
+        wait_until(lambda: shown(flow) == 40)
+        put_back(flow)
+        assert shown(flow) < 40, "else there is nothing to put right"
+
+        wait_until(lambda: shown(flow) == 40)
+    finally:
+        query.stop()
+
+
+def put_back(flow: Flow) -> None:
+    """Commit the beginning of each partition, as a run does that woke up late."""
+    group = {"group.id": f"tallystick-{flow.name}", "enable.auto.commit": False}
+    consumer = Consumer({**flow.confluent, **group})
+    beginnings = [TopicPartition(flow.topic_in, number, 0) for number in range(flow.partitions)]
+    consumer.commit(offsets=beginnings, asynchronous=False)
+    consumer.close()
