@@ -35,8 +35,8 @@ ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""
 READ_IDLE_S = 30.0
 ALONE_TIMEOUT_MS = "60000"
-"""A broker that is paused does not count as dead where no other can take its place: its transactions
-would lose their markers (KAFKA-20734)."""
+"""A broker that is paused does not count as dead where no other can take its place: what it has
+committed would lack markers (KAFKA-20734)."""
 NO_OFFSET = -1
 """The offset of a row that is in no topic."""
 
