@@ -45,8 +45,8 @@ class Decider(Protocol):
         """
         ...
 
-    def check_owner(self) -> None:
-        """Look whether this run is the owner still, where that can be seen without a fence.
+    def check_owner(self) -> bool:
+        """Return True if this run is the owner still; False if only a fence would tell.
 
         Raises:
             FencedError: another run has taken over.

@@ -210,11 +210,12 @@ class DecisionLog:
             raise _fenced(newest)
         return self._producer(hold.slot)
 
-    def check_owner(self) -> None:
+    def check_owner(self) -> bool:
         """See `ports.Decider.check_owner`: the newest slot's run is the owner."""
         newest = newest_entry(self._storage)
         if newest is None or newest.run != self._run:
             raise _fenced(newest)
+        return True
 
     def last_decision(self) -> Token | None:
         """Return the newest decision, of any run."""

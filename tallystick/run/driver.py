@@ -124,9 +124,9 @@ class Driver:
         """The cluster whose transactions commit the epochs, and the positions of sources there."""
         return self._decider.name.cluster_id
 
-    def check_owner(self) -> None:
+    def check_owner(self) -> bool:
         """See `ports.Decider.check_owner`."""
-        self._decider.check_owner()
+        return self._decider.check_owner()
 
     def run_epoch(self, request: Request, engine: Engine) -> None:
         """Run one epoch to its end, or find that it is committed already.

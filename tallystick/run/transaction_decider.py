@@ -55,8 +55,9 @@ class TransactionDecider:
         """See `ports.Decider.fence`."""
         return self._broker.fence(self._target.transactional_id, current)
 
-    def check_owner(self) -> None:
-        """Do nothing: Kafka tells by refusing what a run that was replaced sends."""
+    def check_owner(self) -> bool:
+        """See `ports.Decider.check_owner`: Kafka tells a run only by refusing what it sends."""
+        return False
 
     def last_decision(self) -> Token | None:
         """See `ports.Decider.last_decision`."""

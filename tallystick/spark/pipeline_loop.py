@@ -358,11 +358,12 @@ class _Run:
         if time.monotonic() < self._show_again_s:
             return
         self._show_again_s = time.monotonic() + SHOW_AGAIN_S
+        is_owner = False
         try:
-            self._driver.check_owner()
+            is_owner = self._driver.check_owner()
         except StorageError as error:
             logger.warning("who owns pipeline %s cannot be asked: %s", self._run.name, error)
-        else:
+        if is_owner or self._groups.is_due:
             self._show(positions, forward_only=True)
 
     def prepare(self) -> None:

@@ -102,7 +102,7 @@ def test_a_run_that_is_replaced_cannot_decide_and_cannot_come_back(storage):
         first.fence(producer)
     with pytest.raises(FencedError, match="belongs to another run now"):
         first.check_owner()
-    second.check_owner()
+    assert second.check_owner()
     assert second.last_decision() is None
 
 
