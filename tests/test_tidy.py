@@ -6,7 +6,7 @@ after all that it may import: that is the moment to think about where it belongs
 
 import ast
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -399,3 +399,10 @@ def test_the_order_has_no_cycles():
     for layer, row in MAY_IMPORT.items():
         assert row <= above, f"{layer} imports {row - above}, which stand below it"
         above.add(layer)
+
+
+def test_no_two_test_files_have_one_name():
+    """Pytest collects only one of them, and tells so at the end of a whole run."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+
+    assert {name for name, count in names.items() if count > 1} == set()
