@@ -192,8 +192,8 @@ class DecisionLog:
             return self._go_on(self._hold)
         while True:
             newest = newest_entry(self._storage)
-            if current is not None and (newest is None or newest.run != self._run):
-                raise _fenced(newest)
+            if current is not None:
+                self._check_run(newest)
             slot = NO_SLOT + 1 if newest is None else newest.slot + 1
             token = None if newest is None else newest.token
             if self._put(Entry(slot, self._run, token, self._transactional_id)):
@@ -212,10 +212,12 @@ class DecisionLog:
 
     def check_owner(self) -> bool:
         """See `ports.Decider.check_owner`: the newest slot's run is the owner."""
-        newest = newest_entry(self._storage)
+        self._check_run(newest_entry(self._storage))
+        return True
+
+    def _check_run(self, newest: Entry | None) -> None:
         if newest is None or newest.run != self._run:
             raise _fenced(newest)
-        return True
 
     def last_decision(self) -> Token | None:
         """Return the newest decision, of any run."""

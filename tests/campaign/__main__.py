@@ -36,8 +36,8 @@ from tests.campaign.stores import BUCKET, STORES, start_object_store, start_post
 from tests.campaign.summary import RUNS
 
 ROOT = Path(__file__).parents[2]
-UNDISTURBED = Path(tempfile.gettempdir()) / "tallystick-undisturbed"
-"""Undisturbed runs, by commit and workload."""
+SHARED = Path(tempfile.gettempdir()) / "tallystick-campaigns"
+"""What campaigns of one commit share that run side by side, where nothing is changed in it."""
 RECORDS = 12_000
 PLAYERS = 40
 PARTITIONS = 4
@@ -101,13 +101,15 @@ class Campaign:
         self.runs = 0
         self._names = names
         self._folder = folder
-        self._undisturbed: dict[str, Run] = {}
         self._versions = {
             "commit": _output("git", "rev-parse", "--short", "HEAD"),
             "kafka": "4.3.0",
             "pyspark": version("pyspark"),
             "python": platform.python_version(),
         }
+        is_changed = _output("git", "status", "--porcelain", "--", ":!proof")
+        self._kept = folder if is_changed else SHARED / self._versions["commit"]
+        self._kept /= "undisturbed"
 
     def go(self, seed: int) -> None:
         """Do one run."""
@@ -124,31 +126,27 @@ class Campaign:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _expected(self, name: str, asked: Question) -> Run:
-        """Return the undisturbed run of a program, which is the same on every cluster.
-
-        Campaigns of one commit that run side by side share it.
-        """
-        if name in self._undisturbed:
-            return self._undisturbed[name]
-        kept = UNDISTURBED / self._versions["commit"] / name
-        if kept.exists() and not _output("git", "status", "--porcelain", "--", ":!proof"):
-            self._undisturbed[name] = pickle.loads(kept.read_bytes())  # noqa: S301  ours
-        else:
+        """Return the undisturbed run of a program, which is the same on every cluster."""
+        kept = self._kept / name
+        if not kept.exists():
             print(f"undisturbed: {name}", flush=True)
-            job = replace(asked.job, checkpoint="")
-            found = run(job, (), self._folder / name, lambda text: None)
-            assert not found.problems, found.problems
-            assert found.records, f"{name} writes nothing"
-            again = run(job, (), self._folder / f"{name}-again", lambda text: None, parts=5)
-            assert not again.problems, again.problems
-            assert not differences(found.records, again.records, asked.comparison), name
-            drop_unlike_state(found, again)
-            self._undisturbed[name] = found
             kept.parent.mkdir(parents=True, exist_ok=True)
             new = kept.with_name(f"{name}.{os.getpid()}")
-            new.write_bytes(pickle.dumps(found))
+            new.write_bytes(pickle.dumps(self._undisturbed(name, asked)))
             new.rename(kept)
-        return self._undisturbed[name]
+        found: Run = pickle.loads(kept.read_bytes())  # noqa: S301  ours
+        return found
+
+    def _undisturbed(self, name: str, asked: Question) -> Run:
+        job = replace(asked.job, checkpoint="")
+        found = run(job, (), self._folder / name, lambda text: None)
+        assert not found.problems, found.problems
+        assert found.records, f"{name} writes nothing"
+        again = run(job, (), self._folder / f"{name}-again", lambda text: None, parts=5)
+        assert not again.problems, again.problems
+        assert not differences(found.records, again.records, asked.comparison), name
+        drop_unlike_state(found, again)
+        return found
 
     def _note(self, seed: int, name: str, asked: Question, verdict: Verdict) -> None:
         found = verdict.found

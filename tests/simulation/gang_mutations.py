@@ -14,6 +14,7 @@ from tallystick.run.task import WritePlan
 from tests.simulation.faults import Fault
 from tests.simulation.gang import GangLostError, Member, SimulatedGang
 from tests.simulation.mutations import MUTATIONS, Mutation, writes_on
+from tests.simulation.mutations import mutation as entered
 
 
 def mutation(
@@ -25,21 +26,8 @@ def mutation(
     decided_by: str = "",
 ) -> Callable[[Any], Any]:
     """Enter the decorated function in the table."""
-
-    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[f"{sentence} (resident tasks)"] = Mutation(
-            frozenset(needs),
-            where,
-            name,
-            make,
-            is_keyed=is_keyed,
-            decided_by=decided_by,
-            has_loop=True,
-            has_gang=True,
-        )
-        return make
-
-    return enter
+    pipeline = {"is_keyed": is_keyed, "decided_by": decided_by, "has_loop": True, "has_gang": True}
+    return entered(f"{sentence} (resident tasks)", where, name, *needs, **pipeline)
 
 
 # Who is listened to.

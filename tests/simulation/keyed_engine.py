@@ -104,13 +104,13 @@ class EpochInput:
     epoch: int
     ranges: Mapping[TopicPartition, range]
     rules: range = range(0)
-    """What is new in the topic of a table."""
+    """The new records of the table's topic."""
     all_rules: range = range(0)
-    """What the table has been made of, with that."""
+    """All of its records up to there: the table is made of them."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to read."""
+        """True if there is nothing to read."""
         return not any((*self.ranges.values(), self.rules))
 
     def reading(self, epoch: KeyedEpoch, dice: random.Random) -> Reading | None:

@@ -20,6 +20,7 @@ from tallystick.state.overlay import EmptyView
 from tests.simulation.faults import Fault
 from tests.simulation.hosts import SimulatedStore
 from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import mutation as entered
 
 NONCE_LENGTH = 16
 """What follows it in a name is not drawn: it says what the file is."""
@@ -27,12 +28,7 @@ NONCE_LENGTH = 16
 
 def mutation(sentence: str, where: Any, name: str, *needs: Fault) -> Callable[[Any], Any]:
     """Enter the decorated function, from the original to the broken one, in the table."""
-
-    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[sentence] = Mutation(frozenset(needs), where, name, make, is_keyed=True)
-        return make
-
-    return enter
+    return entered(sentence, where, name, *needs, is_keyed=True)
 
 
 # What an epoch starts from, and what it leaves.

@@ -11,21 +11,15 @@ from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.epoch.micro_batches import settled_path
 from tallystick.run.driver import Driver
 from tests.simulation.faults import Fault
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import mutation as entered
 
 
 def mutation(
     sentence: str, where: Any, name: str, *needs: Fault, decided_by: str = ""
 ) -> Callable[[Any], Any]:
     """Enter the decorated function in the table."""
-
-    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[f"{sentence} (a loop of our own)"] = Mutation(
-            frozenset(needs), where, name, make, decided_by=decided_by, has_loop=True
-        )
-        return make
-
-    return enter
+    pipeline = {"decided_by": decided_by, "has_loop": True}
+    return entered(f"{sentence} (a loop of our own)", where, name, *needs, **pipeline)
 
 
 @mutation("where a lineage begins is not kept", verdict, "following")

@@ -88,11 +88,21 @@ class Mutation:
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(sentence: str, where: Any, name: str, *needs: Fault) -> Callable[[Any], Any]:
-    """Enter the decorated function, from the original to the broken one, in the table."""
+def mutation(
+    sentence: str, where: Any, name: str, *needs: Fault, **pipeline: Any
+) -> Callable[[Any], Any]:
+    """Enter the decorated function, from the original to the broken one, in the table.
+
+    Args:
+        sentence: what is broken.
+        where: the module or class of what is replaced.
+        name: of it there.
+        needs: see `Mutation`.
+        pipeline: see `Mutation`.
+    """
 
     def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[sentence] = Mutation(frozenset(needs), where, name, make)
+        MUTATIONS[sentence] = Mutation(frozenset(needs), where, name, make, **pipeline)
         return make
 
     return enter

@@ -12,56 +12,41 @@ from tallystick.run.lists import ListPlan, OpenList
 from tallystick.run.tables import TablePlan, TableStep
 from tallystick.state.overlay import ENTRIES
 from tests.simulation.faults import Fault
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import mutation as entered
 
 
 def mutation(
     sentence: str, where: Any, name: str, *needs: Fault, is_keyed: bool = False
 ) -> Callable[[Any], Any]:
     """Enter the decorated function in the table."""
+    pipeline = {
+        "is_keyed": is_keyed,
+        "has_loop": True,
+        "has_gang": True,
+        "has_operator_state": True,
+    }
+    return entered(f"{sentence} (operator state)", where, name, *needs, **pipeline)
 
-    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[f"{sentence} (operator state)"] = Mutation(
-            frozenset(needs),
-            where,
-            name,
-            make,
-            is_keyed=is_keyed,
-            has_loop=True,
-            has_gang=True,
-            has_operator_state=True,
-        )
-        return make
 
-    return enter
+def rescaled(sentence: str, where: Any, name: str) -> Callable[[Any], Any]:
+    """Enter the decorated function, which only a rescale brings to light, in the table."""
+    return mutation(sentence, where, name, Fault.RESCALED_LIVE, is_keyed=True)
 
 
 # Lists.
 
 
-@mutation("a list begins anew in each epoch", OpenList, "_known")
+@mutation("each epoch begins with an empty list", OpenList, "_known")
 def _(_: Any) -> Any:
     return lambda self, version: pa.array([], pa.binary())
 
 
-@mutation(
-    "lists stay where they are when there are other readers",
-    ListPlan,
-    "is_rescaled",
-    Fault.RESCALED_LIVE,
-    is_keyed=True,
-)
+@rescaled("lists stay where they are when there are other readers", ListPlan, "is_rescaled")
 def _(_: Any) -> Any:
     return property(lambda self: False)
 
 
-@mutation(
-    "union list state is divided as other lists are",
-    lists,
-    "shared_values",
-    Fault.RESCALED_LIVE,
-    is_keyed=True,
-)
+@rescaled("union list state is divided as other lists are", lists, "shared_values")
 def _(original: Any) -> Any:
     def shared_values(*where: Any, is_union: bool = False) -> Any:
         return original(*where)
@@ -69,13 +54,7 @@ def _(original: Any) -> Any:
     return shared_values
 
 
-@mutation(
-    "each new reader has the elements of all old ones",
-    lists,
-    "shared_values",
-    Fault.RESCALED_LIVE,
-    is_keyed=True,
-)
+@rescaled("each new reader has the elements of all old ones", lists, "shared_values")
 def _(original: Any) -> Any:
     def shared_values(*where: Any, is_union: bool = False) -> Any:
         return original(*where, is_union=True)
@@ -83,24 +62,12 @@ def _(original: Any) -> Any:
     return shared_values
 
 
-@mutation(
-    "lists of readers that there are no longer stay",
-    lists,
-    "gone",
-    Fault.RESCALED_LIVE,
-    is_keyed=True,
-)
+@rescaled("lists of readers that there are no longer stay", lists, "gone")
 def _(_: Any) -> Any:
     return lambda entries, parallelism: ENTRIES.empty_table().to_batches()[0]
 
 
-@mutation(
-    "a reader without rows leaves the list that it had before",
-    OpenList,
-    "notes",
-    Fault.RESCALED_LIVE,
-    is_keyed=True,
-)
+@rescaled("a reader without rows leaves the list that it had before", OpenList, "notes")
 def _(original: Any) -> Any:
     def notes(self: Any) -> Any:
         if self._elements is None:

@@ -50,7 +50,7 @@ RULE_COLUMNS = pa.schema([pa.field("rule", pa.int64()), pa.field("value", pa.int
 TABLE_CODEC = TableCodec(RULE_COLUMNS, ["rule"])
 RULES_SPLIT = TopicPartition("rules", 0)
 DELETES_EVERY = 4
-"""Of so many control records one deletes the row of its key."""
+"""One control record in so many deletes the row of its key."""
 
 Rules = Mapping[int, int]
 Numbers = Mapping[TopicPartition, int]

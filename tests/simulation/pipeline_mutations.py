@@ -17,6 +17,7 @@ from tallystick.state.functions.window_output import Clock
 from tests.simulation.faults import Fault
 from tests.simulation.keyed_step import WINDOW_MS, WINDOWS_UID
 from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import mutation as entered
 
 LOST = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER)
 """All that a decision names is lost, before a driver that lives has committed it."""
@@ -31,20 +32,8 @@ def mutation(
     has_windows: bool = True,
 ) -> Callable[[Any], Any]:
     """Enter the decorated function, from the original to the broken one, in the table."""
-
-    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[sentence] = Mutation(
-            frozenset(needs),
-            where,
-            name,
-            make,
-            is_keyed=True,
-            decided_by=decided_by,
-            has_windows=has_windows,
-        )
-        return make
-
-    return enter
+    pipeline = {"is_keyed": True, "decided_by": decided_by, "has_windows": has_windows}
+    return entered(sentence, where, name, *needs, **pipeline)
 
 
 # Windows and their timers.

@@ -23,7 +23,7 @@ WRITERS = (2, 3)
 
 
 OPERATOR_STATE_EVERY, OPERATOR_STATE_TURN = 3, 1
-"""Of so many seeds with a keyed step, or with resident tasks and no other sinks, one has lists."""
+"""One seed in so many has lists and a table, if it has a keyed step, or resident tasks alone."""
 
 
 @dataclass(frozen=True)

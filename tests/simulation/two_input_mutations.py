@@ -13,19 +13,13 @@ from tallystick.run.input_planning import InputPlanners
 from tallystick.run.keyed_task import ProcessPlan
 from tallystick.source.offsets import from_json
 from tests.simulation.faults import Fault
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import mutation as entered
 
 
 def mutation(sentence: str, where: Any, name: str, *needs: Fault) -> Callable[[Any], Any]:
     """Enter the decorated function in the table."""
-
-    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[f"{sentence} (two inputs)"] = Mutation(
-            frozenset(needs), where, name, make, is_keyed=True, has_two_inputs=True
-        )
-        return make
-
-    return enter
+    pipeline = {"is_keyed": True, "has_two_inputs": True}
+    return entered(f"{sentence} (two inputs)", where, name, *needs, **pipeline)
 
 
 # Positions.

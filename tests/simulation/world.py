@@ -139,7 +139,7 @@ class World:
             token_group=TOKEN_GROUP,
             tells=self._tells,
             is_keyed=self.is_keyed,
-            waited_for=[each for each in partitions if each != RULES] * self.has_two_inputs,
+            waited_for=[each for each in partitions if self.has_two_inputs and each != RULES],
             has_windows=self.pipeline.has_windows,
             has_operator_state=self.pipeline.has_operator_state,
         )

@@ -4,9 +4,6 @@ Where no transaction carries positions, a run that wakes up late may put its old
 ones: Kafka fences no such commit. The owner puts them right, though it has nothing to read.
 """
 
-import time
-from collections.abc import Callable
-
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -15,6 +12,7 @@ import tallystick as ts
 from tallystick.errors import FencedError
 from tallystick.spark import pipeline_loop
 from tests.spark.flow import Flow
+from tests.spark.mischief import wait_until
 from tests.spark.topics import WAIT_S, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -25,16 +23,14 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_loop, "SHOW_AGAIN_S", 0.5)
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def started(flow: Flow) -> ts.Query:
     pipeline = flow.pipeline(sink={"transactions": "task"})
     return pipeline.start(flow.spark, checkpoint=str(flow.checkpoint))
+
+
+def wait_for_rows(flow: Flow, count: int) -> None:
+    written = f"{count} rows are written"
+    wait_until(lambda: len(read_committed(flow.confluent, flow.topic_out)) == count, written)
 
 
 def shown(flow: Flow) -> int:
@@ -48,14 +44,14 @@ def shown(flow: Flow) -> int:
 def test_an_idle_run_ends_when_another_one_has_taken_over(flow: Flow) -> None:
     flow.feed(40)
     first = started(flow)
-    wait_until(lambda: len(read_committed(flow.confluent, flow.topic_out)) == 40)
+    wait_for_rows(flow, 40)
     second = started(flow)
     try:
         with pytest.raises(FencedError, match="belongs to another run now"):
             first.awaitTermination(WAIT_S)
 
         flow.feed(20)
-        wait_until(lambda: len(read_committed(flow.confluent, flow.topic_out)) == 60)
+        wait_for_rows(flow, 60)
         assert second.isActive
     finally:
         second.stop()
@@ -66,11 +62,11 @@ def test_positions_that_were_put_back_are_shown_again(flow: Flow) -> None:
     flow.feed(40)
     query = started(flow)
     try:
-        wait_until(lambda: shown(flow) == 40)
+        wait_until(lambda: shown(flow) == 40, "the group shows what is read")
         put_back(flow)
         assert shown(flow) < 40, "else there is nothing to put right"
 
-        wait_until(lambda: shown(flow) == 40)
+        wait_until(lambda: shown(flow) == 40, "the group shows what is read")
     finally:
         query.stop()
 
