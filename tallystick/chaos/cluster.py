@@ -34,9 +34,10 @@ from tallystick.testing.reading import BATCH, POLL_S, read_to_end
 ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""
 READ_IDLE_S = 30.0
-ALONE_TIMEOUT_MS = "60000"
+ALONE_TIMEOUT_MS = "15000"
 """A broker that is paused does not count as dead where no other can take its place: what it has
-committed would lack markers (KAFKA-20734)."""
+committed would lack markers (KAFKA-20734). It is as long until one that was killed is back: the
+controller refuses it while it takes the dead one to be alive."""
 NO_OFFSET = -1
 """The offset of a row that is in no topic."""
 

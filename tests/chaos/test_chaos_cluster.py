@@ -8,7 +8,7 @@ from tallystick.chaos.cluster import running
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize(("brokers", "timeout_ms"), [(1, 60_000), (3, 3_000)])
+@pytest.mark.parametrize(("brokers", "timeout_ms"), [(1, 15_000), (3, 3_000)])
 def test_a_broker_that_is_paused_counts_as_dead_only_where_another_can_take_its_place(
     brokers: int, timeout_ms: int
 ) -> None:

@@ -149,15 +149,14 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     dead = daemons.dead()
     assert dead.keys() == set(kills)
     assert len(set(dead.values())) == len(dead), "each was the daemon of new workers"
-    assert not [each for each in dead.values() if _lives(each)]
+    wait_until_gone(dead.values())
     # Everyone was of a daemon's, never of who adopts orphans; the last ones' lives.
     parents = [parent for _, parent in daemons.workers()]
     assert parents[-1] not in dead.values()
     assert _lives(parents[-1])
     assert 1 not in parents
     for killed in dead.values():
-        of_it = {pid for pid, parent in daemons.workers() if parent == killed}
-        assert not [pid for pid in of_it if _lives(pid)]
+        wait_until_gone({pid for pid, parent in daemons.workers() if parent == killed})
     assert len(aborted) >= len(dead), aborted
     assert all("Python worker" in each for each in aborted), aborted
 
