@@ -179,9 +179,13 @@ def running(
     """
     ports = free_ports(2 * brokers, HOST)
     proxied, direct = ports[:brokers], ports[brokers:]
+    # They listen before the brokers start, which takes so long that a port may be gone.
+    proxies = Proxies(proxied, [(HOST, 0)] * brokers)
 
     def listeners(broker: node.Node) -> Mapping[str, str]:
-        told, own = (each[broker.node_id - 1] for each in (proxied, direct))
+        index = broker.node_id - 1
+        proxies.lead_to(index, (HOST, broker.port))
+        told, own = proxied[index], direct[index]
         names = ("PLAINTEXT", "DIRECT", "CONTROLLER")
         return {
             "listeners": f"PLAINTEXT://{broker.address},DIRECT://{HOST}:{own},"
@@ -193,17 +197,13 @@ def running(
         }
 
     kafka = EmbeddedKafka(brokers, transaction_version=transaction_version, properties=listeners)
-    with kafka:
-        proxies = Proxies(proxied, [(HOST, broker.port) for broker in kafka.nodes])
-        try:
-            for topic in dict.fromkeys((*inputs, *outputs)):
-                kafka.create_topic(topic, partitions)
-            servers = ",".join(f"{HOST}:{port}" for port in direct)
-            cluster = Cluster(kafka, proxies, servers, tuple(inputs), tuple(outputs), partitions)
-            with contextlib.closing(cluster):
-                yield cluster
-        finally:
-            proxies.close()
+    with contextlib.closing(proxies), kafka:
+        for topic in dict.fromkeys((*inputs, *outputs)):
+            kafka.create_topic(topic, partitions)
+        servers = ",".join(f"{HOST}:{port}" for port in direct)
+        cluster = Cluster(kafka, proxies, servers, tuple(inputs), tuple(outputs), partitions)
+        with contextlib.closing(cluster):
+            yield cluster
 
 
 class Feed:

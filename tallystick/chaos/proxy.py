@@ -81,14 +81,14 @@ class _Proxy:
         self.is_cut = False
         self.refused = 0
         self.open: set[asyncio.StreamWriter] = set()
-        self._target = target
+        self.target = target
         self._proxies = proxies
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection to its end."""
         ends = {writer}
         with contextlib.suppress(OSError):
-            there, back = await asyncio.open_connection(*self._target)
+            there, back = await asyncio.open_connection(*self.target)
             ends.add(back)
             self.refused += self.is_cut
             if not self.is_cut:
@@ -166,7 +166,7 @@ class _Proxy:
     async def _send_late(self, request: bytes) -> None:
         await asyncio.sleep(LATE_S)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            there, back = await asyncio.open_connection(*self._target)
+            there, back = await asyncio.open_connection(*self.target)
             back.write(request)
             await back.drain()
             await _message(there)
@@ -227,6 +227,10 @@ class Proxies:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def lead_to(self, index: int, target: Address) -> None:
+        """Connect new clients of one proxy to another address."""
+        self._all[index].target = target
 
     @property
     def count(self) -> int:

@@ -1,0 +1,241 @@
+"""A login as at Amazon MSK with IAM, before a real broker: it checks the signature of a token.
+
+It stands where MSK's listener for IAM stands: TLS, `OAUTHBEARER`, and behind a login everything
+goes to a broker that names it as its own address. The signature is computed here from Amazon's
+description of it, without the library that made it.
+"""
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+import socket
+import socketserver
+import ssl
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from tallystick.testing.security import Stores, create_stores
+
+HOST = "127.0.0.1"
+SERVICE = "kafka-cluster"
+ALGORITHM = "AWS4-HMAC-SHA256"
+API_VERSIONS, HANDSHAKE, AUTHENTICATE = 18, 17, 36
+UNSUPPORTED_MECHANISM, LOGIN_FAILED = 33, 58
+
+
+class RefusedError(Exception):
+    """A token that is not taken, and why."""
+
+
+def user_of(token: str, secrets: dict[str, str], now: float) -> tuple[str, float]:
+    """Return the access key that signed a token, and until when it is valid, by `time.time`.
+
+    Args:
+        token: a presigned URL in base64, without padding.
+        secrets: access key -> secret key.
+        now: by `time.time`.
+
+    Raises:
+        RefusedError: it is not signed by one of these, or not for now.
+
+    Source: "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)".
+    """
+    try:
+        url = urlsplit(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode())
+        asked = dict(parse_qsl(url.query, strict_parsing=True))
+        signature, _ = asked.pop("X-Amz-Signature"), asked.pop("User-Agent")
+        key, *scope = asked["X-Amz-Credential"].split("/")
+        day, region, service, end = scope
+        signed = datetime.strptime(asked["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        until = signed.timestamp() + int(asked["X-Amz-Expires"])
+    except (ValueError, KeyError) as error:
+        raise RefusedError(f"no presigned request: {error!r}") from None
+    if key not in secrets:
+        raise RefusedError("the security token included in the request is invalid")
+    query = urlencode(sorted(asked.items()), quote_via=quote, safe="-_.~")
+    nothing = hashlib.sha256(b"").hexdigest()
+    canonical = f"GET\n{url.path}\n{query}\nhost:{url.netloc}\n\nhost\n{nothing}"
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    text = "\n".join([ALGORITHM, asked["X-Amz-Date"], "/".join(scope), digest])
+    made = f"AWS4{secrets[key]}".encode()
+    for part in (day, region, SERVICE, "aws4_request", text):
+        made = hmac.digest(made, part.encode(), "sha256")
+    found = {
+        "host": url.netloc == f"kafka.{region}.amazonaws.com",
+        "action": asked.get("Action") == "kafka-cluster:Connect",
+        "scope": (service, end) == (SERVICE, "aws4_request"),
+        "signature": hmac.compare_digest(made.hex(), signature),
+        "time": signed.timestamp() - 300 <= now < until,
+    }
+    if wrong := [name for name, fits in found.items() if not fits]:
+        raise RefusedError(f"access denied: {', '.join(wrong)}")
+    return key, until
+
+
+@dataclass
+class MskServer:
+    """It takes connections on a port of its own, and passes them on to a broker.
+
+    Args:
+        folder: for its certificate.
+        port: where it listens; the broker advertises it.
+        broker: the port of a listener of the broker's without a login.
+        secrets: access key -> secret key.
+    """
+
+    folder: Path
+    port: int
+    broker: int
+    secrets: dict[str, str]
+    session_s: float = 900.0
+    """The longest time from a login to the next on a connection."""
+    tokens: list[str] = field(default_factory=list)
+    """Each that was taken."""
+    refused: list[str] = field(default_factory=list)
+    """Why others were not."""
+    overdue: int = 0
+    """The number of connections whose login had run out when a request came."""
+
+    def __post_init__(self) -> None:
+        self.stores: Stores = create_stores(self.folder, HOST)
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(self.stores.keystore)
+        self._server = _Listener((HOST, self.port), self._serve)  # type: ignore[arg-type]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def options(self, token_file: Path) -> dict[str, str]:
+        """The settings of a program whose token another one renews, in a file."""
+        return {
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.location": str(self.stores.truststore),
+            "kafka.sasl.mechanism": "OAUTHBEARER",
+            "kafka.sasl.oauthbearer.token.endpoint.url": token_file.as_uri(),
+        }
+
+    def _serve(self, request: socket.socket, *_: object) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            _Connection(self, self._tls.wrap_socket(request, server_side=True)).serve()
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+
+
+class _Connection:
+    """One connection: its login, then request by request."""
+
+    def __init__(self, server: MskServer, client: socket.socket) -> None:
+        self._server, self._client = server, client
+        self._valid_until = 0.0
+        self._refusal = ""
+
+    def serve(self) -> None:
+        with socket.create_connection((HOST, self._server.broker)) as broker, self._client:
+            while True:
+                request = _frame(self._client)
+                api, version = struct.unpack_from(">hh", request)
+                if api in (HANDSHAKE, AUTHENTICATE):
+                    answer = self._log_in(api, version, request)
+                else:
+                    self._check(api)
+                    broker.sendall(_framed(request))
+                    answer = _frame(broker)
+                self._client.sendall(_framed(answer))
+
+    def _check(self, api: int) -> None:
+        if api != API_VERSIONS and time.time() >= self._valid_until:
+            self._server.overdue += self._valid_until > 0
+            raise EOFError("no login")
+
+    def _log_in(self, api: int, version: int, request: bytes) -> bytes:
+        """Answer as the protocol's guide has these two requests, in the versions that are asked."""
+        number = request[4:8]
+        (name_size,) = struct.unpack_from(">h", request, 8)
+        body = request[10 + max(name_size, 0) :]
+        if api == HANDSHAKE:
+            fits = body[2:] == b"OAUTHBEARER"
+            return (
+                number
+                + struct.pack(">hih", 0 if fits else UNSUPPORTED_MECHANISM, 1, 11)
+                + b"OAUTHBEARER"
+            )
+        if version < 2:
+            error, said, back, left_ms = self._authenticate(body[4:])
+            told = struct.pack(">hh", error, len(said)) + said
+            return number + told + struct.pack(">i", len(back)) + back + struct.pack(">q", left_ms)
+        size, skipped = _varint(body[1:])  # after the tags of the header
+        error, said, back, left_ms = self._authenticate(body[1 + skipped : skipped + size])
+        told = struct.pack(">h", error) + _compact(said) + _compact(back)
+        return number + b"\0" + told + struct.pack(">q", left_ms) + b"\0"
+
+    def _authenticate(self, message: bytes) -> tuple[int, bytes, bytes, int]:
+        """Return an error code, its text, the message for the client, and its time in ms."""
+        if self._refusal:  # the client has acknowledged it (RFC 7628, 3.2.3)
+            return LOGIN_FAILED, self._refusal.encode(), b"", 0
+        now = time.time()
+        try:
+            token = dict(
+                each.partition("=")[::2] for each in message.decode().split("\x01") if "=" in each
+            )["auth"].removeprefix("Bearer ")
+            _, until = user_of(token, self._server.secrets, now)
+        except RefusedError as error:
+            self._refusal = str(error)
+            self._server.refused.append(self._refusal)
+            return 0, b"", json.dumps({"status": "invalid_token"}).encode(), 0
+        self._server.tokens.append(token)
+        self._valid_until = min(until, now + self._server.session_s)
+        return 0, b"", b"", int((self._valid_until - now) * 1000)
+
+
+def _frame(stream: socket.socket) -> bytes:
+    (size,) = struct.unpack(">i", _exactly(stream, 4))
+    return _exactly(stream, size)
+
+
+def _framed(message: bytes) -> bytes:
+    return struct.pack(">i", len(message)) + message
+
+
+def _exactly(stream: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        if not (part := stream.recv(size - len(found))):
+            raise EOFError("closed")
+        found += part
+    return bytes(found)
+
+
+def _varint(data: bytes) -> tuple[int, int]:
+    """Return a number, and how many bytes it takes."""
+    number = 0
+    for index, byte in enumerate(data):
+        number |= (byte & 127) << (7 * index)
+        if byte < 128:
+            return number, index + 1
+    raise EOFError("cut off")
+
+
+def _compact(data: bytes) -> bytes:
+    size, found = len(data) + 1, bytearray()
+    while size > 127:
+        found.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*found, size]) + data
