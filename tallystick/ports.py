@@ -385,10 +385,15 @@ class Engine(Protocol):
 
 
 class PlannedEpoch(NamedTuple):
-    """The plan of an epoch: JSON texts, one per source; `sources` is None if there is nothing."""
+    """The plan of an epoch: JSON texts, one per source; `sources` is None if there is nothing.
+
+    `looks_through`: there has been nothing for a while, and a run that was replaced may have left
+    something in other sinks meanwhile.
+    """
 
     start: tuple[str, ...]
     sources: tuple[str, ...] | None
+    looks_through: bool = False
 
 
 @runtime_checkable

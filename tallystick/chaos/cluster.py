@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from tallystick.chaos.proxy import HOST, Proxies
 from tallystick.errors import BrokerUnavailableError
 from tallystick.kafka import protocol
+from tallystick.kafka.audit import describe_producers
 from tallystick.kafka.client import Client, Node
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.group_offsets import fetch
@@ -30,6 +31,7 @@ from tallystick.testing import node
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.process import free_ports
 from tallystick.testing.reading import BATCH, POLL_S, read_to_end
+from tallystick.values import TopicPartition as OwnTopicPartition
 
 ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""
@@ -154,6 +156,29 @@ class Cluster:
             )
             groups += [each.group_id for each in answer.groups]
         return groups
+
+    def waited_for(self) -> str:
+        """Return what readers of the output wait for; "": nothing, or no answer."""
+        stable, written = (self.ends(self.outputs, committed=each) for each in (True, False))
+        if stable is None or written is None:
+            return ""
+        behind = [
+            OwnTopicPartition(*where) for where, end in stable.items() if end < written[where]
+        ]
+        deadline = self._client.deadline(int(ANSWER_S * 1000))
+        try:
+            answers = self._client.ask_leaders(
+                behind, describe_producers, protocol.partitions_of, deadline=deadline
+            )
+        except BrokerUnavailableError as error:
+            return f"whose transactions are open is not answered: {error}"
+        return "; ".join(
+            f"readers of {where} wait at offset {each.current_txn_start_offset} for a transaction "
+            f"of producer {each.producer_id}, epoch {each.producer_epoch}"
+            for where, answer in answers.items()
+            for each in answer.active_producers
+            if each.current_txn_start_offset >= 0
+        )
 
     def close(self) -> None:
         """Close the connections of its own."""

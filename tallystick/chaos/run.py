@@ -32,9 +32,9 @@ PART_S = 1.5
 """The time over which the input of one fault is written."""
 QUIET_S = 3.0
 """The time without new output, after all input is read, that ends a run."""
-LINGER_S = 10.0
+LINGER_S = 30.0
 """The longest time that rows may wait for a commit, after all input is read, before the program is
-started again: what a zombie prepared late is removed by the next start."""
+started again: what a zombie began late a pipeline removes by itself, a query with its next start."""
 POLL_S = 0.2
 OWN_ENDS_MAX = 5
 """The most ends of the program's own, without progress, before a run is given up."""
@@ -261,8 +261,11 @@ class _Course:
         self._note(sum(read.values()))
         if any(read.get(where, 0) < end for where, end in wanted.items()):
             return None
-        ends = cluster.ends(cluster.outputs, committed=False)
-        if ends is None or ends != cluster.ends(cluster.outputs, committed=True):
+        ends, stable = (cluster.ends(cluster.outputs, committed=each) for each in (False, True))
+        if ends is None or stable is None:
+            return None
+        if ends != stable:
+            self._start_where_rows_linger()
             return None
         seen = [store.look() for store in self._stores]
         if None in seen:
@@ -309,6 +312,8 @@ class _Course:
             read += " (a query of Structured Streaming does it with the option kafka.group.id)"
         if self._cluster.silence:
             read += f", and the cluster did not answer when asked for {self._cluster.silence}"
+        if open_transactions := self._cluster.waited_for():
+            read += f"; {open_transactions}"
         raise StuckError(f"{what}; {read}. The end of its log:\n{self._program.tail()}")
 
     def _sleep(self, seconds: float) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.codec.json_writer import check_schema, write_json
+from tallystick.codec.wire_format import json_value
 from tallystick.errors import UNREADABLE, OptionError, RecordError
 
 SCHEMAS_KEPT_MAX = 64
@@ -72,7 +73,7 @@ def parse_shape(text: str) -> Shape:
         OptionError: the text is no JSON, or no JSON Schema.
     """
     try:
-        root = _Root(json.loads(text))
+        root = _Root(json_value(text))
         return _shape(root.schema, root, ())
     except json.JSONDecodeError as error:
         raise OptionError(f"the JSON Schema is no JSON text: {error}") from error
@@ -142,11 +143,13 @@ def _typed(schema: dict[str, Any], root: _Root, way: tuple[str, ...]) -> Shape:
 
 def _object(schema: dict[str, Any], root: _Root, way: tuple[str, ...]) -> Shape:
     more = schema.get("additionalProperties", True)
-    properties = schema.get("properties", {})
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ValueError(f"required is {required!r:.200}, expected a list of names")
     return Shape(
         "object",
         properties=tuple((name, _shape(each, root, way)) for name, each in properties.items()),
-        required=frozenset(schema.get("required", ())),
+        required=frozenset(required),
         more=None if more is False else _shape(more, root, way),
     )
 

@@ -10,8 +10,9 @@ A schema that cannot be read as the columns asked for is no malformed record but
 Source: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
 """
 
+import json
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,18 @@ SchemaTexts = tuple[str, ...]
 
 class SchemaError(RecordError):
     """A schema cannot be read, or not as the columns asked for."""
+
+
+def json_value(text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        ValueError: it is no JSON; or it escapes half of a character, which no UTF-8 can hold.
+        RecursionError: it is nested too deep.
+    """
+    found = json.loads(text)
+    json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 class SchemaSource(Protocol):

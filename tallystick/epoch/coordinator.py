@@ -13,7 +13,7 @@
 A query of Spark's names the epoch, and has logged what that reads. A loop of our own wants the next
 one: it is planned after RESTORING or READY, so after the fence and from what is committed
 (PLANNING). When it starts, the newest epoch is settled once more, and what lingers is aborted even
-if there is nothing to read; a recovery alone ends there.
+if there is nothing to read, then and now and again; a recovery alone ends there.
 
 One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
 them. So whether an epoch happened is one fact, and Kafka keeps it; or, without such a transaction,
@@ -146,8 +146,8 @@ class Coordinator:
             case protocol.EpochWanted() | protocol.RecoveryWanted():
                 self._only_recovers = isinstance(event, protocol.RecoveryWanted)
                 return self._want()
-            case protocol.EpochPlanned(sources, start):
-                return self._planned(sources, start)
+            case protocol.EpochPlanned():
+                return self._planned(event)
 
     def _start(self, request: Request, logged: tuple[str, ...] | None) -> Action:
         assert self.phase in (Phase.IDLE, Phase.READY), f"epoch requested while {self.phase.name}"
@@ -198,11 +198,13 @@ class Coordinator:
             self._become(Phase.READY)
         return protocol.EndEpoch(None)
 
-    def _planned(self, sources: tuple[str, ...] | None, start: tuple[str, ...]) -> Action:
+    def _planned(self, event: protocol.EpochPlanned) -> Action:
+        sources, start = event.sources, event.start
         epoch = verdict.following(self._known, self._identity).checkpoint_id
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
         if sources is None and isinstance(judged, verdict.Run):
+            self._is_recovered = self._is_recovered and not event.looks_through
             return self._end_without_epoch()
         if sources is None and not isinstance(judged, verdict.Open):
             self._become(Phase.READY)  # what lingers may be another's
@@ -212,20 +214,19 @@ class Coordinator:
 
     def _decide(self) -> Action:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
-        known = self._known
-        judged = verdict.judge(self._asked, known, self._identity)
+        known, asked = self._known, self._asked
+        judged = verdict.judge(asked, known, self._identity)
         match judged:
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
-                if self._asked.start and not base_path:
-                    asked = self._asked
+                if asked.start and not base_path:
                     beginning = self._identity.manifest(
                         asked.checkpoint_id - 1, asked.start, self._producer, self._decided_by
                     )
                     return protocol.WriteManifest(beginning, is_seed=True)
                 # A user's function may have left out epochs after its base.
                 bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
-                epoch = bases.get(base_path, self._asked.checkpoint_id - 1)
+                epoch = bases.get(base_path, asked.checkpoint_id - 1)
                 token = self._identity.token(epoch, base_path)
                 return protocol.CommitTransaction(self._producer, token, opens=True)
             case verdict.Run() | verdict.AlreadyCommitted():
@@ -265,10 +266,9 @@ class Coordinator:
         return self._run(self._known.manifest, "" if token is None else token.manifest_path)
 
     def _run(self, base: Manifest | None, base_path: str) -> Action:
-        self._base_path = base_path
+        asked, self._base_path = self._asked, base_path
         self._become(Phase.RUNNING)
-        state, start = ((), self._asked.start) if base is None else (base.state, base.sources)
-        asked = self._asked
+        state, start = ((), asked.start) if base is None else (base.state, base.sources)
         return protocol.RunEpoch(asked.checkpoint_id, self._producer, state, start, asked.sources)
 
     def _after_participants(self, event: protocol.ParticipantsDone) -> Action:

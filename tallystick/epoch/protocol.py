@@ -102,10 +102,12 @@ class EpochPlanned:
     """The plan of the next epoch: it reads up to `sources`; None: there is nothing to do.
 
     `start`: where it begins, as given to the planner, or found for a lineage without any epoch.
+    `looks_through`: other sinks are looked through again, if there is nothing to do.
     """
 
     sources: tuple[str, ...] | None
     start: tuple[str, ...] = ()
+    looks_through: bool = False
 
 
 @dataclass(frozen=True, slots=True)

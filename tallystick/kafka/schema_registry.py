@@ -19,7 +19,7 @@ import pyarrow.fs
 import urllib3
 
 from tallystick.codec.formats import Avro, JsonSchema, Protobuf, check_registry
-from tallystick.codec.wire_format import SchemaTexts
+from tallystick.codec.wire_format import SchemaTexts, json_value
 from tallystick.errors import (
     UNREADABLE,
     AuthorizationError,
@@ -286,7 +286,7 @@ class SchemaRegistry:
                 f"{path}: {shown!r}. Check user_info, and that the user may {_right(path)} schemas."
             )
         try:
-            answer = json.loads(data)
+            answer = json_value(data)
         except (ValueError, RecursionError):
             answer = None
         if isinstance(answer, dict):

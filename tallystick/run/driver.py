@@ -322,7 +322,7 @@ class Driver:
                 assert isinstance(by, EpochSource), "who wants the next epoch plans it"
                 self._asked_for = checkpoint_id
                 planned = by.plan(checkpoint_id, start, state)
-                return EpochPlanned(planned.sources, planned.start)
+                return EpochPlanned(planned.sources, planned.start, planned.looks_through)
             case RunEpoch(checkpoint_id, producer, state, start, sources):
                 assert by is not None, "a recovery ends before the epoch runs"
                 if isinstance(by, EpochSource):

@@ -54,8 +54,8 @@ from tallystick.storage.file_storage import FileStorage
 
 logger = logging.getLogger(__name__)
 
-SHOW_AGAIN_S = 10.0
-"""A pipeline without new records looks so often whether it is the owner, and shows positions."""
+LOOK_AGAIN_S = 10.0
+"""How often a pipeline without new records looks for what a run that it replaced has done since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class PlannedByUs:
         run: the pipeline.
         inputs: plan what each input reads.
         sizes: bounds the epochs; None: nothing does.
-        on_idle: called with the positions where there is nothing more to read.
+        on_idle: called with the positions where nothing is to be read; says if other sinks are due.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PlannedByUs:
         run: PipelineRun,
         inputs: InputPlanners,
         sizes: EpochSizes | None,
-        on_idle: Callable[[Positions], None] = lambda _: None,
+        on_idle: Callable[[Positions], bool] = lambda _: False,
     ) -> None:
         self._run = run
         self._inputs = inputs
@@ -147,8 +147,7 @@ class PlannedByUs:
         elif stops is positions and self._inputs.has_dropped(start):
             stops = tuple(map(unmoved, positions))  # so that it is so from now on
         elif stops is positions:
-            self._on_idle(positions)
-            return PlannedEpoch(begins, None)
+            return PlannedEpoch(begins, None, self._on_idle(positions))
         count = count_of(positions, stops)
         is_held_back = len(stops) > 1 and self._inputs.is_held_back(positions, stops)
         self._begun = _Begun(at_s, bound, count, count < self._inputs.waiting, is_held_back)
@@ -312,13 +311,13 @@ class _Run:
             self._driver = run.make_driver(checkpoint, identity, storage)
             run.start_tasks()
             planners = planners_of(run, self._brokers, accepted)
-            self.source = PlannedByUs(run, planners, sizes_of(run, when), self._show_again)
+            self.source = PlannedByUs(run, planners, sizes_of(run, when), self._look_again)
         except BaseException:
             self._hang_up()
             raise
         clients = [SourceClient(each.options.shown_group, each.config) for each in run.all_inputs]
         self._groups = GroupOffsetsBeside(GroupOffsets(run.name, clients))
-        self._show_again_s = 0.0
+        self._look_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
         """Return what runs the epochs; `note` makes an epoch's progress."""
@@ -338,26 +337,25 @@ class _Run:
 
     def _show(self, positions: Positions, *, forward_only: bool = False) -> None:
         """Show how far is read, where the epochs' transactions do not."""
-        beside = [
-            each
-            for each in positions
-            if each.cluster_id != self._driver.cluster_id and not each.initial
-        ]
+        cluster_id = self._driver.cluster_id
+        beside = [each for each in positions if each.cluster_id != cluster_id and not each.initial]
         if beside:
             self._groups.show(*beside, forward_only=forward_only)
 
-    def _show_again(self, positions: Positions) -> None:
+    def _look_again(self, positions: Positions) -> bool:
         """Show what an earlier run did not, what Kafka refused, or what an earlier run put back.
 
         A run that was replaced shows its old positions if it wakes up late: those of groups are
         fenced by nobody. It ends when it has nothing to read, and its successor shows its own.
+        True if other sinks are due: there such a run may have begun a transaction too.
 
         Raises:
             FencedError: this one was replaced.
         """
-        if time.monotonic() < self._show_again_s:
-            return
-        self._show_again_s = time.monotonic() + SHOW_AGAIN_S
+        due_s, now_s = self._look_again_s, time.monotonic()
+        if now_s < due_s:
+            return False
+        self._look_again_s = now_s + LOOK_AGAIN_S
         is_owner = False
         try:
             is_owner = self._driver.check_owner()
@@ -365,6 +363,7 @@ class _Run:
             logger.warning("who owns pipeline %s cannot be asked: %s", self._run.name, error)
         if is_owner or self._groups.is_due:
             self._show(positions, forward_only=True)
+        return due_s > 0  # the start has just looked through them
 
     def prepare(self) -> None:
         """Name the jobs of the thread that runs the loop."""

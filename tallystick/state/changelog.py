@@ -189,7 +189,7 @@ def groups_of(keys: pa.BinaryArray) -> npt.NDArray[np.int32]:
     if len(keys) == 0:
         return np.empty(0, np.int32)
     _, offsets, data = keys.buffers()
-    starts = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys)]
+    starts = np.frombuffer(offsets, np.int32, len(keys), keys.offset * np.dtype(np.int32).itemsize)
     units = np.frombuffer(data, np.uint8)
     return units[starts].astype(np.int32) << 8 | units[starts + 1]
 

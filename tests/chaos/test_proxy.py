@@ -171,6 +171,21 @@ def test_a_witness_sees_what_is_written_while_it_reads(cluster, write):
     assert witness.seen.keys() == witness.seen_at.keys()
 
 
+def test_it_says_for_whom_readers_of_the_output_wait(cluster):
+    producer = Producer({"bootstrap.servers": cluster.direct, "transactional.id": "left-open"})
+    producer.init_transactions(20)
+    before = cluster.waited_for()
+    producer.begin_transaction()
+    producer.produce("out", "open", "key", 1)
+    producer.flush(20)
+    (_, end), *_ = sorted(cluster.ends(["out"], committed=True).items(), reverse=True)
+    while_open = cluster.waited_for()
+    producer.abort_transaction(20)
+
+    assert before == cluster.waited_for() == ""
+    assert while_open.startswith(f"readers of out-1 wait at offset {end} for a transaction of pr")
+
+
 def test_positions_are_known_again_after_the_coordinator_was_killed(cluster):
     consumer = Consumer({"bootstrap.servers": cluster.direct, "group.id": "g", "log_level": 0})
     consumer.commit(offsets=[TopicPartition("in", 0, 2)], asynchronous=False)

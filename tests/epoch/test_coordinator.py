@@ -121,7 +121,8 @@ def answers(  # noqa: PLR0912 - one case per action
             else:
                 yield from map(c.CommittedRead, possible_tokens(asked, kind))
         case c.PlanEpoch(epoch, start, _):
-            yield c.EpochPlanned(None, start or ("the beginning",))
+            for looks_through in {False, kind.has_participants}:
+                yield c.EpochPlanned(None, start or ("the beginning",), looks_through)
             yield c.EpochPlanned(request(epoch).sources, start or ("the beginning",))
         case c.RunEpoch() | c.EndEpoch() if kind.only_recovers:
             return  # the driver ends here
@@ -498,20 +499,24 @@ def test_with_other_sinks_no_epoch_runs_before_they_are_recovered(steps):
     assert found
 
 
-def test_a_start_with_nothing_to_read_removes_what_lingers_all_the_same(loop_steps):
-    """As after a zombie that wrote late; but not where another lineage has the name."""
-    found = 0
+def test_a_run_with_nothing_to_read_removes_what_lingers_all_the_same(loop_steps):
+    """At its start, and when it is due: as after a zombie that wrote late.
+
+    But not where another lineage has the name.
+    """
+    found = set()
     for state, _, event, order in loop_steps:
         if isinstance(event, c.EpochPlanned) and event.sources is None:
-            may_linger = state._has_participants and not state._is_recovered
+            is_due = event.looks_through or not state._is_recovered
+            may_linger = state._has_participants and is_due
             if isinstance(order, c.RecoverParticipants):
                 newest = state._known.manifest
                 assert may_linger
                 assert (order.committables, order.settled) == ((), newest.committables)
-                found += 1
+                found.add((event.looks_through, state._is_recovered))
             else:
                 assert order != c.EndEpoch(None) or not may_linger
-    assert found
+    assert found == {(False, False), (True, False), (True, True)}
 
 
 def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(steps):

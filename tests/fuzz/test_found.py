@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import struct
 import sys
 import zlib
 
@@ -38,6 +39,15 @@ REFERENCES = {
 }
 
 
+RECORD = {"type": "record", "name": "r"}
+HALF_A_CHARACTER = {"type": "enum", "name": "n", "symbols": ["\ud800"]}
+
+
+def with_decimal(precision: int, scale: int) -> dict[str, object]:
+    kind = f"decimal({precision},{scale})"
+    return {"type": "struct", "fields": [{"name": "d", "type": kind, "nullable": True}]}
+
+
 def forged_manifest(**changed: object) -> bytes:
     held = json.loads(stored.manifests()[0].split(b"\n")[0])
     return seal(held.pop("version"), held | changed)
@@ -70,13 +80,18 @@ FOUND: list[tuple[str, object]] = [
     ("value as msgpack", b"\xc1"),
     ("schema of a value", '{"type":"struct"}'),
     ("schema of a value", DEEP),
+    *(("schema of a value", with_decimal(*each)) for each in ((10**30, 0), (1, -(10**30)))),
     ("schema of columns", '[["a","decimal128(99999999999999999999, 0)"]]'),
     ("schema of columns", json.dumps([["a", "list<" * 5000]])),
     ("Protobuf", b"\0\0\0\0\5\1"),  # read for ever: its message index is -1
     ("Protobuf descriptor", b"\xff" * 17),
     ("JSON Schema", REFERENCES),
+    ("JSON Schema", {"type": "object", "required": [None, "id"]}),
+    ("Avro schema", {**RECORD, "fields": [{"name": "e", "type": HALF_A_CHARACTER}]}),
     ("answer of a registry", REGISTERED | {"references": [{"subject": "s", "version": "1/.."}]}),
+    ("answer of a registry", REGISTERED | {"references": [{"subject": "\ud800", "version": 1}]}),
     ("answer of a registry", DEEP),
+    ("record batches", struct.pack(">qih", 100, 2, 0)),
     ("login by SCRAM", b"r=nserver,s=c2FsdA==,i=1"),
     ("login by SCRAM", b"r=nserver"),
 ]  # fmt: skip

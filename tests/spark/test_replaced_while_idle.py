@@ -4,14 +4,23 @@ Where no transaction carries positions, a run that wakes up late may put its old
 ones: Kafka fences no such commit. The owner puts them right, though it has nothing to read.
 """
 
+import json
+
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 import tallystick as ts
 from tallystick.errors import FencedError
 from tallystick.spark import pipeline_loop
-from tests.spark.flow import Flow
+from tests.spark.flow import Flow, pass_on
 from tests.spark.mischief import wait_until
 from tests.spark.topics import WAIT_S, read_committed
 
@@ -20,11 +29,12 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_loop, "SHOW_AGAIN_S", 0.5)
+    monkeypatch.setattr(pipeline_loop, "LOOK_AGAIN_S", 0.5)
 
 
-def started(flow: Flow) -> ts.Query:
-    pipeline = flow.pipeline(sink={"transactions": "task"})
+def started(flow: Flow, *further: ts.KafkaSink) -> ts.Query:
+    source, sink = flow.source(), flow.sink(transactions="task")
+    pipeline = ts.Pipeline(flow.name).read(source).map_batches(pass_on()).write(sink, *further)
     return pipeline.start(flow.spark, checkpoint=str(flow.checkpoint))
 
 
@@ -69,6 +79,55 @@ def test_positions_that_were_put_back_are_shown_again(flow: Flow) -> None:
         wait_until(lambda: shown(flow) == 40, "the group shows what is read")
     finally:
         query.stop()
+
+
+@pytest.mark.parametrize("decides", ["checkpoint", "kafka"])
+def test_a_transaction_that_a_replaced_run_opens_late_is_aborted(flow: Flow, decides: str) -> None:
+    """Else readers of that topic wait for the next record of the input, or Kafka's timeout."""
+    other = f"{flow.name}-other"
+    flow.kafka.create_topic(other, 1)
+    further = [flow.sink(topic=other)] if decides == "kafka" else []
+    flow.feed(40)
+    query = started(flow, *further)
+    try:
+        wait_for_rows(flow, 40)
+        wait_until(lambda: any(flow.checkpoint.rglob("settled-*")), "it has nothing to do")
+        told = {"transactional.id": an_id_of(flow), "transaction.timeout.ms": 900_000}
+        zombie = Producer({**flow.confluent, **told})
+        zombie.init_transactions(WAIT_S)
+        zombie.begin_transaction()
+        zombie.produce(flow.topic_out, "late", "zombie", 0)
+        zombie.flush(WAIT_S)
+        assert ends(flow, committed=True) < ends(flow, committed=False), "readers wait"
+
+        wait_until(
+            lambda: ends(flow, committed=True) == ends(flow, committed=False), "readers wait"
+        )
+
+        assert query.isActive
+        with pytest.raises(KafkaException, match="fenced"):
+            zombie.commit_transaction(WAIT_S)
+        flow.feed(20)
+        wait_for_rows(flow, 60)
+    finally:
+        query.stop()
+    flow.assert_exact()
+
+
+def an_id_of(flow: Flow) -> str:
+    """A transactional id of its tasks."""
+    newest = max((flow.checkpoint / "tallystick").glob("0*.json"))
+    manifest = json.loads(newest.read_text().splitlines()[0])
+    told: str = json.loads(manifest["committables"][0]["details"])["transactional_id"]
+    return told
+
+
+def ends(flow: Flow, *, committed: bool) -> int:
+    """Where readers of the output's first partition end."""
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    place, admin = TopicPartition(flow.topic_out, 0), AdminClient(flow.confluent)
+    asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)
+    return int(asked[place].result(WAIT_S).offset)
 
 
 def put_back(flow: Flow) -> None:

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.state import changelog
-from tallystick.state.changelog import DamagedError, decode, encode, parse_index, segments_of
+from tallystick.state.changelog import (
+    DamagedError,
+    decode,
+    encode,
+    groups_of,
+    parse_index,
+    segments_of,
+)
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES
 
@@ -123,3 +130,14 @@ def test_a_newer_format_is_refused():
 
     with pytest.raises(DamagedError, match=r"TSSTATE9.*TSSTATE1"):
         parse_index(tail, changelog.zlib.crc32(tail))
+
+
+def test_a_buffer_of_offsets_may_be_longer_than_they_are() -> None:
+    """As Arrow reads it from a file that somebody else has written; fuzzing found it."""
+    keys = [b"\0\1\0\7a", b"\1\2\0\7b", b"\3\4\0\7c"]
+    _, offsets, data = pa.array(keys, pa.binary()).buffers()
+    longer = pa.py_buffer(offsets.to_pybytes()[:16] + b"\0\0\0")
+
+    for start in (0, 1):
+        array = pa.BinaryArray.from_buffers(pa.binary(), 3, [None, longer, data]).slice(start)
+        assert groups_of(array).tolist() == [0x0001, 0x0102, 0x0304][start:]

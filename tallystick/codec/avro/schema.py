@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from tallystick.codec.wire_format import SchemaError, SchemaTexts
+from tallystick.codec.wire_format import SchemaError, SchemaTexts, json_value
 from tallystick.errors import UNREADABLE
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
@@ -62,7 +62,7 @@ def parse_schema(texts: SchemaTexts) -> Node:
     """
     names: dict[str, Node] = {}
     try:
-        trees = [_parse(json.loads(text), "", names) for text in texts]
+        trees = [_parse(json_value(text), "", names) for text in texts]
     except json.JSONDecodeError as error:
         raise SchemaError(f"it is no JSON text: {error}") from error
     except RecursionError as error:

@@ -31,6 +31,8 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 
 _MAGIC_AT = 16
+_MESSAGE_MIN = 14
+"""The shortest message of the formats before; no length is below it."""
 _LENGTH_MIN = HEADER.size - LENGTH_FROM
 
 
@@ -98,9 +100,11 @@ def batch_headers(data: Buffer) -> Iterator[BatchHeader]:
     view = memoryview(data).cast("B")
     start = 0
     last_offset = -1
-    while start + _MAGIC_AT < len(view):
+    while start + LENGTH_FROM <= len(view):
         base_offset, length = struct.unpack_from(">qi", view, start)
-        if view[start + _MAGIC_AT] != 2:
+        if length >= _MESSAGE_MIN and start + _MAGIC_AT >= len(view):
+            return
+        if length >= _MESSAGE_MIN and view[start + _MAGIC_AT] != 2:
             raise DamagedBatchError(
                 base_offset,
                 f"its format is magic {view[start + _MAGIC_AT]}, expected 2 (Kafka 0.11 and later)",

@@ -12,6 +12,7 @@ import datetime
 import decimal
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, cast
 
@@ -70,13 +71,14 @@ def type_from_ddl(text: str, name: str) -> types.DataType:
 def struct_from_text(text: str) -> types.StructType:
     """Read back `StructType.json()`.
 
-    A user-defined type is refused: PySpark would import, and before 4.2 unpickle, what it names.
+    A user-defined type is refused: PySpark would import, and before 4.2 unpickle, what it names. So
+    is a decimal that Spark cannot have: PySpark takes it.
 
     Raises:
         ManifestError: it is no such text.
     """
     try:
-        return types.StructType.fromJson(json.loads(text, object_hook=_without_user_type))
+        return types.StructType.fromJson(json.loads(text, object_hook=_possible))
     except UNREADABLE as error:
         raise ManifestError(
             f"a schema in the checkpoint is {text[:200]!r}: expected one of Spark's, as JSON. It "
@@ -95,9 +97,16 @@ def arrow_schema_of(schema: types.StructType | pa.Schema | str) -> pa.Schema:
     return to_arrow_schema(struct_of(schema), timezone="UTC")
 
 
-def _without_user_type(value: dict[str, Any]) -> dict[str, Any]:
+def _possible(value: dict[str, Any]) -> dict[str, Any]:
     if value.get("type") == "udt":
         raise ValueError("a user-defined type")
+    for name in ("type", "elementType", "keyType", "valueType"):
+        if digits := _DECIMAL.match(str(value.get(name))):
+            precision, scale = map(int, digits.groups())
+            if not abs(scale) <= precision <= _DECIMAL_DIGITS_MAX:
+                raise ValueError(
+                    f"a decimal of {precision} digits, {scale} of them behind the point"
+                )
     return value
 
 
@@ -114,6 +123,8 @@ _ONE_FORM = (*_BITS, types.StringType, types.BinaryType, types.BooleanType)
 _TIMESTAMPS = (types.TimestampType, types.TimestampNTZType)
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _DECIMAL_DIGITS_MAX = 38
+_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
+"""As PySpark has it, for the start of a text."""
 _DECIMALS = decimal.Context(prec=2 * _DECIMAL_DIGITS_MAX, rounding=decimal.ROUND_HALF_UP)
 
 
