@@ -34,7 +34,7 @@ QUIET_S = 3.0
 """The time without new output, after all input is read, that ends a run."""
 LINGER_S = 30.0
 """The longest time that rows may wait for a commit, after all input is read, before the program is
-started again: what a zombie began late a pipeline removes by itself, a query with its next start."""
+started again: a pipeline removes by itself what a zombie began late, a query at its next start."""
 POLL_S = 0.2
 OWN_ENDS_MAX = 5
 """The most ends of the program's own, without progress, before a run is given up."""

@@ -55,7 +55,7 @@ from tallystick.storage.file_storage import FileStorage
 logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 10.0
-"""How often a pipeline without new records looks for what a run that it replaced has done since."""
+"""The time between two looks, without new records, for what a replaced run has done since."""
 
 
 @dataclass(frozen=True, slots=True)

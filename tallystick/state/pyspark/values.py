@@ -124,7 +124,7 @@ _TIMESTAMPS = (types.TimestampType, types.TimestampNTZType)
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _DECIMAL_DIGITS_MAX = 38
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
-"""As PySpark has it, for the start of a text."""
+"""PySpark's own, for the start of a text."""
 _DECIMALS = decimal.Context(prec=2 * _DECIMAL_DIGITS_MAX, rounding=decimal.ROUND_HALF_UP)
 
 
