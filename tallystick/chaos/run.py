@@ -34,7 +34,10 @@ QUIET_S = 3.0
 """The time without new output, after all input is read, that ends a run."""
 LINGER_S = 30.0
 """The longest time that rows may wait for a commit, after all input is read, before the program is
-started again: a pipeline removes by itself what a zombie began late, a query at its next start."""
+started again: a pipeline removes by itself what a zombie began late, a query of Structured
+Streaming in its first epoch after that."""
+STARTED_AGAIN = float("inf")
+"""In the place of the time from which on rows linger: there is one start for them."""
 POLL_S = 0.2
 OWN_ENDS_MAX = 5
 """The most ends of the program's own, without progress, before a run is given up."""
@@ -155,7 +158,7 @@ def run(
         faults: In their order; none: an undisturbed run.
         folder: For the checkpoint, local state, and the program's log.
         say: Is told what happens.
-        parts: In how many parts the input is written; with faults, in one more than there are.
+        parts: In how many parts the input is written; with faults, in two more than there are.
     """
     found = Run()
     with job.cluster() as cluster, ExitStack() as opened:
@@ -169,7 +172,7 @@ def run(
         program = Supervisor(settings, say)
         course = _Course(job, cluster, program, found, say, stores)
         try:
-            course.go(faults, max(parts, len(faults) + 1))
+            course.go(faults, len(faults) + 2 if faults else parts)
             found.records = read_all(cluster)
             for store in stores:
                 found.records += store.rows()
@@ -208,19 +211,24 @@ class _Course:
         self._lingering_since: float | None = None
 
     def go(self, faults: Sequence[Fault], parts: int) -> None:
-        """Write the input in parts, with a fault in each but the first, and wait for the end."""
+        """Write the input in parts, with a fault in each but the first and the last; see its end.
+
+        With faults, the last part is written when nothing lingers any more, or after a start.
+        """
         feed = Feed(self._cluster, self._job.inputs, parts, PART_S)
         injector = Injector(self._cluster, self._program, self._progress)
         feed.begin(0)
         mark = 0
         for part in range(1, parts):
-            fault = faults[part - 1] if faults else None
+            fault = faults[part - 1] if part <= len(faults) else None
             if fault is None or not fault.at_once:
                 self._wait_for_progress(mark)
             feed.begin(part)
             mark = self._progress()
             if fault is not None:
                 self._inject(fault, injector, f"{part}/{len(faults)} {fault.kind}")
+            if part == len(faults):
+                self._wait_until_settled(feed)
         feed.wait()
         self._wait_for_end()
 
@@ -238,6 +246,12 @@ class _Course:
     def _wait_for_progress(self, mark: int) -> None:
         self._moved = time.monotonic()
         while self._progress() <= mark:
+            self._look()
+            time.sleep(POLL_S)
+
+    def _wait_until_settled(self, feed: Feed) -> None:
+        feed.wait()
+        while self._settled_ends() is None and self._lingering_since != STARTED_AGAIN:
             self._look()
             time.sleep(POLL_S)
 
@@ -277,7 +291,7 @@ class _Course:
         now = time.monotonic()
         self._lingering_since = self._lingering_since or now
         if now - self._lingering_since > LINGER_S:
-            self._lingering_since = float("inf")  # once: if they are still there then, it is wrong
+            self._lingering_since = STARTED_AGAIN  # if they are still there at the end, it is wrong
             self._say("rows linger, though all input is read: the next start has to remove them")
             self._program.life.kill_all()
             self._program.start()
