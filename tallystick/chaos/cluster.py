@@ -38,8 +38,8 @@ ANSWER_S = 5.0
 READ_IDLE_S = 30.0
 ALONE_TIMEOUT_MS = "15000"
 """A broker that is paused does not count as dead where no other can take its place: what it has
-committed would lack markers (KAFKA-20734). It is as long until one that was killed is back: the
-controller refuses it while it takes the dead one to be alive."""
+committed would lack markers (KAFKA-20734). One that was killed is let back only after that time:
+until then the controller takes the dead one to be alive."""
 NO_OFFSET = -1
 """The offset of a row that is in no topic."""
 
@@ -171,7 +171,7 @@ class Cluster:
                 behind, describe_producers, protocol.partitions_of, deadline=deadline
             )
         except BrokerUnavailableError as error:
-            return f"whose transactions are open is not answered: {error}"
+            return f"the brokers do not say whose transactions are open: {error}"
         return "; ".join(
             f"readers of {where} wait at offset {each.current_txn_start_offset} for a transaction "
             f"of producer {each.producer_id}, epoch {each.producer_epoch}"
@@ -183,6 +183,24 @@ class Cluster:
     def close(self) -> None:
         """Close the connections of its own."""
         self._client.close()
+
+
+def listeners_behind(broker: node.Node, told: int, own: int) -> dict[str, str]:
+    """Return the settings of a broker that names another port as its own.
+
+    Args:
+        broker: Which.
+        told: The port that its clients are told.
+        own: The port of a second listener, for the other brokers and for witnesses.
+    """
+    names = ("PLAINTEXT", "DIRECT", "CONTROLLER")
+    return {
+        "listeners": f"PLAINTEXT://{broker.address},DIRECT://{HOST}:{own},"
+        f"CONTROLLER://{HOST}:{broker.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{told},DIRECT://{HOST}:{own}",
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
+        "inter.broker.listener.name": "DIRECT",
+    }
 
 
 @contextmanager
@@ -210,16 +228,8 @@ def running(
     def listeners(broker: node.Node) -> Mapping[str, str]:
         index = broker.node_id - 1
         proxies.lead_to(index, (HOST, broker.port))
-        told, own = proxied[index], direct[index]
-        names = ("PLAINTEXT", "DIRECT", "CONTROLLER")
-        return {
-            "listeners": f"PLAINTEXT://{broker.address},DIRECT://{HOST}:{own},"
-            f"CONTROLLER://{HOST}:{broker.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{told},DIRECT://{HOST}:{own}",
-            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
-            "inter.broker.listener.name": "DIRECT",
-            **({} if brokers > 1 else {"broker.session.timeout.ms": ALONE_TIMEOUT_MS}),
-        }
+        alone = {} if brokers > 1 else {"broker.session.timeout.ms": ALONE_TIMEOUT_MS}
+        return {**listeners_behind(broker, proxied[index], direct[index]), **alone}
 
     kafka = EmbeddedKafka(brokers, transaction_version=transaction_version, properties=listeners)
     with contextlib.closing(proxies), kafka:

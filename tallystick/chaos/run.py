@@ -36,8 +36,6 @@ LINGER_S = 30.0
 """The longest time that rows may wait for a commit, after all input is read, before the program is
 started again: a pipeline removes by itself what a zombie began late, a query of Structured
 Streaming in its first epoch after that."""
-STARTED_AGAIN = float("inf")
-"""In the place of the time from which on rows linger: there is one start for them."""
 POLL_S = 0.2
 OWN_ENDS_MAX = 5
 """The most ends of the program's own, without progress, before a run is given up."""
@@ -209,6 +207,7 @@ class _Course:
         self._moved = time.monotonic()
         self._ends_then = 0
         self._lingering_since: float | None = None
+        self._has_started_again = False  # because rows lingered; once in a run
 
     def go(self, faults: Sequence[Fault], parts: int) -> None:
         """Write the input in parts, with a fault in each but the first and the last; see its end.
@@ -251,7 +250,7 @@ class _Course:
 
     def _wait_until_settled(self, feed: Feed) -> None:
         feed.wait()
-        while self._settled_ends() is None and self._lingering_since != STARTED_AGAIN:
+        while self._settled_ends() is None and not self._has_started_again:
             self._look()
             time.sleep(POLL_S)
 
@@ -278,20 +277,16 @@ class _Course:
         ends, stable = (cluster.ends(cluster.outputs, committed=each) for each in (False, True))
         if ends is None or stable is None:
             return None
-        if ends != stable:
-            self._start_where_rows_linger()
-            return None
-        seen = [store.look() for store in self._stores]
-        if None in seen:
-            self._start_where_rows_linger()
-            return None
-        return ends, seen
+        if ends == stable and None not in (seen := [store.look() for store in self._stores]):
+            return ends, seen
+        self._start_where_rows_linger()
+        return None
 
     def _start_where_rows_linger(self) -> None:
         now = time.monotonic()
         self._lingering_since = self._lingering_since or now
-        if now - self._lingering_since > LINGER_S:
-            self._lingering_since = STARTED_AGAIN  # if they are still there at the end, it is wrong
+        if now - self._lingering_since > LINGER_S and not self._has_started_again:
+            self._has_started_again = True  # if they are still there at the end, it is wrong
             self._say("rows linger, though all input is read: the next start has to remove them")
             self._program.life.kill_all()
             self._program.start()

@@ -13,7 +13,7 @@
 A query of Spark's names the epoch, and has logged what that reads. A loop of our own wants the next
 one: it is planned after RESTORING or READY, so after the fence and from what is committed
 (PLANNING). When it starts, the newest epoch is settled once more, and what lingers is aborted even
-if there is nothing to read, then and now and again; a recovery alone ends there.
+if there is nothing to read (later too, now and again); a recovery alone ends there.
 
 One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
 them. So whether an epoch happened is one fact, and Kafka keeps it; or, without such a transaction,

@@ -37,7 +37,7 @@ from tests.campaign.summary import RUNS
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(tempfile.gettempdir()) / "tallystick-campaigns"
-"""What campaigns of one commit share that run side by side, where nothing is changed in it."""
+"""The folder that campaigns of the same commit share if their trees are clean."""
 RECORDS = 12_000
 PLAYERS = 40
 PARTITIONS = 4

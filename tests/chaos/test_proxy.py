@@ -178,7 +178,7 @@ def test_it_says_for_whom_readers_of_the_output_wait(cluster):
     producer.begin_transaction()
     producer.produce("out", "open", "key", 1)
     producer.flush(20)
-    (_, end), *_ = sorted(cluster.ends(["out"], committed=True).items(), reverse=True)
+    end = cluster.ends(["out"], committed=True)["out", 1]
     while_open = cluster.waited_for()
     producer.abort_transaction(20)
 

@@ -35,8 +35,8 @@ class RefusedError(Exception):
     """A token that is not taken, and why."""
 
 
-def user_of(token: str, secrets: dict[str, str], now: float) -> tuple[str, float]:
-    """Return the access key that signed a token, and until when it is valid, by `time.time`.
+def end_of(token: str, secrets: dict[str, str], now: float) -> float:
+    """Return the moment from which on a token is no longer valid, by `time.time`.
 
     Args:
         token: a presigned URL in base64, without padding.
@@ -77,7 +77,7 @@ def user_of(token: str, secrets: dict[str, str], now: float) -> tuple[str, float
     }
     if wrong := [name for name, fits in found.items() if not fits]:
         raise RefusedError(f"access denied: {', '.join(wrong)}")
-    return key, until
+    return until
 
 
 @dataclass
@@ -95,6 +95,8 @@ class MskServer:
     port: int
     broker: int
     secrets: dict[str, str]
+    ahead_s: float = 0.0
+    """The time that its clock is ahead of its clients'."""
     session_s: float = 900.0
     """The longest time from a login to the next on a connection."""
     tokens: list[str] = field(default_factory=list)
@@ -130,6 +132,10 @@ class MskServer:
             "kafka.sasl.oauthbearer.token.endpoint.url": token_file.as_uri(),
         }
 
+    def now(self) -> float:
+        """Return its time."""
+        return time.time() + self.ahead_s
+
     def _serve(self, request: socket.socket, *_: object) -> None:
         with contextlib.suppress(OSError, EOFError):
             _Connection(self, self._tls.wrap_socket(request, server_side=True)).serve()
@@ -161,12 +167,12 @@ class _Connection:
                 self._client.sendall(_framed(answer))
 
     def _check(self, api: int) -> None:
-        if api != API_VERSIONS and time.time() >= self._valid_until:
+        if api != API_VERSIONS and self._server.now() >= self._valid_until:
             self._server.overdue += self._valid_until > 0
             raise EOFError("no login")
 
     def _log_in(self, api: int, version: int, request: bytes) -> bytes:
-        """Answer as the protocol's guide has these two requests, in the versions that are asked."""
+        """Answer one of these two requests, in the form that the protocol's guide gives."""
         number = request[4:8]
         (name_size,) = struct.unpack_from(">h", request, 8)
         body = request[10 + max(name_size, 0) :]
@@ -177,10 +183,7 @@ class _Connection:
                 + struct.pack(">hih", 0 if fits else UNSUPPORTED_MECHANISM, 1, 11)
                 + b"OAUTHBEARER"
             )
-        if version < 2:
-            error, said, back, left_ms = self._authenticate(body[4:])
-            told = struct.pack(">hh", error, len(said)) + said
-            return number + told + struct.pack(">i", len(back)) + back + struct.pack(">q", left_ms)
+        assert version == 2, "the newest, which a broker of today offers"
         size, skipped = _varint(body[1:])  # after the tags of the header
         error, said, back, left_ms = self._authenticate(body[1 + skipped : skipped + size])
         told = struct.pack(">h", error) + _compact(said) + _compact(back)
@@ -190,12 +193,12 @@ class _Connection:
         """Return an error code, its text, the message for the client, and its time in ms."""
         if self._refusal:  # the client has acknowledged it (RFC 7628, 3.2.3)
             return LOGIN_FAILED, self._refusal.encode(), b"", 0
-        now = time.time()
+        now = self._server.now()
         try:
             token = dict(
                 each.partition("=")[::2] for each in message.decode().split("\x01") if "=" in each
             )["auth"].removeprefix("Bearer ")
-            _, until = user_of(token, self._server.secrets, now)
+            until = end_of(token, self._server.secrets, now)
         except RefusedError as error:
             self._refusal = str(error)
             self._server.refused.append(self._refusal)

@@ -18,7 +18,7 @@ from tallystick.spark.sinks import SinkCluster
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow
-from tests.spark.mischief import Gangs, wait_until, wait_until_gone
+from tests.spark.mischief import Gangs, is_gone, wait_until, wait_until_gone
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 
@@ -96,7 +96,7 @@ class Daemons:
         if not is_due or not isinstance(event, c.OutputConfirmed):
             return
         # The newest one may be dead: of an orphan that could report before it ended.
-        living = [parent for _, parent in self.workers() if _lives(parent)]
+        living = [parent for _, parent in self.workers() if not is_gone(parent)]
         if living:
             (self.folder / "dead-idle").write_text(str(living[-1]))
             os.kill(living[-1], signal.SIGKILL)
@@ -153,7 +153,7 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     # Everyone was of a daemon's, never of who adopts orphans; the last ones' lives.
     parents = [parent for _, parent in daemons.workers()]
     assert parents[-1] not in dead.values()
-    assert _lives(parents[-1])
+    assert not is_gone(parents[-1])
     assert 1 not in parents
     for killed in dead.values():
         wait_until_gone({pid for pid, parent in daemons.workers() if parent == killed})
@@ -259,10 +259,3 @@ def _workers_of(driver: int) -> dict[int, int]:
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

@@ -115,7 +115,7 @@ def test_a_transaction_that_a_replaced_run_opens_late_is_aborted(flow: Flow, dec
 
 
 def an_id_of(flow: Flow) -> str:
-    """A transactional id of its tasks."""
+    """Return a transactional id of one of its tasks."""
     newest = max((flow.checkpoint / "tallystick").glob("0*.json"))
     manifest = json.loads(newest.read_text().splitlines()[0])
     told: str = json.loads(manifest["committables"][0]["details"])["transactional_id"]
@@ -123,7 +123,7 @@ def an_id_of(flow: Flow) -> str:
 
 
 def ends(flow: Flow, *, committed: bool) -> int:
-    """Where readers of the output's first partition end."""
+    """Return the end offset of the output's first partition."""
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     place, admin = TopicPartition(flow.topic_out, 0), AdminClient(flow.confluent)
     asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)

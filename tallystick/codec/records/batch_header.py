@@ -102,13 +102,14 @@ def batch_headers(data: Buffer) -> Iterator[BatchHeader]:
     last_offset = -1
     while start + LENGTH_FROM <= len(view):
         base_offset, length = struct.unpack_from(">qi", view, start)
-        if length >= _MESSAGE_MIN and start + _MAGIC_AT >= len(view):
-            return
-        if length >= _MESSAGE_MIN and view[start + _MAGIC_AT] != 2:
-            raise DamagedBatchError(
-                base_offset,
-                f"its format is magic {view[start + _MAGIC_AT]}, expected 2 (Kafka 0.11 and later)",
-            )
+        if length >= _MESSAGE_MIN:
+            if start + _MAGIC_AT >= len(view):
+                return
+            if (magic := view[start + _MAGIC_AT]) != MAGIC:
+                raise DamagedBatchError(
+                    base_offset,
+                    f"its format is magic {magic}, expected {MAGIC} (Kafka 0.11 and later)",
+                )
         if length < _LENGTH_MIN:
             raise DamagedBatchError(
                 base_offset, f"a batch length of {length}, expected at least {_LENGTH_MIN}"

@@ -18,6 +18,7 @@ from tallystick.run.task import OpenOutlet, Outlet, Report, StatelessOutlet, sen
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
+from tests.spark.mischief import is_gone
 
 WAIT_S = 30.0
 LEFT_SOMETHING = 7
@@ -232,15 +233,6 @@ def order(
 def numbers_of(reports: list[Report]) -> list[int]:
     """What was written."""
     return sorted(int(note) for report in reports for note in report.notes)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, also where nobody has asked for its status."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # gone before or while it is read
-        return True
 
 
 def wait_until_gone(pids: list[int]) -> None:

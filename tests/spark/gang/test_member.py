@@ -31,11 +31,11 @@ from tests.spark.gang.forked import (
     end,
     forked,
     gang_of,
-    is_gone,
     numbers_of,
     order,
     wait_until_gone,
 )
+from tests.spark.mischief import is_gone
 
 SIZES = [Size(1), Size(1, 3), Size(3), Size(2, 2)]
 SHARES = tuple(tuple(range(at, 200, 7)) for at in range(7))

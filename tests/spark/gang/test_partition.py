@@ -14,7 +14,8 @@ import pytest
 
 from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang.gang import GangLostError, Size
-from tests.spark.gang.forked import Reading, end, gang_of, is_gone, order, wait_until_gone
+from tests.spark.gang.forked import Reading, end, gang_of, order, wait_until_gone
+from tests.spark.mischief import is_gone
 
 HERE, THERE = "198.51.100.1", "198.51.100.2"
 NEW_NETWORK = 0x40000000
