@@ -215,8 +215,7 @@ class Coordinator:
     def _decide(self) -> Action:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
         known, asked = self._known, self._asked
-        judged = verdict.judge(asked, known, self._identity)
-        match judged:
+        match judged := verdict.judge(asked, known, self._identity):
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
                 if asked.start and not base_path:
@@ -299,12 +298,11 @@ class Coordinator:
         return self._refuse(error)
 
     def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
-        assert self._manifest is not None
-        if lost and not refusals.is_accepted(self._identity, self._manifest):
+        manifest = self._in_flight
+        if lost and not refusals.is_accepted(self._identity, manifest):
             self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
-            error = refusals.again_and_again(self._identity, self._manifest, lost)
-            return self._fence_again(error)
-        return self._confirm(self._manifest)
+            return self._fence_again(refusals.again_and_again(self._identity, manifest, lost))
+        return self._confirm(manifest)
 
     def _refuse(self, error: TallystickError) -> Action:
         """Stop for a person to decide; but prove first that this run still owns the pipeline.
@@ -337,27 +335,23 @@ class Coordinator:
         if self.phase is Phase.OPENING:
             token = self._identity.token(self._asked.checkpoint_id - 1, path)
             return protocol.CommitTransaction(self._producer, token, opens=True)
-        assert self._manifest is not None
         self._become(Phase.COMPLETED)
-        token = self._identity.token(self._manifest.checkpoint_id, path)
-        self._committed = CommittedEpoch(token, self._manifest, manifest_exists=True)
-        manifest = self._manifest
+        manifest = self._in_flight
+        token = self._identity.token(manifest.checkpoint_id, path)
+        self._committed = CommittedEpoch(token, manifest, manifest_exists=True)
         return protocol.CountOutput(
             self._producer, manifest.produced, token, self._asked.sources, manifest.committables
         )
 
     def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
         """Commit only what the reporting tasks wrote: Kafka cannot distinguish their attempts."""
-        assert self._manifest is not None
-        assert self._committed is not None
-        assert self._committed.token is not None
-        reported = {p.topic_partition: p.last_sequence for p in self._manifest.produced}
+        epoch, token = self._asked.checkpoint_id, self._known.token
+        assert token is not None, "the epoch's own, since its manifest is written"
+        reported = {p.topic_partition: p.last_sequence for p in self._in_flight.produced}
         if last_sequences is not None and dict(last_sequences) != reported:
-            return self._broken(
-                refusals.miscount(self._asked.checkpoint_id, reported, last_sequences)
-            )
+            return self._broken(refusals.miscount(epoch, reported, last_sequences))
         self._become(Phase.COMMITTING)
-        return protocol.CommitTransaction(self._producer, self._committed.token)
+        return protocol.CommitTransaction(self._producer, token)
 
     def _after_commit(self, next_producer: Producer) -> Action:
         self._owner = next_producer
@@ -366,17 +360,13 @@ class Coordinator:
             if self._has_loop:
                 self._request = None  # only where it begins is settled
             return protocol.ReadCommitted()
-        assert self._manifest is not None
-        if self._manifest.committables:
+        if self.prepared:
             self._become(Phase.SETTLING)
-            return protocol.CommitParticipants(
-                self._manifest.committables, next_producer, self._has_strays
-            )
-        return self._confirm(self._manifest)
+            return protocol.CommitParticipants(self.prepared, next_producer, self._has_strays)
+        return self._confirm(self._in_flight)
 
     def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
-        assert self._manifest is not None
-        epoch = self._manifest.checkpoint_id
+        epoch = self._in_flight.checkpoint_id
         if foreign_rows and refusals.foreign_rows_word(epoch) not in self._identity.accepted:
             return self._stop(refusals.foreign_rows_found(epoch, foreign_rows))
         if epoch < self._asked.checkpoint_id:
@@ -422,6 +412,11 @@ class Coordinator:
         return None if known is None else known.manifest
 
     @property
+    def prepared(self) -> tuple[Committable, ...]:
+        """Everything that tasks prepared for the newest epoch that they ended, decided or not."""
+        return () if self._manifest is None else self._manifest.committables
+
+    @property
     def producer(self) -> Producer:
         """The newest that this run was given: with it the run proves that it is not replaced."""
         return self._producer
@@ -435,6 +430,11 @@ class Coordinator:
     def _known(self) -> CommittedEpoch:
         assert self._committed is not None, "what is committed is asked before anything is decided"
         return self._committed
+
+    @property
+    def _in_flight(self) -> Manifest:
+        assert self._manifest is not None, "tasks have ended before their output is counted"
+        return self._manifest
 
     @property
     def _named(self) -> tuple[Committable, ...]:

@@ -58,7 +58,8 @@ from tallystick.errors import (
     StorageError,
 )
 from tallystick.ports import Clock, Decider, Engine, EpochSource, Participants, Storage
-from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.run.replaced import abort_undecided
+from tallystick.source.offsets import with_groups
 from tallystick.values import Producer
 
 logger = logging.getLogger(__name__)
@@ -246,6 +247,12 @@ class Driver:
         match error:
             case SparkLogError():
                 self._folder.log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
+            case FencedError() if self._participants is not None:
+                prepared = self.coordinator.prepared
+                try:
+                    abort_undecided(prepared, self._decider, self._folder, self._participants)
+                except Exception as failure:  # the caller has to see that it was replaced
+                    logger.warning("what its tasks prepared is the newer run's: %s", failure)
             case SecondCallError():
                 path = micro_batches.partial_path(self.coordinator.manifest_path(self._asked_for))
                 self._folder.note(path, str(error))
@@ -293,7 +300,7 @@ class Driver:
             case CountOutput(producer, produced, token, sources, committables):
                 if self._participants is not None:
                     self._participants.check_prepared(committables)
-                self._decider.stage(producer, token, _sources(sources))
+                self._decider.stage(producer, token, with_groups(sources))
                 partitions = [written.topic_partition for written in produced]
                 return OutputCounted(self._decider.last_sequences(producer, partitions))
             case CommitTransaction():
@@ -441,8 +448,3 @@ class Driver:
         if not self._may_skip:
             return epoch
         return max((each for each in map(epoch_of, paths) if each <= epoch), default=-1)
-
-
-def _sources(texts: tuple[str, ...]) -> list[SourceOffsets]:
-    parsed = [parse_source(text) for text in texts]
-    return [source for source in parsed if source is not None and source.group]

@@ -11,7 +11,7 @@ group travel along, so that the committer of the epoch can say in Kafka how far 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -194,6 +194,12 @@ def parse_source(text: str) -> SourceOffsets | None:
         return None
     is_ours = isinstance(value, dict) and "tallystick" in value
     return from_json(value) if is_ours else None
+
+
+def with_groups(texts: Iterable[str]) -> list[SourceOffsets]:
+    """Return those sources of an epoch that are ours and show their positions in a group."""
+    parsed = (parse_source(text) for text in texts)
+    return [source for source in parsed if source is not None and source.group]
 
 
 def of_input(uid: str, partition: TopicPartition) -> TopicPartition:

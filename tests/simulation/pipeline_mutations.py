@@ -10,6 +10,7 @@ from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.run import keyed_task
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.sink_task import FanOut
+from tallystick.spark.streaming import write_epochs
 from tallystick.spark.streaming.write_epochs import PlannedEpoch, WriteEpochs, digest_of
 from tallystick.state.catalog import StepState
 from tallystick.state.functions.panes import Panes
@@ -18,6 +19,7 @@ from tests.simulation.faults import Fault
 from tests.simulation.keyed_step import WINDOW_MS, WINDOWS_UID
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.mutations import mutation as entered
+from tests.simulation.sink_mutations import abort_all
 
 LOST = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER)
 """All that a decision names is lost, before a driver that lives has committed it."""
@@ -163,23 +165,26 @@ def _(original: Any) -> Any:
 # The stream writer.
 
 
-def writer_mutation(sentence: str, name: str, *needs: Fault) -> Callable[[Any], Any]:
+def writer_mutation(
+    sentence: str, name: str, *needs: Fault, where: Any = WriteEpochs
+) -> Callable[[Any], Any]:
     """Enter the decorated function, from a method of `WriteEpochs` to the broken one."""
 
     def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[sentence] = Mutation(
-            frozenset(needs), WriteEpochs, name, make, has_stream_writer=True
-        )
+        MUTATIONS[sentence] = Mutation(frozenset(needs), where, name, make, has_stream_writer=True)
         return make
 
     return enter
 
 
 @writer_mutation(
-    "a stream writer aborts what it prepared, decided or not", "_decided_last", Fault.SINK_REFUSED
+    "a stream writer aborts what it prepared, decided or not",
+    "abort_undecided",
+    Fault.SINK_REFUSED,
+    where=write_epochs,
 )
 def _(_: Any) -> Any:
-    return lambda self: ()
+    return abort_all
 
 
 @writer_mutation("a stream writer decides without the plan's hold", "_log_of", Fault.TAKEOVER)

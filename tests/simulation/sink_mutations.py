@@ -120,6 +120,22 @@ def _(_: Any) -> Any:
     return abort
 
 
+def abort_all(prepared: Any, decider: Any, folder: Any, sinks: Any) -> None:
+    """Abort what a run prepared, also what is decided."""
+    sinks.abort(prepared)
+
+
+@mutation(
+    "a replaced run aborts what it prepared, decided or not",
+    driver_module,
+    "abort_undecided",
+    Fault.TAKEOVER,
+    Fault.LOST_REPLY,
+)
+def _(_: Any) -> Any:
+    return abort_all
+
+
 @mutation("a recovery aborts before it commits", Driver, "_settle", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
     def settle(self: Any, action: Any) -> c.Event:

@@ -269,7 +269,7 @@ def test_a_paused_driver_that_wakes_up_behind_its_successor_harms_nothing(
 def test_late_tasks_of_a_fenced_driver_prepare_what_never_counts(
     sunk: Sunk, drivers: Drivers, tmp_path: Path
 ) -> None:
-    """What they left is found by the next run, and aborted."""
+    """It aborts what they prepared itself: its successor may never have another look."""
     sunk.kafka(transactions="task").prepared().newest().files().lines()
     sunk.flow.feed(60)
     gate = tmp_path / "gate"
@@ -282,7 +282,9 @@ def test_late_tasks_of_a_fenced_driver_prepare_what_never_counts(
     gate.touch()
 
     assert "FencedError: " in (zombie.wait_for_end() or "")
+    assert "EpochRan" in zombie.facts, "they prepared"
     drivers.give_back(zombie)
+    sunk.assert_exact()
     sunk.flow.feed(30)
     sunk.flow.run(sunk.pipeline())
     sunk.assert_exact()

@@ -4,7 +4,7 @@ import builtins
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,15 @@ def end_at(flow: Flow, mortal: str, fact: str, occurrence: int, folder: Path) ->
         write(flow, copied(flow), form=mortal, **death.to_option())
 
 
+def open_ids(flow: Flow) -> Collection[str]:
+    """The transactional ids under which something is open in the cluster."""
+    client = Client(flow.sink().output.config)
+    try:
+        return list_open_ids(client)
+    finally:
+        client.close()
+
+
 def transactional_ids(flow: Flow) -> list[str]:
     """Those of the first attempts of its tasks, one for each partition of the input."""
     query_id = json.loads((flow.checkpoint / "metadata").read_text())["id"]
@@ -205,9 +214,7 @@ def test_what_the_loser_of_a_speculation_left_open_does_not_wait_for_a_later_epo
 
     write(flow, copied(flow).mapInArrow(beside_a_loser, "key binary, value binary"))
 
-    client = Client(flow.sink().output.config)
-    assert marker.read_text() not in list_open_ids(client)
-    client.close()
+    assert marker.read_text() not in open_ids(flow)
     flow.assert_exact()
 
 
@@ -231,6 +238,30 @@ def test_a_driver_that_was_replaced_decides_nothing(
     driver.stop()
 
     assert "belongs to another run now" in (error or "")
+    flow.assert_exact()
+
+
+def test_late_tasks_of_a_replaced_driver_leave_nothing_open(
+    flow: Flow, writers: Drivers, tmp_path: Path
+) -> None:
+    """Its successor has read everything, so Spark will not ask it to look for what they prepare."""
+    flow.feed(60)
+    facts, released = tmp_path / "facts", tmp_path / "released"
+    driver = writers.take()
+    driver.run(
+        flow.spec(dies_at="ParticipantsRecovered", facts=str(facts), waits_for=str(released))
+    )
+    wait_until((facts / "ParticipantsRecovered-1").exists)
+    write(flow, copied(flow))
+    assert not (facts / "TaskPrepared-1").exists()
+
+    released.touch()
+    error = driver.wait_for_end()
+    driver.stop()
+
+    assert "belongs to another run now" in (error or "")
+    assert (facts / "TaskPrepared-3").exists(), "each of its tasks had begun a transaction"
+    assert not {*transactional_ids(flow)} & {*open_ids(flow)}
     flow.assert_exact()
 
 

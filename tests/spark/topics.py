@@ -10,11 +10,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from confluent_kafka import Consumer, IsolationLevel, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 WAIT_S = 60.0
 """Longer than anything a healthy broker takes on a busy machine; then the test fails."""
+TRY_S = 10.0
+"""For the answer to one request; then it is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +163,21 @@ def _record(message: Message) -> Record:
 
 
 def ends(options: Mapping[str, str], topic: str, isolation: IsolationLevel) -> dict[int, int]:
-    """The end of each partition as a consumer of this isolation level sees it."""
-    admin = AdminClient(dict(options))
+    """The end of each partition as a consumer of this isolation level sees it.
+
+    A leader may be new, and a request may find nobody: librdkafka gives such an answer on.
+    """
+    admin, deadline = AdminClient(dict(options)), time.monotonic() + WAIT_S
     partitions = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
     asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}
-    told = admin.list_offsets(asked, isolation_level=isolation, request_timeout=WAIT_S)
-    return {where.partition: future.result().offset for where, future in told.items()}
+    while True:
+        told = admin.list_offsets(asked, isolation_level=isolation, request_timeout=TRY_S)
+        try:
+            return {where.partition: future.result().offset for where, future in told.items()}
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def pending(options: Mapping[str, str], topic: str) -> dict[int, int]:

@@ -21,6 +21,7 @@ Invariants:
 import hashlib
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -57,6 +58,7 @@ from tallystick.errors import (
 from tallystick.ports import EpochResult, Participants
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import OpenSinks
+from tallystick.run.replaced import abort_undecided
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.values import Producer
@@ -197,24 +199,11 @@ class WriteEpochs:
         """Abort what tasks prepared, if it is not decided, and so that it never will be."""
         if planned.hold is None:
             return
-        producer = Producer(self._transactional_id, 0, planned.hold.slot)
-        try:
+        log = self._log_of(planned.hold)
+        with suppress(FencedError):  # replaced: so it can decide nothing more either
             # As the owner: it takes the slot that an unanswered decision may be on its way to.
-            self._log_of(planned.hold).fence(producer)
-        except FencedError:
-            return  # the new owner settles everything
-        named = self._decided_last()
-        if named is not None:
-            self._sinks().abort(to_abort(committables, named))
-
-    def _decided_last(self) -> tuple[Committable, ...] | None:
-        """Return what the newest decision names; None where that is not known."""
-        newest = newest_entry(self._storage)
-        token = None if newest is None else newest.token
-        if token is None or not token.manifest_path:
-            return ()
-        manifest = self._folder.manifest(token.manifest_path)
-        return None if manifest is None else manifest.committables
+            log.fence(Producer(self._transactional_id, 0, planned.hold.slot))
+        abort_undecided(committables, log, self._folder, self._sinks())
 
     def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
         """Return the epoch after the one that this process planned last, which is decided since.
