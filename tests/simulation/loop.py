@@ -138,19 +138,21 @@ class _Epochs:
         world = self._world
         self._process.offered = checkpoint_id
         if self._inputs is not None:
-            return self._plan_both(self._inputs, start)
+            return self._plan_both(self._inputs, checkpoint_id, start)
         starts = positions_in(start) if start else self._first_positions()
         world.pass_by(self._process)
         ends = world.plan_positions(starts)
-        return PlannedEpoch(self._texts(starts), None if ends is None else self._texts(ends))
+        sources = None if ends is None else self._texts(ends)
+        return PlannedEpoch(self._texts(starts), sources, _looks_through(checkpoint_id))
 
-    def _plan_both(self, inputs: InputPlanners, start: tuple[str, ...]) -> PlannedEpoch:
+    def _plan_both(self, inputs: InputPlanners, epoch: int, start: tuple[str, ...]) -> PlannedEpoch:
         """What `spark.pipeline_loop` does: positions go to inputs by their ids."""
         positions = inputs.positions(start)
         self._world.pass_by(self._process)
         ends = next_ends(self._world, inputs, positions)
         begins = start or tuple(map(text_of, positions))
-        return PlannedEpoch(begins, None if ends is positions else tuple(map(text_of, ends)))
+        sources = None if ends is positions else tuple(map(text_of, ends))
+        return PlannedEpoch(begins, sources, _looks_through(epoch))
 
     def _first_positions(self) -> Positions:
         """Where a lineage begins: it may read what comes from now on."""
@@ -173,3 +175,8 @@ class _Epochs:
 
     def _texts(self, positions: Positions) -> tuple[str, ...]:
         return tuple(source.text(positions) for source in self._world.sources)
+
+
+def _looks_through(epoch: int) -> bool:
+    """Tell if there was nothing to read for so long that other sinks are looked through again."""
+    return epoch % 2 == 0
