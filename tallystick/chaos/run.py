@@ -273,11 +273,13 @@ class _Course:
             return None
         self._note(sum(read.values()))
         if any(read.get(where, 0) < end for where, end in wanted.items()):
+            self._lingering_since = None
             return None
         ends, stable = (cluster.ends(cluster.outputs, committed=each) for each in (False, True))
         if ends is None or stable is None:
             return None
         if ends == stable and None not in (seen := [store.look() for store in self._stores]):
+            self._lingering_since = None
             return ends, seen
         self._start_where_rows_linger()
         return None
