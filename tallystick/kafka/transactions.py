@@ -190,8 +190,10 @@ def _list_of(client: Client, node: int, states: Collection[str], deadline: float
 def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> None:
     """Abort the one producer epoch, and nothing that the id is used for since. Idempotent.
 
-    InitProducerId alone would abort any transaction open under the id by then. It follows where
-    EndTxn does not fence the writer: before transaction.version 2.
+    InitProducerId alone would abort any transaction open under the id by then. It follows only
+    where a writer may go on and EndTxn does not fence it: before transaction.version 2, of a
+    transaction that was found open. What a task prepared has no writer any more, and a task of a
+    newer run may have taken its id meanwhile.
 
     Raises:
         AuthorizationError: WRITE on the id is missing.
@@ -201,7 +203,8 @@ def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> No
     if outcome.fate_of(transaction, state) is not outcome.Fate.OPEN:
         return
     outcome.end_transaction(client, transaction, committed=False)
-    if transaction.transaction_version >= EPOCH_BY_END_TXN:
+    is_prepared = bool(transaction.nonce)
+    if is_prepared or transaction.transaction_version >= EPOCH_BY_END_TXN:
         return
 
     def make() -> Any:

@@ -247,10 +247,10 @@ class Driver:
         match error:
             case SparkLogError():
                 self._folder.log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
-            case FencedError() if self._participants is not None:
-                prepared = self.coordinator.prepared
+            case FencedError() if (sinks := self._participants) is not None:
+                prepared, decider = self.coordinator.prepared, self._decider
                 try:
-                    abort_undecided(prepared, self._decider, self._folder, self._participants)
+                    abort_undecided(prepared, decider, self._folder, sinks, self._identity)
                 except Exception as failure:  # the caller has to see that it was replaced
                     logger.warning("what its tasks prepared is the newer run's: %s", failure)
             case SecondCallError():

@@ -11,7 +11,7 @@ from task_sinks import committed, opened, place_of, rows_of, state_of, until, wr
 
 from tallystick.epoch.two_phase import Outcome, Owner, Place, to_abort
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError
-from tallystick.kafka import cluster
+from tallystick.kafka import cluster, outcome
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.transactions import Finder, list_open_ids
@@ -87,6 +87,37 @@ def test_all_that_a_pipeline_left_is_found_and_aborted_and_readers_get_on(
             sink.abort(each)
     until(lambda: last_stable(client, topic) > 0)
     until(lambda: read_back(config, topic) == ["decided"])
+
+
+@pytest.mark.broker
+def test_an_abort_of_what_was_prepared_leaves_its_ids_next_user_alone(
+    config: KafkaConfig,
+    client: Client,
+    topic: str,
+    pipeline: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replaced run aborts what is its own while a task of its successor takes the same id.
+
+    Before transaction.version 2 an InitProducerId after the abort would end that one too.
+    """
+    end, begun = outcome.end_transaction, []
+
+    def end_and_be_overtaken(*args: Any, **options: Any) -> Any:
+        ended = end(*args, **options)
+        begun.append(written_by(sink.plan(), place_of(pipeline, 1), "of the successor"))
+        return ended
+
+    with opened(config, topic, pipeline) as sink:
+        ours = written_by(sink.plan(), place_of(pipeline, 0), "of the replaced run")
+        with monkeypatch.context() as patched:
+            patched.setattr(outcome, "end_transaction", end_and_be_overtaken)
+            sink.abort(ours)
+
+        (theirs,) = begun
+        assert theirs.name.rsplit(":", 1)[0] == ours.name.rsplit(":", 1)[0], "the same producer id"
+        assert committed(client, sink, theirs) is Outcome.COMMITTED
+    assert read_back(config, topic) == ["of the successor"]
 
 
 @pytest.mark.broker

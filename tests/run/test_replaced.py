@@ -1,5 +1,6 @@
 """What a run aborts that can decide nothing more: its own, and nothing that a decision names."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from tallystick.run.driver import Driver
 from tallystick.run.replaced import abort_undecided
 from tallystick.storage.file_storage import FileStorage, SystemClock
 
+IDENTITY = Identity("job", "L", "/c")
 OURS, THEIRS = (Committable("sink", 0, 0, name, 1, 1) for name in ("ours", "theirs"))
 
 
@@ -105,19 +107,28 @@ def test_a_run_that_is_replaced_after_its_decision_aborts_nothing(
 
     with pytest.raises(FencedError):
         driver.check_owner()
-    abort_undecided((OURS,), driver._decider, driver._folder, sinks)
+    abort_undecided((OURS,), driver._decider, driver._folder, sinks, IDENTITY)
 
     assert sinks.aborted == []
 
 
-@pytest.mark.parametrize("token", [None, Token(3, "L", "/c", "tallystick/000000000003-gone.json")])
+@pytest.mark.parametrize(
+    "token",
+    [
+        None,
+        Token(7, "L", "/c", "tallystick/000000000007-gone.json"),
+        Token(6, "another lineage", "/c", ""),
+        Token(5, "L", "/c", ""),
+    ],
+    ids=["forgotten", "without its manifest", "of another lineage", "an older one"],
+)
 def test_where_the_newest_decision_is_not_known_nothing_is_aborted(
     tmp_path: Path, sinks: Sinks, token: Token | None
 ) -> None:
-    """Kafka forgot it, or its manifest is gone."""
     decider: Any = SimpleNamespace(last_decision=lambda: token)
+    folder = CheckpointFolder(FileStorage(str(tmp_path)))
 
-    abort_undecided((OURS,), decider, CheckpointFolder(FileStorage(str(tmp_path))), sinks)
+    abort_undecided((replace(OURS, checkpoint_id=7),), decider, folder, sinks, IDENTITY)
 
     assert sinks.aborted == []
 
@@ -125,6 +136,6 @@ def test_where_the_newest_decision_is_not_known_nothing_is_aborted(
 def test_before_the_first_decision_all_of_it_is_aborted(tmp_path: Path, sinks: Sinks) -> None:
     decider: Any = SimpleNamespace(last_decision=lambda: Token(-1, "L", "/c", ""))
 
-    abort_undecided((OURS,), decider, CheckpointFolder(FileStorage(str(tmp_path))), sinks)
+    abort_undecided((OURS,), decider, CheckpointFolder(FileStorage(str(tmp_path))), sinks, IDENTITY)
 
     assert sinks.aborted == [OURS]

@@ -120,7 +120,7 @@ def _(_: Any) -> Any:
     return abort
 
 
-def abort_all(prepared: Any, decider: Any, folder: Any, sinks: Any) -> None:
+def abort_all(prepared: Any, decider: Any, folder: Any, sinks: Any, identity: Any) -> None:
     """Abort what a run prepared, also what is decided."""
     sinks.abort(prepared)
 

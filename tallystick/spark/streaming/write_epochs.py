@@ -203,7 +203,7 @@ class WriteEpochs:
         with suppress(FencedError):  # replaced: so it can decide nothing more either
             # As the owner: it takes the slot that an unanswered decision may be on its way to.
             log.fence(Producer(self._transactional_id, 0, planned.hold.slot))
-        abort_undecided(committables, log, self._folder, self._sinks())
+        abort_undecided(committables, log, self._folder, self._sinks(), self._identity)
 
     def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
         """Return the epoch after the one that this process planned last, which is decided since.
