@@ -45,7 +45,7 @@ Msk = tuple[MskServer, dict[str, str]]
 
 @pytest.fixture(scope="module")
 def msk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Msk]:
-    """Start the server; a witness gets options that reach the broker behind it directly."""
+    """Start the server in front of a broker; the options are for clients that go around it."""
     gate, direct = free_ports(2, HOST)
 
     settings = partial(listeners_behind, told=gate, own=direct)

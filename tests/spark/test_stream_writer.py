@@ -4,7 +4,7 @@ import builtins
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
-from tallystick.kafka.client import Client
-from tallystick.kafka.transactions import list_open_ids
+from tests.failover.sink_job import open_ids
 from tests.spark import driver_process, mortal_writer
-from tests.spark.driver_process import Drivers
+from tests.spark.driver_process import DriverProcess, Drivers
 from tests.spark.flow import Flow, finish
 from tests.spark.mortal_writer import Death
 from tests.spark.topics import WAIT_S, pending, read_committed, wait_until_nothing_is_pending
@@ -124,13 +123,18 @@ def end_at(flow: Flow, mortal: str, fact: str, occurrence: int, folder: Path) ->
         write(flow, copied(flow), form=mortal, **death.to_option())
 
 
-def open_ids(flow: Flow) -> Collection[str]:
-    """The transactional ids under which something is open in the cluster."""
-    client = Client(flow.sink().output.config)
+def standing_at(
+    fact: str, flow: Flow, writers: Drivers, folder: Path
+) -> tuple[DriverProcess, Path]:
+    """Start a driver that stands still behind a fact, until the file exists that is returned."""
+    facts, released = folder / "facts", folder / "released"
+    driver = writers.take()
+    driver.run(flow.spec(dies_at=fact, facts=str(facts), waits_for=str(released)))
     try:
-        return list_open_ids(client)
-    finally:
-        client.close()
+        wait_until((facts / f"{fact}-1").exists)
+    except AssertionError:
+        raise AssertionError(driver.log_tail()) from None
+    return driver, released
 
 
 def transactional_ids(flow: Flow) -> list[str]:
@@ -214,7 +218,7 @@ def test_what_the_loser_of_a_speculation_left_open_does_not_wait_for_a_later_epo
 
     write(flow, copied(flow).mapInArrow(beside_a_loser, "key binary, value binary"))
 
-    assert marker.read_text() not in open_ids(flow)
+    assert marker.read_text() not in open_ids(flow.kafka)
     flow.assert_exact()
 
 
@@ -223,13 +227,7 @@ def test_a_driver_that_was_replaced_decides_nothing(
 ) -> None:
     """It hangs after its tasks; another one runs the epoch, and goes on; then it wakes up."""
     flow.feed(60)
-    facts, released = tmp_path / "facts", tmp_path / "released"
-    driver = writers.take()
-    driver.run(flow.spec(dies_at="EpochRan", facts=str(facts), waits_for=str(released)))
-    try:
-        wait_until((facts / "EpochRan-1").exists)
-    except AssertionError:
-        raise AssertionError(driver.log_tail()) from None
+    driver, released = standing_at("EpochRan", flow, writers, tmp_path)
 
     flow.feed(60)
     write(flow, copied(flow))
@@ -246,22 +244,17 @@ def test_late_tasks_of_a_replaced_driver_leave_nothing_open(
 ) -> None:
     """Its successor has read everything, so Spark will not ask it to look for what they prepare."""
     flow.feed(60)
-    facts, released = tmp_path / "facts", tmp_path / "released"
-    driver = writers.take()
-    driver.run(
-        flow.spec(dies_at="ParticipantsRecovered", facts=str(facts), waits_for=str(released))
-    )
-    wait_until((facts / "ParticipantsRecovered-1").exists)
+    driver, released = standing_at("ParticipantsRecovered", flow, writers, tmp_path)
     write(flow, copied(flow))
-    assert not (facts / "TaskPrepared-1").exists()
+    assert not (tmp_path / "facts/TaskPrepared-1").exists()
 
     released.touch()
     error = driver.wait_for_end()
     driver.stop()
 
     assert "belongs to another run now" in (error or "")
-    assert (facts / "TaskPrepared-3").exists(), "each of its tasks had begun a transaction"
-    assert not {*transactional_ids(flow)} & {*open_ids(flow)}
+    assert (tmp_path / "facts/TaskPrepared-3").exists(), "each of its tasks had begun a transaction"
+    assert not {*transactional_ids(flow)} & open_ids(flow.kafka)
     flow.assert_exact()
 
 
