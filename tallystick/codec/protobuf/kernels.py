@@ -1,10 +1,10 @@
-"""The loops over Protobuf messages: bytes in, field slots out, and back, compiled by numba.
+"""The loops over Protobuf messages: bytes in, field slots out, compiled by numba.
 
-One call reads or writes one type of message, many of them: the messages inside them are bytes to
-it, read or written by a call of their own. So there is no stack, however deep a type is nested.
+One call reads one type of message, many of them: the messages inside them are bytes to it, read by
+a call of their own. So there is no stack, however deep a type is nested.
 
 Invariants
-    Every read is checked against the end of its message, and writes go where sizes were counted.
+    Every read is checked against the end of its message.
     A position below 0 is a problem's code, negated; nothing is read after it.
 
 Source of the format: https://protobuf.dev/programming-guides/encoding/
@@ -15,31 +15,37 @@ import numpy as np
 
 from tallystick.codec.avro.kernels import _is_text
 from tallystick.codec.memory import (
-    copy,
     inner_kernel,
     load8,
     load32,
     load64,
-    store8,
-    store32,
     store64,
 )
 
 (INT32, INT64, UINT32, UINT64, SINT32, SINT64, BOOL, ENUM) = range(8)
 (FIXED32, SFIXED32, FLOAT, FIXED64, SFIXED64, DOUBLE) = range(8, 14)
-(BYTES, STRING, MESSAGE) = range(14, 17)
-"""Kinds of fields, in the order of their wire types: varint, 4 bytes, 8 bytes, bytes."""
+(BYTES, STRING, MESSAGE, GROUPED) = range(14, 18)
+"""Kinds of fields, in the order of their wire types: varint, 4 bytes, 8 bytes, bytes, group."""
 
 VARINT, EIGHT_BYTES, SIZED, GROUP, GROUP_END, FOUR_BYTES = range(6)
 """Wire types."""
 
 (TRUNCATED, VARINT_TOO_LONG, NO_FIELD, WIRE_TYPE, GROUP_OPEN, NOT_UTF8, PACKED_SIZE) = range(1, 8)
+TAG_TOO_LONG = 8
 """Problems of a message."""
 
-NUMBER, KIND, IS_LIST, HAS_PRESENCE, IS_PACKED = range(5)
-"""The numbers of a field. IS_LIST: it may be there many times; HAS_PRESENCE: absent is no value."""
+NUMBER, KIND, IS_LIST, HAS_PRESENCE, IS_PACKED, ONEOF, SYMBOLS, SYMBOL_COUNT = range(8)
+"""The numbers of a field. IS_LIST: it may be there many times; HAS_PRESENCE: absent is no value.
+ONEOF is the oneof that it is a member of, -1 for none. SYMBOLS is the address of the numbers of a
+closed enum, ascending, and SYMBOL_COUNT how many; 0: any number will do.
+"""
+FIELD_NUMBERS = 8
 
 VARINT_SIZE_MAX = 10
+TAG_SIZE_MAX = 5
+"""The most bytes of a tag, in Google's readers too."""
+PLACES_MAX = 1024
+"""Fields of smaller numbers are found at once."""
 GROUPS_MAX = 100
 """The depth of groups in groups; others' readers allow as much."""
 INDEXES_MAX = 33
@@ -48,10 +54,10 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @inner_kernel
-def _varint(at, end):  # type: ignore[no-untyped-def]
+def _varint_of(size_max, at, end):  # type: ignore[no-untyped-def]
     """(value, address after it); instead of the address a negated problem when it is none."""
     value = np.uint64(0)
-    for index in range(VARINT_SIZE_MAX):
+    for index in range(size_max):
         if at >= end:
             return value, np.int64(-TRUNCATED)
         byte = load8(at)
@@ -63,11 +69,18 @@ def _varint(at, end):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def _varint(at, end):  # type: ignore[no-untyped-def]
+    return _varint_of(VARINT_SIZE_MAX, at, end)
+
+
+@inner_kernel
 def _wire_type(kind):  # type: ignore[no-untyped-def]
     if kind <= ENUM:
         return VARINT
     if kind <= FLOAT:
         return FOUR_BYTES
+    if kind == GROUPED:
+        return GROUP
     return EIGHT_BYTES if kind <= DOUBLE else SIZED
 
 
@@ -87,8 +100,10 @@ def _skip(wire, at, end):  # type: ignore[no-untyped-def]
 @inner_kernel
 def _tag(at, end):  # type: ignore[no-untyped-def]
     """(field number, wire type, address after it)."""
-    tag, at = _varint(at, end)
-    if at >= 0 and (tag < np.uint64(8) or tag >= np.uint64(2**32)):
+    tag, at = _varint_of(TAG_SIZE_MAX, at, end)
+    if at == -VARINT_TOO_LONG:
+        at = np.int64(-TAG_TOO_LONG)
+    elif at >= 0 and (tag < np.uint64(8) or tag >= np.uint64(2**32)):
         at = np.int64(-NO_FIELD)
     elif at >= 0 and (tag & np.uint64(7)) > np.uint64(FOUR_BYTES):
         at = np.int64(-WIRE_TYPE)
@@ -148,13 +163,32 @@ def _scalar(kind, at, end):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _packed(kind, at, end, target, cursor):  # type: ignore[no-untyped-def]
+def _is_stray(fields, index, value):  # type: ignore[no-untyped-def]
+    """True for a number that the closed enum of a field does not have: it is an unknown field."""
+    count, symbols = fields[index, SYMBOL_COUNT], fields[index, SYMBOLS]
+    low, high = np.int64(0), count
+    if count == 0:
+        return False
+    while low < high:
+        middle = (low + high) >> 1
+        if np.int64(load64(symbols + 8 * middle)) < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low == count or np.int64(load64(symbols + 8 * low)) != value
+
+
+@inner_kernel
+def _packed(fields, index, at, end, target, cursor):  # type: ignore[no-untyped-def]
     """(how many numbers stand in a range, or a negated problem); written too, given a target."""
     count = np.int64(0)
+    kind = fields[index, KIND]
     while at < end:
         value, at = _scalar(kind, at, end)
         if at < 0:
             return np.int64(-PACKED_SIZE)
+        if _is_stray(fields, index, value):
+            continue
         if target != 0:
             store64(target + 8 * (cursor + count), np.uint64(value))
         count += 1
@@ -162,16 +196,16 @@ def _packed(kind, at, end, target, cursor):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _known_field(fields, number, near):  # type: ignore[no-untyped-def]
+def _known_field(fields, places, number, near):  # type: ignore[no-untyped-def]
     """Return the index of a field, -1 if nobody asked for it; they mostly come in their order."""
-    count = len(fields)
-    for step in range(count):
-        index = near + step
-        if index >= count:
-            index -= count
+    if near < len(fields) and fields[near, NUMBER] == number:
+        return np.int64(near)
+    if number < PLACES_MAX:
+        return places[number] if number < len(places) else np.int64(-1)
+    for index in range(len(fields)):
         if fields[index, NUMBER] == number:
-            return index
-    return -1
+            return np.int64(index)
+    return np.int64(-1)
 
 
 @_kernel
@@ -223,10 +257,12 @@ def _value(kind, wire, at, end):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _occurrences(kind, wire, value, size, items, item_sizes, cursor):  # type: ignore[no-untyped-def]
+def _occurrences(  # type: ignore[no-untyped-def]
+    fields, index, wire, value, size, items, item_sizes, cursor
+):
     """Return how many values an occurrence of a field has, or a negated problem."""
-    if wire == SIZED and kind < BYTES:
-        return _packed(kind, value, value + size, items, cursor)
+    if wire == SIZED and fields[index, KIND] < BYTES:
+        return _packed(fields, index, value, value + size, items, cursor)
     if items != 0:
         store64(items + 8 * cursor, np.uint64(value))
         store64(item_sizes + 8 * cursor, np.uint64(size))
@@ -234,8 +270,34 @@ def _occurrences(kind, wire, value, size, items, item_sizes, cursor):  # type: i
 
 
 @inner_kernel
-def _read_message(  # type: ignore[no-untyped-def]
-    row, at, end, fields, values, sizes, order, counts, items, item_sizes, cursors, problems
+def _take_oneof(oneof, index, row, order, counts, items, cursors, holders):  # type: ignore[no-untyped-def]
+    """Make a field the member of its oneof that has a value, and the one before it absent."""
+    before = holders[oneof]
+    if before >= 0 and before != index:
+        if items[before] != 0:
+            cursors[before] -= counts[before, row]
+        counts[before, row] = 0
+        order[before, row] = 0
+    holders[oneof] = index if index < len(order) else -1
+
+
+@inner_kernel
+def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, for speed
+    row,
+    at,
+    end,
+    fields,
+    places,
+    values,
+    sizes,
+    order,
+    counts,
+    items,
+    item_sizes,
+    cursors,
+    holders,
+    problems,
+    strays,
 ):
     """Read one message; return its end, or a negated problem."""
     near, place = 0, 0
@@ -246,25 +308,41 @@ def _read_message(  # type: ignore[no-untyped-def]
             at = np.int64(-GROUP_OPEN)
         if at < 0:
             break
+        index = _known_field(fields, places, number, near)
+        kind = fields[index, KIND] if index >= 0 else np.int64(-1)
+        is_packed = wire == SIZED and 0 <= kind < BYTES and fields[index, IS_LIST]
+        is_wanted = index >= 0 and (wire == _wire_type(kind) or is_packed)
         if wire == GROUP:
             at = _skip_group(number, at, end)
-            continue
-        index = _known_field(fields, number, near)
-        kind = fields[index, KIND] if index >= 0 else -1
-        is_packed = wire == SIZED and 0 <= kind < BYTES and fields[index, IS_LIST]
-        if index < 0 or (wire != _wire_type(kind) and not is_packed):
+        elif not is_wanted or (index >= len(order) and kind != ENUM):
             at = _skip(wire, at, end)
+        if not is_wanted:
+            continue
+        oneof = fields[index, ONEOF]
+        if index >= len(order):  # not asked for, but a member of a oneof that is
+            is_stray = False
+            if kind == ENUM:
+                value, at = _scalar(kind, at, end)
+                is_stray = _is_stray(fields, index, value)
+            if at >= 0 and not is_stray:
+                _take_oneof(oneof, index, row, order, counts, items, cursors, holders)
             continue
         problems[1, row] = index
         value, size, at = _value(kind, wire, at, end)
         if at < 0:
             break
+        if kind == ENUM and not is_packed and _is_stray(fields, index, value):
+            strays[row] = True
+            continue
+        if oneof >= 0:
+            _take_oneof(oneof, index, row, order, counts, items, cursors, holders)
         cursor = cursors[index]
-        count = _occurrences(kind, wire, value, size, items[index], item_sizes[index], cursor)
+        count = _occurrences(
+            fields, index, wire, value, size, items[index], item_sizes[index], cursor
+        )
         if count < 0:
             return count
-        if items[index] != 0:
-            cursors[index] += count
+        cursors[index] += count
         place += 1
         near = index + 1
         counts[index, row] += count
@@ -276,124 +354,46 @@ def _read_message(  # type: ignore[no-untyped-def]
 
 @_kernel
 def read_messages(  # type: ignore[no-untyped-def]
-    spans, fields, values, sizes, order, counts, items, item_sizes, cursors, problems
+    spans,
+    fields,
+    places,
+    values,
+    sizes,
+    order,
+    counts,
+    items,
+    item_sizes,
+    cursors,
+    holders,
+    problems,
+    strays,
 ):
     """Read messages of one type; twice, if fields that may be there many times are: `items`.
 
     Args:
         spans: rows 0 and 1: addresses where each message begins and ends.
-        fields: a row per field asked for; see NUMBER.
+        fields: a row per field asked for, then one per other member of their oneofs; see NUMBER.
+        places: the index of each field by its number, -1 for none; see PLACES_MAX.
         values: per field and message: the number, a float's bits, or the address of its bytes.
         sizes: per field and message: how many bytes.
         order: per field and message: 0 absent, else the place of its last occurrence.
-        counts: per field and message: how often it is there.
+        counts: per field and message: how often it is there, since it last became absent.
         items: per field: the address to write the value of each occurrence to; 0: only count.
         item_sizes: the same, for the sizes.
-        cursors: per field: how many occurrences were written.
+        cursors: per field: how many occurrences were written; if they are only counted, how many
+            there were, with those that another member of their oneof made absent.
+        holders: per oneof, for the kernel alone: the field that has its value, -1: none asked for.
         problems: rows 0 and 1 get for each message: problem or 0, the index of the field or -1.
+        strays: gets for each message whether it has a number that a closed enum has not.
     """
     for row in range(spans.shape[1]):
-        for index in range(len(fields)):
+        for index in range(len(order)):
             counts[index, row] = 0
+        for oneof in range(len(holders)):
+            holders[oneof] = -1
         at = _read_message(
-            *(row, spans[0, row], spans[1, row], fields, values, sizes, order, counts),
-            *(items, item_sizes, cursors, problems),
+            *(row, spans[0, row], spans[1, row], fields, places, values, sizes, order, counts),
+            *(items, item_sizes, cursors, holders, problems, strays),
         )
         if at < 0:
             problems[0, row] = -at
-
-
-VALUES, SIZES, VALID, OFFSETS = range(4)
-"""The addresses of a column: numbers, float bits or addresses of bytes (int64); how many bytes
-(int64); a byte per row, 0 for null, or address 0; of a list where each begins (int64)."""
-
-
-@inner_kernel
-def _put_varint(value, at, writes):  # type: ignore[no-untyped-def]
-    while value >= np.uint64(0x80):
-        if writes:
-            store8(at, (value & np.uint64(0x7F)) | np.uint64(0x80))
-        value >>= np.uint64(7)
-        at += 1
-    if writes:
-        store8(at, value)
-    return at + 1
-
-
-@inner_kernel
-def _put_number(kind, value, at, writes):  # type: ignore[no-untyped-def]
-    if kind <= ENUM:
-        bits = np.uint64(value)
-        if kind in (SINT32, SINT64):
-            bits = np.uint64((value << 1) ^ (value >> 63))
-        return _put_varint(bits, at, writes)
-    if kind <= FLOAT:
-        if writes:
-            store32(at, np.uint64(value))
-        return at + 4
-    if writes:
-        store64(at, np.uint64(value))
-    return at + 8
-
-
-@inner_kernel
-def _put_field(field, column, row, at, writes):  # type: ignore[no-untyped-def]
-    """Return the address after one field of a row, which may be there many times, or not at all."""
-    kind = field[KIND]
-    first, last = np.int64(row), np.int64(row) + 1
-    if column[VALID] != 0 and load8(column[VALID] + row) == np.uint64(0):
-        return at
-    if field[IS_LIST]:
-        first = np.int64(load64(column[OFFSETS] + 8 * row))
-        last = np.int64(load64(column[OFFSETS] + 8 * (row + 1)))
-    tag = np.uint64(field[NUMBER]) << np.uint64(3)
-    if field[IS_PACKED]:
-        if first == last:
-            return at
-        size = np.int64(0)
-        for item in range(first, last):
-            size = _put_number(kind, np.int64(load64(column[VALUES] + 8 * item)), size, False)
-        at = _put_varint(tag | np.uint64(SIZED), at, writes)
-        at = _put_varint(np.uint64(size), at, writes)
-        for item in range(first, last):
-            at = _put_number(kind, np.int64(load64(column[VALUES] + 8 * item)), at, writes)
-        return at
-    for item in range(first, last):
-        value = np.int64(load64(column[VALUES] + 8 * item))
-        size = np.int64(load64(column[SIZES] + 8 * item)) if kind >= BYTES else value
-        if size == 0 and not field[HAS_PRESENCE] and not field[IS_LIST]:
-            continue
-        at = _put_varint(tag | np.uint64(_wire_type(kind)), at, writes)
-        if kind < BYTES:
-            at = _put_number(kind, value, at, writes)
-        else:
-            at = _put_varint(np.uint64(size), at, writes)
-            if writes:
-                copy(at, value, size)
-            at += size
-    return at
-
-
-@_kernel
-def write_messages(fields, columns, prefix, offsets, out):  # type: ignore[no-untyped-def]
-    """Write messages of one type one after another, or only say where each would begin.
-
-    Args:
-        fields: a row per field, in the order to write them; see NUMBER.
-        columns: a row per field; see VALUES.
-        prefix: uint8, written before each message.
-        offsets: where each begins, and the end of the last: filled if `out` is 0, else kept to.
-        out: the address to write to; 0: only fill `offsets`.
-    """
-    writes = out != 0
-    at = np.int64(out)
-    for row in range(len(offsets) - 1):
-        if not writes:
-            offsets[row] = at
-        elif len(prefix):
-            copy(at, prefix.ctypes.data, len(prefix))
-        at += len(prefix)
-        for index in range(len(fields)):
-            at = _put_field(fields[index], columns[index], row, at, writes)
-    if not writes:
-        offsets[len(offsets) - 1] = at

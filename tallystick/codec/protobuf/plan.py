@@ -88,10 +88,14 @@ class EnumColumn:
     Args:
         numbers: int64, ascending.
         symbols: the name of each; of several names of one number the first in the schema.
+        is_closed: whether another number is an unknown field, as in proto2.
+        is_text: whether the column has the names.
     """
 
     numbers: NDArray[np.int64]
     symbols: pa.Array
+    is_closed: bool
+    is_text: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ class FieldPlan:
         is_packed: whether a list's numbers are written without a tag for each.
         message: how the message in it is read.
         entry: how the entries of a map are read.
-        enum: of an enum that is a column of text.
+        enum: the values of an enum.
+        oneof: the index of the oneof that it is a member of, among those of `MessagePlan`.
     """
 
     index: int
@@ -125,6 +130,7 @@ class FieldPlan:
     message: "MessagePlan | None" = None
     entry: "MessagePlan | None" = None
     enum: EnumColumn | None = None
+    oneof: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +140,39 @@ class MessagePlan:
     Args:
         columns: the field of each column; a type: the message has no such field.
         fields: those that are there.
-        table: as `kernels` take them.
-        oneofs: the indexes of fields of which only one has a value.
+        table: as `kernels` take them; behind them, the other members of their oneofs.
+        places: the index of each by its number, see `kernels.PLACES_MAX`.
+        oneofs: of each oneof, the indexes of the fields that are there.
+        others: the other members, whose enums' numbers the table points to.
     """
 
     columns: list[FieldPlan | pa.DataType]
     fields: list[FieldPlan]
     table: NDArray[np.int64]
+    places: NDArray[np.int64]
     oneofs: list[tuple[int, ...]]
+    others: list[FieldPlan]
+
+    @classmethod
+    def of(
+        cls,
+        columns: list[FieldPlan | pa.DataType],
+        oneofs: list[tuple[int, ...]],
+        others: list[FieldPlan],
+    ) -> "MessagePlan":
+        """Return the plan of columns."""
+        fields = [each for each in columns if isinstance(each, FieldPlan)]
+        table = _table([*fields, *others])
+        numbers = table[:, kernels.NUMBER]
+        small = numbers[numbers < kernels.PLACES_MAX]
+        places = np.full(int(small.max(initial=0)) + 1, -1, np.int64)
+        places[small] = np.flatnonzero(numbers < kernels.PLACES_MAX)
+        return cls(columns, fields, table, places, oneofs, others)
 
     @classmethod
     def of_one_string(cls) -> "MessagePlan":
         """Return one to compile kernels with."""
-        field = FieldPlan(0, "s", 1, kernels.STRING, pa.string(), pa.string())
-        return cls([field], [field], _table([field]), [])
+        return cls.of([FieldPlan(0, "s", 1, kernels.STRING, pa.string(), pa.string())], [], [])
 
 
 def make_plan(message: Message, columns: Sequence[pa.Field], path: str) -> MessagePlan:
@@ -161,29 +186,52 @@ def make_plan(message: Message, columns: Sequence[pa.Field], path: str) -> Messa
     Raises:
         SchemaError: a field cannot be a column of its type.
     """
-    fields = list[FieldPlan]()
     found = list[FieldPlan | pa.DataType]()
-    oneofs = dict[str, list[int]]()
+    oneofs = dict[str, int]()
+    members = list[list[int]]()
+    count = 0
     for each in columns:
         field = message.fields_by_name.get(each.name)
         if field is None:
             found.append(each.type)
             continue
-        plan = _field(field, each.type, len(fields), f"{path}.{each.name}" if path else each.name)
-        if field.containing_oneof is not None:
-            oneofs.setdefault(field.containing_oneof.name, []).append(plan.index)
-        fields.append(plan)
+        plan = _field(field, each.type, count, f"{path}.{each.name}" if path else each.name)
+        one = field.containing_oneof
+        if one is not None and len(one.fields) > 1:
+            oneof = oneofs.setdefault(one.name, len(oneofs))
+            members += [[]] if oneof == len(members) else []
+            members[oneof].append(count)
+            plan = replace(plan, oneof=oneof)
+        count += 1
         found.append(plan)
-    groups = [tuple(members) for members in oneofs.values() if len(members) > 1]
-    return MessagePlan(found, fields, _table(fields), groups)
+    names = {each.name for each in columns}
+    others = [
+        _other_member(each, oneofs[one.name])
+        for one in message.oneofs
+        if one.name in oneofs
+        for each in one.fields
+        if each.name not in names
+    ]
+    return MessagePlan.of(found, [tuple(each) for each in members], others)
+
+
+def _other_member(field: Field, oneof: int) -> FieldPlan:
+    """Return a member of a oneof that is no column, but takes the value of one that is."""
+    wire_kind = _WIRE_KINDS.get(field.type, kernels.GROUPED)
+    kind = pa.null()
+    enum = None if field.enum_type is None else _enum(field, is_text=False)
+    return FieldPlan(-1, field.name, field.number, wire_kind, kind, kind, enum=enum, oneof=oneof)
 
 
 def _table(fields: Sequence[FieldPlan]) -> NDArray[np.int64]:
-    rows = [
-        (each.number, each.wire_kind, each.is_list, each.has_presence, each.is_packed)
-        for each in fields
-    ]
-    return np.array(rows, np.int64).reshape(len(rows), 5)
+    table = np.zeros((len(fields), kernels.FIELD_NUMBERS), np.int64)
+    for row, each in zip(table, fields, strict=True):
+        flags = (each.is_list, each.has_presence, each.is_packed)
+        row[: kernels.SYMBOLS] = (each.number, each.wire_kind, *flags, each.oneof)
+        if each.enum is not None and each.enum.is_closed:
+            numbers = each.enum.numbers
+            row[kernels.SYMBOLS :] = numbers.ctypes.data, len(numbers)
+    return table
 
 
 def _field(field: Field, kind: pa.DataType, index: int, path: str) -> FieldPlan:
@@ -198,12 +246,7 @@ def _field(field: Field, kind: pa.DataType, index: int, path: str) -> FieldPlan:
             raise unfit(field, kind, path)
         parts = [kind.key_field.with_name("key"), kind.item_field.with_name("value")]
         plan = make_plan(message, parts, path)
-        entry = MessagePlan(
-            [_always_there(each, path) for each in plan.columns],
-            [_always_there(each, path) for each in plan.fields],
-            plan.table,
-            [],
-        )
+        entry = MessagePlan.of([_always_there(each, path) for each in plan.columns], [], [])
         return FieldPlan(**shared, kind=kind, item_kind=kind, is_list=True, entry=entry)
     is_list = field.is_repeated
     if is_list and not pa.types.is_list(kind):
@@ -217,7 +260,7 @@ def _field(field: Field, kind: pa.DataType, index: int, path: str) -> FieldPlan:
         has_presence=field.has_presence and not is_list,
         is_packed=field.is_packed,
         message=None if message is None else _message(field, item, path),
-        enum=_enum(field) if _is_text_of_enum(field, item, path) else None,
+        enum=_enum_column(field, item, path),
     )
 
 
@@ -240,21 +283,26 @@ def _message(field: Field, kind: pa.DataType, path: str) -> MessagePlan:
     raise unfit(field, kind, path)
 
 
-def _is_text_of_enum(field: Field, kind: pa.DataType, path: str) -> bool:
-    """Check that a field without parts fits its column, and return whether it is an enum's text."""
+def _enum_column(field: Field, kind: pa.DataType, path: str) -> EnumColumn | None:
+    """Check that a field without parts fits its column, and return the values of an enum."""
     if field.message_type is not None:
-        return False
+        return None
     if kind not in _COLUMNS[_WIRE_KINDS[field.type]]:
         raise unfit(field, kind, path)
-    return bool(field.type == _ENUM_TYPE and pa.types.is_string(kind))
+    return _enum(field, is_text=pa.types.is_string(kind)) if field.type == _ENUM_TYPE else None
 
 
-def _enum(field: Field) -> EnumColumn:
+def _enum(field: Field, *, is_text: bool) -> EnumColumn:
     names = dict[int, str]()
     for each in field.enum_type.values:
         names.setdefault(each.number, each.name)
     numbers = sorted(names)
-    return EnumColumn(np.array(numbers, np.int64), pa.array([names[n] for n in numbers]))
+    return EnumColumn(
+        np.array(numbers, np.int64),
+        pa.array([names[n] for n in numbers]),
+        is_closed=bool(field.enum_type.is_closed),
+        is_text=is_text,
+    )
 
 
 def unfit(field: Field, kind: pa.DataType, path: str) -> SchemaError:

@@ -150,6 +150,9 @@ class _Decoder:
             spans: rows 0 and 1: the addresses where each begins and ends.
             records: of each, the record that it is in.
         """
+        return self._arrays(plan, self._read(plan, spans, records), records)
+
+    def _read(self, plan: MessagePlan, spans: Int64Array, records: Int64Array) -> "_Slots":
         slots = _Slots(plan, spans.shape[1])
         while (wrong := slots.read(spans)).size:
             for index in wrong.tolist():
@@ -159,9 +162,11 @@ class _Decoder:
             spans = spans.copy()
             spans[1, wrong] = spans[0, wrong]
         slots.read_items(spans)
-        slots.keep_last_of_oneofs()
+        return slots
+
+    def _arrays(self, plan: MessagePlan, slots: "_Slots", records: Int64Array) -> list[pa.Array]:
         return [
-            pa.nulls(spans.shape[1], column)
+            pa.nulls(len(records), column)
             if isinstance(column, pa.DataType)
             else self._field(column, slots, records)
             for column in plan.columns
@@ -188,7 +193,13 @@ class _Decoder:
             item = self._values(field, values, sizes, valid, owners)
             buffers = [None, pa.py_buffer(offsets)]
             return pa.Array.from_buffers(kind, len(counts), buffers, children=[item])
-        keys, items = self.columns(field.entry, np.stack([values, values + sizes]), owners)
+        slots = self._read(field.entry, np.stack([values, values + sizes]), owners)
+        keys, items = self._arrays(field.entry, slots, owners)
+        if slots.strays.any():  # such an entry is an unknown field as a whole
+            known = ~slots.strays
+            keys, items = keys.filter(pa.array(known)), items.filter(pa.array(known))
+            counts = _sums(known, counts)
+            offsets = _offsets(counts)
         keys, items, offsets = _without_doubles(keys, items, counts, offsets)
         entries = pa.StructArray.from_arrays(
             [keys, items], fields=[kind.key_field, kind.item_field]
@@ -219,7 +230,7 @@ class _Decoder:
             return pa.Array.from_buffers(kind, len(valid), [bitmap], children=parts)
         if field.wire_kind >= kernels.BYTES:
             return text_array(kind, values, sizes, valid.astype(np.uint8))
-        if field.enum is not None:
+        if field.enum is not None and field.enum.is_text:
             return self._symbols(field.enum, values, valid, records, field.path)
         if field.wire_kind in (kernels.UINT64, kernels.FIXED64):
             return self._unsigned(kind, values, valid, records, field.path)
@@ -290,15 +301,16 @@ class _Slots:
         self._order = np.zeros(shape, np.int32)
         self.counts = np.zeros(shape, np.int64)
         self.problems = np.zeros((2, count), np.int64)
+        self.strays = np.zeros(count, np.bool_)
         self.items: list[tuple[Int64Array, Int64Array]] = []
         self._merged: list[NDArray[np.uint8]] = []
 
     def read(self, spans: Int64Array) -> Int64Array:
         """Read what is there once, and count the rest; return the malformed messages."""
         nowhere = np.zeros(len(self._plan.fields), np.int64)
-        for each in (self._values, self._sizes, self._order, self.problems):
+        for each in (self._values, self._sizes, self._order, self.problems, self.strays):
             each[:] = 0
-        self._run(spans, nowhere, nowhere)
+        self._occurrences = self._run(spans, nowhere, nowhere)
         return np.flatnonzero(self.problems[0])
 
     def read_items(self, spans: Int64Array) -> None:
@@ -310,7 +322,11 @@ class _Slots:
             else 0
             for field, counts in zip(fields, self.counts, strict=True)
         ]
-        self.items = [(np.zeros(n, np.int64), np.zeros(n, np.int64)) for n in totals]
+        # While they are read, those that another member of a oneof replaces later take room too.
+        rooms = [
+            int(room) if total else 0 for room, total in zip(self._occurrences, totals, strict=True)
+        ]
+        self.items = [(np.zeros(n, np.int64), np.zeros(n, np.int64)) for n in rooms]
         if not any(totals):
             return
         places = [
@@ -318,23 +334,32 @@ class _Slots:
             for n, (values, sizes) in zip(totals, self.items, strict=True)
         ]
         self._run(spans, *np.array(places, np.int64).T.copy())
+        self.items = [
+            (values[:n], sizes[:n]) for n, (values, sizes) in zip(totals, self.items, strict=True)
+        ]
         for field, total in zip(fields, totals, strict=True):
             if total and not field.is_list:
                 self._merge(field.index)
 
-    def _run(self, spans: Int64Array, values: Int64Array, sizes: Int64Array) -> None:
+    def _run(self, spans: Int64Array, values: Int64Array, sizes: Int64Array) -> Int64Array:
+        """Return how many occurrences of each field there were."""
+        cursors = np.zeros(len(self._plan.fields), np.int64)
         kernels.read_messages(
             spans,
             self._plan.table,
+            self._plan.places,
             self._values,
             self._sizes,
             self._order,
             self.counts,
             values,
             sizes,
-            np.zeros(len(self._plan.fields), np.int64),
+            cursors,
+            np.zeros(len(self._plan.oneofs), np.int64),
             self.problems,
+            self.strays,
         )
+        return cursors
 
     def _merge(self, index: int) -> None:
         """Join the pieces of messages: their bytes one after another are the merged message."""
@@ -347,20 +372,18 @@ class _Slots:
         self._values[index] = data.ctypes.data + ends[:-1]
         self._sizes[index] = np.diff(ends)
 
-    def keep_last_of_oneofs(self) -> None:
-        """Make absent what another member of the same oneof, which came later, has replaced."""
-        for members in self._plan.oneofs:
-            last = self._order[list(members)].max(axis=0)
-            for index in members:
-                gone = self._order[index] < last
-                self._order[index, gone] = 0
-
     def single(self, field: FieldPlan) -> tuple[Int64Array, Int64Array, Bools]:
         """Return values, sizes, and where there is one, of a field that is there once."""
         valid = self._order[field.index] > 0
         if not field.has_presence:
             valid = np.ones(len(valid), np.bool_)
         return self._values[field.index], self._sizes[field.index], valid
+
+
+def _sums(flags: Bools, counts: Int64Array) -> Int64Array:
+    """Return how many of each run are set."""
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(flags)])
+    return np.diff(before[_offsets(counts)])
 
 
 def _without_doubles(
@@ -406,6 +429,7 @@ _REASONS = {
     kernels.WIRE_TYPE: "a tag has a wire type that Protobuf does not know",
     kernels.GROUP_OPEN: "groups do not end where they should",
     kernels.NOT_UTF8: "the string is not valid UTF-8",
+    kernels.TAG_TOO_LONG: "a tag takes more than five bytes",
     kernels.PACKED_SIZE: "a packed list ends inside of a number",
 }
 

@@ -8,8 +8,10 @@ https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-d
 """
 
 import base64
+import json
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
@@ -18,6 +20,9 @@ from tallystick.errors import OptionError
 SCHEMAS_KEPT_MAX = 64
 OWN_NAME = "schema.proto"
 """The schema itself has no name in a registry."""
+
+KNOWN_FILES = Path(__file__).with_name("known_files.json")
+"""Files of Google's and Confluent's that do not come with the package protobuf, as data."""
 
 Message = Any
 """`google.protobuf.descriptor.Descriptor`; the package has no types of its own."""
@@ -38,8 +43,7 @@ def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
             "Protobuf values need the package protobuf, in the driver and every worker: "
             "pip install 'tallystick[protobuf]'"
         ) from error
-    pool = descriptor_pool.DescriptorPool()
-    known = set[str]()
+    files = dict[str, Any]()
     name = OWN_NAME
     for text in texts:
         name, _, data = text.rpartition(":")
@@ -52,20 +56,49 @@ def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
                 f"know format=serialized?"
             ) from error
         file.name = name = name or OWN_NAME
-        try:
-            _add_well_known(file.dependency, pool, known)
-            pool.AddSerializedFile(file.SerializeToString())
-            known.add(name)
-        except (TypeError, KeyError) as error:  # so the library says that a reference is missing
-            raise SchemaError(f"its files do not fit together: {error}") from error
-    file_type = pool.FindFileByName(name)
+        if files.setdefault(name, file) != file and name not in _known_files():
+            raise SchemaError(f"its files do not fit together: {name!r} is there twice, differing")
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        _add_file(name, files, pool, {})
+        file_type = pool.FindFileByName(name)
+    except (TypeError, KeyError, RecursionError) as error:  # a reference is missing, or deep
+        raise SchemaError(f"its files do not fit together: {error}") from error
     by_name = file_type.message_types_by_name
-    return tuple(by_name[each.name] for each in file.message_type)
+    return tuple(by_name[each.name] for each in files[name].message_type)
+
+
+def _add_file(name: str, files: dict[str, Any], pool: Any, begun: dict[str, bool]) -> None:
+    """Add a file to a pool after those that it imports; a registry's own file before a known one.
+
+    Args:
+        name: of the file.
+        files: those of the registry, by name.
+        pool: gets them.
+        begun: the names that were begun, and whether they are done.
+    """
+    if name in begun:
+        if not begun[name]:
+            raise TypeError(f"{name!r} imports itself")
+        return
+    if name not in files and name not in _known_files():
+        return  # the file that imports it says so
+    begun[name] = False
+    file = files.get(name)
+    if file is None:
+        file = _known_file(name)
+    for imported in file.dependency:
+        _add_file(imported, files, pool, begun)
+    pool.AddSerializedFile(file.SerializeToString())
+    begun[name] = True
 
 
 @cache
-def _well_known() -> dict[str, Any]:
-    """Return the files that come with Protobuf, which no registry has."""
+def _known_files() -> dict[str, Any]:
+    """Return the files that no registry has, by name: Protobuf's modules, and others in base64.
+
+    A registry leaves them out of a schema's references (skip.known.types of Confluent's clients).
+    """
     from google.protobuf import (
         any_pb2,
         api_pb2,
@@ -79,21 +112,22 @@ def _well_known() -> dict[str, Any]:
         type_pb2,
         wrappers_pb2,
     )
+    from google.protobuf.compiler import plugin_pb2
 
     modules = (
-        *(any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2),
+        *(any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, plugin_pb2),
         *(source_context_pb2, struct_pb2, timestamp_pb2, type_pb2, wrappers_pb2),
     )
-    return {each.DESCRIPTOR.name: each.DESCRIPTOR for each in modules}
+    others: dict[str, Any] = json.loads(KNOWN_FILES.read_text())["files"]
+    return others | {each.DESCRIPTOR.name: each.DESCRIPTOR for each in modules}
 
 
-def _add_well_known(names: Sequence[str], pool: Any, known: set[str]) -> None:
-    for name in names:
-        file = _well_known().get(name)
-        if file is not None and name not in known:
-            _add_well_known([each.name for each in file.dependencies], pool, known)
-            pool.AddSerializedFile(file.serialized_pb)
-            known.add(name)
+def _known_file(name: str) -> Any:
+    from google.protobuf import descriptor_pb2
+
+    known = _known_files()[name]
+    data = base64.b64decode(known) if isinstance(known, str) else known.serialized_pb
+    return descriptor_pb2.FileDescriptorProto.FromString(data)
 
 
 def message_at(texts: SchemaTexts, path: Sequence[int]) -> Message | None:

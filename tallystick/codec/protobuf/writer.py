@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import Field, FieldPlan, MessagePlan, make_plan, unfit
 from tallystick.codec.protobuf.schema import Message, indexes_as_bytes, message_at, path_of
+from tallystick.codec.protobuf.writer_kernels import write_messages
 from tallystick.codec.spans import spans_of
 from tallystick.codec.value_writer import binary_array
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
@@ -190,11 +191,9 @@ def write_columns(
     table = plan.table[[one.index for one, _ in of_field]]
     before = np.frombuffer(prefix, np.uint8)
     offsets = np.zeros(row_count + 1, np.int64)
-    kernels.write_messages(table, addresses.reshape(len(of_field), 4), before, offsets, 0)
+    write_messages(table, addresses.reshape(len(of_field), 4), before, offsets, 0)
     out = np.empty(int(offsets[-1]) + 1, np.uint8)
-    kernels.write_messages(
-        table, addresses.reshape(len(of_field), 4), before, offsets, out.ctypes.data
-    )
+    write_messages(table, addresses.reshape(len(of_field), 4), before, offsets, out.ctypes.data)
     return binary_array(pa.py_buffer(out[: int(offsets[-1])]), offsets)
 
 
@@ -217,7 +216,7 @@ class _Parts:
     _kept: list[object] = field(default_factory=list)
 
     def column(self, one: FieldPlan, column: pa.Array) -> tuple[int, int, int, int]:
-        """Return the addresses of a column; see `kernels.VALUES`."""
+        """Return the addresses of a column; see `writer_kernels.VALUES`."""
         if column.null_count and not one.has_presence:
             raise RecordError(
                 f"column {one.path!r} holds null, and the Protobuf schema has a field there that "
