@@ -684,3 +684,59 @@ def test_what_passes_is_the_same_once_an_encoder_has_written_it(values):
     again: list[bytes | None] = [framed(body(SCHEMA, {**row, "skipped": b""})) for row in rows]
 
     assert parse(again, columns, SOURCE).columns == parsed.columns
+
+
+@pytest.mark.parametrize("more", [0, 3, 40], ids=["alone", "among few", "among many"])
+def test_of_two_entries_of_one_key_the_last_counts(more: int) -> None:
+    schema = record(("m", {"type": "map", "values": "long"}), ("z", "int"))
+    others = b"".join(bytes([4, 0x62, 0x30 + each]) + b"\x00" for each in range(more))
+    twice = bytes([2 * 2]) + b"\x02a\x0a" + b"\x02a\x0c"
+    block = bytes([2 * more]) + others if more else b""
+    rest = b"\x00\x12"
+    once = b"\x02" + b"\x02a\x0a"
+    values = [framed(twice + block + rest), framed(once + block + rest), None, framed(rest)]
+    columns = pa.schema([("m", pa.map_(pa.string(), pa.int64())), ("z", pa.int32())])
+    whole = parse(values, columns, schemas(_1=schema)).columns
+    whole.validate(full=True)
+    found = whole.to_pylist()
+    reference = fastavro.schemaless_reader(io.BytesIO(values[0][5:]), schema)
+    assert dict(found[0]["m"]) == reference["m"]
+    assert [len(row["m"] or ()) for row in found] == [1 + more, 1 + more, 0, 0]
+    assert dict(found[1]["m"])["a"] == 5
+    assert [row["z"] for row in found] == [9, 9, None, 9]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "null",
+        record(name="e"),
+        record(("n", "null"), name="e"),
+        {"type": "fixed", "name": "f", "size": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "skipped",
+    [b"\x00", b"\x06\x00", b"\x05\x00\x00", b"\x06\x02\x05\x00\x00", b"\xff" * 9 + b"\x01\x00\x00"],
+    ids=["none", "a block", "a block with its size", "blocks", "2^63 items"],
+)
+def test_an_array_of_items_without_bytes_is_skipped_by_its_counts(
+    items: Any, skipped: bytes
+) -> None:
+    schema = record(
+        ("a", "int"),
+        ("skipped", {"type": "array", "items": items}),
+        ("z", "int"),
+    )
+    values = [framed(b"\x02" + skipped + b"\x12"), framed(b"\x04\x02"), framed(b"\x02\x05\x7e")]
+    columns = pa.schema([("a", pa.int32()), ("z", pa.int32())])
+    parsed = parse(values, columns, schemas(_1=schema), "permissive")
+    assert parsed.columns.to_pylist()[0] == {"a": 1, "z": 9}
+    assert list(parsed.reasons) == [1, 2]
+    inner = record(
+        ("l", {"type": "array", "items": {"type": "array", "items": items}}), ("z", "int")
+    )
+    values = [framed(b"\x04" + skipped * 2 + b"\x00\x12")]
+    parsed = parse(values, columns, schemas(_1=inner))
+    assert parsed.columns.to_pylist() == [{"a": None, "z": 9}]

@@ -7,8 +7,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.codec.avro import kernels
-from tallystick.codec.avro.kernels import copy_spans, decode_records
+from tallystick.codec.avro.kernels import decode_records
 from tallystick.codec.avro.plan import Output, Plan, SlotContent
+from tallystick.codec.avro.span_kernels import copy_spans, may_repeat
 
 Int64Array = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -167,11 +168,40 @@ def _repeated(output: Output, pool: _Pool) -> pa.Array:
     lengths, valid = pool.slots(output)
     parts = [_array(part, pool) for part in output.parts]
     if pa.types.is_map(output.kind):
-        assert parts[0].null_count == 0, "Arrow ends the process over a null key"
+        keys, items = parts
+        assert keys.null_count == 0, "Arrow ends the process over a null key"
+        counts = lengths if valid.all() else np.where(valid, lengths, 0)
+        if may_repeat(*(pool.slots(output.parts[0], place)[0] for place in (0, 1)), counts):
+            keys, items, lengths = last_of_each_key(keys, items, counts)
+            parts = [keys, items]
         entries = [output.kind.key_field, output.kind.item_field]
         parts = [pa.StructArray.from_arrays(parts, fields=entries)]
     buffers = [validity(valid), pa.py_buffer(_offsets(lengths, valid))]
     return pa.Array.from_buffers(output.kind, len(valid), buffers, children=parts)
+
+
+def last_of_each_key(
+    keys: pa.Array, items: pa.Array, counts: Int64Array
+) -> tuple[pa.Array, pa.Array, Int64Array]:
+    """Return the entries of maps, of several of one key the last, and how many each map has.
+
+    Args:
+        keys: of all maps, one map after another; never null.
+        items: their values.
+        counts: how many entries each map has.
+    """
+    if counts.max(initial=0) < 2:
+        return keys, items, counts
+    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    pairs = owners * (int(codes.max()) + 1) + codes
+    _, from_end = np.unique(pairs[::-1], return_index=True)
+    if len(from_end) == len(pairs):
+        return keys, items, counts
+    kept = np.sort(len(pairs) - 1 - from_end)
+    taken = pa.array(kept)
+    left = np.bincount(owners[kept], minlength=len(counts)).astype(np.int64)
+    return keys.take(taken), items.take(taken), left
 
 
 def _offsets(lengths: NDArray[np.integer], valid: Bytes) -> NDArray[np.int32]:

@@ -10,7 +10,7 @@ Everything is an address (see `memory`): arrays as arguments made it several tim
 Invariants
     Every read is checked against the end of its record, every slot against its context's capacity.
     A position below 0 is a problem's code, negated; nothing is read after it.
-    Each item of an array takes a byte or more (the plan refuses others): loops end.
+    Each item of an array takes a byte or more, or is not looked at (COUNTS): loops end.
 
 Source of the format: https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -21,7 +21,6 @@ import numpy as np
 from tallystick.codec.json_kernels import _is_utf8
 from tallystick.codec.memory import (
     bytes_at,
-    copy,
     inner_kernel,
     load8,
     load32,
@@ -46,7 +45,7 @@ GOOD, TOMBSTONE, TOO_SHORT, WRONG_MAGIC = range(4)
 """Problems of a record; the last is none: a context must grow, and the record be read again."""
 
 (BOOLEAN, FLOAT, DOUBLE, INT, LONG, MILLIS, ENUM, BYTES, STRING, FIXED, DECIMAL) = range(11)
-(UNION, VALID, JUMP, REPEAT, NEXT, CALL, RETURN, END) = range(11, 19)
+(UNION, VALID, JUMP, REPEAT, NEXT, CALL, RETURN, END, COUNTS) = range(11, 20)
 """Operations, in the order in which `_decode` checks for them."""
 
 (OPERATION, COLUMN, VALUES, VALID_BYTES, SECOND, A, B, TARGET) = range(8)
@@ -56,6 +55,7 @@ VALUES, VALID_BYTES and SECOND are the addresses of a column's slots (int64), of
 validity, and of the next column's slots; 0: read and forget. A is FIXED's size, ENUM's number of
 symbols, DECIMAL's precision with B its size or -1, the address of UNION's jumps with B their
 number, REPEAT's context or -1. TARGET is where CALL and JUMP go, and REPEAT after its last item.
+COUNTS skips an array whose items take no bytes.
 """
 INSTRUCTION_SIZE = 64
 
@@ -258,6 +258,22 @@ def _block(at, end, report):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def _counts(at, end, report):  # type: ignore[no-untyped-def]
+    """Return the address after an array whose items take no bytes: its blocks are counts alone."""
+    count = np.int64(1)
+    while at >= 0 and count != 0:
+        count, at = _varint(at, end)
+        if at >= 0 and count < 0:
+            size, at = _varint(at, end)
+            if at >= 0 and (size < 0 or size > end - at):
+                put_word(report, 1, size)
+                return np.int64(-NEGATIVE_LENGTH if size < 0 else -TRUNCATED)
+            if at >= 0:
+                at += size
+    return at
+
+
+@inner_kernel
 def _next_item(program, frame, slot, at, end, contexts, report):  # type: ignore[no-untyped-def]
     """Go to the next item of the array or map of a frame; (its slot or -1: no more, address)."""
     repeat = program + INSTRUCTION_SIZE * (word_at(frame, 0) - 1)
@@ -311,6 +327,8 @@ def _decode(program, slot, at, end, contexts, stack, report):  # type: ignore[no
             pc = word_at(instruction, TARGET)
         elif operation == END:
             return at
+        elif operation == COUNTS:
+            at = _counts(at, end, report)
         elif operation == RETURN:
             depth -= 1
             pc = word_at(stack + _FRAME_SIZE * depth, 0)
@@ -392,17 +410,3 @@ def decode_records(  # type: ignore[no-untyped-def]
         problems[1, row] = report[0]
         problems[2, row] = report[1]
     return spans.shape[1], np.int64(-1)
-
-
-@_kernel
-def copy_spans(starts, offsets, target):  # type: ignore[no-untyped-def]
-    """Copy bytes one after another.
-
-    Args:
-        starts: their addresses.
-        offsets: where each goes in the target, one more than there are starts; so its length.
-        target: an address with room for the last offset.
-    """
-    for row in range(len(starts)):
-        begin = np.int64(offsets[row])
-        copy(target + begin, starts[row], np.int64(offsets[row + 1]) - begin)

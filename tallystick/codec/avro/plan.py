@@ -195,7 +195,11 @@ class _Compiler:
         context: int,
         path: str,
     ) -> Output:
-        _check_items(node, path)
+        if _has_empty_items(node):
+            raise SchemaError(
+                f"field {path!r} is an {node}, whose items take no bytes: it cannot be a column, "
+                f"for ten bytes could stand for 2^63 of them. Leave it out of value.schema"
+            )
         column = self._column(context)
         inner = self.context_count
         self.context_count += 1
@@ -246,8 +250,9 @@ class _Compiler:
             self._calls.append((self.emit(kernels.CALL, path), node))
         elif node.kind == "union":
             self._skip_union(node, path)
+        elif _has_empty_items(node):
+            self.emit(kernels.COUNTS, path)
         elif node.kind in ("array", "map"):
-            _check_items(node, path)
             repeat = self.emit(kernels.REPEAT, path, -1, -1)
             if node.kind == "map":
                 self.emit(kernels.BYTES, f"{path}[]")
@@ -345,12 +350,8 @@ def _advice(node: Node) -> str:
     return f"declare it as {fitting} in value.schema"
 
 
-def _check_items(node: Node, path: str) -> None:
-    """Raise for items that take no bytes: ten bytes could stand for 2^63 of them."""
-    if node.kind == "array" and _least_size(node.parts[0], frozenset()) == 0:
-        raise SchemaError(
-            f"field {path!r} is an {node}, whose items take no bytes: such records cannot be read"
-        )
+def _has_empty_items(node: Node) -> bool:
+    return node.kind == "array" and _least_size(node.parts[0], frozenset()) == 0
 
 
 def _least_size(node: Node, above: frozenset[Node]) -> int:

@@ -12,6 +12,7 @@ from tallystick.codec.avro import kernels
 from tallystick.codec.avro.columns import Int64Array, decode
 from tallystick.codec.avro.plan import Plan, make_plan
 from tallystick.codec.avro.schema import parse_schema
+from tallystick.codec.avro.span_kernels import may_repeat
 from tallystick.codec.spans import spans_of
 from tallystick.codec.value_reader import ParsedValues, Where, check_names
 from tallystick.codec.wire_format import DecodedBodies, SchemaSource, SchemaTexts, parse_bodies
@@ -82,6 +83,8 @@ def warm_up() -> None:
     kernels.read_envelopes(spans.address, spans.starts, spans.lengths, ids, verdicts)
     body = spans.address + kernels.ENVELOPE_SIZE
     decode(plan, np.array([[body], [body + 2]], np.int64))
+    none = np.zeros(0, np.int64)
+    may_repeat(none, none, none)
 
 
 _BODY_REASONS: dict[int, Callable[[int], str]] = {

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.codec.avro.columns import text_array, validity
-from tallystick.codec.avro.kernels import copy_spans
+from tallystick.codec.avro.columns import last_of_each_key, text_array, validity
+from tallystick.codec.avro.span_kernels import copy_spans
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import EnumColumn, FieldPlan, MessagePlan, make_plan
 from tallystick.codec.protobuf.schema import message_at
@@ -186,12 +186,11 @@ class _Decoder:
         counts = slots.counts[field.index]
         values, sizes = slots.items[field.index]
         owners = np.repeat(records, counts)
-        offsets = _offsets(counts)
         valid = np.ones(len(values), np.bool_)
         kind = field.kind
         if field.entry is None:
             item = self._values(field, values, sizes, valid, owners)
-            buffers = [None, pa.py_buffer(offsets)]
+            buffers = [None, pa.py_buffer(_offsets(counts))]
             return pa.Array.from_buffers(kind, len(counts), buffers, children=[item])
         slots = self._read(field.entry, np.stack([values, values + sizes]), owners)
         keys, items = self._arrays(field.entry, slots, owners)
@@ -199,12 +198,11 @@ class _Decoder:
             known = ~slots.strays
             keys, items = keys.filter(pa.array(known)), items.filter(pa.array(known))
             counts = _sums(known, counts)
-            offsets = _offsets(counts)
-        keys, items, offsets = _without_doubles(keys, items, counts, offsets)
+        keys, items, counts = last_of_each_key(keys, items, counts)
         entries = pa.StructArray.from_arrays(
             [keys, items], fields=[kind.key_field, kind.item_field]
         )
-        buffers = [None, pa.py_buffer(offsets)]
+        buffers = [None, pa.py_buffer(_offsets(counts))]
         return pa.Array.from_buffers(kind, len(counts), buffers, children=[entries])
 
     def _values(
@@ -384,24 +382,6 @@ def _sums(flags: Bools, counts: Int64Array) -> Int64Array:
     """Return how many of each run are set."""
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(flags)])
     return np.diff(before[_offsets(counts)])
-
-
-def _without_doubles(
-    keys: pa.Array, items: pa.Array, counts: Int64Array, offsets: NDArray[np.int32]
-) -> tuple[pa.Array, pa.Array, NDArray[np.int32]]:
-    """Return a map's entries, of several of one key the last."""
-    if counts.max(initial=0) < 2:
-        return keys, items, offsets
-    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    owners = np.repeat(np.arange(len(counts)), counts)
-    pairs = owners * (int(codes.max()) + 1) + codes
-    _, from_end = np.unique(pairs[::-1], return_index=True)
-    if len(from_end) == len(pairs):
-        return keys, items, offsets
-    kept = np.sort(len(pairs) - 1 - from_end)
-    taken = pa.array(kept)
-    left = np.bincount(owners[kept], minlength=len(counts)).astype(np.int64)
-    return keys.take(taken), items.take(taken), _offsets(left)
 
 
 def _offsets(lengths: Int64Array) -> NDArray[np.int32]:
