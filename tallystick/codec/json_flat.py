@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.codec import json_flat_kernels as kernels
+from tallystick.codec import json_prune
 from tallystick.codec.avro.columns import text_array, validity
 from tallystick.codec.json_token_kernels import UNSURE
 from tallystick.codec.spans import Int64Array, Spans, spans_of
@@ -36,6 +37,7 @@ def warm_up() -> None:
     flat = flat_of(schema)
     assert flat is not None, "it is flat"
     FlatColumns(schema, flat, spans_of(pa.array([b"{}"], pa.binary()), "value"))
+    json_prune.warm_up()
 
 
 def is_kernel_ready() -> bool:

@@ -13,10 +13,10 @@ given up. A position below 0 is a verdict, negated; nothing is read after it.
 import numba
 import numpy as np
 
+from tallystick.codec.json_ignored_kernels import after_colon, ignored
+from tallystick.codec.json_time_kernels import to_days, to_micros
 from tallystick.codec.json_token_kernels import (
     CLOSE,
-    CLOSE_LIST,
-    COLON,
     COMMA,
     MINUS,
     NINE,
@@ -31,9 +31,7 @@ from tallystick.codec.json_token_kernels import (
     number,
     peek,
     string_end,
-    to_days,
     to_double,
-    to_micros,
     unescape,
 )
 from tallystick.codec.memory import (
@@ -70,9 +68,6 @@ take the strings that had escapes. As many bytes as all records have are enough.
 
 UNSURE_FREE = 256
 """The number of records that may be UNSURE before their share counts."""
-
-DEPTH_MAX = 64
-"""The maximum nesting depth of ignored values that are checked here."""
 
 _TRUE = np.uint64(int.from_bytes(b"true", "little"))
 _NULL = np.uint64(int.from_bytes(b"null", "little"))
@@ -132,13 +127,6 @@ def _key(before, at, begin, end, state):  # type: ignore[no-untyped-def]
 
 
 @inlined_kernel
-def _after_colon(close, end):  # type: ignore[no-untyped-def]
-    """Return the address of a value, from its key's closing quote."""
-    at = after_space(close + 1, end)
-    return after_space(at + 1, end) if byte_at(at, end) == COLON else np.int64(-SUSPECT)
-
-
-@inlined_kernel
 def _string(at, begin, end, state):  # type: ignore[no-untyped-def]
     """(where the text begins, its length, the address after the closing quote)."""
     close = string_end(at, begin, end)
@@ -161,63 +149,6 @@ def _literal(at, begin, end):  # type: ignore[no-untyped-def]
     if word & _FIVE_BYTES == _FALSE:
         return np.int64(0), at + 5
     return np.int64(0), np.int64(-UNSURE)  # NaN, maybe
-
-
-@_merged
-def _ignored_scalar(at, begin, end, state):  # type: ignore[no-untyped-def]
-    """Return the address after a string, number or literal."""
-    byte = byte_at(at, end)
-    if byte == QUOTE:
-        spare = word_at(state, SPARE)
-        after = _string(at + 1, begin, end, state)[2]
-        put_word(state, SPARE, spare)
-        return after
-    if byte == MINUS or ZERO <= byte <= NINE:
-        return number(at, begin, end)[3]
-    return _literal(at, begin, end)[1]
-
-
-@inner_kernel
-def _ignored(at, begin, end, state):  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, for speed
-    """Return the address after a value of any kind."""
-    objects = np.uint64(0)  # a bit for each that is open, the innermost one lowest; 0: a list
-    depth = 0
-    while True:
-        byte = byte_at(at, end)
-        if byte | 0x20 == OPEN:  # or OPEN_LIST
-            if depth == DEPTH_MAX:
-                return np.int64(-UNSURE)
-            depth += 1
-            objects = (objects << np.uint64(1)) | np.uint64(byte == OPEN)
-            at = after_space(at + 1, end)
-            is_value = byte_at(at, end) != (CLOSE if byte == OPEN else CLOSE_LIST)
-        else:
-            at = _ignored_scalar(at, begin, end, state)
-            if at < 0:
-                return at
-            is_value = False
-        while not is_value:
-            if depth == 0:
-                return at
-            at = after_space(at, end)
-            is_object = objects & np.uint64(1) != np.uint64(0)
-            byte = byte_at(at, end)
-            at += 1
-            if byte == COMMA:
-                at = after_space(at, end)
-                is_value = True
-            elif byte == (CLOSE if is_object else CLOSE_LIST):
-                depth -= 1
-                objects >>= np.uint64(1)
-            else:
-                return np.int64(-SUSPECT)
-        if objects & np.uint64(1) != np.uint64(0):
-            if byte_at(at, end) != QUOTE:
-                return np.int64(-SUSPECT)
-            close = string_end(at + 1, begin, end)
-            at = close if close < 0 else _after_colon(close, end)
-            if at < 0:
-                return at
 
 
 @inlined_kernel
@@ -289,7 +220,7 @@ def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-u
     elif kind == TIMESTAMP:
         micros, is_good = to_micros(text, size)
         if not is_good:
-            return np.int64(-UNSURE)
+            return np.int64(-SUSPECT)
         put_word(word_at(field, VALUES), row, micros)
     else:
         days, is_good = to_days(text, size)
@@ -335,11 +266,11 @@ def _record(row, begin, end, last_field, state):  # type: ignore[no-untyped-def]
     before = last_field
     while byte_at(at, end) == QUOTE:
         field, close = _key(before, at + 1, begin, end, state)
-        at = close if close < 0 else _after_colon(close, end)
+        at = close if close < 0 else after_colon(close, end)
         if at < 0:
             return at
         if field == 0:
-            at = _ignored(at, begin, end, state)
+            at = ignored(at, begin, end)
         else:
             before = field
             at = _value(field, row, at, begin, end, state)
@@ -390,7 +321,7 @@ def parse_records(  # type: ignore[no-untyped-def]
         if at == end:
             verdicts[row] = PARSED
             continue
-        verdicts[row] = -at if at < 0 else SUSPECT
+        verdicts[row] = min(-at, SUSPECT) if at < 0 else SUSPECT
         unsure += verdicts[row] == UNSURE
         for field in range(fields, last_field, FIELD_SIZE):
             store8(word_at(field, VALID) + row, np.uint64(0))

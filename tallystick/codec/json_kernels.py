@@ -82,6 +82,23 @@ def _break_to_tab(text):  # type: ignore[no-untyped-def]
     return True
 
 
+@numba.njit(cache=True, nogil=True)
+def has_odd_word(text):  # type: ignore[no-untyped-def]
+    """True if a word in the place of a value begins like NaN or Inf, maybe inside a string.
+
+    No early end, so that it becomes vector instructions.
+    """
+    found = np.uint8(0)
+    before, first, second, third = text[:-3], text[1:-2], text[2:-1], text[3:]
+    for index in range(len(third)):
+        byte, middle = before[index], second[index]
+        nan = (first[index] == 0x4E) & (middle == 0x61) & (third[index] == 0x4E)
+        inf = (first[index] == 0x49) & (middle == 0x6E) & (third[index] == 0x66)
+        begins = (byte <= 0x20) | (byte == 0x3A) | (byte == 0x2C) | (byte == 0x5B) | (byte == 0x2D)
+        found |= np.uint8((nan | inf) & begins)
+    return found != 0
+
+
 @inner_kernel
 def _copy_record(data, begin, end, out, position):  # type: ignore[no-untyped-def]
     """Copy one trimmed record, raw line breaks as tabs, and say what is wrong with it."""

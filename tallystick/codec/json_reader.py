@@ -24,6 +24,7 @@ ISO-8601 text, date alone or with time, at most 6 digits of fraction, in UTC unl
 offset; a date is YYYY-MM-DD.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,8 +32,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from tallystick.codec.avro.columns import validity
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.codec.json_flat import FlatColumns, flat_of, is_kernel_ready
+from tallystick.codec.json_ignored_kernels import NO_NUMBER
 from tallystick.codec.json_kernels import (
     CONTROL_CHARACTER,
     EMPTY,
@@ -40,8 +43,11 @@ from tallystick.codec.json_kernels import (
     NOT_AN_OBJECT,
     NOT_UTF8,
     RECORD_OVERHEAD,
+    has_odd_word,
     join_records,
 )
+from tallystick.codec.json_prune import pruned
+from tallystick.codec.json_time_kernels import read_times
 from tallystick.codec.json_token_kernels import SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of
 from tallystick.codec.value_reader import ParsedValues, Where, check_names, malformed_error, nulls
@@ -54,6 +60,7 @@ BLOCK_ROWS_MAX = 1 << 16
 
 EXPECTED = "a JSON object of the schema asked for"
 
+_NO_NUMBER_REASON = "it holds Inf or -NaN, which are no numbers: only NaN and ±Infinity are read"
 _REASONS = {
     EMPTY: "it is empty",
     NOT_AN_OBJECT: "it is not one JSON object, from { to }",
@@ -151,7 +158,10 @@ class _Block:
             spans.data, spans.starts, spans.lengths, text, self._line_starts, self._verdicts
         )
         assert written >= 0, "a span leaves its data"
-        self._text = pa.py_buffer(text)
+        self._text = text[:written]
+        self._is_pruned = False
+        self._no_numbers: list[int] = []
+        self._has_odd_word = bool(has_odd_word(self._text))
         read_fields = [field.with_type(_read_type(field.type)) for field in schema]
         self._parse_options = pyarrow.json.ParseOptions(
             explicit_schema=pa.schema(read_fields), unexpected_field_behavior="ignore"
@@ -162,7 +172,7 @@ class _Block:
         start, stop = self._line_starts[begin], self._line_starts[end]
         # A block_size beyond the text keeps it whole: Arrow would convert each block on its own.
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=int(stop - start) + 1)
-        lines = pa.BufferReader(self._text.slice(start, stop - start))
+        lines = pa.BufferReader(pa.py_buffer(self._text[start:stop]))
         # The same as read_json, but a malformed record alone costs a fifth of the time.
         table = pyarrow.json.open_json(lines, options, self._parse_options).read_all()
         if table.num_rows != end - begin:
@@ -182,9 +192,12 @@ class _Block:
                 where nearly all are malformed; the batches have those that are not.
             first_only: both try nothing after a malformed one.
         """
+        batches = list[tuple[int, pa.RecordBatch]]()
+        if together < self.row_count or self._has_odd_word:
+            self._prune()
         hopeless = np.flatnonzero(self._verdicts != GOOD).tolist()
         wrong = {row: _REASONS[int(self._verdicts[row])] for row in hopeless}
-        batches = []
+        wrong |= dict.fromkeys(self._no_numbers, _NO_NUMBER_REASON)
         if together:
             for row, outcome in self.outcomes(0, together):
                 if isinstance(outcome, str):
@@ -204,6 +217,12 @@ class _Block:
                 break
         return batches, wrong
 
+    def _prune(self) -> None:
+        """Leave out of all records what nobody asks for: Arrow may refuse them for it."""
+        self._is_pruned = True
+        self._text, self._line_starts, verdicts = pruned(self._text, self._line_starts, self.schema)
+        self._no_numbers = np.flatnonzero(verdicts == NO_NUMBER).tolist()
+
     def outcomes(self, begin: int, end: int, *, suspect: bool = False) -> Iterator["_Outcome"]:
         """Parse all that can be parsed of a run of rows, in order.
 
@@ -221,6 +240,10 @@ class _Block:
                 yield begin, self.parse(begin, end)
                 return
             except pa.ArrowInvalid as problem:
+                if not self._is_pruned:
+                    self._prune()
+                    yield from self.outcomes(begin, end)
+                    return
                 if alone:
                     yield begin, _reason(problem)
                     return
@@ -271,12 +294,15 @@ def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _reason(problem: pa.ArrowInvalid) -> str:
     """Return the reason why a record that was parsed alone is malformed."""
-    return str(problem).partition("\n")[0].removesuffix(" in row 0")
+    return re.sub(r" in row \d+$", "", str(problem).partition("\n")[0])
 
 
 def _read_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to ask Arrow's parser for: it takes dates for numbers only."""
-    if pa.types.is_date32(kind):
+    """Return the type to ask Arrow's parser for: it takes dates for numbers only.
+
+    And of times it takes six digits of fraction at most.
+    """
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_read_type(field.type)) for field in kind])
@@ -289,6 +315,8 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the array as the type asked for; ArrowInvalid where a value does not fit it."""
     if pa.types.is_date32(kind):
         return array.cast(kind)
+    if pa.types.is_timestamp(kind):
+        return _times(array, kind)
     if pa.types.is_decimal128(kind):
         array.validate(full=True)  # the parser lets more digits through than the type has
         return array
@@ -299,6 +327,17 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         items = _converted(array.values, kind.value_type)
         return pa.ListArray.from_arrays(array.offsets, items, type=kind, mask=array.is_null())
     return array
+
+
+def _times(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    spans = spans_of(array, "value")
+    micros = np.zeros(len(array), np.int64)
+    wrong = read_times(spans.address, spans.starts, spans.lengths, micros.ctypes.data)
+    if wrong >= 0:
+        text = array[wrong].as_py()
+        raise pa.ArrowInvalid(f"Failed to convert JSON to {kind}, couldn't parse:{text}")
+    valid = (spans.lengths >= 0).astype(np.uint8)
+    return pa.Array.from_buffers(kind, len(array), [validity(valid), pa.py_buffer(micros)])
 
 
 def _check_fields(fields: Sequence[pa.Field], path: str) -> None:

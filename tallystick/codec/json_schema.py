@@ -1,8 +1,8 @@
 """JSON Schema, as far as columns can be made of it or written as it says.
 
-Read: types, properties, required, items, additionalProperties, local references, and a union with
-null, as a list of types or as oneOf or anyOf. What else a schema says of values (enum, minimum,
-pattern and so on) is not checked. A part beyond that is no error until a column meets it.
+Read: types, properties, required, items, additionalProperties, references to its own parts, and a
+union with null, as a list of types or as oneOf or anyOf. What else a schema says of values (enum,
+minimum, pattern and so on) is not checked. A part beyond that is no error until a column meets it.
 
 Source: https://json-schema.org/draft/2020-12/json-schema-validation and core; drafts
 from 4 on agree in what is read here.
@@ -17,19 +17,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.codec.json_schema_references import References
 from tallystick.codec.json_writer import check_schema, write_json
 from tallystick.codec.wire_format import json_value
 from tallystick.errors import UNREADABLE, OptionError, RecordError
 
 SCHEMAS_KEPT_MAX = 64
 PARTS_MAX = 10_000
-"""References to references multiply: forty of them, each followed twice, would fill the memory."""
+"""Of one property. References to references multiply: forty of them, each followed twice, would
+fill the memory."""
+DEPTH_MAX = 100
+"""Of parts in parts, references followed: far below Python's own limit."""
 MAGIC = b"\0"
 ANY, UNFIT = "any", "unfit"
 _UTC_MICROS = pa.timestamp("us", tz="UTC")
 _PLAIN = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64()}
 _TEXTS = {"date": pa.date32(), "date-time": _UTC_MICROS}
-_UNREAD = ("allOf", "not", "if", "patternProperties", "prefixItems", "dependentSchemas")
+_UNREAD = (
+    *("allOf", "not", "if", "patternProperties", "prefixItems", "dependentSchemas"),
+    *("$dynamicRef", "$recursiveRef"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +80,10 @@ def parse_shape(text: str) -> Shape:
         OptionError: the text is no JSON, or no JSON Schema.
     """
     try:
-        root = _Root(json_value(text))
-        return _shape(root.schema, root, ())
+        schema = json_value(text)
+        return _shape(schema, _Root(References(schema)), ())
+    except _TooManyPartsError as error:
+        raise OptionError(f"the JSON Schema has {error}") from error
     except json.JSONDecodeError as error:
         raise OptionError(f"the JSON Schema is no JSON text: {error}") from error
     except RecursionError as error:
@@ -83,31 +92,54 @@ def parse_shape(text: str) -> Shape:
         raise OptionError(f"it is no valid JSON Schema: {error!r}") from error
 
 
+class _TooManyPartsError(Exception):
+    """A part of a schema is too large, references followed."""
+
+
 @dataclass(slots=True)
 class _Root:
-    """A whole schema, for its references; each one that is followed makes more parts of it."""
+    """A whole schema, for its references; each one that is followed makes more parts of it.
 
-    schema: Any
+    Args:
+        references: of the schema.
+        part_count: of the property that is read.
+        depth: of the part that is read.
+        is_inside: whether it is inside of a property.
+    """
+
+    references: References
     part_count: int = 0
+    depth: int = 0
+    is_inside: bool = False
 
 
-def _shape(schema: Any, root: _Root, way: tuple[str, ...]) -> Shape:
+def _shape(schema: Any, root: _Root, way: tuple[int, ...]) -> Shape:
     """Return the type of a part.
 
     Args:
         schema: the part.
         root: the whole.
-        way: the references that led here.
+        way: the parts that the references which led here name.
     """
     root.part_count += 1
     if root.part_count > PARTS_MAX:
-        raise OptionError(f"the JSON Schema has more than {PARTS_MAX} parts, references followed")
+        raise _TooManyPartsError(f"more than {PARTS_MAX} parts, references followed")
+    if root.depth == DEPTH_MAX:
+        return _unfit(f"it is more than {DEPTH_MAX} parts deep, references followed")
+    root.depth += 1
+    shape = _known(schema, root, way)
+    root.depth -= 1
+    return shape
+
+
+def _known(schema: Any, root: _Root, way: tuple[int, ...]) -> Shape:
+    """Return the type of a part; see `_shape`."""
     if schema is True or schema == {}:
         return _ANYTHING
     if schema is False:
         return _unfit("it allows no value (false)")
     if "$ref" in schema:
-        return _referred(schema["$ref"], root, way)
+        return _referred(schema, root, way)
     for word in _UNREAD:
         if word in schema:
             return _unfit(f"it says {word}")
@@ -117,7 +149,7 @@ def _shape(schema: Any, root: _Root, way: tuple[str, ...]) -> Shape:
     return _typed(schema, root, way)
 
 
-def _typed(schema: dict[str, Any], root: _Root, way: tuple[str, ...]) -> Shape:
+def _typed(schema: dict[str, Any], root: _Root, way: tuple[int, ...]) -> Shape:
     """Return the type of a part that says it as `type`, or does not."""
     kinds = schema.get("type", ())
     if isinstance(kinds, list):
@@ -141,28 +173,44 @@ def _typed(schema: dict[str, Any], root: _Root, way: tuple[str, ...]) -> Shape:
     return _unfit(f"its type is {kinds!r}")
 
 
-def _object(schema: dict[str, Any], root: _Root, way: tuple[str, ...]) -> Shape:
+def _object(schema: dict[str, Any], root: _Root, way: tuple[int, ...]) -> Shape:
     more = schema.get("additionalProperties", True)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise ValueError(f"required is {required!r:.200}, expected a list of names")
     return Shape(
         "object",
-        properties=tuple((name, _shape(each, root, way)) for name, each in properties.items()),
+        properties=tuple((name, _property(each, root, way)) for name, each in properties.items()),
         required=frozenset(required),
-        more=None if more is False else _shape(more, root, way),
+        more=None if more is False else _property(more, root, way),
     )
 
 
-def _referred(target: str, root: _Root, way: tuple[str, ...]) -> Shape:
-    if not target.startswith("#"):
-        return _unfit(f"it refers to another schema, {target!r}")
-    if target in way:
+def _property(schema: Any, root: _Root, way: tuple[int, ...]) -> Shape:
+    """Return the type of a property; one of the whole is not understood if it is too large."""
+    if root.is_inside:
+        return _shape(schema, root, way)
+    count, depth = root.part_count, root.depth
+    root.is_inside = True
+    try:
+        return _shape(schema, root, way)
+    except _TooManyPartsError as error:
+        return _unfit(f"it has {error}")
+    finally:
+        root.is_inside, root.part_count, root.depth = False, count, depth
+
+
+def _referred(holder: dict[str, Any], root: _Root, way: tuple[int, ...]) -> Shape:
+    target = holder["$ref"]
+    try:
+        part = root.references.part(target, holder)
+    except LookupError:
+        is_own = isinstance(target, str) and target.startswith("#")
+        where = "what it does not have" if is_own else "another schema"
+        return _unfit(f"it refers to {where}, {target!r}")
+    if id(part) in way and part is not True and part is not False:
         return _unfit(f"it holds itself ({target!r})")
-    part = root.schema
-    for name in filter(None, target[1:].split("/")):
-        part = part[name.replace("~1", "/").replace("~0", "~")]
-    return _shape(part, root, (*way, target))
+    return _shape(part, root, (*way, id(part)))
 
 
 def _choice(parts: Sequence[Shape], word: str) -> Shape:

@@ -1,4 +1,4 @@
-"""The tokens of JSON records, compiled by numba: white space, strings, numbers, dates.
+"""The tokens of JSON records, compiled by numba: white space, strings, numbers.
 
 A function that reads a token returns the address after it, or a verdict, negated: SUSPECT where
 Arrow's parser refuses the token, UNSURE where only Arrow can decide, or knows the value.
@@ -32,29 +32,22 @@ PARSED, UNSURE, SUSPECT = range(3)
 QUOTE, BACKSLASH, COMMA, COLON, MINUS = 0x22, 0x5C, 0x2C, 0x3A, 0x2D
 OPEN, CLOSE, OPEN_LIST, CLOSE_LIST = 0x7B, 0x7D, 0x5B, 0x5D
 ZERO, NINE = 0x30, 0x39
-_PLUS, _POINT, _E, _U = 0x2B, 0x2E, 0x65, 0x75
-_BIG_T, _BIG_Z = 0x54, 0x5A
+PLUS, POINT, LETTER_E, _U = 0x2B, 0x2E, 0x65, 0x75
 
 
-def _text_word(text: bytes) -> np.uint64:
+def text_word(text: bytes) -> np.uint64:
     """Eight bytes as `peek` reads them."""
     return np.uint64(int.from_bytes(text, "little"))
 
 
 _ONES = np.uint64(0x0101010101010101)
-_TOPS = np.uint64(0x8080808080808080)
-_LOWS = np.uint64(0x7F7F7F7F7F7F7F7F)
+TOPS = np.uint64(0x8080808080808080)
+LOWS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _QUOTES = np.uint64(0x0101010101010101 * QUOTE)
 _BACKSLASHES = np.uint64(0x0101010101010101 * BACKSLASH)
 _SPACES = np.uint64(0x0101010101010101 * 0x20)
 _ZEROS = np.uint64(0x0101010101010101 * ZERO)
-_OVER_NINE = np.uint64(0x0101010101010101 * (0x80 - 10))
-
-_DATE_ZEROS, _DATE_SEPARATORS = _text_word(b"0000-00-"), _text_word(b"\0\0\0\0\xff\0\0\xff")
-_DATE_TAIL_ZEROS = _text_word(b"00-00-00")
-_TIME_ZEROS, _TIME_SEPARATORS = _text_word(b"00:00:00"), _text_word(b"\0\0\xff\0\0\xff\0\0")
-_DATE_TAIL_SEPARATORS = _TIME_SEPARATORS
-_MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0])
+OVER_NINE = np.uint64(0x0101010101010101 * (0x80 - 10))
 
 _DIGITS_MAX = 19
 """This many always fit into 64 bits."""
@@ -140,7 +133,7 @@ def string_end(at, begin, end):  # type: ignore[no-untyped-def]
         stops = (quote - _ONES) & ~quote
         stops |= (backslash - _ONES) & ~backslash
         stops |= (word - _SPACES) & ~word
-        stops &= _TOPS
+        stops &= TOPS
         if stops != np.uint64(0):
             break
         high |= word
@@ -151,13 +144,13 @@ def string_end(at, begin, end):  # type: ignore[no-untyped-def]
     byte = byte_at(at, end)
     if byte != QUOTE:
         return np.int64(-UNSURE if byte == BACKSLASH else -SUSPECT)
-    if high & _TOPS != np.uint64(0) and not _is_utf8(bytes_at(start, at - start), 0, at - start):
+    if high & TOPS != np.uint64(0) and not _is_utf8(bytes_at(start, at - start), 0, at - start):
         return np.int64(-SUSPECT)
     return at
 
 
 @inner_kernel
-def _hex4(at, end):  # type: ignore[no-untyped-def]
+def hex4(at, end):  # type: ignore[no-untyped-def]
     """Return the number of four hexadecimal digits; -1: they are none."""
     value = np.int64(0)
     for place in range(at, at + 4):
@@ -222,10 +215,10 @@ def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
             target += 1
             at += 2
             continue
-        code = _hex4(at + 2, end)
+        code = hex4(at + 2, end)
         at += 6
         if 0xD800 <= code < 0xDC00 and byte_at(at, end) == BACKSLASH:
-            low = _hex4(at + 2, end) if byte_at(at + 1, end) == _U else np.int64(-1)
+            low = hex4(at + 2, end) if byte_at(at + 1, end) == _U else np.int64(-1)
             if 0xDC00 <= low < 0xE000:
                 code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
                 at += 6
@@ -242,7 +235,7 @@ def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
     """(the digits appended to those of `value`, the address after them), eight at a time."""
     while True:
         word = peek(at, begin, end) ^ _ZEROS
-        others = (((word & _LOWS) + _OVER_NINE) | word) & _TOPS
+        others = (((word & LOWS) + OVER_NINE) | word) & TOPS
         if others == np.uint64(0):
             count = np.int64(8)
         else:
@@ -279,7 +272,7 @@ def number(at, begin, end):  # type: ignore[no-untyped-def]
         return mantissa, exponent, False, np.int64(-SUSPECT)
     is_whole = True
     byte = byte_at(after, end)
-    if byte == _POINT:
+    if byte == POINT:
         is_whole = False
         at = after + 1
         mantissa, after = digits(mantissa, at, begin, end)
@@ -293,11 +286,11 @@ def number(at, begin, end):  # type: ignore[no-untyped-def]
                 count -= 1
                 at += 1
         byte = byte_at(after, end)
-    if byte | 0x20 == _E:
+    if byte | 0x20 == LETTER_E:
         is_whole = False
         at = after + 1
         sign = byte_at(at, end)
-        if sign in (MINUS, _PLUS):
+        if sign in (MINUS, PLUS):
             at += 1
         power, after = digits(np.uint64(0), at, begin, end)
         if after == at:
@@ -347,77 +340,3 @@ def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
             return value / _EXACT_POWERS[-exponent], True
         return value * _EXACT_POWERS[exponent], True
     return _to_double_by_fives(mantissa, exponent)
-
-
-@inlined_kernel
-def _digits_apart(at, zeros, separators):  # type: ignore[no-untyped-def]
-    """(eight digits as bytes, whether they are digits and separators as in `zeros`)."""
-    word = load64(at) ^ zeros
-    others = (((word & _LOWS) + _OVER_NINE) | word) & _TOPS
-    return word, others | (word & separators) == np.uint64(0)
-
-
-@inlined_kernel
-def _pair(word):  # type: ignore[no-untyped-def]
-    """Return the number of the first two of the digits."""
-    high = word & np.uint64(0xF)
-    low = (word >> np.uint64(8)) & np.uint64(0xF)
-    return np.int64(high * np.uint64(10) + low)
-
-
-@inlined_kernel
-def to_days(at, size):  # type: ignore[no-untyped-def]
-    """(days since 1970 of a text that begins YYYY-MM-DD, whether it does)."""
-    if size < 10:
-        return np.int64(0), False
-    word, is_good = _digits_apart(at, _DATE_ZEROS, _DATE_SEPARATORS)
-    # The last eight bytes are read too, for the day: their other digits are known by now.
-    tail, is_tail = _digits_apart(at + 2, _DATE_TAIL_ZEROS, _DATE_TAIL_SEPARATORS)
-    year, month, day = (
-        100 * _pair(word) + _pair(word >> np.uint64(16)),
-        _pair(word >> np.uint64(40)),
-        _pair(tail >> np.uint64(48)),
-    )
-    is_good = is_good and is_tail and 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month & 15]
-    if day == 29 and month == 2:
-        is_good = is_good and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    # Years that begin in March, so that the leap day is the last one.
-    since = year if month > 2 else year - 1
-    in_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
-    days = 365 * since + (since >> 2) - since // 100 + since // 400 + in_year - 719_468
-    return days, is_good
-
-
-@inlined_kernel
-def to_micros(at, size):  # type: ignore[no-untyped-def]
-    """(microseconds since 1970 of a text, whether it is of the usual forms).
-
-    These are YYYY-MM-DD, then maybe T or a space, HH:MM:SS, a fraction of 1 to 6 digits, Z.
-    """
-    days, is_good = to_days(at, size)
-    micros = days * 86_400_000_000
-    if size == 10 or not is_good:
-        return micros, is_good
-    if size < 19:
-        return micros, False
-    word, is_good = _digits_apart(at + 11, _TIME_ZEROS, _TIME_SEPARATORS)
-    hour, minute, second = _pair(word), _pair(word >> np.uint64(24)), _pair(word >> np.uint64(48))
-    is_good = is_good and hour < 24 and minute < 60 and second < 60
-    separator = np.int64(load8(at + 10))
-    is_good = is_good and (separator == _BIG_T or separator == 0x20)
-    end = at + size
-    at += 19
-    fraction = np.int64(0)
-    if byte_at(at, end) == _POINT:
-        at += 1
-        unit = np.int64(100_000)
-        first = at
-        while unit > 0 and ZERO <= byte_at(at, end) <= NINE:
-            fraction += unit * (byte_at(at, end) - ZERO)
-            unit //= 10
-            at += 1
-        is_good = is_good and at > first
-    if byte_at(at, end) == _BIG_Z:
-        at += 1
-    seconds = hour * 3600 + minute * 60 + second
-    return micros + seconds * 1_000_000 + fraction, is_good and at == end

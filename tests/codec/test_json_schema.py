@@ -92,7 +92,7 @@ def test_what_cannot_be_a_column_is_refused_with_the_reason(part, told):
     [
         ("{", "no JSON text"),
         ("[1]", "no valid JSON Schema"),
-        ('{"$ref": "#/gone"}', "no valid JSON Schema"),
+        ('{"$ref": "#/gone"}', "refers to what it does not have, '#/gone'"),
         ('{"properties": 1, "type": "object"}', "no valid JSON Schema"),
         ('{"not":' * 5000, "no JSON text|nested too deep"),
         ('{"type": "string"}', "describes of type string|describes"),
@@ -276,3 +276,115 @@ def test_any_bytes_are_read_or_malformed_in_every_mode(values, mode, start):
     assert parsed.columns.to_pylist() == [row for found in good for row in found or empty]
     if parsed.rows is not None:
         assert parsed.rows.tolist() == [row for row in range(len(values)) if row not in bad]
+
+
+NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
+OLD, NEW = "http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+
+
+@pytest.mark.parametrize(
+    ("reference", "more"),
+    [
+        ("#/definitions/a%25b", {"definitions": {"a%b": NUMBER, "a%25b": TEXT}}),
+        ("#/definitions/a%22b", {"definitions": {'a"b': NUMBER}}),
+        ("#/$defs/%C3%BC", {"$defs": {"ü": NUMBER}}),
+        ("#/$defs/a~1b~0c%7E1", {"$defs": {"a/b~c/": NUMBER}}),
+        ("#/$defs/~01", {"$defs": {"~1": NUMBER, "/": TEXT}}),
+        ("#/$defs//$defs/", {"$defs": {"": {"$defs": {"": NUMBER}}}}),
+        ("#/$defs/a/anyOf/1", {"$defs": {"a": {"anyOf": [TEXT, NUMBER]}}}),
+        ("#/unknown/0/more", {"unknown": [{"more": NUMBER}]}),
+        ("#foo", {"$defs": {"A": {"$anchor": "foo", **NUMBER}}}),
+        ("#foo", {"$schema": OLD, "definitions": {"A": {"$id": "#foo", **NUMBER}}}),
+        ("#foo", {"$schema": DRAFT_4, "definitions": {"A": {"id": "#foo", **NUMBER}}}),
+        (
+            "http://x/b.json",
+            {"$id": "http://x/a.json", "$defs": {"b": {"$id": "b.json", **NUMBER}}},
+        ),
+        (
+            "b.json",
+            {"$id": "http://x/a.json", "$defs": {"b": {"$id": "http://x/b.json", **NUMBER}}},
+        ),
+        ("a.json#/$defs/b", {"$id": "http://x/a.json", "$defs": {"b": NUMBER}}),
+        (
+            "/dir/b#c",
+            {"$id": "http://x/a", "$defs": {"b": {"$id": "dir/b", "$anchor": "c", **NUMBER}}},
+        ),
+        ("urn:x:1#/$defs/b", {"$id": "urn:x:1", "$defs": {"b": NUMBER}}),
+        ("urn:x:1#b", {"$id": "urn:x:1", "$defs": {"b": {"$anchor": "b", **NUMBER}}}),
+        (
+            "#/$defs/b",
+            {
+                "$defs": {
+                    "b": {"$id": "http://x/", "$ref": "#/$defs/c", "$defs": {"c": NUMBER}},
+                    "c": TEXT,
+                }
+            },
+        ),
+        (
+            "#/$defs/c",
+            {
+                "$schema": OLD,
+                "$defs": {"c": {"$id": "http://x/", "$ref": "#/$defs/d"}, "d": NUMBER},
+            },
+        ),
+        (
+            "#/$defs/b",
+            {"$defs": {"b": {"$ref": "#/$defs/c"}, "c": {"$ref": "#/$defs/d"}, "d": NUMBER}},
+        ),
+        (
+            "#a",
+            {"$defs": {"x": {"enum": [{"$anchor": "a", **TEXT}]}, "y": {"$anchor": "a", **NUMBER}}},
+        ),
+    ],
+)
+def test_references_are_followed(reference, more):
+    schema = {"type": "object", "properties": {"n": {"$ref": reference}}, **more}
+    assert columns_of(parse_shape(json.dumps(schema))) == pa.schema([("n", pa.int64())])
+    if "$schema" not in more:
+        judge = jsonschema.Draft202012Validator(schema)
+        assert judge.is_valid({"n": 1})
+        assert not judge.is_valid({"n": "a"})
+
+
+MANY = {
+    f"d{each}": {
+        "type": "object",
+        "properties": {name: {"$ref": f"#/$defs/d{each + 1}"} for name in "ab"},
+    }
+    for each in range(40)
+}
+CHAIN = {f"c{each}": {"$ref": f"#/$defs/c{each + 1}"} for each in range(5000)}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"$ref": "#/gone"},
+        {"$ref": "#gone"},
+        {"$ref": "#/properties/id/type/x"},
+        {"$ref": "#/required/01"},
+        {"$ref": "#/required/7"},
+        {"$ref": "#/required/-"},
+        {"$ref": "other.json#/a"},
+        {"$ref": "http://[x"},
+        {"$ref": 1},
+        {"$ref": "#/properties/other"},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"$ref": "#/$defs/d0"},
+        {"$ref": "#/$defs/c0"},
+        {"$dynamicRef": "#x"},
+        {"$recursiveRef": "#"},
+    ],
+    ids=str,
+)
+def test_a_reference_that_leads_nowhere_concerns_its_own_property_alone(part):
+    schema = {
+        **{"type": "object", "required": ["id"], "$defs": {**MANY, **CHAIN}},
+        "properties": {"id": NUMBER, "other": part, "z": {"$ref": "#/properties/id"}},
+    }
+    text = json.dumps(schema)
+    writer = JsonSchemaWriter(7, text)
+    writer.check(pa.schema([("id", pa.int64()), ("z", pa.int64())]))
+    with pytest.raises(OptionError, match="property 'other"):
+        columns_of(parse_shape(text))
