@@ -24,10 +24,10 @@ from tallystick.errors import UNREADABLE, OptionError, RecordError
 
 SCHEMAS_KEPT_MAX = 64
 PARTS_MAX = 10_000
-"""Of one property. References to references multiply: forty of them, each followed twice, would
-fill the memory."""
+"""The parts of one property. References to references multiply: forty of them, each followed twice,
+would fill the memory."""
 DEPTH_MAX = 100
-"""Of parts in parts, references followed: far below Python's own limit."""
+"""The depth of parts in parts, references followed: far below Python's own limit."""
 MAGIC = b"\0"
 ANY, UNFIT = "any", "unfit"
 _UTC_MICROS = pa.timestamp("us", tz="UTC")

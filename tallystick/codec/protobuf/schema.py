@@ -8,21 +8,17 @@ https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-d
 """
 
 import base64
-import json
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
+from tallystick.codec.protobuf.known_files import KNOWN_FILES
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
 from tallystick.errors import OptionError
 
 SCHEMAS_KEPT_MAX = 64
 OWN_NAME = "schema.proto"
 """The schema itself has no name in a registry."""
-
-KNOWN_FILES = Path(__file__).with_name("known_files.json")
-"""Files of Google's and Confluent's that do not come with the package protobuf, as data."""
 
 Message = Any
 """`google.protobuf.descriptor.Descriptor`; the package has no types of its own."""
@@ -118,7 +114,7 @@ def _known_files() -> dict[str, Any]:
         *(any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, plugin_pb2),
         *(source_context_pb2, struct_pb2, timestamp_pb2, type_pb2, wrappers_pb2),
     )
-    others: dict[str, Any] = json.loads(KNOWN_FILES.read_text())["files"]
+    others: dict[str, Any] = dict(KNOWN_FILES)
     return others | {each.DESCRIPTOR.name: each.DESCRIPTOR for each in modules}
 
 
