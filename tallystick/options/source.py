@@ -211,7 +211,7 @@ SOURCE = OptionTable("source", "start from", (
     Option("startingOffsetsByTimestamp", _TIMES, None,
            "Start at the first record at or after a time of each partition.", '{"flights": {"0": 1700000000000}}', _START, _NOT_SET),
     Option("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
-           "What to do where no record is as late as the starting time.", "latest", _START),
+           "What to do where no record of a partition is as late as the starting time: refuse the start, or begin at the end that the partition has then, which the checkpoint remembers. (`KafkaSource` says it as `starting_time_fallback`, and there `latest` is the default, as in Flink.)", "latest", _START),
     Option("endingOffsets", Kind(choices("latest") + f", or {_PER_PARTITION}offset", partial(_read_offsets, ("earliest", "latest"))), None,
            "Where reading ends, this offset not included. A stream remembers it in its checkpoint and, under the trigger `availableNow`, ends there; partitions found later are not read.",
            '{"flights": {"0": 50, "1": -1}}', _START, "latest for a batch, never for a stream"),
