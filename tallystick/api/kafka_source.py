@@ -185,6 +185,7 @@ def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
         "when.removed.keep.ms": "keep_ms",
         "when.recreated": "recreated",
         "when.truncated": "truncated",
+        "when.unreadable": "unreadable",
     }
     return {
         name: str(getattr(losses, field_name))
