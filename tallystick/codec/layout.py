@@ -17,7 +17,7 @@ letter before has them twice, and the last are the new.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -174,12 +174,14 @@ class LayoutRows:
         dead_letters: the malformed records as the sink takes them, in mode deadletter; None: none.
         problems: the same as `reasons`, by the row of each record: a faulty producer may give
             several the same offset.
+        source: the records, where somebody may ask for the offset of a row.
     """
 
     rows: pa.RecordBatch
     reasons: Mapping[int, str] = field(default_factory=dict)
     dead_letters: pa.RecordBatch | None = None
     problems: Mapping[int, str] = field(default_factory=dict)
+    source: pa.RecordBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,11 @@ class Layout:
             RecordError: a value is malformed, or a timestamp too large for its column, in mode
                 failfast.
         """
+        built = self._checked(records, topic_partition)
+        return replace(built, source=records)
+
+    def _checked(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
+        """Return rows of records whose timestamps are looked at."""
         beyond = self._beyond(records)
         if beyond is None:
             return self._built(records, topic_partition)

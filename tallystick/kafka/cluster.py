@@ -33,6 +33,9 @@ FACT_SETTINGS = (
     "message.max.bytes",
     "broker.session.timeout.ms",
 )
+BATCH_LIMIT = "max.message.bytes"
+LIMITS_FOR_S = 60.0
+"""The time for which the limit of a topic is not asked for again, unless an epoch fails."""
 IN_SYNC_MIN = "min.insync.replicas"
 TOPIC = 2
 BROKER = 4
@@ -256,7 +259,10 @@ def _replication(brokers: int, topic: Any, settings: Mapping[str, str]) -> Repli
 
 
 def _settings(
-    client: Client, to: Target, wanted: Mapping[tuple[int, str], Iterable[str]]
+    client: Client,
+    to: Target,
+    wanted: Mapping[tuple[int, str], Iterable[str]],
+    accept: frozenset[str] = UNAUTHORIZED,
 ) -> Mapping[tuple[int, str], Mapping[str, str] | None]:
     """Return settings of brokers and topics; those that one does not have are absent.
 
@@ -266,6 +272,7 @@ def _settings(
         client: of the cluster.
         to: the broker that is asked.
         wanted: the settings' names, by type and name of the resource.
+        accept: the errors of a resource that make its settings None.
     """
     resource_class = protocol.DescribeConfigsRequest.DescribeConfigsResource
 
@@ -287,13 +294,60 @@ def _settings(
             for result in response.results
         ]
 
-    response = client.call(make, to, codes, accept=UNAUTHORIZED)
+    response = client.call(make, to, codes, accept=accept)
     return {
         (result.resource_type, result.resource_name): None
         if protocol.error_name(result.error_code) is not None
         else {entry.name: entry.value for entry in result.configs if entry.value is not None}
         for result in response.results
     }
+
+
+def batch_limits(client: Client, topics: Iterable[str]) -> dict[str, int]:
+    """Return the largest record batch that each topic takes: its `max.message.bytes`.
+
+    A topic whose settings this user may not see (DESCRIBE_CONFIGS on it) is absent, as is one that
+    is gone.
+
+    Args:
+        client: of the cluster.
+        topics: existing ones.
+
+    Raises:
+        BrokerUnavailableError: the deadline passed.
+    """
+    wanted = {(TOPIC, name): (BATCH_LIMIT,) for name in sorted(topics)}
+    if not wanted:
+        return {}
+    found = _settings(client, AnyBroker(), wanted, accept=UNAUTHORIZED | ABSENT | {"InvalidTopic"})
+    limits = {name: _number((told or {}).get(BATCH_LIMIT)) for (_, name), told in found.items()}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+class BatchLimits:
+    """The limits of topics as they were a while ago; see `batch_limits`.
+
+    Args:
+        client: of the cluster.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._limits: dict[str, int | None] = {}
+        self._asked_s = 0.0
+
+    def of(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the limits of topics, where they are known."""
+        if time.monotonic() - self._asked_s > LIMITS_FOR_S:
+            self._limits, self._asked_s = {}, time.monotonic()
+        if lacking := [name for name in topics if name not in self._limits]:
+            found = batch_limits(self._client, lacking)
+            self._limits |= {name: found.get(name) for name in lacking}
+        return {name: limit for name, limit in self._limits.items() if limit is not None}
+
+    def forget(self) -> None:
+        """Ask again: an epoch has failed, perhaps because a limit has been lowered."""
+        self._asked_s = -LIMITS_FOR_S
 
 
 def clock_ms(client: Client) -> int | None:
