@@ -14,6 +14,7 @@ from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.cluster import READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.producers_answer import ProducerStates
 from tallystick.kafka.protocol import by_topic, partitions_of
 from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import ProducedRange, Producer, TopicPartition
@@ -76,11 +77,16 @@ def producer_states(
     return {
         partition: state
         for partition, answer in answers.items()
-        for state in answer.active_producers
-        if state.producer_id == producer.producer_id
-        and state.producer_epoch == producer.producer_epoch
-        and state.last_sequence >= 0
+        for state in _states_of(answer.active_producers, producer.producer_id)
+        if state.producer_epoch == producer.producer_epoch and state.last_sequence >= 0
     }
+
+
+def _states_of(states: Any, producer_id: int) -> Iterable[Any]:
+    """Return the entries of one producer among all of a day."""
+    if isinstance(states, ProducerStates):
+        return states.of(producer_id)
+    return (each for each in states if each.producer_id == producer_id)
 
 
 def last_sequences(
