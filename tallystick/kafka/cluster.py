@@ -10,6 +10,7 @@ from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node, Target
 from tallystick.kafka.error_policy import ABSENT, STALE, UNAUTHORIZED, Attempts, said
 from tallystick.kafka.preflight import ClusterFacts, Replication
 from tallystick.kafka.protocol import topic_id_text
+from tallystick.kafka.transaction_size import STATE_TOPIC
 from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
 from tallystick.values import TopicPartition
 
@@ -40,6 +41,8 @@ IN_SYNC_MIN = "min.insync.replicas"
 TOPIC = 2
 BROKER = 4
 """Resource types of DescribeConfigs."""
+STATE = (TOPIC, STATE_TOPIC)
+"""The coordinator's own topic, which is there once somebody has used a transactional id."""
 
 
 def cluster_id(client: Client) -> str:
@@ -223,8 +226,9 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
     node = client.network.candidates()[0]
     # A broker knows its own settings only, and refuses to speak of another's.
     broker = (BROKER, str(node))
-    wanted = {broker: FACT_SETTINGS, **{(TOPIC, name): (IN_SYNC_MIN,) for name in names}}
-    configs = _settings(client, Node(node), wanted)
+    of_topics = {(TOPIC, name): (IN_SYNC_MIN,) for name in names}
+    wanted = {broker: FACT_SETTINGS, STATE: (BATCH_LIMIT,), **of_topics}
+    configs = _settings(client, Node(node), wanted, accept=UNAUTHORIZED | ABSENT)
     told: Mapping[str, str] = configs[broker] or {}
     verification = told.get("transaction.partition.verification.enable", "false")
     return ClusterFacts(
@@ -245,6 +249,8 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
             for topic in metadata.topics
             if topic.partitions
         },
+        partition_counts={topic.name: len(topic.partitions) for topic in metadata.topics},
+        transaction_record_max=_number((configs[STATE] or {}).get(BATCH_LIMIT)),
     )
 
 

@@ -84,6 +84,8 @@ UNAUTHORIZED = frozenset(
 """An ACL is missing: no retry will help before it is granted."""
 TOO_LARGE = frozenset({"MessageSizeTooLarge", "RecordListTooLarge"})
 """A record batch is larger than the topic's max.message.bytes, or than a segment of its log."""
+UNEXPLAINED = "Unknown"
+"""Error -1: the server has met what it has no error for."""
 AGAIN = RETRY | STALE
 
 ACL = {

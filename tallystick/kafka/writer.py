@@ -21,7 +21,7 @@ from tallystick.codec.records.division import divided
 from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError, stamp
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
-from tallystick.kafka.audit import batch_at_sequence, producer_states
+from tallystick.kafka.audit import batch_at_sequence, producer_states, unexplained
 from tallystick.kafka.client import Client, Coordinator, client_for
 from tallystick.kafka.cluster import batch_limits
 from tallystick.kafka.config import KafkaConfig
@@ -30,6 +30,7 @@ from tallystick.kafka.error_policy import (
     BACKOFF_MIN_S,
     STALE,
     TOO_LARGE,
+    UNEXPLAINED,
     Attempts,
     describe,
     refusal,
@@ -38,7 +39,6 @@ from tallystick.kafka.error_policy import (
 )
 from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.protocol import by_topic, shortened
-from tallystick.kafka.transaction_record import UNEXPLAINED, unexplained
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 IN_FLIGHT_MAX = 5
