@@ -1,11 +1,12 @@
-"""Where the rows come from that a task works on, for the message about one that cannot be written.
+"""The places that a task's rows come from, for the message about one that cannot be written.
 
 A row loses its place on its way through functions to a sink. So whoever hands rows on says what
 they are made of, and only an error asks. A thread runs one task at a time.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 
@@ -36,9 +37,24 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def rows_come_from(find: FindPlace | None) -> None:
-    """Say what the rows are made of that this thread hands on next; None: nobody knows."""
-    _here.find = find
+@contextmanager
+def place_to_be_set() -> Iterator[Callable[[FindPlace | None], None]]:
+    """Yield what says of which records the rows are that this thread hands on next.
+
+    At the end nobody knows any more; unless another task of the thread has said it since: the
+    generator of one that failed may be closed late.
+    """
+    mine: FindPlace | None = None
+
+    def rows_come_from(find: FindPlace | None) -> None:
+        nonlocal mine
+        _here.find = mine = find
+
+    try:
+        yield rows_come_from
+    finally:
+        if _here.find is mine:
+            _here.find = None
 
 
 def place_of(rows: Any, row: int) -> Place:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 STATE_TOPIC = "__transaction_state"
 BYTES_FIXED = 200
-"""Of the batch, the record, the transactional id and the numbers of the producer, about."""
+"""The size of the batch, the record, the transactional id and the producer's numbers, about."""
 BYTES_OF_TOPIC, BYTES_OF_PARTITION = 8, 4
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tallystick.codec.formats import DEADLETTER, DROPMALFORMED, PERMISSIVE
 from tallystick.codec.layout import Layout, LayoutRows
 from tallystick.host import stopwatch as clock
-from tallystick.host.origin import Place, rows_come_from
+from tallystick.host.origin import Place, place_to_be_set
 from tallystick.ports import Fetch
 from tallystick.run.event_times import TimesRead
 from tallystick.run.exchange import Frame
@@ -84,7 +84,7 @@ class ReadPlan:
 
     def read_both(self, splits: Iterable[SplitRange], times: TimesRead) -> Iterator[Sent]:
         """Yield what `read` and `read_dead_letters` do, and tell `times` the event times."""
-        try:
+        with place_to_be_set() as rows_come_from:
             for partition, built in self._built(splits):
                 rows_come_from(Origin(self.layout, partition, built, self.functions).place)
                 for rows in apply(self.functions, built.rows):
@@ -94,8 +94,6 @@ class ReadPlan:
                 rows_come_from(None)  # a dead letter says itself where it is from
                 if built.dead_letters is not None:
                     yield DeadLetters(built.dead_letters)
-        finally:
-            rows_come_from(None)
 
     def _built(self, splits: Iterable[SplitRange]) -> Iterator[tuple[TopicPartition, LayoutRows]]:
         left_out = _LeftOut(self.layout.mode)

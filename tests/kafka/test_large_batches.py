@@ -1,4 +1,4 @@
-"""Batches that a topic refuses as too large, on a real Kafka, and answers that are lost meanwhile."""
+"""Batches that a topic refuses as too large, on a real Kafka, and answers lost meanwhile."""
 
 import random
 import time
