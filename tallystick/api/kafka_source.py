@@ -17,6 +17,7 @@ from tallystick.options.values import KEY_PREFIX
 from tallystick.source.losses import LossPolicy
 from tallystick.source.subscription import topic_problem
 
+FALLBACK_OPTION = "startingOffsetsByTimestampStrategy"
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
 Times = datetime | Mapping[str, Mapping[int, datetime]]
@@ -36,6 +37,8 @@ class KafkaSource:
         assignment: exactly these partitions per topic, instead of `topics`.
         starting_offsets: where a new pipeline starts; a restarted one goes on where it was.
         starting_time: start at the first record at or after a time, instead of `starting_offsets`.
+        starting_time_fallback: where a partition starts that has no record so late: "latest", at
+            the end that it has when the pipeline is new; or "error", which refuses the start.
         ending_offsets: where reading ends for good; None: never.
         max_offsets_per_trigger: the most that one epoch spans, or "all" there is; None: what fits
             into a second, or into the trigger's interval if that is longer.
@@ -67,6 +70,7 @@ class KafkaSource:
     assignment: Mapping[str, Collection[int]] | None = None
     starting_offsets: Offsets | None = None
     starting_time: Times | None = None
+    starting_time_fallback: Literal["latest", "error"] = "latest"
     ending_offsets: Offsets | None = None
     max_offsets_per_trigger: int | Literal["all"] | None = None
     max_bytes_per_task: int | None = None
@@ -134,9 +138,11 @@ class KafkaSource:
             "startingOffsets": _offsets_text(self.starting_offsets),
             "endingOffsets": _offsets_text(self.ending_offsets),
         }
+        if self.starting_time is None:
+            return where
+        if not any(name.lower() == FALLBACK_OPTION.lower() for name in self.options):
+            where[FALLBACK_OPTION] = self.starting_time_fallback
         match self.starting_time:
-            case None:
-                return where
             case datetime():
                 return {**where, "startingTimestamp": str(_ms(self.starting_time))}
             case times:
@@ -179,6 +185,7 @@ def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
         "when.removed.keep.ms": "keep_ms",
         "when.recreated": "recreated",
         "when.truncated": "truncated",
+        "when.unreadable": "unreadable",
     }
     return {
         name: str(getattr(losses, field_name))

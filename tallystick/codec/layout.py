@@ -17,7 +17,7 @@ letter before has them twice, and the last are the new.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -172,11 +172,16 @@ class LayoutRows:
         rows: those that are well-formed, in the layout; in mode permissive the others, too.
         reasons: what is wrong with each malformed record, by its offset.
         dead_letters: the malformed records as the sink takes them, in mode deadletter; None: none.
+        problems: the same as `reasons`, by the row of each record: a faulty producer may give
+            several the same offset.
+        source: the records, where somebody may ask for the offset of a row.
     """
 
     rows: pa.RecordBatch
     reasons: Mapping[int, str] = field(default_factory=dict)
     dead_letters: pa.RecordBatch | None = None
+    problems: Mapping[int, str] = field(default_factory=dict)
+    source: pa.RecordBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -261,6 +266,11 @@ class Layout:
             RecordError: a value is malformed, or a timestamp too large for its column, in mode
                 failfast.
         """
+        built = self._checked(records, topic_partition)
+        return replace(built, source=records)
+
+    def _checked(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
+        """Return rows of records whose timestamps are looked at."""
         beyond = self._beyond(records)
         if beyond is None:
             return self._built(records, topic_partition)
@@ -279,18 +289,18 @@ class Layout:
             )
         built = self._built(records.filter(pa.array(~beyond)), topic_partition)
         reasons = {row: _reason(records, row) for row in np.flatnonzero(beyond).tolist()}
-        return self._together(built, records, reasons, topic_partition)
+        return self._together(built, np.flatnonzero(~beyond), records, reasons, topic_partition)
 
     def _together(
         self,
         built: LayoutRows,
+        places: NDArray[np.int64],
         records: pa.RecordBatch,
         reasons: Mapping[int, str],
         topic_partition: TopicPartition,
     ) -> LayoutRows:
-        """Return what was built of some records, with the problems of all; the first of each."""
-        row_of = {offset: row for row, offset in enumerate(records.column("offset").to_pylist())}
-        others = {row_of[offset]: reason for offset, reason in built.reasons.items()}
+        """Return what was built of the records in some places, with the problems of all records."""
+        others = {int(places[row]): reason for row, reason in built.problems.items()}
         merged = dict(sorted({**others, **reasons}.items()))
         return self._beside(built.rows, records, merged, topic_partition)
 
@@ -326,13 +336,12 @@ class Layout:
                 f"bytes in {CORRUPT_KEY}; dropmalformed leaves the record out and counts it; "
                 f"deadletter, in a Pipeline, writes it to a topic of its own."
             )
+        good = np.ones(len(keys), np.bool_)
         if self.mode != PERMISSIVE:
-            good = np.ones(len(keys), np.bool_)
             good[list(reasons)] = False
             read = read.filter(pa.array(good))
-        return self._together(
-            self._valued(read, topic_partition), records, reasons, topic_partition
-        )
+        built = self._valued(read, topic_partition)
+        return self._together(built, np.flatnonzero(good), records, reasons, topic_partition)
 
     def _valued(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
         """Return rows of records whose keys are read, if they are to be."""
@@ -369,9 +378,8 @@ class Layout:
         if self.mode == DEADLETTER:
             letters = dead_letters(records, reasons, topic_partition)
         offsets = records.column("offset")
-        return LayoutRows(
-            rows, {offsets[row].as_py(): why for row, why in reasons.items()}, letters
-        )
+        by_offset = {offsets[row].as_py(): why for row, why in reasons.items()}
+        return LayoutRows(rows, by_offset, letters, reasons)
 
     def _kafka(
         self, records: pa.RecordBatch, topic_partition: TopicPartition, values: pa.Array | None

@@ -10,7 +10,7 @@ equal partitions, from any writer, so readers that rely on it keep working.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numba
 import numpy as np
@@ -153,6 +153,7 @@ class RowLayout:
         key: with `value`, the column whose text is the record's key, or those that `key_format`
             writes; None: no key.
         key_format: makes the key of the columns in `key`; None: the text of the one.
+        batch_limits: the largest record batch that a topic takes, where it is known.
     """
 
     partition_counts: Mapping[str, int]
@@ -160,15 +161,17 @@ class RowLayout:
     value: ValueWriter | None = None
     key: str | tuple[str, ...] | None = None
     key_format: ValueWriter | None = None
+    batch_limits: Mapping[str, int] = field(default_factory=dict)
 
     def split(
-        self, rows: pa.RecordBatch, spread: int
+        self, rows: pa.RecordBatch, spread: int, *, numbered: bool = False
     ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
         """Yield the records of each output partition, in the order of the rows.
 
         Args:
             rows: what the pipeline put out.
             spread: rows without a key go to one partition together; this picks it.
+            numbered: whether the records have a column `row` too, the number of the row of each.
 
         Raises:
             OptionError: a column is missing or of a type that Kafka cannot store.
@@ -177,6 +180,8 @@ class RowLayout:
         if rows.num_rows == 0:
             return
         records = self._records(rows)
+        if numbered:
+            records = records.append_column("row", pa.array(np.arange(rows.num_rows)))
         for topic, part, chosen in self._by_topic(rows, records):
             count = self._partition_count(topic)
             partitions = partition_of(part.column("key"), count, spread)

@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tallystick.codec.records.batch_header import BatchHeader, batch_headers
-from tallystick.errors import AuthorizationError, BrokerUnavailableError
+from tallystick.errors import AuthorizationError, BrokerUnavailableError, TallystickError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
-from tallystick.kafka.cluster import READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.cluster import READ_UNCOMMITTED, batch_limits, list_offsets
+from tallystick.kafka.error_policy import UNEXPLAINED
+from tallystick.kafka.producers_answer import ProducerStates
 from tallystick.kafka.protocol import by_topic, partitions_of
+from tallystick.kafka.transaction_size import STATE_TOPIC, remedy, size_of
 from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
@@ -62,6 +65,22 @@ def open_transaction(client: Client, transactional_id: str) -> set[TopicPartitio
     }
 
 
+def unexplained(client: Client, producer: Producer, subject: str) -> TallystickError:
+    """Return the error for a write into a transaction that Kafka refuses without a reason."""
+    counts: dict[str, int] = {}
+    for partition in open_transaction(client, producer.transactional_id):
+        counts[partition.topic] = counts.get(partition.topic, 0) + 1
+    limit = batch_limits(client, [STATE_TOPIC]).get(STATE_TOPIC)
+    size = size_of(counts)
+    takes = "a limit that this user may not see" if limit is None else f"{limit} bytes"
+    return TallystickError(
+        f"Produce for {subject}: {UNEXPLAINED}: the broker names no reason. The transaction "
+        f"{producer.transactional_id!r} has {sum(counts.values())} partitions by now, a record of "
+        f"about {size} bytes, and {STATE_TOPIC} takes {takes}. If that is near, no more partitions "
+        f"can be added to it: {remedy(size)} Else the broker's log has the reason."
+    )
+
+
 def producer_states(
     client: Client, producer: Producer, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Any] | None:
@@ -76,11 +95,16 @@ def producer_states(
     return {
         partition: state
         for partition, answer in answers.items()
-        for state in answer.active_producers
-        if state.producer_id == producer.producer_id
-        and state.producer_epoch == producer.producer_epoch
-        and state.last_sequence >= 0
+        for state in _states_of(answer.active_producers, producer.producer_id)
+        if state.producer_epoch == producer.producer_epoch and state.last_sequence >= 0
     }
+
+
+def _states_of(states: Any, producer_id: int) -> Iterable[Any]:
+    """Return the entries of one producer among all of a day."""
+    if isinstance(states, ProducerStates):
+        return states.of(producer_id)
+    return (each for each in states if each.producer_id == producer_id)
 
 
 def last_sequences(

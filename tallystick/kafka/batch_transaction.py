@@ -71,7 +71,8 @@ class BatchTransaction:
         try:
             _check(broker, output, transactional_id)
             topics = cluster.topics(broker.client) if output.topic is None else [output.topic]
-            rows = output.rows(cluster.partition_counts(broker.client, topics))
+            counts = cluster.partition_counts(broker.client, topics)
+            rows = output.rows(counts, cluster.batch_limits(broker.client, counts))
             rows.check(columns)
             producer = broker.fence(transactional_id, None)
             return cls(output, rows, producer, broker.transaction_version)

@@ -10,6 +10,7 @@ from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node, Target
 from tallystick.kafka.error_policy import ABSENT, STALE, UNAUTHORIZED, Attempts, said
 from tallystick.kafka.preflight import ClusterFacts, Replication
 from tallystick.kafka.protocol import topic_id_text
+from tallystick.kafka.transaction_size import STATE_TOPIC
 from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
 from tallystick.values import TopicPartition
 
@@ -33,10 +34,15 @@ FACT_SETTINGS = (
     "message.max.bytes",
     "broker.session.timeout.ms",
 )
+BATCH_LIMIT = "max.message.bytes"
+LIMITS_FOR_S = 60.0
+"""The time for which the limit of a topic is not asked for again, unless an epoch fails."""
 IN_SYNC_MIN = "min.insync.replicas"
 TOPIC = 2
 BROKER = 4
 """Resource types of DescribeConfigs."""
+STATE = (TOPIC, STATE_TOPIC)
+"""The coordinator's own topic, which is there once somebody has used a transactional id."""
 
 
 def cluster_id(client: Client) -> str:
@@ -220,8 +226,9 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
     node = client.network.candidates()[0]
     # A broker knows its own settings only, and refuses to speak of another's.
     broker = (BROKER, str(node))
-    wanted = {broker: FACT_SETTINGS, **{(TOPIC, name): (IN_SYNC_MIN,) for name in names}}
-    configs = _settings(client, Node(node), wanted)
+    of_topics = {(TOPIC, name): (IN_SYNC_MIN,) for name in names}
+    wanted = {broker: FACT_SETTINGS, STATE: (BATCH_LIMIT,), **of_topics}
+    configs = _settings(client, Node(node), wanted, accept=UNAUTHORIZED | ABSENT)
     told: Mapping[str, str] = configs[broker] or {}
     verification = told.get("transaction.partition.verification.enable", "false")
     return ClusterFacts(
@@ -242,6 +249,8 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
             for topic in metadata.topics
             if topic.partitions
         },
+        partition_counts={topic.name: len(topic.partitions) for topic in metadata.topics},
+        transaction_record_max=_number((configs[STATE] or {}).get(BATCH_LIMIT)),
     )
 
 
@@ -256,7 +265,10 @@ def _replication(brokers: int, topic: Any, settings: Mapping[str, str]) -> Repli
 
 
 def _settings(
-    client: Client, to: Target, wanted: Mapping[tuple[int, str], Iterable[str]]
+    client: Client,
+    to: Target,
+    wanted: Mapping[tuple[int, str], Iterable[str]],
+    accept: frozenset[str] = UNAUTHORIZED,
 ) -> Mapping[tuple[int, str], Mapping[str, str] | None]:
     """Return settings of brokers and topics; those that one does not have are absent.
 
@@ -266,6 +278,7 @@ def _settings(
         client: of the cluster.
         to: the broker that is asked.
         wanted: the settings' names, by type and name of the resource.
+        accept: the errors of a resource that make its settings None.
     """
     resource_class = protocol.DescribeConfigsRequest.DescribeConfigsResource
 
@@ -287,13 +300,60 @@ def _settings(
             for result in response.results
         ]
 
-    response = client.call(make, to, codes, accept=UNAUTHORIZED)
+    response = client.call(make, to, codes, accept=accept)
     return {
         (result.resource_type, result.resource_name): None
         if protocol.error_name(result.error_code) is not None
         else {entry.name: entry.value for entry in result.configs if entry.value is not None}
         for result in response.results
     }
+
+
+def batch_limits(client: Client, topics: Iterable[str]) -> dict[str, int]:
+    """Return the largest record batch that each topic takes: its `max.message.bytes`.
+
+    A topic whose settings this user may not see (DESCRIBE_CONFIGS on it) is absent, as is one that
+    is gone.
+
+    Args:
+        client: of the cluster.
+        topics: existing ones.
+
+    Raises:
+        BrokerUnavailableError: the deadline passed.
+    """
+    wanted = {(TOPIC, name): (BATCH_LIMIT,) for name in sorted(topics)}
+    if not wanted:
+        return {}
+    found = _settings(client, AnyBroker(), wanted, accept=UNAUTHORIZED | ABSENT | {"InvalidTopic"})
+    limits = {name: _number((told or {}).get(BATCH_LIMIT)) for (_, name), told in found.items()}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+class BatchLimits:
+    """The limits of topics as they were a while ago; see `batch_limits`.
+
+    Args:
+        client: of the cluster.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._limits: dict[str, int | None] = {}
+        self._asked_s = 0.0
+
+    def of(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the limits of topics, where they are known."""
+        if time.monotonic() - self._asked_s > LIMITS_FOR_S:
+            self._limits, self._asked_s = {}, time.monotonic()
+        if lacking := [name for name in topics if name not in self._limits]:
+            found = batch_limits(self._client, lacking)
+            self._limits |= {name: found.get(name) for name in lacking}
+        return {name: limit for name, limit in self._limits.items() if limit is not None}
+
+    def forget(self) -> None:
+        """Ask again: an epoch has failed, perhaps because a limit has been lowered."""
+        self._asked_s = -LIMITS_FOR_S
 
 
 def clock_ms(client: Client) -> int | None:

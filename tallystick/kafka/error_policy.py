@@ -83,6 +83,9 @@ UNAUTHORIZED = frozenset(
 )
 """An ACL is missing: no retry will help before it is granted."""
 TOO_LARGE = frozenset({"MessageSizeTooLarge", "RecordListTooLarge"})
+"""A record batch is larger than the topic's max.message.bytes, or than a segment of its log."""
+UNEXPLAINED = "Unknown"
+"""Error -1: the server has met what it has no error for."""
 AGAIN = RETRY | STALE
 
 ACL = {
@@ -140,17 +143,38 @@ def refusal(
         return fenced(f"{what}: {meaning}.")
     if error_name in ABORT:
         return EpochAbortedError(f"{what}: the open transaction can only be aborted.")
-    if error_name in TOO_LARGE:
-        return RecordError(
-            f"{what}: a record batch is larger than the topic takes. Raise the topic's "
-            f"max.message.bytes, or let the sink make smaller batches."
-        )
     if error_name == "InvalidTimestamp":
         return RecordError(
             f"{what}: a record's timestamp lies too far ahead (message.timestamp.after.max.ms, one "
             f"hour by default) or behind. Correct the column 'timestamp', or raise the limit."
         )
     return TallystickError(f"{what}.")
+
+
+def too_large(subject: object, words: str, size: int, limit: int | None) -> TallystickError:
+    """Return the error for a single record that a broker has refused as too large.
+
+    Args:
+        subject: the partition that it was for.
+        words: the name of Kafka's error, and what it says.
+        size: of the record batch that the record makes.
+        limit: the topic's max.message.bytes now; None: not known.
+    """
+    what = f"Produce for {subject}: {words}: a single record takes {size} bytes as a record batch"
+    if limit is not None and limit < size:
+        return EpochAbortedError(
+            f"{what}, and the topic takes {limit} (max.message.bytes), which was not so when the "
+            f"epoch began. It runs again, and names the record, or leaves it to the dead letters."
+        )
+    known = "this user may not see the topic's limit (DESCRIBE_CONFIGS on it): grant that, and the "
+    known += "input record is named, or left to the dead letters"
+    if limit is not None:
+        known = f"the topic takes {limit} (max.message.bytes), and its log segments segment.bytes; "
+        known += "its own compression.type may make of a record more than was sent"
+    return RecordError(
+        f"{what}, and {known}. Raise the topic's max.message.bytes, or make the record smaller in "
+        f"a map_batches."
+    )
 
 
 def unavailable(doing: str, subject: str, reason: str, seconds: float) -> BrokerUnavailableError:

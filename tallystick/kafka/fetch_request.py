@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
+from tallystick.codec.records.batch_header import UnreadableBatchError
 from tallystick.codec.records.compression import Buffer
 from tallystick.errors import (
+    CorruptRecordError,
     DataLossError,
     LogTruncatedError,
     PartitionRemovedError,
@@ -317,6 +319,22 @@ def skip_expired(
         target - cursor.position,
     )
     cursor.position = target
+
+
+def skip_unreadable(cursor: Cursor, policy: LossPolicy, wrong: UnreadableBatchError) -> None:
+    """Raise what is wrong with a batch, or leave its records out with a warning."""
+    if policy.unreadable == FAIL:
+        raise CorruptRecordError(
+            f"{cursor.partition}, {wrong}. Mend the producer. {_accept('unreadable', 'skip')} to "
+            f"go on without the batch, offsets {wrong.first_offset} to {wrong.last_offset}."
+        ) from None
+    logger.warning(
+        "split %s: the batch of offsets %d to %d is left out, as asked. %s",
+        cursor.split,
+        wrong.first_offset,
+        wrong.last_offset,
+        wrong,
+    )
 
 
 def _where(cursor: Cursor) -> str:

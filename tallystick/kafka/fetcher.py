@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -42,6 +43,7 @@ from tallystick.kafka.fetch_request import (
     parts_by_cursor,
     records_expired,
     skip_expired,
+    skip_unreadable,
     take_turn,
     topic_recreated,
 )
@@ -133,7 +135,7 @@ def fetch_all(
         while waiting or turns.receive(waiting):
             while waiting:
                 part = waiting.popleft()
-                for batch in _decoded(part, headers, isolation):
+                for batch in _decoded(part, headers, isolation, policy):
                     left = time.monotonic()
                     yield part.cursor.split, batch
                     away_s = time.monotonic() - left
@@ -143,7 +145,9 @@ def fetch_all(
         turns.close()
 
 
-def _decoded(part: Part, headers: bool, isolation: Isolation) -> Iterator[pa.RecordBatch]:
+def _decoded(
+    part: Part, headers: bool, isolation: Isolation, policy: LossPolicy
+) -> Iterator[pa.RecordBatch]:
     """Yield the records of a part, piece by piece."""
     split = part.cursor.split
     count(READ_BYTES, len(part.records))
@@ -154,6 +158,7 @@ def _decoded(part: Part, headers: bool, isolation: Isolation) -> Iterator[pa.Rec
         stop_offset=split.stop_offset,
         aborted=part.aborted if isolation == "read_committed" else None,
         headers=headers,
+        give_up=partial(skip_unreadable, part.cursor, policy),
     )
     for piece in pieces:
         if piece.batch.num_rows:

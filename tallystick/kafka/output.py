@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tallystick.codec.formats import Format
@@ -49,7 +50,7 @@ class KafkaOutput:
     compression: str = COMPRESSION
     """One of `CODEC_IDS`."""
     batch_bytes: int = BATCH_BYTES
-    """The maximum size of a record batch before compression."""
+    """The size of a record batch before compression; smaller where the topic takes less."""
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     """The guarantee for rows after a fault."""
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
@@ -75,13 +76,20 @@ class KafkaOutput:
         """The topics that are known before there are rows."""
         return frozenset(filter(None, (self.topic, self.dead_letter_topic)))
 
-    def rows(self, partition_counts: Mapping[str, int], *, registers: bool = True) -> RowLayout:
+    def rows(
+        self,
+        partition_counts: Mapping[str, int],
+        batch_limits: Mapping[str, int] = MappingProxyType({}),
+        *,
+        registers: bool = True,
+    ) -> RowLayout:
         """Return how rows become records.
 
         In the driver: a schema is looked up in its registry, once per process.
 
         Args:
             partition_counts: the number of partitions of each topic.
+            batch_limits: the largest record batch that a topic takes, where it is known.
             registers: False: only to check columns, so no schema is registered.
 
         Raises:
@@ -90,7 +98,7 @@ class KafkaOutput:
         """
         value = self._writer(self.value, "value", registers)
         key = self._writer(self.key_format, "key", registers)
-        return RowLayout(partition_counts, self.topic, value, self.key, key)
+        return RowLayout(partition_counts, self.topic, value, self.key, key, batch_limits)
 
     def _writer(self, form: Format | None, part: str, registers: bool) -> ValueWriter | None:
         if form is None:

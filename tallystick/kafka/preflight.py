@@ -15,6 +15,7 @@ from tallystick.kafka.client import AnyBroker, Client, Coordinator
 from tallystick.kafka.config import failover_ms
 from tallystick.kafka.error_policy import ABORT, FENCED
 from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.transaction_size import beyond_limit
 
 REQUEST_VERSIONS = {"InitProducerId": 3, "OffsetFetch": 7, "TxnOffsetCommit": 3, "EndTxn": 1}
 """API -> lowest version with what the protocol needs (KIP-360, KIP-447)."""
@@ -63,6 +64,8 @@ class ClusterFacts:
         metadata_version: the highest `metadata.version` that the brokers know, which shows their
             release; None for brokers on ZooKeeper.
         replication: the copies of the topics that were asked about.
+        partition_counts: the partitions of the topics that were asked about.
+        transaction_record_max: the largest record batch that `__transaction_state` takes.
     """
 
     transaction_version: int | None
@@ -74,6 +77,8 @@ class ClusterFacts:
     session_timeout_ms: int | None
     metadata_version: int | None = None
     replication: Mapping[str, Replication] = field(default_factory=dict)
+    partition_counts: Mapping[str, int] = field(default_factory=dict)
+    transaction_record_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +186,6 @@ def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int)
             f"{name} {timeout}: a transaction must outlive a single call, so the "
             f"first must be the smaller. Lower it, or leave it out: then it follows from {name}"
         )
-    if facts.message_bytes_max is not None and output.batch_bytes > facts.message_bytes_max:
-        yield (
-            f"{output.names.batch_bytes} is {output.batch_bytes}, the brokers take batches up to "
-            f"{facts.message_bytes_max} (message.max.bytes): lower the one or raise the other"
-        )
     minutes = facts.offsets_retention_minutes
     if minutes is not None and interval_ms >= minutes * 60_000:
         yield (
@@ -197,6 +197,8 @@ def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int)
 
 def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
     name = output.names.transaction_timeout
+    if beyond := beyond_limit(facts.partition_counts, facts.transaction_record_max):
+        yield beyond
     if facts.partition_verification is None:
         yield (
             "the brokers do not say whether they verify partitions of transactions (needs "

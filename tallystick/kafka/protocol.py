@@ -11,6 +11,7 @@ silenced because they print requests, and so credentials and records.
 """
 
 import base64
+import contextlib
 import io
 import logging
 import re
@@ -53,6 +54,7 @@ from kafka.protocol.producer import (
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from tallystick.errors import TallystickError
+from tallystick.kafka.producers_answer import decode_producers
 from tallystick.values import TopicPartition
 
 __all__ = [
@@ -216,6 +218,9 @@ def decode_response(sent: SentRequest, payload: memoryview) -> Any:
             raise ConnectionError(
                 f"answer {correlation_id} came where {sent.correlation_id} was due"
             )
+        if response_class.API_KEY == DescribeProducersRequest.API_KEY:
+            with contextlib.suppress(ValueError):  # what it does not know, the generated one may
+                return decode_producers(payload[head.tell() :])
         response = response_class.decode(payload[head.tell() :])
         _refuse_nulls(response, response.version)
         return response

@@ -83,6 +83,7 @@ class KafkaTaskSink:
         self._owner = owner
         self._id_prefix = id_prefix
         self._client = Client(output.config)
+        self._limits = cluster.BatchLimits(self._client)
         self._clients = [self._client]  # all that there are, and those that no commit uses
         self._idle = [self._client]
         self._finder = Finder(self._client, earlier_prefixes | {id_prefix}, owner.sink)
@@ -108,13 +109,14 @@ class KafkaTaskSink:
         counts = self._partition_counts()
         dead_letters = None
         if (topic := output.dead_letter_topic) is not None:
-            dead_letters = RowLayout(cluster.partition_counts(self._client, [topic]), topic)
+            own = cluster.partition_counts(self._client, [topic])
+            dead_letters = RowLayout(own, topic, batch_limits=self._limits.of(own))
         cluster.partition_counts(self._client, [output.token_topic])
         return TaskPlan(
             output=output,
             cluster_id=self._client.cluster_id,
             id_prefix=self._id_prefix,
-            rows=output.rows(counts),
+            rows=output.rows(counts, self._limits.of(counts)),
             dead_letters=dead_letters,
             token_topic_id=topic_id_text(self._client.topic_ids.get(output.token_topic)),
         )
@@ -197,6 +199,7 @@ class KafkaTaskSink:
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; what is being ended already is not in it."""
         assert owner.sink == self._owner.sink, (owner, self._owner)
+        self._limits.forget()  # an epoch may have failed
         found = self._finder.open_transactions()
         if not found:
             return ()

@@ -12,6 +12,7 @@ Invariants:
       refused by then (KIP-360).
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,8 +21,9 @@ from typing import Any, assert_never
 
 import pyarrow as pa
 
-from tallystick.codec.records.batch_header import CHECKED_FROM, TRANSACTIONAL
-from tallystick.codec.records.encoder import EncodedBatch, encode, stamp
+from tallystick.codec.output_records import OutputRecords, letters_of, told_of
+from tallystick.codec.records.division import plain
+from tallystick.codec.records.encoder import EncodedBatch, stamp
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.transactional_ids import slot_of, token_group, transactional_id
 from tallystick.epoch.two_phase import Committable, Guarantee, Place
@@ -38,6 +40,8 @@ from tallystick.kafka.outcome import TaskTransaction, end_transaction
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.values import ProducedRange, Producer, TopicPartition
+
+logger = logging.getLogger(__name__)
 
 GROUP_BYTES = 8 << 20
 GROUP_BATCHES = 64
@@ -121,24 +125,39 @@ class _Encoder:
         self._size = 0
         self.record_count = 0
 
-    def add(self, layout: RowLayout, rows: pa.RecordBatch, send: Callable[[Frames], None]) -> None:
-        """Encode rows; what makes a group is sent."""
-        output = self._plan.output
+    def add(
+        self,
+        layout: RowLayout,
+        rows: pa.RecordBatch,
+        send: Callable[[Frames], None],
+        *,
+        takes_letters: bool = True,
+    ) -> None:
+        """Encode rows; what makes a group is sent.
+
+        Args:
+            layout: makes records of them.
+            rows: what is to be written.
+            send: takes a group.
+            takes_letters: whether a record too large becomes a dead letter, where there may be one.
+        """
+        output, dead_letters = self._plan.output, self._plan.dead_letters
+        letters: list[pa.RecordBatch] | None = [] if dead_letters and takes_letters else None
         now_ms = time.time_ns() // 1_000_000
-        for partition, records in layout.split(rows, spread=self._spread):
-            for encoded in encode(
-                records,
-                compression=output.compression,
-                batch_bytes=output.batch_bytes,
-                now_ms=now_ms,
-            ):
-                self._frames.append((partition, encoded))
-                self._size += len(encoded.data)
-                count(WRITTEN_BYTES, len(encoded.data))
-                self.record_count += encoded.record_count
-                if self._size >= GROUP_BYTES or len(self._frames) >= GROUP_BATCHES:
-                    self.flush(send)
+        records = OutputRecords(layout, output.compression, output.batch_bytes, letters)
+        for partition, encoded in records.encode(rows, spread=self._spread, now_ms=now_ms):
+            self._frames.append((partition, encoded))
+            self._size += len(encoded.data)
+            count(WRITTEN_BYTES, len(encoded.data))
+            self.record_count += encoded.record_count
+            if self._size >= GROUP_BYTES or len(self._frames) >= GROUP_BATCHES:
+                self.flush(send)
         self._spread += 1
+        if letters and dead_letters is not None:
+            whole = letters_of(letters)
+            logger.warning("%s", told_of(whole))
+            is_cut = layout is dead_letters  # a cut letter that is too large is an error
+            self.add(dead_letters, whole, send, takes_letters=not is_cut)
 
     def flush(self, send: Callable[[Frames], None]) -> None:
         """Send what is left, unless the executor may be gone: a late task fences its successor."""
@@ -310,24 +329,8 @@ def _dead_letters_of(plan: TaskPlan) -> RowLayout:
 
 
 def _plain(frames: Frames) -> Frames:
-    """Return the batches without the mark of a transaction; checksums follow when they go out."""
-    low = CHECKED_FROM + 1  # attributes are two bytes
-    return [
-        (
-            partition,
-            EncodedBatch(
-                encoded.record_count,
-                b"".join(
-                    (
-                        encoded.data[:low],
-                        bytes([encoded.data[low] & ~TRANSACTIONAL]),
-                        encoded.data[low + 1 :],
-                    )
-                ),
-            ),
-        )
-        for partition, encoded in frames
-    ]
+    """Return the batches without the mark of a transaction."""
+    return [(partition, plain(encoded)) for partition, encoded in frames]
 
 
 def take_producer(client: Client, config: KafkaConfig, cluster_id: str) -> Producer:

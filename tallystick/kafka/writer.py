@@ -6,6 +6,9 @@ Invariants:
     * After a batch failed, OutOfOrderSequenceNumber for the ones after it says nothing new; for
       the first unacknowledged one it says that another producer writes, and ends the epoch.
     * Sequence numbers start at 0 in each partition: one writer per partition and transaction.
+    * A batch that a broker refuses as too large was not written: it goes out again as smaller ones
+      with the same sequence numbers (KIP-126). If it was written after all, by a request whose
+      answer is lost, before the topic's limit was lowered, the first smaller one is out of order.
     * Nothing is written after `close`: the task may report then.
 """
 
@@ -14,20 +17,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tallystick.codec.records.encoder import EncodedBatch, stamp
+from tallystick.codec.records.division import divided
+from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError, stamp
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
-from tallystick.kafka.audit import batch_at_sequence, producer_states
+from tallystick.kafka.audit import batch_at_sequence, producer_states, unexplained
 from tallystick.kafka.client import Client, Coordinator, client_for
+from tallystick.kafka.cluster import batch_limits
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import (
     AGAIN,
     BACKOFF_MIN_S,
     STALE,
+    TOO_LARGE,
+    UNEXPLAINED,
     Attempts,
     describe,
     refusal,
     said,
+    too_large,
 )
 from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.protocol import by_topic, shortened
@@ -73,6 +81,24 @@ class _Log:
         data = stamp(encoded.data, producer, self.next_sequence)
         self.pending.append(_Batch(self.next_sequence, encoded.record_count, data))
         self.next_sequence = (self.next_sequence + encoded.record_count) & SEQUENCE_MASK
+
+    def divide(self, producer: Producer, partition: TopicPartition, limit: int | None) -> None:
+        """Put smaller batches in the place of those that are beyond a limit, the first in any case.
+
+        Raises:
+            RecordBeyondLimitError: a single record is.
+        """
+        for index, batch in enumerate([*self.pending]):
+            self.pending.popleft()
+            is_beyond = limit is not None and len(batch.data) > limit
+            if batch.record_count == 1 or not (index == 0 or is_beyond):
+                self.pending.append(batch)
+                continue
+            sequence = batch.sequence
+            for piece in divided(batch.data, partition, limit):
+                data = stamp(piece.data, producer, sequence)
+                self.pending.append(_Batch(sequence, piece.record_count, data))
+                sequence = (sequence + piece.record_count) & SEQUENCE_MASK
 
     def acknowledge(self, base_offset: int) -> None:
         """Note that the first pending batch is in the log; at -1 it is not known where."""
@@ -123,6 +149,7 @@ class PartitionWriter:
         self._adds_partitions = self._is_transactional and transaction_version < 2
         self._logs: dict[TopicPartition, _Log] = {}
         self._topic_ids: dict[str, Any] = {}
+        self._too_large: dict[TopicPartition, str] = {}  # what Kafka said, in this flight
         self._closed = False
 
     def last_sequences(
@@ -144,7 +171,7 @@ class PartitionWriter:
             EpochAbortedError: the transaction is lost: timed out, fenced, or written to by another.
             AuthorizationError: WRITE on the topic or the transactional id is missing.
             BrokerUnavailableError: no progress within delivery.timeout.ms.
-            RecordError: a batch is larger than the topic allows.
+            RecordError: a single record is larger than the topic allows.
         """
         if self._closed:
             raise BrokenInvariantError(f"a writer of {self._producer} wrote after it was closed")
@@ -195,6 +222,9 @@ class PartitionWriter:
                 for _, posted in flight:
                     self._client.network.discard(posted)
             if sum(len(self._logs[partition].pending) for partition in pending) < before:
+                attempts = self._new_attempts(pending)
+            if self._too_large:
+                self._divide(failed)
                 attempts = self._new_attempts(pending)
             if failed:
                 for obstacle in failed.values():
@@ -318,7 +348,8 @@ class PartitionWriter:
         self, partition: TopicPartition, part: Any, failed: dict[TopicPartition, str]
     ) -> None:
         error_name = protocol.error_name(part.error_code)
-        if partition in failed and error_name in {None, "OutOfOrderSequenceNumber", *AGAIN}:
+        passing = {None, "OutOfOrderSequenceNumber", *AGAIN, *TOO_LARGE}
+        if partition in failed and error_name in passing:
             return  # a batch before this one failed: this one goes out again after it
         if error_name is None or error_name == "DuplicateSequenceNumber":
             self._logs[partition].acknowledge(int(part.base_offset))
@@ -326,8 +357,35 @@ class PartitionWriter:
             failed[partition] = error_name
             if error_name in STALE:
                 self._client.forget_leaders([partition])
+        elif error_name in TOO_LARGE:
+            failed[partition] = error_name
+            self._too_large[partition] = f"{error_name}{said(part)}"
+        elif error_name == UNEXPLAINED and self._is_transactional:
+            raise unexplained(self._client, self._producer, f"{partition}{said(part)}")
         else:
             raise refusal(error_name, "Produce", f"{partition}{said(part)}")
+
+    def _divide(self, failed: dict[TopicPartition, str]) -> None:
+        """Make smaller batches of what was refused as too large; the next flight takes them.
+
+        Raises:
+            EpochAbortedError: a single record is beyond the limit that the topic has now, and was
+                not when the epoch began: it runs again, and who encodes it knows the limit then.
+            RecordError: a single record is too large.
+        """
+        refused, self._too_large = self._too_large, {}
+        limits = batch_limits(self._client, {partition.topic for partition in refused})
+        for partition, words in refused.items():
+            del failed[partition]
+            log, limit = self._logs[partition], limits.get(partition.topic)
+            size = len(log.pending[0].data)
+            try:
+                if log.pending[0].record_count > 1:
+                    log.divide(self._producer, partition, limit)
+                    continue
+            except RecordBeyondLimitError as error:
+                size = error.size
+            raise too_large(partition, words, size, limit)
 
     def _lose(
         self, partitions: list[TopicPartition], obstacle: str, failed: dict[TopicPartition, str]

@@ -115,8 +115,11 @@ REMEDIES = (
     ),
     Remedy(
         (CorruptRecordError,),
-        "The bytes of a record batch are damaged on a broker's disk or on their way.",
-        "Compare the replicas of the partition that it names; one that is made again heals:",
+        "The bytes of a record batch are damaged on a broker's disk or on their way; or a faulty "
+        "producer wrote them so, where the message says that the checksum is right.",
+        "Mend the producer and, to go on, leave its batch out: LossPolicy(unreadable='skip'). "
+        "Where it is damage, compare the replicas of the partition that it names; one that is made "
+        "again heals:",
         "kafka-dump-log --deep-iteration --files SEGMENT",
     ),
     Remedy(

@@ -211,7 +211,7 @@ SOURCE = OptionTable("source", "start from", (
     Option("startingOffsetsByTimestamp", _TIMES, None,
            "Start at the first record at or after a time of each partition.", '{"flights": {"0": 1700000000000}}', _START, _NOT_SET),
     Option("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
-           "What to do where no record is as late as the starting time.", "latest", _START),
+           "What to do where no record of a partition is as late as the starting time: refuse the start, or begin at the end that the partition has then, which the checkpoint remembers. (`KafkaSource` says it as `starting_time_fallback`, and there `latest` is the default, as in Flink.)", "latest", _START),
     Option("endingOffsets", Kind(choices("latest") + f", or {_PER_PARTITION}offset", partial(_read_offsets, ("earliest", "latest"))), None,
            "Where reading ends, this offset not included. A stream remembers it in its checkpoint and, under the trigger `availableNow`, ends there; partitions found later are not read.",
            '{"flights": {"0": 50, "1": -1}}', _START, "latest for a batch, never for a stream"),
@@ -243,6 +243,8 @@ SOURCE = OptionTable("source", "start from", (
            "A topic was deleted and created again (its id differs, KIP-516). `restart`: read the new one from its beginning.", "restart", _WORLD),
     Option("when.truncated", one_of(*losses.ON_TRUNCATED), losses.FAIL,
            "A log ends before the next offset to read (unclean leader election). `resume`: go on at its new end.", "resume", _WORLD),
+    Option("when.unreadable", one_of(*losses.ON_UNREADABLE), losses.FAIL,
+           "A record batch has its checksum and cannot be read: a faulty producer wrote it so. `skip`: leave the whole batch out; the log names its offsets and its producer. A batch whose checksum is wrong is damaged, and ends the query in any case.", "skip", _WORLD),
     Option("failOnDataLoss", FLAG, True, "`false` is short for `skip`, `drop`, `restart` and `resume` in the options above.", "false", _WORLD, "true"),
     Option(GROUP_OPTION, GROUP, "",
            "The consumer group under which Kafka's own tools see positions and lag. Nobody joins it.", "billing", _GROUP, "none; in a pipeline `tallystick-<name>`", "group"),
@@ -416,7 +418,7 @@ def _at_offsets(found: ParsedOptions, name: str, default: str) -> AtOffsets:
 
 def _policy(found: ParsedOptions) -> LossPolicy:
     base = LossPolicy() if found["failOnDataLoss"] else losses.LENIENT
-    ways = ("expired", "removed", "recreated", "truncated")
+    ways = ("expired", "removed", "recreated", "truncated", "unreadable")
     names = {way: f"when.{way}" for way in ways} | {"keep_ms": "when.removed.keep.ms"}
     given = {way: found[name] for way, name in names.items() if name in found}
     return replace(base, **given)

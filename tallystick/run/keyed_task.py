@@ -27,6 +27,7 @@ from tallystick.checkpoint.state_files import (
     write_snapshot,
 )
 from tallystick.errors import EpochAbortedError
+from tallystick.host.origin import Place, place_to_be_set
 from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
 from tallystick.ports import StateStore, Storage
 from tallystick.run.event_times import WatermarkRule, in_units
@@ -294,7 +295,15 @@ class ProcessPlan:
             return [own.to_json(), *heard.notes, *of_tables]
 
         sent = self._sent(timed(WAIT, heard.with_rows(frames)), index, left)
-        yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
+        with place_to_be_set() as rows_come_from:
+            rows_come_from(self._place)
+            yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
+
+    def _place(self, rows: pa.RecordBatch, row: int) -> Place:
+        """Return which step a row is of, and of which key, where it has its columns still."""
+        names = [each for each in self.step.key.names if each in rows.schema.names]
+        key = ", ".join(f" {name}={str(rows[name][row].as_py())[:100]!r}" for name in names)
+        return Place(f"a row of keyed step {self.step.uid!r}{key and ' for'}{key}")
 
     def _sent(self, frames: Iterable[Frame], index: int, left: _TaskResult) -> Iterator[Sent]:
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)

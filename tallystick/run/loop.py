@@ -24,6 +24,8 @@ IDLE_MAX_S = 0.1
 """The longest wait before Kafka is asked again for new records."""
 IDLE_SHARE = 0.25
 """The extra wait of records, at most, as a share of the time that went by without any."""
+LOOK_SHARE = 0.1
+"""The share of a core that looks may take: one of thousands of partitions takes its time."""
 _PARTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 _UNITS_MS = {
     "millisecond": 1,
@@ -168,6 +170,11 @@ class EpochLoop:
         """The number of times it found nothing to read."""
         return self._looked
 
+    def look_soon(self) -> None:
+        """Look for records now if it waits for some, whatever the trigger says."""
+        if self.is_idle:
+            self._woken.set()
+
     def stop(self) -> None:
         """Begin no further epoch."""
         self._stopping.set()
@@ -210,10 +217,11 @@ class EpochLoop:
             self._source.stop_at_what_is_there()
         idle_since: float | None = None
         is_noted = False
+        cost_s = 0.0
         while not self._stopping.is_set():
-            began, began_s = time.monotonic(), time.time()
+            began, began_s, before_s = time.monotonic(), time.time(), time.thread_time()
             self._has_work = self._driver.run_next(self._source)
-            took_s = time.monotonic() - began
+            took_s, worked_s = time.monotonic() - began, time.thread_time() - before_s
             self._do_what_waits()  # never before the first look: what is committed is known now
             if self._has_work:
                 idle_since, is_noted = None, False
@@ -230,7 +238,11 @@ class EpochLoop:
             if idle_s >= IDLE_MAX_S and not is_noted:
                 self._note_settled()
                 is_noted = True
-            self._pause(min(max(IDLE_MIN_S, IDLE_SHARE * idle_s), IDLE_MAX_S))
+            # A look that costs more than the one before is a rare one, such as a discovery.
+            share_s, cost_s = min(worked_s, cost_s) / LOOK_SHARE, worked_s
+            due_s = self._trigger.interval_ms / 1000 - took_s
+            soon_s = min(max(IDLE_MIN_S, IDLE_SHARE * idle_s), IDLE_MAX_S)
+            self._pause(max(soon_s, share_s, due_s))
 
     def _pause(self, seconds: float) -> None:
         self._woken.wait(seconds)

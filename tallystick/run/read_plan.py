@@ -3,12 +3,16 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tallystick.codec.formats import DEADLETTER, DROPMALFORMED
+from tallystick.codec.formats import DEADLETTER, DROPMALFORMED, PERMISSIVE
 from tallystick.codec.layout import Layout, LayoutRows
 from tallystick.host import stopwatch as clock
+from tallystick.host.origin import Place, place_to_be_set
 from tallystick.ports import Fetch
 from tallystick.run.event_times import TimesRead
 from tallystick.run.exchange import Frame
@@ -80,13 +84,16 @@ class ReadPlan:
 
     def read_both(self, splits: Iterable[SplitRange], times: TimesRead) -> Iterator[Sent]:
         """Yield what `read` and `read_dead_letters` do, and tell `times` the event times."""
-        for partition, built in self._built(splits):
-            for rows in apply(self.functions, built.rows):
-                if isinstance(rows, pa.RecordBatch):
-                    times.note(of_input(self.input, partition), rows)
-                yield rows
-            if built.dead_letters is not None:
-                yield DeadLetters(built.dead_letters)
+        with place_to_be_set() as rows_come_from:
+            for partition, built in self._built(splits):
+                rows_come_from(Origin(self.layout, partition, built, self.functions).place)
+                for rows in apply(self.functions, built.rows):
+                    if isinstance(rows, pa.RecordBatch):
+                        times.note(of_input(self.input, partition), rows)
+                    yield rows
+                rows_come_from(None)  # a dead letter says itself where it is from
+                if built.dead_letters is not None:
+                    yield DeadLetters(built.dead_letters)
 
     def _built(self, splits: Iterable[SplitRange]) -> Iterator[tuple[TopicPartition, LayoutRows]]:
         left_out = _LeftOut(self.layout.mode)
@@ -123,6 +130,63 @@ def send_read(
     times = TimesRead(parts[0][0].event_time)
     read = (each for plan, splits in parts for each in plan.read_both(splits, times))
     return send(outlet, read, source, lambda: [*times.notes(), *notes()], attempt_number)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The records of one piece of a partition, as the place of the rows that they become.
+
+    Args:
+        layout: made rows of them.
+        partition: theirs.
+        built: the rows, and what was malformed.
+        functions: what the rows pass through.
+    """
+
+    layout: Layout
+    partition: TopicPartition
+    built: LayoutRows
+    functions: tuple[BatchFunction, ...]
+
+    def place(self, rows: pa.RecordBatch, row: int) -> Place:
+        """Return the record that a row is made of, where that is sure; else those it is among.
+
+        It is sure where no function has seen the rows, and all of them are there still.
+        """
+        topic, partition = self.partition
+        offsets = self._offsets()
+        where = f"topic {topic}, partition {partition}"
+        is_same = not self.functions and rows.num_rows == self.built.rows.num_rows
+        if len(offsets) == 1 or is_same or self._is_made_of(rows, row):
+            offset = offsets[row if len(offsets) > 1 else 0].as_py()
+            return Place(f"{where}, offset {offset}", topic, partition, offset)
+        first, last = pc.min(offsets).as_py(), pc.max(offsets).as_py()
+        words = f"one of {where}, offsets {first} to {last}"
+        return Place(words, topic, partition, first)
+
+    def _offsets(self) -> pa.Array:
+        """Return the offset of the record that each row is made of."""
+        assert self.built.source is not None, "the layout was built of records"
+        offsets = self.built.source.column("offset")
+        if self.layout.mode == PERMISSIVE or not self.built.problems:
+            return offsets
+        good = np.ones(len(offsets), np.bool_)
+        good[list(self.built.problems)] = False
+        return offsets.filter(pa.array(good))
+
+    def _is_made_of(self, rows: pa.RecordBatch, row: int) -> bool:
+        """True if the functions make this row of the record in the same place, and nothing else.
+
+        What keeps state is not called once more.
+        """
+        plain = all(isinstance(each, FunctionType) for each in self.functions)
+        if not plain or rows.num_rows != self.built.rows.num_rows:
+            return False
+        try:
+            made = list(apply(self.functions, self.built.rows.slice(row, 1)))
+        except Exception:  # it is the user's, and was called to find a record only
+            return False
+        return len(made) == 1 and bool(made[0] == rows.slice(row, 1))
 
 
 class _LeftOut:

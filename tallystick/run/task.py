@@ -22,13 +22,14 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
 from tallystick import errors
-from tallystick.codec.records.encoder import EncodedBatch, encode
+from tallystick.codec.output_records import OutputRecords, letters_of, told_of
+from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.host import stopwatch as clock
@@ -294,27 +295,45 @@ class EncodePlan:
     def _encoded(
         self, route: Route, rows: pa.RecordBatch, source: int, sequence: int, attempt: int
     ) -> Iterator[Frame]:
+        letter_route = next(
+            (each for each in self.routes if each.selection.output == DEAD_LETTERS), None
+        )
+        letters: list[pa.RecordBatch] | None = None if letter_route is None else []
         now_ms = time.time_ns() // 1_000_000
-        for partition, records in route.rows.split(rows, spread=source + sequence):
-            target = self.target(partition)
-            for encoded in encode(
-                records,
-                compression=route.compression,
-                batch_bytes=route.batch_bytes,
-                now_ms=now_ms,
-            ):
-                clock.count(clock.WRITTEN_BYTES, len(encoded.data))
-                yield Frame(
-                    target,
-                    source,
-                    sequence,
-                    partition.topic,
-                    partition.partition,
-                    encoded.record_count,
-                    encoded.data,
-                    attempt,
-                )
-                sequence += 1
+        records = OutputRecords(route.rows, route.compression, route.batch_bytes, letters)
+        for partition, encoded in records.encode(rows, spread=source + sequence, now_ms=now_ms):
+            clock.count(clock.WRITTEN_BYTES, len(encoded.data))
+            yield Frame(
+                self.target(partition),
+                source,
+                sequence,
+                partition.topic,
+                partition.partition,
+                encoded.record_count,
+                encoded.data,
+                attempt,
+            )
+            sequence += 1
+        if letters and letter_route is not None:
+            yield from self._letters(letters, letter_route, route, source, sequence, attempt)
+
+    def _letters(
+        self,
+        letters: list[pa.RecordBatch],
+        letter_route: Route,
+        route: Route,
+        source: int,
+        sequence: int,
+        attempt: int,
+    ) -> Iterator[Frame]:
+        """Yield the dead letters of records that were too large, the cut ones of letters too."""
+        whole = letters_of(letters)
+        logger.warning("%s", told_of(whole))
+        if route is letter_route:  # a cut letter that is too large is an error
+            only = replace(self, routes=(replace(letter_route, selection=OF_MAIN),))
+            yield from only._encoded(only.routes[0], whole, source, sequence, attempt)
+        else:
+            yield from self._encoded(letter_route, whole, source, sequence, attempt)
 
 
 @dataclass(frozen=True)

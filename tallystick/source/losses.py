@@ -1,4 +1,4 @@
-"""Policies for records that Kafka lost before they were read.
+"""Policies for records that Kafka lost before they were read, or that nobody can read.
 
 Each policy other than `fail` gives something up, so a person chooses it; what is given up is said
 in the log, with the partition and from which offset to which.
@@ -17,6 +17,7 @@ ON_EXPIRED = (FAIL, SKIP)
 ON_REMOVED = (FAIL, KEEP, DROP)
 ON_RECREATED = (FAIL, RESTART)
 ON_TRUNCATED = (FAIL, RESUME)
+ON_UNREADABLE = (FAIL, SKIP)
 
 KEEP_MS = 3_600_000
 """The time for which `keep` holds the position of a partition that is gone."""
@@ -34,6 +35,8 @@ class LossPolicy:
             one from its beginning.
         truncated: `fail`, or `resume`: go on at the new end of the log.
         keep_ms: see `removed`.
+        unreadable: `fail`, or `skip`: go on behind a record batch that has its checksum and cannot
+            be read, since a faulty producer wrote it so.
     """
 
     expired: str = FAIL
@@ -41,12 +44,14 @@ class LossPolicy:
     recreated: str = FAIL
     truncated: str = FAIL
     keep_ms: int = KEEP_MS
+    unreadable: str = FAIL
 
     def __post_init__(self) -> None:
         assert self.expired in ON_EXPIRED, self
         assert self.removed in ON_REMOVED, self
         assert self.recreated in ON_RECREATED, self
         assert self.truncated in ON_TRUNCATED, self
+        assert self.unreadable in ON_UNREADABLE, self
         assert self.keep_ms >= 0, self
 
 

@@ -126,10 +126,10 @@ class AtTime:
     """The first record at or after a time, in ms since 1970.
 
     Args:
-        default: for all partitions that are not named; None: those are at `fallback`.
+        default: for all partitions that are not named; None: those have no time, which a start
+            refuses, and an end takes for the end of the log.
         partitions: times of single partitions.
-        fallback: where a partition without such a record, or without a time, is; None: that is an
-            error.
+        fallback: where a partition without such a record is; None: that is an error.
     """
 
     default: int | None

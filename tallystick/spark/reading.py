@@ -43,6 +43,10 @@ from tallystick.values import TopicPartition
 logger = logging.getLogger(__name__)
 
 
+STARTING = "startingOffsets"
+"""The name of the option that says where a query starts, for messages."""
+
+
 def find_topics(
     broker: KafkaBroker, subscription: Subscription, known: Collection[str] = ()
 ) -> dict[str, FoundTopic]:
@@ -159,9 +163,13 @@ def resolve(
             _check_strangers(named, partitions, option)
             times = {p: named.get(p, default_ms) for p in partitions}
             asked = {p: time for p, time in times.items() if time is not None}
-            found = offsets_for_times(broker.client, asked)
-            known = {p: offset for p, offset in found.items() if offset is not None}
+            known = _at_times(broker, asked)
+            if fallback == LATEST:
+                known |= _at_end(broker, {p: t for p, t in asked.items() if p not in known}, option)
             problem = "no record as late as its time"
+            if option == STARTING and (untimed := [p for p in times if p not in asked]):
+                missing_time = "no time is given, and its records would be passed over unread"
+                raise OptionError(f"{option}: {_some(untimed)}: {missing_time}. Name a time")
         case AtCommitted(group, fallback):
             known = broker.committed_offsets(group, partitions)
             problem = f"no offset committed by group {group!r}"
@@ -169,7 +177,9 @@ def resolve(
     if missing and fallback is None:
         raise OptionError(
             f"{option}: {_some(missing)}: {problem}. Name another place, or say what to do then: "
-            f"startingOffsetsByTimestampStrategy=latest, or committed.fallback=earliest or latest"
+            f"startingOffsetsByTimestampStrategy=latest (in a pipeline "
+            f"KafkaSource(starting_time_fallback='latest'), the default), or "
+            f"committed.fallback=earliest or latest"
         )
     return known | _at_markers(broker, dict.fromkeys(missing, fallback or LATEST))
 
@@ -216,6 +226,39 @@ def ending_positions(
                 f"{latest[partition]}: name an offset up to that, or -1 for the end"
             )
     return {partition: min(offset, latest[partition]) for partition, offset in stop.items()}
+
+
+def _at_times(
+    broker: KafkaBroker, asked: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Return the first record at or after the time of each partition that has one."""
+    found = offsets_for_times(broker.client, asked)
+    return {partition: offset for partition, offset in found.items() if offset is not None}
+
+
+def _at_end(
+    broker: KafkaBroker, asked: Mapping[TopicPartition, int], option: str
+) -> dict[TopicPartition, int]:
+    """Return the ends of partitions that have no record so late, and say so in the log.
+
+    They are asked for their time again when their ends are known: a record that is written in
+    between is as late as that, and would be passed over. Source: Flink's
+    `TimestampOffsetsInitializer`.
+    """
+    if not asked:
+        return {}
+    ends = list_offsets(broker.client, asked, LATEST)
+    ends |= (meanwhile := _at_times(broker, asked))
+    late = {partition: end for partition, end in ends.items() if partition not in meanwhile}
+    if late and option == STARTING:
+        logger.warning(
+            "%s: %s: no record is as late as the time, so each is at its end now, and stays "
+            "there whenever the query starts again: %s",
+            option,
+            _some(late),
+            ", ".join(f"{p} at {late[p]}" for p in sorted(late)[:5]),
+        )
+    return ends
 
 
 def _at_markers(

@@ -17,7 +17,7 @@ from tallystick.epoch.transactional_ids import parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.cluster import cluster_facts, partition_counts, topics
+from tallystick.kafka.cluster import BatchLimits, cluster_facts, partition_counts, topics
 from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_all, missing_rights, refuse
@@ -56,6 +56,7 @@ class SinkCluster:
         self.output = output
         self._written = written or ((output, OF_MAIN),)
         self.broker = KafkaBroker(output.config, output.transaction_timeout_ms)
+        self.limits = BatchLimits(self.broker.client)
         self.age: EpochAge | None = None
         self._counts: Mapping[str, int] = {}
         self._counted_s = -COUNTED_FOR_S
@@ -92,14 +93,16 @@ class SinkCluster:
             functions: what the rows pass through before.
         """
         counts = self._partition_counts()
+        limits = self.limits.of(counts)
         partition_count = sum(counts.values())
         routes = [
-            Route(output.rows(counts), output.compression, output.batch_bytes, selection)
+            Route(output.rows(counts, limits), output.compression, output.batch_bytes, selection)
             for output, selection in self._written
         ]
         for output in self.outputs:
             if (topic := output.dead_letter_topic) is not None:
-                rows = RowLayout(partition_counts(self.broker.client, [topic]), topic)
+                own = partition_counts(self.broker.client, [topic])
+                rows = RowLayout(own, topic, batch_limits=self.limits.of(own))
                 compression, batch_bytes = output.compression, output.batch_bytes
                 routes.append(Route(rows, compression, batch_bytes, OF_DEAD_LETTERS))
                 partition_count += rows.partition_counts[topic]
@@ -225,6 +228,7 @@ class Sinks:
         tasks = max(tasks, cluster.parallelism)
         self._facts = RunFacts(trigger_interval_ms, tasks)
         self._are_checked = False
+        self._planned_id = -1
         self._open: dict[str, TwoPhaseCommitSink] = {}
         self._owners: dict[str, Owner] = {}
         self._to_close: list[Callable[[], None]] = []
@@ -309,6 +313,9 @@ class Sinks:
 
     def last(self, functions: tuple[BatchFunction, ...], checkpoint_id: int) -> EncodePlan | FanOut:
         """Return where the rows of an epoch go, and what they pass through before."""
+        if self.cluster is not None and checkpoint_id == self._planned_id:  # it runs again
+            self.cluster.limits.forget()
+        self._planned_id = checkpoint_id
         if not self._open:
             assert self.cluster is not None, "something is written to"
             return self.cluster.encode_plan(self._spark.parallelism, functions)

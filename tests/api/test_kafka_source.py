@@ -7,7 +7,7 @@ import pytest
 
 import tallystick as ts
 from tallystick.options.source import parse_source_options
-from tallystick.source.subscription import AtTime
+from tallystick.source.subscription import LATEST, AtTime
 from tallystick.values import TopicPartition
 
 SERVERS = "host:9092"
@@ -78,7 +78,11 @@ def test_a_start_is_a_time_of_a_known_zone():
     at = datetime(2026, 11, 21, tzinfo=UTC)
     each = {"t": {1: at}}
 
-    assert parsed(starting_time=at).start == AtTime(1_795_219_200_000)
+    assert parsed(starting_time=at).start == AtTime(1_795_219_200_000, fallback=LATEST)
+    strict = parsed(starting_time=at, starting_time_fallback="error")
+    assert strict.start == AtTime(1_795_219_200_000)
+    given = {"StartingOffsetsByTimestampStrategy": "error"}
+    assert parsed(starting_time=at, options=given).start == strict.start
     assert parsed(starting_time=each).start.partitions == {
         TopicPartition("t", 1): 1_795_219_200_000
     }

@@ -69,9 +69,15 @@ class Reader:
                 return (value >> 1) ^ -(value & 1)
         raise ValueError("a varint of more than 10 bytes")
 
-    def blob(self, smallest: int = -1) -> bytes | None:
-        size = self.varint()
-        if size < smallest or size > len(self.data) - self.at:
+    def int32(self) -> int:
+        """A varint whose bits beyond 32 mean nothing, as Java reads it."""
+        value = self.varint()
+        bits = ((value << 1) ^ (value >> 63)) & (2**32 - 1)
+        return (bits >> 1) ^ -(bits & 1)
+
+    def blob(self, *, may_be_null: bool = True) -> bytes | None:
+        size = self.int32()
+        if (size < 0 and not may_be_null) or size > len(self.data) - self.at:
             raise ValueError(f"{size} bytes")
         if size < 0:
             return None
@@ -87,17 +93,17 @@ def read_records(body: bytes, count: int) -> list[Record]:
     """The records of a batch's body; ValueError or IndexError if they are not so many."""
     whole, records = Reader(body), []
     for _ in range(count):
-        one = Reader(whole.blob(0) or b"")
+        one = Reader(whole.blob(may_be_null=False) or b"")
         one.at = 1  # attributes, unused
-        timestamp_delta, offset_delta = one.varint(), one.varint()
+        timestamp_delta, offset_delta = one.varint(), one.int32()
         key, value = one.blob(), one.blob()
-        header_count = one.varint()
+        header_count = one.int32()
         if header_count < 0:
             raise ValueError(f"{header_count} headers")
-        headers = tuple((one.blob(0) or b"", one.blob()) for _ in range(header_count))
+        headers = tuple(
+            (one.blob(may_be_null=False) or b"", one.blob()) for _ in range(header_count)
+        )
         one.check_end()
-        if offset_delta <= (records[-1].offset_delta if records else -1):
-            raise ValueError("offsets do not rise")
         records.append(Record(offset_delta, key, value, timestamp_delta, headers))
     whole.check_end()
     return records

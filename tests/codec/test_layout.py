@@ -80,6 +80,22 @@ def test_rows_and_dead_letters_together_are_the_input(records, headers, start):
         assert written[-len(OWN_HEADERS) :] == list(zip(OWN_HEADERS, (reason, *place), strict=True))
 
 
+def test_records_of_one_offset_are_dead_letters_each():
+    """A faulty producer's: none of them may be taken for the other."""
+    batch = decoded([(b"1", b"{}", None), (b"2", b"x", None), (b"3", b"y", None)])
+    same = pa.array([100, 100, 100])
+    at = batch.schema.get_field_index("offset")
+    batch = batch.set_column(at, batch.schema.field(at), same)
+    late = pa.array([2**62, 1, 1])  # beyond a timestamp: the first is malformed too
+    when = batch.schema.get_field_index("timestamp")
+    batch = batch.set_column(when, batch.schema.field(when), late)
+
+    built = build(batch, NUMBERS, "deadletter")
+
+    assert built.rows.num_rows == 0
+    assert [each["key"] for each in built.dead_letters.to_pylist()] == [b"1", b"2", b"3"]
+
+
 def test_a_tombstone_is_a_row_of_nulls_and_never_a_dead_letter():
     for value in (NUMBERS, TextReader()):
         for mode in MODES:

@@ -524,6 +524,37 @@ def test_a_required_field_needs_a_column() -> None:
         ProtobufWriter(5, (text_of(file),)).check(pa.schema([("may", pa.int32())]))
 
 
+def test_a_null_in_a_required_field_is_refused_at_every_depth() -> None:
+    file = FileDescriptorProto(name="q.proto", package="q", syntax="proto2")
+    inner, outer = file.message_type.add(name="In"), file.message_type.add(name="Out")
+    add_field(inner, "must", "int32")
+    inner.field[0].label = inner.field[0].LABEL_REQUIRED
+    add_field(outer, "one", ".q.In")
+    add_field(outer, "many", ".q.In", repeated=True)
+    add_field(outer, "id", "int32")
+    outer.field[2].label = outer.field[2].LABEL_REQUIRED
+    writer = ProtobufWriter(5, (text_of(file),), "q.Out")
+    must = pa.struct([("must", pa.int32())])
+    kinds = {"one": must, "many": pa.list_(must), "id": pa.int32()}
+
+    def rows(**columns: list[Any]) -> pa.Array:
+        arrays = {name: pa.array(values, kinds[name]) for name, values in columns.items()}
+        return writer.write(pa.record_batch(arrays))
+
+    good = rows(one=[{"must": 0}, None], many=[[{"must": 1}], []], id=[0, 1])
+    assert [value[7:] for value in good.to_pylist()] == [
+        b"\x0a\x02\x08\x00\x12\x02\x08\x01\x18\x00",
+        b"\x18\x01",
+    ]
+    for name, columns in {
+        "id": {"id": [1, None]},
+        "one.must": {"id": [1, 2], "one": [{"must": 1}, {"must": None}]},
+        "many.must": {"id": [1, 2], "many": [[], [{"must": 1}, {"must": None}]]},
+    }.items():
+        with pytest.raises(RecordError, match=f"column '{name}' holds null, .* never null"):
+            rows(**columns)
+
+
 def test_floats_keep_their_bits() -> None:
     values = [math.nan, -0.0, math.inf]
     value = pa.array(values, pa.float64())

@@ -18,12 +18,17 @@ from handmade_batches import (
     read_records,
     transactional,
     values,
+    varint,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec.records import decoder, kernels
-from tallystick.codec.records.batch_header import ControlType, batch_headers
+from tallystick.codec.records.batch_header import (
+    ControlType,
+    UnreadableBatchError,
+    batch_headers,
+)
 from tallystick.codec.records.compression import CODEC_IDS, compress
 from tallystick.codec.records.decoder import (
     RECORD_SCHEMA,
@@ -593,8 +598,11 @@ DAMAGED = {
         "does not fit",
     ),
     "more records than told": (batch(5, [Record(0), Record(1)], count=1), "does not fit"),
-    "offset beyond the batch": (batch(5, [Record(3)], last_offset_delta=2), "does not fit"),
-    "offset twice": (batch(5, [Record(1), Record(1)]), "does not fit"),
+    "offset beyond the batch": (batch(5, [Record(3)], last_offset_delta=2), "outside of the batch"),
+    "offset before the batch": (
+        batch(5, [Record(-1), Record(1)]),
+        "record 0 of 2 names an offset outside",
+    ),
     "unknown codec": (values(5, b"v", attributes=6), "codec 6 is unknown"),
     "no gzip": (values(5, b"v", attributes=1), "gzip data are damaged"),
     "negative record length": (
@@ -605,7 +613,7 @@ DAMAGED = {
         batch(5, [], body=b"\xff" * 30, count=1, last_offset_delta=0),
         "does not fit",
     ),
-    "key length below -1": (
+    "more bytes than the key takes": (
         batch(5, [], body=b"\x10\0\0\0\3\1\0\0\0", count=1, last_offset_delta=0),
         "does not fit",
     ),
@@ -616,6 +624,67 @@ DAMAGED = {
 def test_damage_is_named_with_its_place(data: bytes, message: str) -> None:
     with pytest.raises(CorruptRecordError, match=f"orders-3, record batch at offset .*{message}"):
         decoded(data, 0)
+
+
+FAULTY = {
+    "an offset twice": batch(
+        5, [Record(0, value=b"a"), Record(0, value=b"b")], last_offset_delta=1
+    ),
+    "out of order": batch(5, [Record(1, value=b"a"), Record(0, value=b"b")], last_offset_delta=1),
+}
+"""Batches as a broker takes them uncompressed, whatever their records say of offsets."""
+
+
+@pytest.mark.parametrize("data", FAULTY.values(), ids=FAULTY.keys())
+def test_records_that_a_producer_numbered_wrongly_are_each_read_once_on_any_cut(
+    data: bytes,
+) -> None:
+    whole = decoded(data, 5, 7).batch
+    rows = list(zip(*(whole.column(name).to_pylist() for name in ("offset", "value")), strict=True))
+    pieces = [decoded(data, start, start + 1).batch for start in (5, 6)]
+
+    assert len(rows) == 2
+    assert {value for _, value in rows} == {b"a", b"b"}
+    by_cut = [
+        (offset, value)
+        for piece in pieces
+        for offset, value in zip(
+            piece.column("offset").to_pylist(), piece.column("value").to_pylist(), strict=True
+        )
+    ]
+    assert sorted(by_cut) == sorted(rows)
+    assert all(
+        set(piece.column("offset").to_pylist()) <= {start}
+        for start, piece in zip((5, 6), pieces, strict=True)
+    )
+
+
+def test_lengths_that_only_a_faulty_producer_writes_are_read_as_java_reads_them() -> None:
+    below = b"\0\0\0" + varint(-2) + varint(-3) + varint(0)
+    beyond = b"\0\0\0" + b"\x82\x80\x80\x80\x10" + b"k" + varint(1) + b"v" + varint(0)
+    for body, key, value in ((below, None, None), (beyond, b"k", b"v")):
+        data = batch(5, [], body=varint(len(body)) + body, count=1, last_offset_delta=0)
+        found = decoded(data, 5).batch
+        found.validate(full=True)
+        assert found.select(["key", "value"]).to_pylist() == [{"key": key, "value": value}]
+
+
+def test_a_batch_that_its_producer_wrote_wrongly_is_left_out_where_that_is_accepted() -> None:
+    wrong = batch(6, [Record(7, value=b"x")], last_offset_delta=1, count=1, producer_id=77)
+    data = values(5, b"a") + wrong + values(8, b"b") + at_offset(wrong, 9) + values(11, b"c")
+    given_up: list[tuple[int, int]] = []
+
+    def give_up(error: UnreadableBatchError) -> None:
+        assert "producer 77" in str(error)
+        given_up.append((error.first_offset, error.last_offset))
+
+    found = decoded(data, 5, 12, give_up=give_up)
+    assert found.batch.column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert found.next_offset == 12
+    assert given_up == [(6, 7), (9, 10)]
+    damaged = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(CorruptRecordError, match=r"the checksum is .* Compare the replicas"):
+        decoded(damaged, 5, 12, give_up=give_up)
 
 
 def test_every_byte_of_a_record_may_be_wrong_and_it_is_read_as_it_stands_or_refused() -> None:

@@ -48,7 +48,6 @@ def test_a_good_cluster_passes_without_a_word():
         ({"partition_verification": False}, {}, "transaction.partition.verification.enable"),
         ({"transaction_timeout_max_ms": 1000}, {}, "the brokers allow 1000"),
         ({}, {"output": LONG_CALL}, "must outlive a single call"),
-        ({"message_bytes_max": 1000}, {}, "message.max.bytes"),
         ({}, {"speculation": True}, "spark.speculation"),
         ({"offsets_retention_minutes": 1}, {"trigger_interval_ms": 60_000}, "Kafka forgets"),
     ],
@@ -65,6 +64,11 @@ def test_what_cannot_work_is_a_problem(facts, run, told):
         ({"partition_verification": None}, {}, "do not say whether they verify"),
         ({"transaction_timeout_max_ms": None}, {}, "which transaction timeout they allow"),
         ({}, {"trigger_interval_ms": 400_000}, "longer than transaction_timeout_ms"),
+        (
+            {"partition_counts": {"out": 1000}, "transaction_record_max": 3000},
+            {},
+            "a record of about 4211 bytes, of which __transaction_state takes 3000",
+        ),
         ({"session_timeout_ms": 115_000}, {}, "the failover of a broker may take 120000 ms"),
     ],
 )
@@ -95,10 +99,10 @@ def test_a_transaction_must_outlive_the_interval_and_the_recovery(interval, reco
 def test_settings_are_called_as_the_user_wrote_them():
     options = {"topic": "t", "checkpointLocation": "/c", "kafka.bootstrap.servers": "b:9092"}
     times = {"transaction.timeout.ms": "200000", "max.recovery.time.ms": "200000"}
-    output = parse_write_options({**options, **times, "batch.bytes": "5000"}).output
+    output = parse_write_options({**options, **times}).output
 
     problems = check(
-        replace(FACTS, transaction_timeout_max_ms=100_000, message_bytes_max=4000),
+        replace(FACTS, transaction_timeout_max_ms=100_000),
         output,
         trigger_interval_ms=None,
     ).problems
@@ -106,7 +110,6 @@ def test_settings_are_called_as_the_user_wrote_them():
 
     assert [problem.partition(" ")[0] for problem in problems] == [
         "transaction.timeout.ms",
-        "batch.bytes",
         "transaction.timeout.ms",
     ]
     assert "max.recovery.time.ms 200000 ms" in problems[-1]

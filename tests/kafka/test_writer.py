@@ -10,6 +10,8 @@ import pytest
 from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 
 from tallystick.codec.records.batch_header import batch_headers
+from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.codec.records.decoder import HEADERS_TYPE, decode
 from tallystick.codec.records.encoder import EncodedBatch, encode
 from tallystick.errors import (
     AuthorizationError,
@@ -18,7 +20,7 @@ from tallystick.errors import (
     EpochAbortedError,
     RecordError,
 )
-from tallystick.kafka import error_policy, protocol
+from tallystick.kafka import error_policy, protocol, writer
 from tallystick.kafka.client import Client
 from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
 from tallystick.values import ProducedRange, Producer, TopicPartition
@@ -37,6 +39,7 @@ class Log:
         self.record_counts = {0: 0, 1: 0}
         self.faults: list[Any] = []
         self.tells_offsets = True
+        self.limit = 1 << 20
 
     def produce(self, request: Any) -> Any:
         fault = self.faults.pop(0) if self.faults else None
@@ -63,6 +66,8 @@ class Log:
         error_name, offset = None, count
         if fault is not None and fault in CODES:
             error_name = fault
+        elif len(sent.records) > self.limit:
+            error_name = "MessageSizeTooLarge"
         elif header.base_sequence < count:
             error_name = None if self.tells_offsets else "DuplicateSequenceNumber"
             offset = header.base_sequence
@@ -144,8 +149,26 @@ def log() -> Log:
 @pytest.fixture
 def broker(log: Log) -> Iterator[FakeBroker]:
     handlers = {"Produce": log.produce, "Fetch": log.fetch, "DescribeProducers": log.describe}
+    handlers["DescribeConfigs"] = refuse_settings
     with FakeBroker(handlers) as fake:
         yield fake
+
+
+def refuse_settings(request: Any) -> Any:
+    result_class = part(request, "DescribeConfigsResult")
+    return answer(
+        request,
+        results=[
+            result_class(
+                error_code=CODES["TopicAuthorizationFailed"],
+                error_message=None,
+                resource_type=each.resource_type,
+                resource_name=each.resource_name,
+                configs=[],
+            )
+            for each in request.resources
+        ],
+    )
 
 
 def writer_for(broker: FakeBroker, version: int = 2, **options: str) -> PartitionWriter:
@@ -287,13 +310,86 @@ def test_duplicates_whose_offset_is_not_told_are_found_in_the_log(
     assert writer.close() == (ProducedRange("orders", 0, 3, 0, 2),)
 
 
-def test_a_batch_that_is_too_large_is_not_tried_again(broker: FakeBroker, log: Log) -> None:
-    log.faults = ["MessageSizeTooLarge"]
+@pytest.mark.parametrize("place", [0, 1, 4])
+@pytest.mark.parametrize("then", [None, CLOSE, "appended, then closed", "NotEnoughReplicas"])
+def test_a_batch_that_is_too_large_goes_out_again_as_smaller_ones_of_the_same_sequence(
+    broker: FakeBroker, log: Log, place: int, then: Any
+) -> None:
+    """Whatever is lost right after it: the numbers are those that the large one had (KIP-126)."""
+    log.faults = [None] * place + ["MessageSizeTooLarge"] + [None] * (4 - place) + [then]
+    writer = writer_for(broker)
 
-    with pytest.raises(RecordError, match=r"orders-0.*max\.message\.bytes"):
-        writer_for(broker).write(frames(1))
+    writer.write(frames(6))
+
+    assert writer.close() == (ProducedRange("orders", 0, 18, 0, 17),)
+    large = range(3 * place, 3 * place + 3)
+    assert sequences(log) == sorted({*range(0, 18, 3), large[2]})
+    assert [value for data in log.batches[0] for value in contents(data)] == [
+        b"value-%d" % (index % 3) for index in range(18)
+    ]
+
+
+def test_batches_are_cut_until_the_topic_takes_them(broker: FakeBroker, log: Log) -> None:
+    """Also where nobody may ask for its limit; keys, times, headers and compression stay."""
+    log.limit = 400
+    values = pa.array([bytes([index]) * 50 for index in range(40)], pa.binary())
+    headers = pa.array([[{"key": "h", "value": b"x"}], None] * 20, HEADERS_TYPE)
+    times = pa.array(range(40), pa.int64())
+    columns = {"key": values, "value": values, "headers": headers, "timestamp": times}
+    for compression in ("none", "lz4"):
+        log.batches[0].clear()
+        log.record_counts[0] = 0
+        (encoded,) = encode(pa.record_batch(columns), now_ms=1, compression=compression)
+        writer_for(broker).write([(ORDERS, encoded)])
+
+        found = [row for data in log.batches[0] for row in rows_of(data)]
+        assert [row["value"] for row in found] == values.to_pylist()
+        assert [row["timestamp"] for row in found] == times.to_pylist()
+        assert [row["headers"] for row in found] == headers.to_pylist()
+        assert all(len(data) <= log.limit for data in log.batches[0])
+        assert len(log.batches[0]) > 1
+        codecs = {header.compression for data in log.batches[0] for header in batch_headers(data)}
+        assert codecs == {CODEC_IDS[compression]}
+
+
+def test_a_single_record_that_is_too_large_is_not_tried_again(broker: FakeBroker, log: Log) -> None:
+    log.limit = 70
+    values = pa.array([b"v" * 100], pa.binary())
+    (encoded,) = encode(pa.record_batch({"value": values}), now_ms=1)
+
+    with pytest.raises(RecordError, match=r"orders-0.*a single record takes \d+ bytes.*DESCRIBE_C"):
+        writer_for(broker).write([(ORDERS, encoded)])
 
     assert len(broker.asked("Produce")) == 1
+
+
+def test_a_record_beyond_a_limit_that_was_lowered_meanwhile_ends_the_epoch_which_runs_again(
+    broker: FakeBroker, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.limit = 70
+    monkeypatch.setattr(writer, "batch_limits", lambda *_: {"orders": 70})
+    values = pa.array([b"v" * 100, b"w"], pa.binary())
+    (encoded,) = encode(pa.record_batch({"value": values}), now_ms=1)
+
+    with pytest.raises(EpochAbortedError, match="the topic takes 70"):
+        writer_for(broker).write([(ORDERS, encoded)])
+
+
+def rows_of(data: bytes) -> list[dict[str, Any]]:
+    (header,) = batch_headers(data)
+    found = decode(
+        data,
+        topic_partition=ORDERS,
+        start_offset=0,
+        stop_offset=header.record_count,
+        aborted=None,
+        headers=True,
+    )
+    return found.batch.to_pylist()
+
+
+def contents(data: bytes) -> list[bytes]:
+    return [row["value"] for row in rows_of(data)]
 
 
 def test_a_missing_right_to_write_is_named(broker: FakeBroker, log: Log) -> None:

@@ -13,6 +13,7 @@ class Clock:
 
     def __init__(self, until_s: float) -> None:
         self.now_s, self._until_s = 0.0, until_s
+        self.worked_s = 0.0
         self.pauses: list[float] = []
         self.loop: EpochLoop | None = None
 
@@ -20,6 +21,9 @@ class Clock:
         return self.now_s
 
     time = monotonic
+
+    def thread_time(self) -> float:
+        return self.worked_s
 
     def wait(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -42,11 +46,13 @@ class Driver:
     def __init__(self, clock: Clock, epochs_at: tuple[int, ...] = ()) -> None:
         self._clock, self._epochs_at = clock, epochs_at
         self.looks = 0
+        self.look_s = 0.0
         self.noted_s: list[float] = []
         self.strays_s: list[float] = []
 
     def run_next(self, source: object) -> bool:
         self.looks += 1
+        self._clock.worked_s += self.look_s
         return self.looks in self._epochs_at
 
     def end(self) -> None:
@@ -65,11 +71,14 @@ def idle(
     until_s: float,
     epochs_at: tuple[int, ...] = (),
     strays_live_s: float = 0.0,
+    look_s: float = 0.0,
+    interval_ms: int = 0,
 ) -> tuple[Clock, Driver]:
     clock = Clock(until_s)
     driver: Any = Driver(clock, epochs_at)
+    driver.look_s = look_s
     source: Any = Source()
-    loop: Any = EpochLoop(driver, source, Trigger(), lambda _: None, strays_live_s)
+    loop: Any = EpochLoop(driver, source, Trigger(interval_ms), lambda _: None, strays_live_s)
     loop._woken = clock
     clock.loop = loop
     monkeypatch.setattr(loop_module, "time", clock)
@@ -88,6 +97,23 @@ def test_records_that_come_soon_are_found_soon(monkeypatch: pytest.MonkeyPatch) 
         at_s += pause
     assert clock.pauses[-1] == IDLE_MAX_S
     assert len(clock.pauses) < 10 / IDLE_MAX_S + 20, "Kafka is not asked for ever at short notice"
+
+
+def test_a_look_comes_when_the_trigger_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, driver = idle(monkeypatch, until_s=60, interval_ms=10_000)
+
+    assert clock.pauses == [10.0] * 6
+    assert driver.looks == 6
+
+
+def test_looks_that_cost_much_come_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take a tenth of a core at most; the first pause does not know yet what one costs."""
+    cheap, _ = idle(monkeypatch, until_s=10, look_s=0.0004)
+    clock, driver = idle(monkeypatch, until_s=10, look_s=0.044)
+
+    assert cheap.pauses[0] == clock.pauses[0] == IDLE_MIN_S
+    assert cheap.pauses[-1] == IDLE_MAX_S
+    assert clock.pauses[1:] == pytest.approx([0.44] * (driver.looks - 1))
 
 
 def test_an_epoch_makes_the_loop_quick_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+import tallystick as ts
 from tallystick.codec.layout import Layout
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
@@ -258,6 +261,88 @@ def test_ends_that_are_asked_for_by_time_are_settled_once(
     assert [(s.start_offset, s.stop_offset) for s in splits] == [(1, 3)]
     produce(kafka.confluent_options(), topic, numbered(2))
     assert bounded.next(done, None) is done
+
+
+def test_a_partition_without_a_record_as_late_as_the_start_begins_at_its_end_for_good(
+    planner: NewPlanner,
+    kafka: EmbeddedKafka,
+    tallystick_topic: NewTopic,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = tallystick_topic("late_start", partitions=3)  # the last one stays empty
+    producer = Producer(kafka.confluent_options())
+    for partition, at in ((0, 1000), (0, 3000), (1, 1000), (1, 1500)):
+        producer.produce(topic, value=str(at), timestamp=at, partition=partition)
+    producer.flush(WAIT_S)
+    source = ts.KafkaSource(
+        kafka.bootstrap_servers,
+        topics=[topic],
+        starting_time=datetime.fromtimestamp(2, UTC),
+    )
+    strict = replace(source, starting_time_fallback="error")
+
+    with pytest.raises(OptionError, match=rf"{topic}-1, {topic}-2: no record as late as its time"):
+        _begun(planner(**strict.to_options("p")))
+    with pytest.raises(OptionError, match=rf"{topic}-1, {topic}-2: no record as late as its time"):
+        _begun(planner(subscribe=topic, startingTimestamp="2000"))  # Spark's default: an error
+    first = _begun(planner(**source.to_options("p")))
+    assert first.starts == {Partition(topic, 0): 1, Partition(topic, 1): 2, Partition(topic, 2): 0}
+    assert "no record is as late as the time, so each is at its end now" in caplog.text
+    assert f"{topic}-1 at 2, {topic}-2 at 0" in caplog.text
+
+    for partition in (1, 2):  # older than the start, and behind it all the same
+        producer.produce(topic, value="late", timestamp=1700, partition=partition)
+    producer.flush(WAIT_S)
+    again = planner(**source.to_options("p"))
+    assert [
+        (s.partition, s.start_offset, s.stop_offset)
+        for s in plan_splits(first, again.next(first, None))
+    ] == [(1, 2, 3), (2, 0, 1)]
+
+
+def test_a_record_that_comes_while_the_end_is_asked_for_is_not_passed_over(
+    planner: NewPlanner,
+    kafka: EmbeddedKafka,
+    tallystick_topic: NewTopic,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = tallystick_topic("meanwhile")
+    produce(kafka.confluent_options(), topic, numbered(3))
+    asked = reading.list_offsets
+    written = []
+
+    def after_a_record(*arguments: Any, **named: Any) -> dict[Partition, int]:
+        if not written:
+            written.append(produce(kafka.confluent_options(), topic, numbered(2)))
+        return asked(*arguments, **named)
+
+    monkeypatch.setattr(reading, "list_offsets", after_a_record)
+    now = str(time.time_ns() // 1_000_000 + 1)
+    time.sleep(0.01)
+    starting = planner(
+        subscribe=topic, startingTimestamp=now, startingOffsetsByTimestampStrategy="latest"
+    )
+
+    assert starting.first().positions == {Partition(topic, 0): 3}
+    assert written, "the record came in between"
+
+
+def test_a_partition_that_is_given_no_time_to_start_at_is_refused(
+    planner: NewPlanner, tallystick_topic: NewTopic
+) -> None:
+    topic = tallystick_topic("untimed", partitions=2)
+    times = json.dumps({topic: {"0": 1000}})
+    starting = planner(
+        subscribe=topic,
+        startingOffsetsByTimestamp=times,
+        startingOffsetsByTimestampStrategy="latest",
+    )
+    with pytest.raises(OptionError, match=rf"{topic}-1: no time is given"):
+        _begun(starting)
+
+
+def _begun(starting: StreamPlanner) -> SourceOffsets:
+    return starting.next(starting.first(), None)
 
 
 def test_timers_of_the_clock_get_epochs_without_records_that_read_nothing_twice(

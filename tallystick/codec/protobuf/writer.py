@@ -9,7 +9,7 @@ Source: https://protobuf.dev/programming-guides/encoding/
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -82,9 +82,32 @@ def _plan(
     try:
         message = message_at(texts, path_of(texts, name))
         fields = _fitted(message, list(columns), "")
-        return [each.type for each in fields], make_plan(message, fields, "")
+        plan = _with_required(message, make_plan(message, fields, ""))
+        return [each.type for each in fields], plan
     except SchemaError as error:  # here it is no record that is wrong
         raise OptionError(f"the columns do not fit the Protobuf schema: {error}") from error
+
+
+def _with_required(message: Message, plan: MessagePlan) -> MessagePlan:
+    """Return the plan with fields that `proto2` requires as such that are never null.
+
+    A field that it requires has presence, so it is written at its default too: that is in the table
+    of the plan, which stays.
+    """
+
+    def required(one: FieldPlan) -> FieldPlan:
+        held = message.fields_by_number[one.number]
+        inner, entry = one.message, one.entry
+        if inner is not None:
+            inner = _with_required(held.message_type, inner)
+        if entry is not None:
+            entry = _with_required(held.message_type, entry)
+        has_presence = one.has_presence and not held.is_required
+        return replace(one, has_presence=has_presence, message=inner, entry=entry)
+
+    columns = [required(one) if isinstance(one, FieldPlan) else one for one in plan.columns]
+    fields = [required(one) for one in plan.fields]
+    return replace(plan, columns=columns, fields=fields)
 
 
 def _fitted(message: Message, columns: Sequence[pa.Field], path: str) -> list[pa.Field]:

@@ -88,6 +88,24 @@ class DamagedBatchError(CorruptRecordError):
         super().__init__(f"record batch at offset {offset}: {found}")
 
 
+class UnreadableBatchError(DamagedBatchError):
+    """A batch that its producer wrote so: its checksum is right, and every replica has the same.
+
+    Args:
+        header: of the batch.
+        found: what is wrong with it.
+    """
+
+    def __init__(self, header: "BatchHeader", found: str) -> None:
+        super().__init__(
+            header.base_offset,
+            f"{found}. Its checksum is right, so it is no damage: producer "
+            f"{header.producer_id} (epoch {header.producer_epoch}; -1: without idempotence) wrote "
+            f"it so, at {header.max_timestamp} ms since 1970, and every replica holds the same",
+        )
+        self.first_offset, self.last_offset = header.base_offset, header.last_offset
+
+
 def batch_headers(data: Buffer) -> Iterator[BatchHeader]:
     """Yield the headers of all whole batches, unchecked: `decode` checks the checksum.
 
@@ -130,16 +148,11 @@ def batch_headers(data: Buffer) -> Iterator[BatchHeader]:
 
 
 def check(header: BatchHeader, view: memoryview) -> None:
-    """Raise unless the batch is intact."""
+    """Raise unless the batch has its checksum."""
     crc = crc32c(view[header.start + CHECKED_FROM : header.end])
     if crc != header.crc:
         raise DamagedBatchError(
             header.base_offset, f"the checksum is {crc:08x}, the batch says {header.crc:08x}"
-        )
-    if not 0 <= header.record_count <= header.last_offset - header.base_offset + 1:
-        raise DamagedBatchError(
-            header.base_offset,
-            f"{header.record_count} records in a batch that ends at offset {header.last_offset}",
         )
 
 

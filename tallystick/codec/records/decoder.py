@@ -6,8 +6,9 @@ Invariants
     No decoded column exceeds `COLUMN_BYTES_MAX`: decoding stops before, at a batch boundary.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from tallystick.codec.records.batch_header import (
     BatchHeader,
     ControlType,
     DamagedBatchError,
+    UnreadableBatchError,
     batch_headers,
     check,
 )
@@ -50,6 +52,9 @@ RECORD_SCHEMA = pa.schema(
 
 RECORD_SCHEMA_WITH_HEADERS = RECORD_SCHEMA.append(pa.field("headers", HEADERS_TYPE))
 
+GiveUp: TypeAlias = Callable[[UnreadableBatchError], None]
+"""Decides what becomes of a batch that its producer wrote wrongly."""
+
 _RECORD_BYTES_MIN = 7  # seven fields of at least one byte
 
 
@@ -72,6 +77,7 @@ def decode(
     stop_offset: int,
     aborted: Sequence[tuple[int, int]] | None,
     headers: bool,
+    give_up: GiveUp | None = None,
 ) -> DecodedBatch:
     """Decode the records of one partition's fetch response.
 
@@ -83,6 +89,8 @@ def decode(
         aborted: the response's aborted transactions as (producer id, first offset), and their
             records are left out (read_committed); None: they are kept (read_uncommitted).
         headers: whether a column `headers` is wanted, null where a record has none.
+        give_up: called with a batch whose records cannot be read though it is whole: it returns,
+            and they are left out, or raises; None: they are an error.
 
     Returns:
         The records, as many whole batches as one Arrow batch can hold, and the next offset to
@@ -99,6 +107,7 @@ def decode(
         aborted=aborted,
         headers=headers,
         piece_bytes=COLUMN_BYTES_MAX,
+        give_up=give_up,
     )
     return next(pieces)
 
@@ -112,6 +121,7 @@ def decode_pieces(
     aborted: Sequence[tuple[int, int]] | None,
     headers: bool,
     piece_bytes: int = PIECE_BYTES,
+    give_up: GiveUp | None = None,
 ) -> Iterator[DecodedBatch]:
     """Decode all of it as `decode` does, as one Arrow batch after another: at least one.
 
@@ -134,17 +144,21 @@ def decode_pieces(
             hidden = transactions.hide(header)
             if header.last_offset < start_offset:
                 continue
-            if not hidden and header.record_count > 0:
-                records = _records(header, view)
+            records = None if hidden else _records(header, view, give_up)
+            if records is not None:
                 records_bytes += len(records)
                 if records_bytes > piece_bytes and visible:
                     yield DecodedBatch(
-                        _to_arrow(visible, start_offset, stop_offset, headers), next_offset
+                        _to_arrow(visible, start_offset, stop_offset, headers, give_up), next_offset
                     )
                     visible, records_bytes = [], len(records)
                 visible.append((header, records))
             next_offset = min(header.last_offset + 1, stop_offset)
-        yield DecodedBatch(_to_arrow(visible, start_offset, stop_offset, headers), next_offset)
+        yield DecodedBatch(
+            _to_arrow(visible, start_offset, stop_offset, headers, give_up), next_offset
+        )
+    except UnreadableBatchError as wrong:
+        raise CorruptRecordError(f"{topic_partition}, {wrong}") from None
     except DamagedBatchError as damage:
         raise CorruptRecordError(
             f"{topic_partition}, {damage}. Compare the replicas with "
@@ -170,23 +184,40 @@ class _AbortedTransactions:
         return header.is_transactional and header.producer_id in self._open
 
 
-def _records(header: BatchHeader, view: memoryview) -> Buffer:
-    """Return the decompressed records of a batch."""
-    body = view[header.start + HEADER.size : header.end]
-    try:
-        records = decompress(header.compression, body)
-    except CorruptRecordError as error:
-        raise DamagedBatchError(header.base_offset, str(error)) from None
-    # Before room for that many is allocated.
-    if header.record_count * _RECORD_BYTES_MIN > len(records):
-        raise DamagedBatchError(
-            header.base_offset, f"{header.record_count} records in {len(records)} bytes"
+def _records(header: BatchHeader, view: memoryview, give_up: GiveUp | None) -> Buffer | None:
+    """Return the decompressed records of a batch; None: it has none, or is given up."""
+    problem = ""
+    records: Buffer = b""
+    if not 0 <= header.record_count <= header.last_offset - header.base_offset + 1:
+        problem = (
+            f"{header.record_count} records in a batch that ends at offset {header.last_offset}"
         )
-    return records
+    elif header.record_count:
+        try:
+            records = decompress(header.compression, view[header.start + HEADER.size : header.end])
+        except CorruptRecordError as error:
+            problem = str(error)
+        # Before room for that many is allocated.
+        if not problem and header.record_count * _RECORD_BYTES_MIN > len(records):
+            problem = f"{header.record_count} records in {len(records)} bytes"
+    if problem:
+        _give_up(UnreadableBatchError(header, problem), give_up)
+        return None
+    return records if header.record_count else None
+
+
+def _give_up(wrong: UnreadableBatchError, give_up: GiveUp | None) -> None:
+    if give_up is None:
+        raise wrong
+    give_up(wrong)
 
 
 def _to_arrow(
-    visible: Sequence[tuple[BatchHeader, Buffer]], start: int, stop: int, headers: bool
+    visible: Sequence[tuple[BatchHeader, Buffer]],
+    start: int,
+    stop: int,
+    headers: bool,
+    give_up: GiveUp | None,
 ) -> pa.RecordBatch:
     """Scan all batches at once, then copy each column from where it was found."""
     count = sum(header.record_count for header, _ in visible)
@@ -196,7 +227,8 @@ def _to_arrow(
     offsets = np.empty(count, np.int64)
     timestamps = np.empty(count, np.int64)
     log_appended = np.empty(count, np.int32)
-    rows, damaged = kernels.scan_records(
+    problems = np.empty((len(visible), 2), np.int64)
+    rows = kernels.scan_records(
         _batch_table(visible),
         start,
         stop,
@@ -206,11 +238,11 @@ def _to_arrow(
         offsets,
         timestamps,
         log_appended,
+        problems,
     )
-    if damaged >= 0:
-        raise DamagedBatchError(
-            visible[damaged][0].base_offset, "a record does not fit the batch that holds it"
-        )
+    for index in np.flatnonzero(problems[:, 0]).tolist():
+        header = visible[index][0]
+        _give_up(UnreadableBatchError(header, _problem(header, *problems[index])), give_up)
     columns = [
         _gathered(keys, rows, pa.binary()),
         _gathered(values, rows, pa.binary()),
@@ -222,6 +254,19 @@ def _to_arrow(
         return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
     columns.append(_headers_to_arrow(header_blocks, rows))
     return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA_WITH_HEADERS)
+
+
+def _problem(header: BatchHeader, problem: int, number: int) -> str:
+    """Return what is wrong with a batch whose record of a number cannot be read."""
+    if problem == kernels.OUTSIDE:
+        return (
+            f"record {number} of {header.record_count} names an offset outside of the batch, which "
+            f"has {header.base_offset} to {header.last_offset}"
+        )
+    return (
+        f"record {number} of {header.record_count} does not fit the batch that holds it: a length "
+        f"in it leaves the record, or the batch"
+    )
 
 
 def _batch_table(visible: Sequence[tuple[BatchHeader, Buffer]]) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ Invariants
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,29 @@ class EncodedBatch:
         assert self.record_count > 0, self.record_count
 
 
+class RecordBeyondLimitError(RecordError):
+    """A single record is a larger record batch than its topic takes.
+
+    Args:
+        row: its number in the batch.
+        size: of the record batch that it makes.
+        plain_size: of the same without compression.
+        limit: of the topic.
+    """
+
+    def __init__(self, row: int, size: int, plain_size: int, limit: int) -> None:
+        super().__init__(f"record {row} of the batch takes {size} bytes, and the topic {limit}")
+        self.row, self.size, self.plain_size, self.limit = row, size, plain_size, limit
+
+
 def encode(
     batch: pa.RecordBatch | pa.Table,
     *,
     compression: str = "none",
     batch_bytes: int = 900_000,
     batch_records: int = 1_000_000,
+    batch_limit: int | None = None,
+    beyond_limit: Callable[[RecordBeyondLimitError], None] | None = None,
     now_ms: int,
 ) -> Iterator[EncodedBatch]:
     """Encode records, in order.
@@ -64,22 +81,30 @@ def encode(
         compression: none, gzip, snappy, lz4 or zstd.
         batch_bytes: largest batch before compression; a larger record is a batch of its own.
         batch_records: most records in a batch.
+        batch_limit: the largest batch that the topic takes, compressed and with its header; None:
+            not known.
+        beyond_limit: called with each record that is larger, which is left out; None: it is raised.
         now_ms: the timestamp of records that have none.
 
     Raises:
+        RecordBeyondLimitError: see `beyond_limit`.
         RecordError: a column is missing or of another type, a header has no key, or a record is
             too large for the format (2 GiB). What the broker accepts is left to the broker.
     """
     assert compression in CODEC_IDS, compression
     assert batch_bytes > 0, batch_bytes
     assert batch_records > 0, batch_records
+    if batch_limit is not None:
+        batch_bytes = max(HEADER.size, min(batch_bytes, batch_limit))
     scratch = np.empty(batch_bytes, np.uint8)
     parts = batch.combine_chunks().to_batches() if isinstance(batch, pa.Table) else [batch]
+    before = 0
     for part in parts:
         columns = _Columns.of(part, now_ms)
-        row = 0
+        row, records_max = 0, batch_records
         while row < part.num_rows:
-            row_stop = min(part.num_rows, row + batch_records)
+            row_stop = min(part.num_rows, row + records_max)
+            records_max = batch_records
             next_row, size, timestamp_max, problem, needed = columns.encode(row, row_stop, scratch)
             if problem == kernels.NEEDS_LARGER_BUFFER:
                 scratch = np.empty(HEADER.size + needed, np.uint8)
@@ -90,10 +115,22 @@ def encode(
                 raise _unwritable(problem, next_row, needed)
             timestamps = int(columns.timestamps[row]), timestamp_max
             records = scratch.data[HEADER.size : HEADER.size + size]
-            yield _finished(records, compression, next_row - row, timestamps)
+            encoded = _finished(records, compression, next_row - row, timestamps)
             if len(scratch) > batch_bytes:
                 scratch = np.empty(batch_bytes, np.uint8)
+            if batch_limit is None or len(encoded.data) <= batch_limit:
+                yield encoded
+            elif next_row > row + 1:  # what cannot be compressed grows a little
+                records_max = (next_row - row) // 2
+                continue
+            else:
+                sizes = len(encoded.data), HEADER.size + size
+                beyond = RecordBeyondLimitError(before + row, *sizes, batch_limit)
+                if beyond_limit is None:
+                    raise beyond
+                beyond_limit(beyond)
             row = next_row
+        before += part.num_rows
 
 
 def stamp(data: bytes, producer: Producer, sequence: int) -> bytes:

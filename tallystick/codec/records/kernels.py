@@ -16,6 +16,8 @@ import numpy as np
 
 from tallystick.codec.memory import copy, inner_kernel, load8, store8
 
+UNFIT, OUTSIDE = 1, 2
+"""Problems of a batch: a length does not fit; a record's offset is none of the batch's."""
 FAILED = 1 << 62
 """Larger than any address, and far enough from 2^63 that adding a length cannot overflow."""
 
@@ -30,6 +32,7 @@ _SEVEN_BITS = np.uint64(0x7F)
 _CONTINUE = np.uint64(0x80)
 _SEVEN = np.uint64(7)
 _ONE = np.uint64(1)
+_INT_BITS = np.uint64(0xFFFFFFFF)
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -38,8 +41,8 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @inner_kernel
-def _read_varint(at, end):  # type: ignore[no-untyped-def]
-    """(value, address after it); (0, FAILED) when it leaves the range or 64 bits."""
+def _read_bits(at, end):  # type: ignore[no-untyped-def]
+    """(bits of a varint, address after it); (0, FAILED) when it leaves the range or 64 bits."""
     value = np.uint64(0)
     shift = np.uint64(0)
     after = np.int64(FAILED)
@@ -53,13 +56,31 @@ def _read_varint(at, end):  # type: ignore[no-untyped-def]
         shift += _SEVEN
     if after == FAILED:
         value = np.uint64(0)
-    return np.int64(value >> _ONE) ^ -np.int64(value & _ONE), after
+    return value, after
+
+
+@inner_kernel
+def _read_long(at, end):  # type: ignore[no-untyped-def]
+    """(varint of 64 bits, address after it), or (0, FAILED)."""
+    bits, at = _read_bits(at, end)
+    return np.int64(bits >> _ONE) ^ -np.int64(bits & _ONE), at
+
+
+@inner_kernel
+def _read_int(at, end):  # type: ignore[no-untyped-def]
+    """(varint of 32 bits, address after it), or (0, FAILED); higher bits mean nothing, as in Java.
+
+    Source: org.apache.kafka.common.utils.ByteUtils.readVarint.
+    """
+    bits, at = _read_bits(at, end)
+    bits &= _INT_BITS
+    return np.int64(bits >> _ONE) ^ -np.int64(bits & _ONE), at
 
 
 @inner_kernel
 def _skip(at, size, end):  # type: ignore[no-untyped-def]
-    """Return the address after `size` bytes (-1 means null and takes none), or FAILED."""
-    if size < -1 or size > end - at:
+    """Return the address after `size` bytes, or FAILED; any size below 0 is null, as in Java."""
+    if size > end - at:
         return np.int64(FAILED)
     return at + max(size, 0)
 
@@ -70,18 +91,47 @@ def _skip_headers(at, count, end):  # type: ignore[no-untyped-def]
     if count < 0:
         return np.int64(FAILED)
     for _ in range(count):
-        size, at = _read_varint(at, end)
+        size, at = _read_int(at, end)
         at = _skip(at, size, end) if size >= 0 else np.int64(FAILED)
-        size, at = _read_varint(at, end)
+        size, at = _read_int(at, end)
         at = _skip(at, size, end)
         if at == FAILED:
             break
     return at
 
 
+@inner_kernel
+def _read_record(at, end):  # type: ignore[no-untyped-def]
+    """Return ((timestamp delta, offset delta), key, value, headers, address after it).
+
+    Key and value are (address, length; -1 is null), headers (address, number). What does not fit
+    the record has the address `FAILED` after it.
+    """
+    timestamp_delta, at = _read_long(at + 1, end)  # 1: attributes, unused
+    offset_delta, at = _read_int(at, end)
+    key_size, key_at = _read_int(at, end)
+    value_size, value_at = _read_int(_skip(key_at, key_size, end), end)
+    header_count, headers_at = _read_int(_skip(value_at, value_size, end), end)
+    after = headers_at
+    if header_count != 0:
+        after = _skip_headers(headers_at, header_count, end)
+    return (
+        (timestamp_delta, offset_delta),
+        (key_at, max(key_size, -1)),
+        (value_at, max(value_size, -1)),
+        (headers_at, header_count),
+        after,
+    )
+
+
 @_kernel
-def scan_records(batches, start, stop, keys, values, headers, offsets, timestamps, log_appended):  # type: ignore[no-untyped-def]
+def scan_records(  # type: ignore[no-untyped-def]
+    batches, start, stop, keys, values, headers, offsets, timestamps, log_appended, problems
+):
     """Find the records of decompressed batches, whose offsets lie in `[start, stop)`.
+
+    A faulty producer may number the records of an uncompressed batch twice, or out of order: each
+    counts at the offset that it names, so it is in one range only. It must be one of the batch's.
 
     Args:
         batches: one row per batch: address, size, record count, base offset, last offset delta,
@@ -94,11 +144,13 @@ def scan_records(batches, start, stop, keys, values, headers, offsets, timestamp
         offsets: gets each record's offset.
         timestamps: gets each record's timestamp in ms.
         log_appended: gets 1 where the broker set the timestamp.
+        problems: a row per batch: gets 0, or UNFIT or OUTSIDE and the number of the record that has
+            the problem; no record of such a batch is taken.
 
-    All but `batches` have room for the sum of the batches' record counts.
+    All but `batches` and `problems` have room for the sum of the batches' record counts.
 
     Returns:
-        (records found, -1), or (0, index of the batch that is damaged).
+        The number of records found.
     """
     row = 0
     for index in range(len(batches)):
@@ -107,35 +159,28 @@ def scan_records(batches, start, stop, keys, values, headers, offsets, timestamp
         base_offset = batches[index, 3]
         base_timestamp = batches[index, 5]
         is_log_append_time = batches[index, 7]
-        previous = np.int64(-1)
-        for _ in range(batches[index, 2]):
-            size, at = _read_varint(at, batch_end)
+        first_row = row
+        problem = 0
+        number = 0
+        while number < batches[index, 2]:
+            size, at = _read_int(at, batch_end)
             end = _skip(at, size, batch_end)
-            if end == FAILED:
-                return 0, index
-            timestamp_delta, at = _read_varint(at + 1, end)  # 1: attributes, unused
-            offset_delta, at = _read_varint(at, end)
-            key_size, key_at = _read_varint(at, end)
-            at = _skip(key_at, key_size, end)
-            value_size, value_at = _read_varint(at, end)
-            at = _skip(value_at, value_size, end)
-            header_count, headers_at = _read_varint(at, end)
-            at = headers_at
-            if header_count != 0:
-                at = _skip_headers(headers_at, header_count, end)
-            if at != end or offset_delta <= previous or offset_delta > batches[index, 4]:
-                return 0, index
-            previous = offset_delta
+            if end == FAILED or size < 0:
+                problem = UNFIT
+                break
+            deltas, key, value, header, at = _read_record(at, end)
+            timestamp_delta, offset_delta = deltas
+            if at != end or offset_delta < 0 or offset_delta > batches[index, 4]:
+                problem = UNFIT if at != end else OUTSIDE
+                break
+            number += 1
             offset = base_offset + offset_delta
             if offset < start or offset >= stop:
                 continue
-            keys[0, row] = key_at
-            keys[1, row] = key_size
-            values[0, row] = value_at
-            values[1, row] = value_size
-            headers[0, row] = headers_at
+            keys[0, row], keys[1, row] = key
+            values[0, row], values[1, row] = value
+            headers[0, row], headers[2, row] = header
             headers[1, row] = end
-            headers[2, row] = header_count
             offsets[row] = offset
             if is_log_append_time:
                 timestamps[row] = batches[index, 6]
@@ -143,9 +188,11 @@ def scan_records(batches, start, stop, keys, values, headers, offsets, timestamp
                 timestamps[row] = base_timestamp + timestamp_delta
             log_appended[row] = is_log_append_time
             row += 1
-        if at != batch_end:
-            return 0, index
-    return row, -1
+        problem = UNFIT if not problem and at != batch_end else problem
+        row = first_row if problem else row
+        problems[index, 0] = problem
+        problems[index, 1] = number
+    return row
 
 
 @_kernel
@@ -167,13 +214,13 @@ def scan_headers(headers, keys, values):  # type: ignore[no-untyped-def]
         for _ in range(headers[2, record]):
             if row >= keys.shape[1]:
                 return -1
-            size, at = _read_varint(at, end)
+            size, at = _read_int(at, end)
             keys[0, row] = at
             keys[1, row] = size
             at = _skip(at, size, end)
-            size, at = _read_varint(at, end)
+            size, at = _read_int(at, end)
             values[0, row] = at
-            values[1, row] = size
+            values[1, row] = max(size, -1)
             at = _skip(at, size, end)
             if at == FAILED:
                 return -1
@@ -211,13 +258,13 @@ def gather(spans, offsets, target, capacity):  # type: ignore[no-untyped-def]
 def control_type(at, size):  # type: ignore[no-untyped-def]
     """Return the type in the key of a control batch's only record; -1 when it cannot be read."""
     end = at + size
-    size, at = _read_varint(at, end)
+    size, at = _read_int(at, end)
     end = _skip(at, size, end)
     if end == FAILED:
         return -1
-    _, at = _read_varint(at + 1, end)
-    _, at = _read_varint(at, end)
-    size, at = _read_varint(at, end)
+    _, at = _read_int(at + 1, end)
+    _, at = _read_int(at, end)
+    size, at = _read_int(at, end)
     if size < 4 or _skip(at, size, end) == FAILED:
         return -1
     return np.int64(load8(at + 2) << np.uint64(8) | load8(at + 3))  # after the int16 version

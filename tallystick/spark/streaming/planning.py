@@ -26,6 +26,7 @@ from tallystick.source.subscription import (
     FoundTopic,
 )
 from tallystick.spark.reading import (
+    STARTING,
     check_named,
     check_same_cluster,
     check_within,
@@ -217,7 +218,7 @@ class StreamPlanner:
         self._enumerator.discovered(found, time.time_ns() // 1_000_000)
         self._has_looked, self._discovered_at = True, time.monotonic()
         partitions = self._enumerator.unresolved
-        starts = resolve(self._broker, options.start, partitions, "startingOffsets")
+        starts = resolve(self._broker, options.start, partitions, STARTING)
         given = {
             p: starts[p]
             for p in partitions
@@ -226,7 +227,7 @@ class StreamPlanner:
         }
         if given:
             may_expire = options.policy.expired == SKIP
-            check_within(self._broker, given, "startingOffsets", may_expire=may_expire)
+            check_within(self._broker, given, STARTING, may_expire=may_expire)
         self._enumerator.resolved(starts)
         stops = None
         if options.stop is not None:

@@ -36,6 +36,7 @@ from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import cut_splits, plan_splits
 from tallystick.spark.batch_writer import BatchWriter
 from tallystick.spark.reading import (
+    STARTING,
     check_named,
     columns_ddl,
     ending_positions,
@@ -121,7 +122,7 @@ class BatchReader(DataSourceReader):
         found = find_topics(broker, subscription)
         check_named(broker, subscription, found)
         partitions = partitions_of(subscription, found)
-        start = resolve(broker, self._options.start, partitions, "startingOffsets")
+        start = resolve(broker, self._options.start, partitions, STARTING)
         assert self._options.stop is not None, "a batch has an end"
         stop = ending_positions(broker, self._options.stop, partitions)
         wrong = [p for p in partitions if start[p] > stop[p]]

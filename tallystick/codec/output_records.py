@@ -1,0 +1,181 @@
+"""Rows to record batches that the topic takes, and what becomes of a record that it does not.
+
+The limit of a topic, `max.message.bytes`, is one of batches as they are sent: compressed, with
+their header. A batch beyond it is cut in two until it fits (KIP-126 has a producer do so once a
+broker has refused one). A single record beyond it cannot be written: it is an error that names the
+record, or a dead letter.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tallystick.codec.layout import (
+    ERROR_HEADER,
+    OFFSET_HEADER,
+    PARTITION_HEADER,
+    REASON_LENGTH_MAX,
+    TOPIC_HEADER,
+)
+from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError, encode
+from tallystick.codec.rows import HEADERS_TYPE, RowLayout
+from tallystick.errors import RecordError
+from tallystick.host.origin import Place, place_of
+from tallystick.values import TopicPartition
+
+CUT_BYTES = 200
+"""The bytes that a dead letter keeps of the key, and of the value, of a record too large."""
+CUT_HEADER = "tallystick.cut"
+"""Says what was cut of a dead letter: `value 200 of 2000000, key 12 of 12`."""
+
+
+@dataclass
+class OutputRecords:
+    """The encoding of rows for one sink.
+
+    Args:
+        layout: makes records of them, and knows the limits of topics.
+        compression: as `KafkaSink` names it.
+        batch_bytes: the size of a record batch before compression.
+        letters: gets a dead letter for each record that is too large; None: it is an error.
+    """
+
+    layout: RowLayout
+    compression: str
+    batch_bytes: int
+    letters: list[pa.RecordBatch] | None = None
+    _wrong: list[tuple[int, RecordBeyondLimitError]] = field(default_factory=list, init=False)
+
+    def encode(
+        self, rows: pa.RecordBatch, *, spread: int, now_ms: int
+    ) -> Iterator[tuple[TopicPartition, EncodedBatch]]:
+        """Yield the record batches of each partition, in the order of the rows.
+
+        Args:
+            rows: what the pipeline put out.
+            spread: see `RowLayout.split`.
+            now_ms: the timestamp of records that have none.
+
+        Raises:
+            RecordError: a record is larger than its topic takes, and there are no dead letters.
+        """
+        for number, (partition, records) in enumerate(self.layout.split(rows, spread)):
+            self._wrong.clear()
+            batches = encode(
+                records,
+                compression=self.compression,
+                batch_bytes=self.batch_bytes,
+                batch_limit=self.layout.batch_limits.get(partition.topic),
+                beyond_limit=self._note if self.letters is not None else None,
+                now_ms=now_ms,
+            )
+            try:
+                for encoded in batches:
+                    yield partition, encoded
+            except RecordBeyondLimitError as error:
+                place = self._place(rows, spread, number, error.row)
+                raise RecordError(
+                    self._reason(partition, records, error, place),
+                    without_values=self._reason(partition, None, error, place),
+                ) from None
+            for row, wrong in self._wrong:
+                place = self._place(rows, spread, number, row)
+                assert self.letters is not None, "they were noted for it"
+                self.letters.append(self._letter(partition, records, wrong, place))
+
+    def _note(self, error: RecordBeyondLimitError) -> None:
+        self._wrong.append((error.row, error))
+
+    def _place(self, rows: pa.RecordBatch, spread: int, number: int, row: int) -> Place:
+        """Return where a record of a part of the rows comes from: split again, with numbers."""
+        for at, (_, records) in enumerate(self.layout.split(rows, spread, numbered=True)):
+            if at == number:
+                return place_of(rows, records.column("row")[row].as_py())
+        return Place()
+
+    def _reason(
+        self,
+        partition: TopicPartition,
+        records: pa.RecordBatch | None,
+        error: RecordBeyondLimitError,
+        place: Place,
+    ) -> str:
+        made_of = f", made of {place.words}," if place.words else ""
+        key = "" if records is None else f" with key {_shown(records, error.row)}"
+        return (
+            f"{partition}: a record{key}{made_of} takes {error.size} bytes as a record batch "
+            f"(compression {self.compression}; {error.plain_size} bytes without), and the topic "
+            f"takes {error.limit} (its max.message.bytes). Raise that, make the record smaller in "
+            f"a map_batches, or compress it better; with mode='deadletter' and a "
+            f"dead_letter_topic such records go there, cut"
+        )
+
+    def _letter(
+        self,
+        partition: TopicPartition,
+        records: pa.RecordBatch,
+        error: RecordBeyondLimitError,
+        place: Place,
+    ) -> pa.RecordBatch:
+        """Return the dead letter of a record: the beginnings of key and value, and what is said."""
+        key, value = (_bytes_of(records, name, error.row) for name in ("key", "value"))
+        own = None
+        if "headers" in records.schema.names:
+            own = records.column("headers")[error.row].as_py()
+        given = {ERROR_HEADER: self._reason(partition, None, error, place)[:REASON_LENGTH_MAX]}
+        if place.topic:
+            given[TOPIC_HEADER] = place.topic
+            given[PARTITION_HEADER], given[OFFSET_HEADER] = str(place.partition), str(place.offset)
+        before = {each["key"]: each["value"] for each in own or ()}
+        for name in (TOPIC_HEADER, PARTITION_HEADER, OFFSET_HEADER):
+            if name in before and name not in given:  # it was a dead letter before
+                given[name] = (before[name] or b"").decode(errors="replace")
+        if ERROR_HEADER in before:
+            given[ERROR_HEADER] = (before[ERROR_HEADER] or b"").decode(errors="replace")
+        given[CUT_HEADER] = (
+            f"value {_kept(value)}, key {_kept(key)}, headers of the record 0 of "
+            f"{len(before.keys() - given.keys())}"
+        )
+        headers = [{"key": name, "value": text.encode()} for name, text in given.items()]
+        return pa.RecordBatch.from_pydict(
+            {
+                "key": pa.array([_cut(key)], pa.binary()),
+                "value": pa.array([_cut(value)], pa.binary()),
+                "headers": pa.array([headers], HEADERS_TYPE),
+            }
+        )
+
+
+def _bytes_of(records: pa.RecordBatch, name: str, row: int) -> bytes | None:
+    found: bytes | str | None = records.column(name)[row].as_py()
+    return found.encode() if isinstance(found, str) else found
+
+
+def _shown(records: pa.RecordBatch, row: int) -> str:
+    key = _bytes_of(records, "key", row)
+    return "null" if key is None else repr(_cut(key))[1:]
+
+
+def _cut(data: bytes | None) -> bytes | None:
+    return None if data is None else data[:CUT_BYTES]
+
+
+def _kept(data: bytes | None) -> str:
+    return "null" if data is None else f"{min(len(data), CUT_BYTES)} of {len(data)}"
+
+
+def letters_of(letters: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return dead letters as one batch."""
+    (batch,) = pa.Table.from_batches(letters).combine_chunks().to_batches()
+    return batch
+
+
+def told_of(letters: pa.RecordBatch) -> str:
+    """Return the warning of dead letters that stand for records too large."""
+    first = {each["key"]: each["value"] for each in letters.column("headers")[0].as_py()}
+    reason = (first[ERROR_HEADER] or b"").decode(errors="replace")
+    return (
+        f"{letters.num_rows} records larger than their topic takes left to the dead-letter topic, "
+        f"cut; the first: {reason}"
+    )
