@@ -28,6 +28,7 @@ from typing import ClassVar, Protocol, Self, TypeAlias
 import pyarrow as pa
 
 from tallystick import errors
+from tallystick.codec.own_memory import own
 from tallystick.codec.records.encoder import EncodedBatch, encode
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
@@ -35,13 +36,14 @@ from tallystick.host import stopwatch as clock
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import Produce, Writer
 from tallystick.run.exchange import Attempt, Frame, FrameSources, grouped, last_frames, target_of
+from tallystick.run.frames import conform
 from tallystick.run.outputs import (
     DEAD_LETTERS,
     MAIN,
     OF_MAIN,
     Batch,
     DeadLetters,
-    FunctionWithOutputs,
+    DeclaredFunction,
     Rows,
     Selection,
     conformed,
@@ -86,22 +88,37 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                made = _made(function, function(rows))
+                made = _taken_in(function, function(rows), rows)
             yield from made
 
 
-def _made(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
-    if not isinstance(result, Rows):
-        return [*_batches_of(function, result)]
-    declared = function.outputs if isinstance(function, FunctionWithOutputs) else {}
+def _taken_in(
+    function: BatchFunction, result: Batch | Rows, given: pa.RecordBatch
+) -> Iterable[pa.RecordBatch | SideRows]:
+    """Return what a user's function returned, as it goes on: as declared, in memory of our own.
+
+    The one place where batches of `map_batches` and `mapped` come in.
+    """
+    declared = function if isinstance(function, DeclaredFunction) else DeclaredFunction(function)
     what = f"map_batches {_name_of(function)}"
+
+    def main(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if declared.columns is not None:
+            rows = conform(rows, declared.columns, f"{what}, schema=")
+        return own(rows, given)
+
+    if not isinstance(result, Rows):
+        taken = map(main, _batches_of(function, result))
+        # What is larger than an array is copied part by part, as it goes on.
+        is_large = isinstance(result, pa.Table) and result.nbytes >= COMBINED_BYTES_MAX
+        return taken if is_large else list(taken)
     sides = [
-        side
+        SideRows(side.output, own(side.rows, given))
         for name, batch in result.outputs.items()
         for rows in _batches_of(function, batch)
-        for side in conformed(SideRows(name, rows), declared, what, "map_batches")
+        for side in conformed(SideRows(name, rows), declared.outputs, what, "map_batches")
     ]
-    return [*_batches_of(function, result.main), *sides]
+    return [*map(main, _batches_of(function, result.main)), *sides]
 
 
 def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError
 from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.outputs import FunctionWithOutputs, check_output_name
+from tallystick.run.outputs import DeclaredFunction, check_output_name
 from tallystick.run.steps import MapBatches, Step
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
@@ -16,7 +16,7 @@ from tallystick.spark.topology import OutputTopology
 
 
 def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Return the steps, with the columns of each side output of `map_batches`.
+    """Return the steps, with the columns that were declared for functions of `map_batches`.
 
     Raises:
         OptionError: they cannot be read.
@@ -24,15 +24,18 @@ def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(
         replace(
             step,
-            function=FunctionWithOutputs(
+            function=DeclaredFunction(
                 step.function,
                 {
                     name: columns_of(cluster, columns, f"map_batches, output {name!r}")
                     for name, columns in step.outputs.items()
                 },
+                None
+                if step.schema is None
+                else columns_of(cluster, step.schema, "map_batches, schema="),
             ),
         )
-        if isinstance(step, MapBatches) and step.outputs
+        if isinstance(step, MapBatches) and (step.outputs or step.schema is not None)
         else step
         for step in steps
     )
@@ -58,7 +61,7 @@ def side_outputs(
     declared: list[tuple[str, Mapping[str, pa.Schema]]] = [
         (f"map_batches {each.__name__}", each.outputs)
         for each in functions
-        if isinstance(each, FunctionWithOutputs)
+        if isinstance(each, DeclaredFunction)
     ]
     declared += [(f"step {each.uid}", each.outputs) for each in keyed]
     found: dict[str, pa.Schema] = {}

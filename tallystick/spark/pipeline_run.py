@@ -29,7 +29,7 @@ from tallystick.run.lists import parts_of
 from tallystick.run.part_times import PartTimes
 from tallystick.run.steps import FrameStage, Step, arrange, refuse_outputs
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
-from tallystick.spark.engine import SplitsEngine, read_frame
+from tallystick.spark.engine import SplitsEngine, read_frame, transformed
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.inputs import (
     InputDeclaration,
@@ -389,9 +389,7 @@ class PipelineRun:
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
         """Return an epoch's rows after the `transform` steps."""
         rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
-        for function in frames.functions:
-            rows = function(rows)
-        return rows
+        return transformed(frames.functions, rows)
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:
