@@ -248,10 +248,10 @@ class PipelineRun:
                 f"dead letters would come back to it for ever. Name another topic, or read others."
             )
 
-    def make_driver(self, checkpoint: str, identity: Identity, storage: FileStorage) -> Driver:
+    def make_driver(self, identity: Identity, storage: FileStorage) -> Driver:
         """Return the driver of one run of the query."""
         assert self._sinks is not None, "checked before it is started"
-        doors = LocalState(checkpoint, identity.lineage)
+        doors = LocalState(storage.uri, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
         open_now = PIPELINES[self.name].transactions
         return self._sinks.make_driver(
