@@ -308,6 +308,7 @@ class _Run:
             folder.note(OWN_LOOP)
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(identity, storage)
+            self._driver.collection.begin_beside()
             run.start_tasks()
             planners = planners_of(run, self._brokers, accepted)
             self.source = PlannedByUs(run, planners, sizes_of(run, when), self._look_again)
@@ -379,6 +380,7 @@ class _Run:
 
     def close(self) -> None:
         """Hang up: the run is over."""
+        self._driver.collection.end()
         observe(self._run.name, None)
         self._groups.close()
         self._hang_up()

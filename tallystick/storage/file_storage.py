@@ -22,7 +22,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -108,9 +108,8 @@ class FileStorage:
             if isinstance(place, Path):
                 return put_new_local(place, data)
             files, key = place
-            if self._exclusive is None:
-                self._exclusive = self._exclusive_store(files)
-            return self._exclusive.create(key.partition("/")[2], data)  # without the bucket
+            key = key.partition("/")[2]  # without the bucket
+            return self._object_store(files).create(key, data)
         except OSError as error:
             raise StorageError(
                 f"checkpoint {self._location}: creating {path} ({len(data)} bytes) failed: "
@@ -118,12 +117,15 @@ class FileStorage:
                 f"Make room or give access, then start again."
             ) from None
 
-    def _exclusive_store(self, files: fs.FileSystem) -> ExclusiveStore:
-        """Return the store that creates files which are not on a local disk."""
+    def _object_store(self, files: fs.FileSystem) -> ExclusiveStore:
+        """Return the store that does what pyarrow cannot, where files are not on a local disk."""
+        if self._exclusive is not None:
+            return self._exclusive
         bucket = self._location.partition("://")[2].partition("/")[0]  # or container
         uri = f"{_scheme(self._location)}://{user_part(self._uri)}{bucket}?{self._query}"
         region = files.region if isinstance(files, fs.S3FileSystem) else ""
-        return ExclusiveStore(uri, self._location, region)
+        self._exclusive = ExclusiveStore(uri, self._location, region)
+        return self._exclusive
 
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""
@@ -184,6 +186,23 @@ class FileStorage:
             else:
                 files, whole = place
                 files.delete_file(whole)
+
+    def delete_many(self, paths: Sequence[str]) -> bool:
+        """Remove files with as few requests as the storage allows; see `ports.DeletesMany`."""
+        if isinstance(self._root, Path):
+            for path in paths:
+                self.delete(path)
+            return True
+        files, _ = self._root
+        try:
+            store = self._object_store(files)
+        except OptionError:  # obstore is not there
+            return False
+        places = [self._changed_place(path) for path in paths]
+        keys = [_reached(place)[1].partition("/")[2] for place in places]  # without the bucket
+        with self._reading("", f"removing {len(paths)} files below"):
+            store.delete_many(keys)
+        return True
 
     def sync(self, path: str) -> None:
         """Make a file on a local disk durable, with its name and the folders that lead to it.
