@@ -4,8 +4,8 @@
     a look at the names of all files, seldom ─► those of nobody  ─┴─► removed, in a thread beside
 
 It costs by what is removed: an epoch's manifest says which files it dropped. Files of attempts that
-failed are in no manifest: all names are looked through at a start, after a failure, and every
-`LOOK_EVERY` epochs, for attempts that failed without a word (those that lost a speculation).
+failed are in no manifest: all names are looked through at a start, after a failure, and now and
+then, for attempts that failed without a word (those that lost a speculation).
 
 Invariants:
     * A file is removed only when no retained manifest names it; those that did are removed before.
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 COLLECTED_MAX = 1000
 """So many files are removed at once: between two such rounds the thread may be ended. S3 takes as
 many in one request."""
-LOOK_EVERY = 20 * COLLECT_EVERY
-"""Epochs between two looks at the names of all files of state."""
+LOOKED_AT_PER_EPOCH = 10
+"""So many names of files, on average, an epoch pays for: the more there are, the fewer looks."""
 ENDED_S = 10.0
 """The longest that the end of a run waits for the files that are being removed."""
 
@@ -87,7 +87,8 @@ class Collection:
             return
         self._due_at, is_look = epoch + self.every, epoch >= self._look_at
         if is_look:
-            self._look_at = epoch + LOOK_EVERY
+            count = sum(len(step.files) for step in committed.state)
+            self._look_at = epoch + max(self.every, count // LOOKED_AT_PER_EPOCH)
         for path in due:
             del self._dropped[path]
         if not self._is_beside:

@@ -9,6 +9,7 @@ from tallystick.errors import OptionError
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.outputs import DeclaredFunction, check_output_name
 from tallystick.run.steps import MapBatches, Step
+from tallystick.run.task import BatchFunction
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
 from tallystick.spark.keyed import columns_of
@@ -22,23 +23,22 @@ def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
         OptionError: they cannot be read.
     """
     return tuple(
-        replace(
-            step,
-            function=DeclaredFunction(
-                step.function,
-                {
-                    name: columns_of(cluster, columns, f"map_batches, output {name!r}")
-                    for name, columns in step.outputs.items()
-                },
-                None
-                if step.schema is None
-                else columns_of(cluster, step.schema, "map_batches, schema="),
-            ),
-        )
-        if isinstance(step, MapBatches) and (step.outputs or step.schema is not None)
-        else step
+        replace(step, function=_declared(cluster, step)) if isinstance(step, MapBatches) else step
         for step in steps
     )
+
+
+def _declared(cluster: Cluster, step: MapBatches) -> BatchFunction:
+    function = step.function
+    if step.schema is None and not step.outputs:
+        return function
+    what = f"map_batches {getattr(function, '__name__', function)}"
+    outputs = {
+        name: columns_of(cluster, columns, f"{what}, output {name!r}")
+        for name, columns in step.outputs.items()
+    }
+    columns = None if step.schema is None else columns_of(cluster, step.schema, f"{what}, schema=")
+    return DeclaredFunction(function, outputs, columns)
 
 
 def side_outputs(

@@ -92,7 +92,7 @@ def test_no_file_of_a_retained_epoch_is_ever_missing(seed, monkeypatch):
     """With attempts that fail before and after their manifest, lost epochs, epochs left out."""
     draw = random.Random(seed)
     monkeypatch.setattr(collection, "COLLECTED_MAX", draw.choice([2, 1000]))
-    monkeypatch.setattr(collection, "LOOK_EVERY", draw.choice([3, 1000]))
+    monkeypatch.setattr(collection, "LOOKED_AT_PER_EPOCH", draw.choice([1000, 0.01]))
     run = Run(tasks=draw.randrange(1, 4), every=draw.choice([1, 3, 50]))
     before = run.committed
     for epoch in range(1, 90):
