@@ -32,10 +32,10 @@ from tallystick.state.file_sets import collectable, renamed
 logger = logging.getLogger(__name__)
 
 COLLECTED_MAX = 1000
-"""So many files are removed at once: between two such rounds the thread may be ended. S3 takes as
+"""The most files that are removed at once: between two rounds the thread may be ended. S3 takes as
 many in one request."""
 LOOKED_AT_PER_EPOCH = 10
-"""So many names of files, on average, an epoch pays for: the more there are, the fewer looks."""
+"""The names of files that an epoch pays for, on average: the more there are, the fewer looks."""
 ENDED_S = 10.0
 """The longest that the end of a run waits for the files that are being removed."""
 

@@ -28,7 +28,6 @@ from typing import ClassVar, Protocol, Self, TypeAlias
 import pyarrow as pa
 
 from tallystick import errors
-from tallystick.codec.own_memory import own
 from tallystick.codec.records.encoder import EncodedBatch, encode
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
@@ -88,37 +87,30 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                made = _taken_in(function, function(rows), rows)
+                made = _made(function, function(rows))
             yield from made
 
 
-def _taken_in(
-    function: BatchFunction, result: Batch | Rows, given: pa.RecordBatch
-) -> Iterable[pa.RecordBatch | SideRows]:
-    """Return what a user's function returned, as it goes on: as declared, in memory of our own.
-
-    The one place where batches of `map_batches` and `mapped` come in.
-    """
+def _made(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
+    """Return what a user's function returned, with the columns that were declared for it."""
     declared = function if isinstance(function, DeclaredFunction) else DeclaredFunction(function)
     what = f"map_batches {_name_of(function)}"
 
-    def main(rows: pa.RecordBatch) -> pa.RecordBatch:
-        if declared.columns is not None:
-            rows = conform(rows, declared.columns, f"{what}, schema=")
-        return own(rows, given)
+    def main(result: Batch) -> list[pa.RecordBatch]:
+        batches, columns = _batches_of(function, result), declared.columns
+        if columns is None:
+            return batches
+        return [conform(rows, columns, f"{what}, schema=") for rows in batches]
 
     if not isinstance(result, Rows):
-        taken = map(main, _batches_of(function, result))
-        # What is larger than an array is copied part by part, as it goes on.
-        is_large = isinstance(result, pa.Table) and result.nbytes >= COMBINED_BYTES_MAX
-        return taken if is_large else list(taken)
+        return [*main(result)]
     sides = [
-        SideRows(side.output, own(side.rows, given))
+        side
         for name, batch in result.outputs.items()
         for rows in _batches_of(function, batch)
         for side in conformed(SideRows(name, rows), declared.outputs, what, "map_batches")
     ]
-    return [*map(main, _batches_of(function, result.main)), *sides]
+    return [*main(result.main), *sides]
 
 
 def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:

@@ -1,6 +1,6 @@
-"""What pyarrow cannot do on object stores: create an object that must not exist yet, delete many.
+"""Two things that pyarrow cannot do on object stores: create exclusively, and delete many objects.
 
-Creating exclusively is one conditional request.
+Creating an object that must not exist yet is one conditional request.
 
 pyarrow has no such call, so this goes through obstore (extra `object-store`). It asks the store for
 `If-None-Match: *` (S3, Azure) or `x-goog-if-generation-match: 0` (Google), by the same URI and the

@@ -1,4 +1,4 @@
-"""Where a checkpoint, a savepoint or a sink's files are: what users write, made plain once.
+"""The places of checkpoints, savepoints and sinks' files: resolved once from what users write.
 
 Tasks, the driver and later starts have to mean one place by a text, whatever folder each runs in.
 So whoever takes a place from a user asks `resolved` at once, in the driver, and hands on what it

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallystick.checkpoint import state_files
+from tallystick.checkpoint import collection, state_files
 from tallystick.epoch import verdict
 from tallystick.errors import StateFileError
 from tallystick.run import event_times, keyed_epoch, keyed_task, read_plan
@@ -311,20 +311,31 @@ def _(_: Any) -> Any:
 # What is removed, and what is missing.
 
 
-@mutation("a file that is needed is removed", state_files, "collectable", Fault.COLLECTED)
+@mutation("a file that is needed is removed", collection, "collectable", Fault.COLLECTED)
 def _(_: Any) -> Any:
     return lambda names, epoch, retained: [name for name in names if (epoch_of(name) or 0) < epoch]
 
 
 @mutation(
     "the files of a racing successor are removed",
-    state_files,
+    collection,
     "collectable",
     Fault.COLLECTED,
     Fault.TAKEOVER,
 )
 def _(original: Any) -> Any:
     return lambda names, epoch, retained: original(names, 1 << 40, retained)
+
+
+@mutation("what the newest epoch names counts as dropped", collection, "renamed", Fault.COLLECTED)
+def _(original: Any) -> Any:
+    """And it is removed when the next epochs have replaced those that are retained."""
+
+    def all_is_gone(before: Any, after: Any) -> tuple[list[str], list[str]]:
+        named = [file.path for step in after for file in step.files]
+        return [], [*original(before, after)[1], *named]
+
+    return all_is_gone
 
 
 def _left_out(what: str) -> Callable[[Any], Any]:

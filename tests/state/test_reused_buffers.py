@@ -1,15 +1,15 @@
-"""Keyed functions that use one buffer for all that they return: what they returned stays."""
+"""Keyed functions that use one buffer for all that they return: their state stays."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from one_keyed_task import OneTask
 
 import tallystick as ts
+from tallystick.codec.own_memory import own
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import PROCESSING_TIME, Work
 from tallystick.state.functions.vectorised import vectorised
@@ -30,7 +30,7 @@ class Disturbed:
 
     def run(self, work: Work) -> Iterator[Any]:
         for batch in self._processor.run(work):
-            yield batch
+            yield own(batch)
             SCRATCH[:] = -1
 
 
@@ -42,21 +42,17 @@ def running_sum(batch: KeyedBatch) -> Update:
     sums = SCRATCH[:count]
     rows = pa.record_batch({"k": batch.keys["k"], "n": pa.array(sums)})
     timers = None if batch.timers is None else np.full(count, 10**15)
-    return Update(rows, {"n": sums}, timers, {"side": rows})
+    return Update(rows, {"n": sums}, timers)
 
 
 @pytest.mark.parametrize("mode", ["None", PROCESSING_TIME])
 def test_a_vectorised_function(mode: str) -> None:
-    made = vectorised(
-        running_sum, state="n bigint", time_mode=mode, outputs={"side": "k string, n bigint"}
-    )
+    made = vectorised(running_sum, state="n bigint", time_mode=mode)
     task = OneTask(Disturbed(made), KEY)
     for times in (1, 2, 3):
         out = task.epoch(ROWS, timestamp_ms=5)
         expected = {"a": times, "b": 2 * times, "c": 3 * times}
         assert {row["k"]: row["n"] for row in out} == expected
-        (side,) = task.side
-        assert dict(zip(*side.rows.to_pydict().values(), strict=True)) == expected
 
 
 def test_two_aggregates_of_one_function() -> None:
@@ -98,26 +94,3 @@ def test_two_aggregates_of_one_function() -> None:
     out = task.epoch(rows.slice(0, 0), watermark_ms=5_000)
 
     assert {row["k"]: (row["x"], row["y"]) for row in out} == {"a": (4, 40), "b": (2, 20)}
-
-
-def test_frames_of_a_stateful_processor() -> None:
-    """One frame is yielded for every key."""
-    processors = pytest.importorskip("pyspark.sql.streaming.stateful_processor")
-    from tallystick.state.pyspark.processor import PANDAS, row_processor
-
-    class OneFrame(processors.StatefulProcessor):
-        def init(self, handle: Any) -> None:
-            self._frame = pd.DataFrame({"n": np.zeros(1, np.int64)})
-
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-            for frame in rows:
-                self._frame.loc[:, "n"] = int(frame["x"].sum())
-                yield self._frame
-
-        def close(self) -> None:
-            pass
-
-    made = row_processor(OneFrame(), output="n bigint", rows=PANDAS, timezone="UTC")
-    task = OneTask(made, KEY)
-
-    assert sorted(row["n"] for row in task.epoch(ROWS)) == [1, 2, 3]

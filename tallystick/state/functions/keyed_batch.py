@@ -6,7 +6,7 @@ number in `keys`; `keys`, `state`, `known` and `timers` have a line per key.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -298,9 +298,9 @@ class Update:
 
 @dataclass(frozen=True)
 class OwnUpdates:
-    """A user's function, whose updates are in memory of our own; see `codec.own_memory`.
+    """A user's function, whose state is in memory of our own; see `codec.own_memory`.
 
-    They are kept while it is called for timers that are due, and while later functions run.
+    It is kept while the function is called for timers that are due, and while later ones run.
     """
 
     function: Callable[[KeyedBatch], Update]
@@ -308,22 +308,14 @@ class OwnUpdates:
     def __call__(self, batch: KeyedBatch) -> Update:
         """Call the function."""
         update: Any = self.function(batch)
-        if not isinstance(update, Update) or not isinstance(update.outputs, Mapping):
+        if not isinstance(update, Update):
             return cast(Update, update)  # refused where it is looked at
-
-        def owned(rows: Any) -> Any:
-            given = (batch.rows, batch.state, batch.keys)
-            return own(rows, *given) if isinstance(rows, pa.RecordBatch) else own_values(rows)
-
         state = update.state
         if isinstance(state, Mapping):
-            state = {name: owned(values) for name, values in state.items()}
-        return Update(
-            output=owned(update.output),
-            state=owned(state),
-            timers=owned(update.timers),
-            outputs={name: owned(rows) for name, rows in update.outputs.items()},
-        )
+            state = {name: own_values(values) for name, values in state.items()}
+        elif isinstance(state, pa.RecordBatch):
+            state = own(state)
+        return replace(update, state=state, timers=own_values(update.timers))
 
 
 def order_by_key(codes: NDArray[Any], key_count: int) -> Int64Array:

@@ -23,7 +23,6 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructType
 
-from tallystick.codec.own_memory import own
 from tallystick.errors import OptionError, StateError
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -215,8 +214,7 @@ class RowTask:
     def _frames(self, returned: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         for frame in returned:
             if len(frame):
-                # A frame may be used again for the next key.
-                yield own(frame_to_batch(frame, self._output, self._timezone))
+                yield frame_to_batch(frame, self._output, self._timezone)
 
     def _batches_left(self) -> Iterator[pa.RecordBatch]:
         if self._returned:
