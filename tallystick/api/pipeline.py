@@ -111,7 +111,7 @@ class Pipeline:
                 `ts.enrich(…)` makes one. Without `state`, which it gets as a second argument, it
                 must keep nothing between calls: batches may be cut elsewhere when an epoch is run
                 again, and any worker may get any batch.
-            schema: what the function returns, as DDL; needed where a `transform` follows.
+            schema: what it returns, as DDL: columns go by name; `transform` and `key_by` need it.
             outputs: the columns of its side outputs, whose rows it returns in a `ts.Rows`.
             state: a table of `ts.broadcast`, which it gets as a `pyarrow.Table`; or a list of
                 `ts.list_state`, which it gets as a batch of elements: it returns a pair then, its

@@ -41,7 +41,7 @@ ENDED_S = 10.0
 
 
 class Collection:
-    """What is to be removed of a checkpoint.
+    """The files of a checkpoint that are to be removed, in one run.
 
     Args:
         folder: the checkpoint.

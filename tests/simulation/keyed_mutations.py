@@ -327,17 +327,6 @@ def _(original: Any) -> Any:
     return lambda names, epoch, retained: original(names, 1 << 40, retained)
 
 
-@mutation("what the newest epoch names counts as dropped", collection, "renamed", Fault.COLLECTED)
-def _(original: Any) -> Any:
-    """And it is removed when the next epochs have replaced those that are retained."""
-
-    def all_is_gone(before: Any, after: Any) -> tuple[list[str], list[str]]:
-        named = [file.path for step in after for file in step.files]
-        return [], [*original(before, after)[1], *named]
-
-    return all_is_gone
-
-
 def _left_out(what: str) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def read(self: Any, load: Load) -> Iterator[pa.RecordBatch]:
