@@ -25,6 +25,7 @@ from tallystick.ops.cli_savepoint import (
 from tallystick.ops.cli_savepoint import app as savepoint
 from tallystick.ops.cli_transactions import app as transactions
 from tallystick.ops.cli_ui import ui
+from tallystick.storage.places import resolved
 
 if TYPE_CHECKING:
     from tallystick.api.pipeline import Pipeline
@@ -55,6 +56,7 @@ def recover(
     from tallystick.ops.cli_show import printable
 
     with errors_as_messages():
+        checkpoint = resolved(checkpoint)  # a module that is imported may change the folder
         found = find_pipeline(pipeline)
         try:
             with waiting("fencing earlier runs, committing and aborting what they left"):
@@ -105,6 +107,7 @@ def doctor(
     from tallystick.ops import cli_doctor
 
     try:
+        checkpoint = resolved(checkpoint)
         interval_ms = cli_doctor.interval_of(trigger)
         options, its = ({}, None) if pipeline is None else _declared(pipeline)
         cli_doctor.examine(

@@ -323,6 +323,18 @@ class Storage(Protocol):
         ...
 
 
+@runtime_checkable
+class DeletesMany(Protocol):
+    """A storage that removes many files at once."""
+
+    def delete_many(self, paths: Sequence[str]) -> bool:
+        """Remove files; False, and nothing done, where that has to be done one by one.
+
+        Nothing happens for those that are not there.
+        """
+        ...
+
+
 class StateStore(Protocol):
     """A copy of the state of one key-group range, on the worker's host: committed epochs only.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tallystick.checkpoint.collection import Collection
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.state_files import (
     read_entries,
@@ -71,7 +72,7 @@ class Job:
     def clear_up(self) -> None:
         """Remove what no retained manifest names, as the driver does between two epochs."""
         here = CheckpointFolder(self.storage)
-        here.remove_past(here.read_manifest(here.manifest_paths()[-1]))
+        Collection(here).go_on(here.read_manifest(here.manifest_paths()[-1]))
 
     def manifest(self, produced: tuple[ProducedRange, ...] = ()) -> Manifest:
         """Of the newest epoch."""

@@ -48,6 +48,7 @@ from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.recovery import Recovery, recover
 from tallystick.spark.topology import OutputTopology
 from tallystick.state.functions.processing import Processor
+from tallystick.storage.places import Place, resolved
 
 if TYPE_CHECKING:  # PySpark 3.5 has none
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -110,7 +111,7 @@ class Pipeline:
                 `ts.enrich(…)` makes one. Without `state`, which it gets as a second argument, it
                 must keep nothing between calls: batches may be cut elsewhere when an epoch is run
                 again, and any worker may get any batch.
-            schema: what the function returns, as DDL; needed where a `transform` follows.
+            schema: what it returns, as DDL: columns go by name; `transform` and `key_by` need it.
             outputs: the columns of its side outputs, whose rows it returns in a `ts.Rows`.
             state: a table of `ts.broadcast`, which it gets as a `pyarrow.Table`; or a list of
                 `ts.list_state`, which it gets as a batch of elements: it returns a pair then, its
@@ -183,7 +184,7 @@ class Pipeline:
         self,
         spark: SparkSession | SparkContext | None = None,
         *,
-        checkpoint: str,
+        checkpoint: Place,
         trigger: Mapping[str, Any] | None = None,
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
@@ -221,20 +222,19 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
-        has_transform = any(isinstance(step, Transform) for step in self.steps)
-        is_light = execution != "jobs" and not has_transform
+        place, dropped = resolved(checkpoint), _uids(allow_dropped_state)
+        is_light = execution != "jobs" and not any(isinstance(one, Transform) for one in self.steps)
         self._check_whole(execution)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         try:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
-                return start_loop(run, checkpoint, trigger, accepted)
+                return start_loop(run, place, trigger, frozenset(accept))
             live = open_live_page(
-                ui_port, checkpoint, self.inputs.sources, self.topology, trigger, listener
+                ui_port, place, self.inputs.sources, self.topology, trigger, listener
             )
             query = start_loop(
-                self._run(cluster, execution, live, dropped), checkpoint, trigger, accepted
+                self._run(cluster, execution, live, dropped), place, trigger, frozenset(accept)
             )
             live.show(query)
             return query
@@ -242,7 +242,7 @@ class Pipeline:
             cluster.close()
             raise
 
-    def recover(self, *, checkpoint: str) -> Recovery:
+    def recover(self, *, checkpoint: Place) -> Recovery:
         """Commit and abort what earlier runs left, as `start` does first, and run nothing.
 
         No Spark is started, no function of the pipeline is called, and no epoch is planned. As any
@@ -262,13 +262,13 @@ class Pipeline:
                 the sinks until then is in the error's `__notes__`.
         """
         self._check_whole(None)
-        return recover(self.name, self.topology, checkpoint)
+        return recover(self.name, self.topology, resolved(checkpoint))
 
     def explain(
         self,
         spark: SparkSession | SparkContext | None = None,
         *,
-        checkpoint: str | None = None,
+        checkpoint: Place | None = None,
         execution: Literal["resident", "jobs"] | None = None,
     ) -> str:
         """Say what `start` would do: sources, steps and their state, sinks, what runs the tasks.
@@ -289,9 +289,9 @@ class Pipeline:
             DataLossError: the checkpoint is another pipeline's.
         """
         self._check_whole(execution)
+        place = None if checkpoint is None else resolved(checkpoint)
         run = self._run(Cluster.at_hand(spark), execution)
-        sources, steps = self.inputs.sources, self._all_steps
-        return explained(run, sources, steps, self.topology, checkpoint)
+        return explained(run, self.inputs.sources, self._all_steps, self.topology, place)
 
     @property
     def _all_steps(self) -> tuple[Step, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tallystick.checkpoint.local.local_state import ROOT_VARIABLE, state_folder
 from tallystick.epoch.findings import CheckFinding, Severity
-from tallystick.storage.file_storage import local_path
+from tallystick.storage.places import local_path
 
 FREE_MIN_BYTES = 1 << 30
 FREE_MIN_SHARE = 0.05

@@ -25,10 +25,9 @@ from tallystick.checkpoint.spark_log import (
     SPARKS_STATE,
     SparkLog,
 )
-from tallystick.checkpoint.state_files import COLLECTED_MAX, collect, delete_all, state_files
+from tallystick.checkpoint.state_files import state_files
 from tallystick.epoch import manifest as names
 from tallystick.epoch.manifest import Manifest
-from tallystick.epoch.micro_batches import settled_notes
 from tallystick.epoch.savepoint import epochs_logged
 from tallystick.errors import UNREADABLE, DataLossError, ManifestError, OptionError
 from tallystick.ports import Storage
@@ -170,24 +169,6 @@ class CheckpointFolder:
         """Write a note about an epoch, unless it is there; `epoch.micro_batches` names them."""
         if self.storage.get(path) is None:
             self.storage.put(path, text.encode())
-
-    def remove_past(self, committed: Manifest, at_a_time: int = 1) -> bool:
-        """Remove the notes, manifests and files of state that no retained epoch needs.
-
-        Args:
-            committed: the newest committed manifest.
-            at_a_time: see `delete_all`.
-
-        Returns:
-            True if that was all; False if files of state are left for the next time.
-        """
-        epoch, listed = committed.checkpoint_id, self.files()
-        paths = names.manifests(listed)
-        gone = [*names.expired_manifests(paths, epoch), *settled_notes(listed, epoch)]
-        delete_all(self.storage, gone, at_a_time)
-        kept = self.manifests(names.retained_manifests(paths, epoch)).values()
-        files = collect(self.storage, committed, kept, at_a_time=at_a_time)
-        return len(files) < COLLECTED_MAX
 
     # --- Spark's log, of a query of the user's own ------------------------------------------
 

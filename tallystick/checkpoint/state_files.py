@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallystick.epoch.manifest import Manifest
 from tallystick.errors import RetriableError, StateFileError
 from tallystick.host.stopwatch import REBUILT_COPIES, REUSED_COPIES, count
-from tallystick.ports import StateStore, Storage
+from tallystick.ports import DeletesMany, StateStore, Storage
 from tallystick.state.catalog import (
     CHANGELOG,
     FOLDER,
@@ -36,7 +35,7 @@ from tallystick.state.changelog import (
     segments_of,
 )
 from tallystick.state.entries import living
-from tallystick.state.file_sets import Load, Step, collectable, needed, steps_from
+from tallystick.state.file_sets import Load, Step, needed, steps_from
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES, StateView, one_batch
 
@@ -44,8 +43,6 @@ WHOLE_FILE_BYTES = 256 << 10
 """A file up to this size is read whole, whatever is wanted of it: a request costs more."""
 
 ROUNDS_MAX = 100
-COLLECTED_MAX = 2000
-"""At most this many files are removed between two epochs, which is a matter of seconds."""
 CHUNK_BYTES = 16 << 20
 """About this many bytes of files are in memory at a time while they are examined."""
 
@@ -366,29 +363,6 @@ def newest_entries(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     return sorted_rows.filter(pa.concat_arrays([is_last, pa.array([True])]))
 
 
-def collect(
-    storage: Storage, committed: Manifest, retained: Iterable[Manifest], *, at_a_time: int = 1
-) -> list[str]:
-    """Remove the state files that no manifest needs; those of failed attempts too.
-
-    Lists the folders of all steps: not for every epoch. An epoch waits for it, so what is more than
-    `COLLECTED_MAX` files is left for the next time.
-
-    Args:
-        storage: the checkpoint location.
-        committed: the newest committed manifest.
-        retained: those that a restore may go back to.
-        at_a_time: see `delete_all`.
-
-    Returns:
-        What was removed.
-    """
-    kept = [each.state for each in (committed, *retained)]
-    rubbish = collectable(state_files(storage), committed.checkpoint_id, kept)[:COLLECTED_MAX]
-    delete_all(storage, rubbish, at_a_time)
-    return rubbish
-
-
 def state_files(storage: Storage) -> list[str]:
     """Return the names of all files of state in a checkpoint, of all steps."""
     folders = {"/".join(name.split("/")[:2]) for name in storage.names(FOLDER)}
@@ -406,6 +380,8 @@ def delete_all(storage: Storage, paths: Sequence[str], at_a_time: int = 1) -> No
     if at_a_time == 1:
         for path in paths:
             storage.delete(path)
+        return
+    if isinstance(storage, DeletesMany) and storage.delete_many(paths):
         return
     with ThreadPoolExecutor(at_a_time) as threads:
         list(threads.map(storage.delete, paths))

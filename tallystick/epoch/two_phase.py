@@ -130,7 +130,7 @@ class Transaction(Protocol):
     """A transaction that one attempt of a task writes into; lives in that task only."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Take rows, in order; there is at least one.
+        """Take rows, in order; there is at least one. They may be kept: nobody changes them.
 
         Raises:
             RecordError: a row cannot be written as asked; it says which.

@@ -17,8 +17,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
-from tallystick.storage.file_storage import local_path, reach, shown, user_part, without_secrets
+from tallystick.storage.file_storage import reach, shown, user_part, without_secrets
 from tallystick.storage.local_files import fsync_folder, link_between, move_local, put_local
+from tallystick.storage.places import local_path, resolved
 
 WHAT = "path of a file sink"
 HIDDEN = "_tallystick"
@@ -41,14 +42,13 @@ class Folder:
         uri: a path, or a URI as `FileStorage` knows them.
 
     Raises:
-        OptionError: the URI is of a file system that is not supported.
+        OptionError: see `places.resolved`.
     """
 
     def __init__(self, uri: str) -> None:
-        local = local_path(uri)
-        self._uri = uri if local is None else str(local)
+        self._uri = resolved(uri, WHAT)
         self._files, self._root = reach(self._uri, WHAT)
-        self.is_local = local is not None
+        self.is_local = local_path(self._uri) is not None
         self.location = shown(self._uri)
         """The URI without credentials and options."""
 

@@ -18,9 +18,10 @@ from tallystick.epoch.two_phase import (
 )
 from tallystick.errors import OptionError, StorageError
 from tallystick.files.drafts import SEEN, Commits, Drafts, hidden_folder
-from tallystick.files.folder import HIDDEN, Folder
+from tallystick.files.folder import HIDDEN, WHAT, Folder
 from tallystick.files.writing import FilePlan, is_possible
 from tallystick.storage.file_storage import shown
+from tallystick.storage.places import Place, resolved
 
 COMPRESSIONS = ("none", "snappy", "gzip", "brotli", "zstd", "lz4")
 PROBE = "may-the-driver-write"
@@ -37,8 +38,9 @@ class FileSink:
     look for data.
 
     Args:
-        path: a local path (which all executors see), or a URI: `s3://`, `s3a://`, `gs://`,
-            `abfss://`, with credentials as for checkpoints.
+        path: a local path (which all executors see; one that is not whole begins at the folder in
+            which this is called), or a URI: `s3://`, `s3a://`, `gs://`, `abfss://`, with
+            credentials as for checkpoints.
         partition_by: columns of text, integers, booleans or dates that become folders
             (`dest=ORD/…`, as Hive and Spark name them) and are not in the files.
         compression: none, snappy, gzip, brotli, zstd or lz4.
@@ -53,7 +55,7 @@ class FileSink:
         OptionError: a setting is of the wrong type, or contradicts another.
     """
 
-    path: str
+    path: Place
     _: KW_ONLY
     partition_by: Sequence[str] = ()
     compression: str = "zstd"
@@ -64,12 +66,16 @@ class FileSink:
 
     def __post_init__(self) -> None:
         problems = [*self._wrong_values(), *self._wrong_columns()]
+        try:
+            object.__setattr__(self, "path", resolved(self.path, WHAT))
+        except OptionError as error:
+            problems.insert(0, str(error))
         if problems:
             raise OptionError(f"{self!r}: " + "; ".join(problems))
 
     def __repr__(self) -> str:
         partitions = f", partition_by={list(self.partition_by)}" if self.partition_by else ""
-        return f"FileSink({shown(str(self.path))!r}{partitions}, guarantee={self.guarantee!r})"
+        return f"FileSink({shown(self.path)!r}{partitions}, guarantee={self.guarantee!r})"
 
     @property
     def kind(self) -> str:
@@ -78,7 +84,7 @@ class FileSink:
 
     def open(self, owner: Owner, facts: RunFacts) -> "OpenFileSink":
         """See `epoch.two_phase.Sink`: a file is written into the hidden folder."""
-        folder = Folder(self.path)
+        folder = Folder(str(self.path))
         try:
             if owner.lineage:
                 folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
@@ -101,8 +107,6 @@ class FileSink:
         return OpenFileSink(plan)
 
     def _wrong_values(self) -> Iterable[str]:
-        if not self.path or not isinstance(self.path, str):
-            yield f"path={self.path!r}: expected a path or a URI"
         if problem := guarantee_problem(self.guarantee):
             yield problem
         if self.compression not in COMPRESSIONS:

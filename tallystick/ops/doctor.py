@@ -113,7 +113,7 @@ def diagnose(
     client, asked = Client(config), KafkaCluster(config)
     its = _Round(on_check)
     its.make("versions", versions)
-    its.make("disk", lambda: disk_space(checkpoint))
+    its.make("disk", lambda: disk_space(storage.uri))
     try:
         unreachable = its.make("kafka", lambda: _brokers(client))
         ask = ask_nobody if unreachable else asking_again(asked.ask)

@@ -50,7 +50,8 @@ from tallystick.state.entries import regrouped
 from tallystick.state.key_groups import KeyGroupRange, check_parallelism
 from tallystick.state.keys import HASH_VERSION, KeyCodec
 from tallystick.state.overlay import StateView
-from tallystick.storage.file_storage import FileStorage, local_path
+from tallystick.storage.file_storage import FileStorage
+from tallystick.storage.places import local_path
 
 TRIES_MAX = 5
 """Each copies only what is new since the one before, so they get shorter."""

@@ -12,7 +12,6 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.newest_epoch import Ask
-from tallystick.checkpoint.savepoint_folder import whole_uri
 from tallystick.checkpoint.state_files import chunks_of, contents_of
 from tallystick.epoch import savepoint
 from tallystick.errors import OptionError
@@ -30,11 +29,12 @@ from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
 from tallystick.storage.file_storage import FileStorage
+from tallystick.storage.places import Place
 
 
 def read_state(
     spark: SparkSession,
-    checkpoint: str,
+    checkpoint: Place,
     step: str | None = None,
     *,
     bootstrap_servers: str | None = None,
@@ -69,7 +69,7 @@ def read_state(
     count = min(
         found.max_parallelism, max(found.parallelism, spark.sparkContext.defaultParallelism)
     )
-    reading = _ReadPlan(whole_uri(checkpoint), found, count)
+    reading = _ReadPlan(storage.uri, found, count)
     schema = from_arrow_schema(schema_of(found))
     return spark.range(0, count, 1, count).mapInArrow(reading.read, schema)
 

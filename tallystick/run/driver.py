@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
+from tallystick.checkpoint.collection import Collection
 from tallystick.checkpoint.decision_log import claim
 from tallystick.checkpoint.folder import CheckpointFolder, Integrity
 from tallystick.epoch import micro_batches, refusals
@@ -114,10 +115,8 @@ class Driver:
         self._clock = clock
         self._listener = listener
         self._asked_for, self._may_skip, self._has_spark_log = 0, False, True
-        self._collect_every = collect_every
-        self._deletes_at_a_time = deletes_at_a_time
+        self.collection = Collection(self._folder, collect_every, deletes_at_a_time)
         self._seen_through = ""  # the manifest of the newest epoch that came to its end
-        self._collect_at = 0  # the epoch after which to clear up next
         self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
 
     @property
@@ -239,7 +238,7 @@ class Driver:
                     return action
             event = self._attempt(action, by)
             if isinstance(event, ActionFailed) and isinstance(event.error, RetriableError):
-                self._collect_at = 0  # the attempt left files that no manifest names
+                self.collection.expect_strays()
                 self._clock.sleep(RETRY_PAUSE_S)
 
     def _before_stop(self, error: Exception) -> None:
@@ -369,20 +368,8 @@ class Driver:
             with suppress(StorageError):  # the next epoch that is committed proves the same
                 self._folder.storage.delete(self._failures.pop())
         committed = self.coordinator.committed_manifest
-        is_due = self._collect_every > 0 and epoch >= self._collect_at
-        if committed is None or committed.checkpoint_id != epoch or not is_due:
-            return
-        self._collect_at = epoch + self._collect_every
-        try:
-            if not self._folder.remove_past(committed, self._deletes_at_a_time):
-                self._collect_at = epoch + 1  # the rest
-        except Exception as error:
-            logger.warning(
-                "checkpoint %s: removing what is no longer needed failed, and is tried again "
-                "later; nothing else depends on it: %s",
-                self._folder.location,
-                error,
-            )
+        if committed is not None and committed.checkpoint_id == epoch:
+            self.collection.go_on(committed)
 
     def _commit(self, action: CommitTransaction) -> Event:
         if action.opens:

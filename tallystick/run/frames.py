@@ -14,36 +14,84 @@ COMPRESSED_BYTES_MIN = 4096
 def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBatch:
     """Return rows with exactly these columns, in this order, cast where no value changes.
 
+    Columns go by name, and so do the fields of structs, at every depth.
+
     Args:
         rows: as a function returned them.
         columns: as they were declared.
         what: they are, for messages.
 
     Raises:
-        OptionError: a column is missing, or there is one too many.
+        OptionError: a column, or a field of a struct, is missing, or there is one too many.
         RecordError: a value does not fit the declared type.
     """
     if not isinstance(rows, pa.RecordBatch):
         raise OptionError(f"{what}: expected a pyarrow RecordBatch, found {type(rows).__name__}")
     if rows.schema.equals(columns):
         return rows
-    names = rows.schema.names
-    for name in columns.names:
-        if names.count(name) != 1:
-            found = "is not there" if name not in names else "is there more than once"
-            raise OptionError(
-                f"{what}: column {name!r} {found}: expected {columns.names}, found {names}"
-            )
-    if more := [name for name in names if name not in columns.names]:
-        raise OptionError(
-            f"{what}: column {more[0]!r} is not declared: expected {columns.names}, found {names}. "
-            f"Declare it, or leave it out"
-        )
+    _check_names(rows.schema.names, columns.names, f"{what}: column")
     cast = [_cast(rows.column(each.name), each, what) for each in columns]
     return pa.RecordBatch.from_arrays(cast, schema=columns)
 
 
+def _check_names(found: list[str], declared: list[str], what: str, above: str = "") -> None:
+    """Raise OptionError unless each declared name is there once, and no other one."""
+    for name in declared:
+        if found.count(name) != 1:
+            problem = "is not there" if name not in found else "is there more than once"
+            raise OptionError(
+                f"{what} {above + name!r} {problem}: expected {declared}, found {found}"
+            )
+    for name in found:
+        if name not in declared:
+            raise OptionError(
+                f"{what} {above + name!r} is not declared: expected {declared}, found {found}. "
+                f"Declare it, or leave it out"
+            )
+
+
+def _in_order(column: pa.Array, declared: pa.DataType, what: str, path: str) -> pa.Array:
+    """Return a column with the fields of all structs in it in the order of the declared type.
+
+    Arrow casts structs by position, or fills fields that are missing with nulls.
+
+    Raises:
+        OptionError: a field is missing, or there is one too many.
+    """
+    found = column.type
+    if found == declared or not _is_nested_alike(found, declared):
+        return column
+    # In memory of its own a slice begins at 0, and its offsets do.
+    column = pa.concat_arrays([column])
+    is_null = column.is_null()
+    if _is.is_struct(found):
+        _check_names(_field_names(found), _field_names(declared), f"{what}: field", f"{path}.")
+        parts = {each.name: column.field(at) for at, each in enumerate(found)}
+        arrays = [
+            _in_order(parts[each.name], each.type, what, f"{path}.{each.name}") for each in declared
+        ]
+        return pa.StructArray.from_arrays(arrays, names=_field_names(declared), mask=is_null)
+    if _is.is_map(found):
+        keys = _in_order(column.keys, declared.key_type, what, f"{path}.key")
+        items = _in_order(column.items, declared.item_type, what, f"{path}.value")
+        return pa.MapArray.from_arrays(column.offsets, keys, items, mask=is_null)
+    values = _in_order(column.values, declared.value_type, what, f"{path}.element")
+    if _is.is_fixed_size_list(found):
+        return pa.FixedSizeListArray.from_arrays(values, found.list_size, mask=is_null)
+    make = pa.LargeListArray if _is.is_large_list(found) else pa.ListArray
+    return make.from_arrays(column.offsets, values, mask=is_null)
+
+
+def _field_names(kind: pa.DataType) -> list[str]:
+    return [each.name for each in kind]
+
+
+def _is_nested_alike(found: pa.DataType, declared: pa.DataType) -> bool:
+    return any(test(found) and test(declared) for test in (_is.is_struct, _is.is_map, _is_list))
+
+
 def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
+    column = _in_order(column, declared.type, what, declared.name)
     if column.type == declared.type:
         return column
     found = f"{what}: column {declared.name!r} is {column.type}, and was declared {declared.type}"

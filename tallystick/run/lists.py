@@ -17,11 +17,12 @@ from typing import Any
 import pyarrow as pa
 
 from tallystick.checkpoint.state_files import write_changelog
+from tallystick.codec.own_memory import own
 from tallystick.errors import BrokenInvariantError, OptionError
 from tallystick.host import stopwatch as clock
 from tallystick.run.frames import conform
 from tallystick.run.operator_files import FIRST_READER, CommittedEntries, rewritten
-from tallystick.run.outputs import Batch, FunctionWithOutputs, Rows
+from tallystick.run.outputs import Batch, DeclaredFunction, Rows
 from tallystick.run.tables import StateFiles, TableFunction
 from tallystick.run.task import BatchFunction
 from tallystick.state.catalog import StateFile, StepState, Version
@@ -123,7 +124,8 @@ class OpenList:
     def _conformed(self, elements: pa.RecordBatch | pa.Table, what: str) -> pa.RecordBatch:
         if isinstance(elements, pa.Table):
             elements = one_batch(elements, self._what, TOO_MANY)
-        return conform(elements, self._codec.columns, f"{self._what}: {what}")
+        # They are kept while the function is called again.
+        return own(conform(elements, self._codec.columns, f"{self._what}: {what}"))
 
     @property
     def elements(self) -> pa.RecordBatch:
@@ -235,7 +237,7 @@ def parts_of(functions: Iterable[BatchFunction]) -> Iterator[object]:
     """Yield what functions are made of: it is the same in all epochs."""
     for each in functions:
         yield each
-        if isinstance(each, FunctionWithOutputs | TableFunction | ListFunction):
+        if isinstance(each, DeclaredFunction | TableFunction | ListFunction):
             inner: Any = each.function
             yield from parts_of((inner,))
 
@@ -250,7 +252,7 @@ def with_lists(
         match function:
             case ListFunction(uid=uid):
                 return replace(function, opened=by_uid[uid])
-            case FunctionWithOutputs(function=ListFunction() as inner):
+            case DeclaredFunction(function=ListFunction() as inner):
                 return replace(function, function=bound(inner))
         return function
 
@@ -290,7 +292,7 @@ def refuse_lists(functions: Iterable[BatchFunction]) -> None:
         OptionError: a function has one.
     """
     for each in functions:
-        inner = each.function if isinstance(each, FunctionWithOutputs) else each
+        inner = each.function if isinstance(each, DeclaredFunction) else each
         if isinstance(inner, ListFunction):
             raise OptionError(
                 f"map_batches {inner.__name__}: list state {inner.uid!r} is that of tasks that "

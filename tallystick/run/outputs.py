@@ -83,16 +83,18 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class FunctionWithOutputs:
-    """A function of `map_batches` with the columns of its side outputs.
+class DeclaredFunction:
+    """A function of `map_batches` with the columns that were declared for it.
 
     Args:
         function: as the user wrote it.
-        outputs: the columns of each.
+        outputs: the columns of each side output.
+        columns: those of what it returns; None: nobody has said.
     """
 
     function: Callable[[pa.RecordBatch], Batch | Rows]
-    outputs: Mapping[str, pa.Schema]
+    outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
+    columns: pa.Schema | None = None
 
     @property
     def __name__(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
+from tallystick.codec.own_memory import own
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
@@ -185,7 +186,7 @@ class _BranchWriter:
             output, rows = named(part)
             for index, branch in enumerate(self.plan.branches):
                 for chosen in selected(branch.selection, rows, output):
-                    self._begun(index).write(chosen)
+                    self._begun(index).write(own(chosen))  # it may keep them, see `own_memory`
             if encode is not None:
                 for frame in encode.frames(part, self.source, sequence, self.attempt):
                     yield frame

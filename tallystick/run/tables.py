@@ -35,7 +35,7 @@ from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionErr
 from tallystick.host import stopwatch as clock
 from tallystick.ports import Storage
 from tallystick.run.operator_files import FIRST_READER, rewritten
-from tallystick.run.outputs import Batch, FunctionWithOutputs, Predicate, Rows, mask_of
+from tallystick.run.outputs import Batch, DeclaredFunction, Predicate, Rows, mask_of
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.task import BatchFunction
 from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
@@ -283,7 +283,7 @@ def with_tables(
         match function:
             case TableFunction(uid=uid):
                 return replace(function, plan=by_uid[uid])
-            case FunctionWithOutputs(function=TableFunction() as inner):
+            case DeclaredFunction(function=TableFunction() as inner):
                 return replace(function, function=bound(inner))
         return function
 

@@ -36,13 +36,14 @@ from tallystick.host import stopwatch as clock
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import Produce, Writer
 from tallystick.run.exchange import Attempt, Frame, FrameSources, grouped, last_frames, target_of
+from tallystick.run.frames import conform
 from tallystick.run.outputs import (
     DEAD_LETTERS,
     MAIN,
     OF_MAIN,
     Batch,
     DeadLetters,
-    FunctionWithOutputs,
+    DeclaredFunction,
     Rows,
     Selection,
     conformed,
@@ -92,17 +93,25 @@ def _passed(
 
 
 def _made(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
-    if not isinstance(result, Rows):
-        return [*_batches_of(function, result)]
-    declared = function.outputs if isinstance(function, FunctionWithOutputs) else {}
+    """Return what a user's function returned, with the columns that were declared for it."""
+    declared = function if isinstance(function, DeclaredFunction) else DeclaredFunction(function)
     what = f"map_batches {_name_of(function)}"
+
+    def main(result: Batch) -> list[pa.RecordBatch]:
+        batches, columns = _batches_of(function, result), declared.columns
+        if columns is None:
+            return batches
+        return [conform(rows, columns, f"{what}, schema=") for rows in batches]
+
+    if not isinstance(result, Rows):
+        return [*main(result)]
     sides = [
         side
         for name, batch in result.outputs.items()
         for rows in _batches_of(function, batch)
-        for side in conformed(SideRows(name, rows), declared, what, "map_batches")
+        for side in conformed(SideRows(name, rows), declared.outputs, what, "map_batches")
     ]
-    return [*_batches_of(function, result.main), *sides]
+    return [*main(result.main), *sides]
 
 
 def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from tallystick.errors import OptionError
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import EpochResult
 from tallystick.run.event_times import InputState
@@ -180,6 +181,27 @@ def _routed(frames: DataFrame, task_count: int) -> DataFrame:
 
 def _frames_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Frame]:
     return (Frame(**row) for batch in batches for row in batch.to_pylist())
+
+
+def transformed(
+    functions: Iterable[Callable[[DataFrame], DataFrame]], rows: DataFrame
+) -> DataFrame:
+    """Return a DataFrame after the functions of `transform` steps.
+
+    Raises:
+        OptionError: one of them returned something else.
+    """
+    for function in functions:
+        returned: object = function(rows)
+        if not isinstance(returned, DataFrame):
+            found = type(returned).__name__
+            remedy = "has it no `return`?" if returned is None else "return it as Spark made it"
+            raise OptionError(
+                f"transform {getattr(function, '__name__', function)}: the function returned "
+                f"{found}, expected a DataFrame: {remedy}"
+            )
+        rows = returned
+    return rows
 
 
 def read_frame(spark: SparkSession, unread: Unread, ddl: str, shipment: Shipment) -> DataFrame:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -21,6 +20,7 @@ from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
 from tallystick.spark.cluster import Cluster
+from tallystick.spark.engine import transformed
 from tallystick.spark.gang.messages import dumps
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -273,7 +273,7 @@ def _holds(given: pa.Schema, known: pa.Schema) -> bool:
     try:
         conform(pa.RecordBatch.from_pylist([], schema=known), given, "the output")
         both = pa.unify_schemas([given, known], promote_options="permissive")
-    except (RecordError, pa.ArrowInvalid, pa.ArrowTypeError):
+    except (OptionError, RecordError, pa.ArrowInvalid, pa.ArrowTypeError):
         return False
     return bool(both.equals(given))
 
@@ -286,7 +286,7 @@ def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
     """Return the columns that DataFrame code makes, by running it on no rows."""
     assert stages.frames is not None, "only DataFrame code leaves columns open"
     empty: DataFrame = cluster.session.createDataFrame([], stages.frames.ddl)
-    made = reduce(lambda rows, function: function(rows), stages.frames.functions, empty)
+    made = transformed(stages.frames.functions, empty)
     return to_arrow_schema(made.schema, timezone="UTC")
 
 

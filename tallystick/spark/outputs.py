@@ -7,8 +7,9 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError
 from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.outputs import FunctionWithOutputs, check_output_name
+from tallystick.run.outputs import DeclaredFunction, check_output_name
 from tallystick.run.steps import MapBatches, Step
+from tallystick.run.task import BatchFunction
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
 from tallystick.spark.keyed import columns_of
@@ -16,26 +17,28 @@ from tallystick.spark.topology import OutputTopology
 
 
 def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Return the steps, with the columns of each side output of `map_batches`.
+    """Return the steps, with the columns that were declared for functions of `map_batches`.
 
     Raises:
         OptionError: they cannot be read.
     """
     return tuple(
-        replace(
-            step,
-            function=FunctionWithOutputs(
-                step.function,
-                {
-                    name: columns_of(cluster, columns, f"map_batches, output {name!r}")
-                    for name, columns in step.outputs.items()
-                },
-            ),
-        )
-        if isinstance(step, MapBatches) and step.outputs
-        else step
+        replace(step, function=_declared(cluster, step)) if isinstance(step, MapBatches) else step
         for step in steps
     )
+
+
+def _declared(cluster: Cluster, step: MapBatches) -> BatchFunction:
+    function = step.function
+    if step.schema is None and not step.outputs:
+        return function
+    what = f"map_batches {getattr(function, '__name__', function)}"
+    outputs = {
+        name: columns_of(cluster, columns, f"{what}, output {name!r}")
+        for name, columns in step.outputs.items()
+    }
+    columns = None if step.schema is None else columns_of(cluster, step.schema, f"{what}, schema=")
+    return DeclaredFunction(function, outputs, columns)
 
 
 def side_outputs(
@@ -58,7 +61,7 @@ def side_outputs(
     declared: list[tuple[str, Mapping[str, pa.Schema]]] = [
         (f"map_batches {each.__name__}", each.outputs)
         for each in functions
-        if isinstance(each, FunctionWithOutputs)
+        if isinstance(each, DeclaredFunction)
     ]
     declared += [(f"step {each.uid}", each.outputs) for each in keyed]
     found: dict[str, pa.Schema] = {}

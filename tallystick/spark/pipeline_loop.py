@@ -286,7 +286,7 @@ class _Run:
 
     Args:
         run: the pipeline, checked.
-        checkpoint: its folder.
+        storage: its checkpoint.
         when: when epochs begin.
         accepted: decisions that the user stated.
     """
@@ -294,7 +294,7 @@ class _Run:
     def __init__(
         self,
         run: PipelineRun,
-        checkpoint: str,
+        storage: FileStorage,
         when: Trigger,
         accepted: frozenset[str],
     ) -> None:
@@ -303,12 +303,12 @@ class _Run:
         self._when = when
         self._brokers = {each.config: KafkaBroker(each.config) for each in run.all_inputs}
         try:
-            storage = FileStorage(checkpoint)
             folder = CheckpointFolder(storage)
             self.lineage = folder.begin()
             folder.note(OWN_LOOP)
             identity = Identity(run.name, self.lineage, storage.location, accepted)
-            self._driver = run.make_driver(checkpoint, identity, storage)
+            self._driver = run.make_driver(identity, storage)
+            self._driver.collection.begin_beside()
             run.start_tasks()
             planners = planners_of(run, self._brokers, accepted)
             self.source = PlannedByUs(run, planners, sizes_of(run, when), self._look_again)
@@ -380,6 +380,7 @@ class _Run:
 
     def close(self) -> None:
         """Hang up: the run is over."""
+        self._driver.collection.end()
         observe(self._run.name, None)
         self._groups.close()
         self._hang_up()
@@ -419,9 +420,9 @@ def start_loop(
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
     run.check(when.interval_ms or None, is_new=is_new)
-    for each in disk_space(checkpoint):
+    for each in disk_space(storage.uri):
         logger.warning("%s", each)
-    its = _Run(run, checkpoint, when, accepted)
+    its = _Run(run, storage, when, accepted)
     query = Query(
         run.name,
         its.lineage,

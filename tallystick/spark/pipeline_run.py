@@ -29,7 +29,7 @@ from tallystick.run.lists import parts_of
 from tallystick.run.part_times import PartTimes
 from tallystick.run.steps import FrameStage, Step, arrange, refuse_outputs
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
-from tallystick.spark.engine import SplitsEngine, read_frame
+from tallystick.spark.engine import SplitsEngine, read_frame, transformed
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.inputs import (
     InputDeclaration,
@@ -248,10 +248,10 @@ class PipelineRun:
                 f"dead letters would come back to it for ever. Name another topic, or read others."
             )
 
-    def make_driver(self, checkpoint: str, identity: Identity, storage: FileStorage) -> Driver:
+    def make_driver(self, identity: Identity, storage: FileStorage) -> Driver:
         """Return the driver of one run of the query."""
         assert self._sinks is not None, "checked before it is started"
-        doors = LocalState(checkpoint, identity.lineage)
+        doors = LocalState(storage.uri, identity.lineage)
         self.keyed = replace(self.keyed, doors=doors)
         open_now = PIPELINES[self.name].transactions
         return self._sinks.make_driver(
@@ -389,9 +389,7 @@ class PipelineRun:
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
         """Return an epoch's rows after the `transform` steps."""
         rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
-        for function in frames.functions:
-            rows = function(rows)
-        return rows
+        return transformed(frames.functions, rows)
 
 
 def _ticks(keyed: KeyedSteps) -> dict[str, str]:

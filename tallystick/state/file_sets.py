@@ -267,6 +267,27 @@ def collectable(
     ]
 
 
+def renamed(before: Iterable[StepState], after: Iterable[StepState]) -> tuple[list[str], list[str]]:
+    """Return the files that a manifest names and the one before did not, and the other way round.
+
+    Args:
+        before: the state in one.
+        after: the state in the other.
+    """
+    old, new = ({step.uid: step.files for step in steps} for steps in (before, after))
+    added: list[str] = []
+    gone: list[str] = []
+    for uid in old.keys() | new.keys():
+        files, others = old.get(uid, ()), new.get(uid, ())
+        if others[: len(files)] == files:  # most epochs only add some
+            added += [file.path for file in others[len(files) :]]
+            continue
+        names, other_names = ([file.path for file in each] for each in (files, others))
+        added += set(other_names).difference(names)
+        gone += set(names).difference(other_names)
+    return added, gone
+
+
 def epoch_of(name: str) -> int | None:
     """Return the epoch that wrote a state file, by its name; None where it is not one of ours."""
     found = _NAME.fullmatch(name.rpartition("/")[2])

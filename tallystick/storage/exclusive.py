@@ -1,4 +1,6 @@
-"""Creating an object that must not exist yet, on object stores: one conditional request.
+"""Two things that pyarrow cannot do on object stores: create exclusively, and delete many objects.
+
+Creating an object that must not exist yet is one conditional request.
 
 pyarrow has no such call, so this goes through obstore (extra `object-store`). It asks the store for
 `If-None-Match: *` (S3, Azure) or `x-goog-if-generation-match: 0` (Google), by the same URI and the
@@ -9,7 +11,9 @@ Why each request is sent once only: a repeated one, after a lost answer, would g
 deletion was in the way and nothing exists, and obstore reports that as "exists".
 """
 
+import contextlib
 import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -72,6 +76,21 @@ class ExclusiveStore:
         if not self._is_proved:
             self._prove(key)
         return self._create(key, data)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects, a thousand in one request where the store has such a one (S3).
+
+        Raises:
+            OSError: it failed; some may be gone.
+        """
+        try:
+            self._obstore.delete(self._store, list(keys))
+        except FileNotFoundError:  # it is gone, which others need not be
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    self._obstore.delete(self._store, key)
+        except self._obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from None
 
     def _prove(self, key: str) -> None:
         """Check that the store honours the condition; with some, two writers win."""

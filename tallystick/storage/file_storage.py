@@ -22,39 +22,37 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from pyarrow import fs
 
 from tallystick.errors import ManifestError, OptionError, StorageError
-from tallystick.storage.exclusive import SCHEMES, ExclusiveStore
+from tallystick.storage.exclusive import ExclusiveStore
 from tallystick.storage.local_files import fsync_folder, link_between, put_local, put_new_local
+from tallystick.storage.places import HADOOPS_SCHEMES, Place, resolved
 
 DELETES_AT_A_TIME = 16
 """An object store takes some 30 ms for each file that is removed."""
-
-_SCHEMES = {"s3a": "s3", "s3n": "s3"}
-"""Schemes that Hadoop and pyarrow name differently, by Hadoop's name."""
 
 
 class FileStorage:
     """Files below one folder.
 
     Args:
-        uri: a path, or a URI as Spark knows it (`file:`, `s3a:`, `gs:`, `abfss:`). As for
+        place: a path, or a URI as Spark knows it (`file:`, `s3a:`, `gs:`, `abfss:`). As for
             Spark, what looks like an escape (`%20`) is none, except after `file://`.
 
     Raises:
-        OptionError: the URI is of a file system that is not supported; or see `local_path`.
+        OptionError: see `places.resolved`.
     """
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._location = shown(uri)
-        self._query = uri.partition("?")[2] if local_path(uri) is None else ""
-        self._root = _root(uri)
+    def __init__(self, place: Place) -> None:
+        self._uri = resolved(place)
+        self._location = shown(self._uri)
+        self._query = "" if _is_local(self._uri) else self._uri.partition("?")[2]
+        self._root = _root(self._uri)
         self._exclusive: ExclusiveStore | None = None
         self._synced: set[Path] = set()  # folders whose names are durable already
 
@@ -63,6 +61,11 @@ class FileStorage:
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return FileStorage, (self._uri,)
+
+    @property
+    def uri(self) -> str:
+        """The place as other processes reach it: as `location`, with credentials and options."""
+        return self._uri
 
     @property
     def location(self) -> str:
@@ -105,9 +108,8 @@ class FileStorage:
             if isinstance(place, Path):
                 return put_new_local(place, data)
             files, key = place
-            if self._exclusive is None:
-                self._exclusive = self._exclusive_store(files)
-            return self._exclusive.create(key.partition("/")[2], data)  # without the bucket
+            key = key.partition("/")[2]  # without the bucket
+            return self._object_store(files).create(key, data)
         except OSError as error:
             raise StorageError(
                 f"checkpoint {self._location}: creating {path} ({len(data)} bytes) failed: "
@@ -115,12 +117,15 @@ class FileStorage:
                 f"Make room or give access, then start again."
             ) from None
 
-    def _exclusive_store(self, files: fs.FileSystem) -> ExclusiveStore:
-        """Return the store that creates files which are not on a local disk."""
+    def _object_store(self, files: fs.FileSystem) -> ExclusiveStore:
+        """Return the store that does what pyarrow cannot, where files are not on a local disk."""
+        if self._exclusive is not None:
+            return self._exclusive
         bucket = self._location.partition("://")[2].partition("/")[0]  # or container
         uri = f"{_scheme(self._location)}://{user_part(self._uri)}{bucket}?{self._query}"
         region = files.region if isinstance(files, fs.S3FileSystem) else ""
-        return ExclusiveStore(uri, self._location, region)
+        self._exclusive = ExclusiveStore(uri, self._location, region)
+        return self._exclusive
 
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""
@@ -182,6 +187,23 @@ class FileStorage:
                 files, whole = place
                 files.delete_file(whole)
 
+    def delete_many(self, paths: Sequence[str]) -> bool:
+        """Remove files with as few requests as the storage allows; see `ports.DeletesMany`."""
+        if isinstance(self._root, Path):
+            for path in paths:
+                self.delete(path)
+            return True
+        files, _ = self._root
+        try:
+            store = self._object_store(files)
+        except OptionError:  # obstore is not there
+            return False
+        places = [self._changed_place(path) for path in paths]
+        keys = [_reached(place)[1].partition("/")[2] for place in places]  # without the bucket
+        with self._reading("", f"removing {len(paths)} files below"):
+            store.delete_many(keys)
+        return True
+
     def sync(self, path: str) -> None:
         """Make a file on a local disk durable, with its name and the folders that lead to it.
 
@@ -200,7 +222,7 @@ class FileStorage:
                 with contextlib.suppress(PermissionError):  # not ours, so nor is its name new
                     fsync_folder(folder)
 
-    def _place(self, path: str) -> "_Place":
+    def _place(self, path: str) -> "_FilePlace":
         if _leads_out(path):
             raise ManifestError(
                 f"checkpoint {self._location}: path {path!r} leads out of the folder, or nowhere, "
@@ -212,7 +234,7 @@ class FileStorage:
             return root
         return root / path if isinstance(root, Path) else (root[0], f"{root[1]}/{path}")
 
-    def _changed_place(self, path: str) -> "_Place":
+    def _changed_place(self, path: str) -> "_FilePlace":
         """Return the place of a file that is written or removed."""
         place = self._place(path)
         if isinstance(place, Path) and isinstance(self._root, Path):
@@ -226,7 +248,7 @@ class FileStorage:
         return place
 
     @contextlib.contextmanager
-    def _reading(self, path: str, doing: str) -> Iterator["_Place"]:
+    def _reading(self, path: str, doing: str) -> Iterator["_FilePlace"]:
         """Yield a file's place; a missing file is no error, any other failure a StorageError."""
         try:
             yield self._place(path)
@@ -250,12 +272,21 @@ class SystemClock:
         return uuid.uuid4().hex[:16]
 
 
-_Place = Path | tuple[fs.FileSystem, str]
+_FilePlace = Path | tuple[fs.FileSystem, str]
 """A local path, or a file system and a path in it."""
 
 
-def shown(uri: str) -> str:
-    """Return a location without what may be secret: the access key before the host, and options."""
+def shown(place: Place) -> str:
+    """Return a location without what may be secret: the access key before the host, and options.
+
+    That of a local disk is the whole path, so that two folders are not called by one name.
+    """
+    try:
+        uri = resolved(place)
+    except OptionError:  # who uses it refuses it
+        uri = str(place)
+        if "://" not in uri and "@" in uri:  # it may be an object store's, but for a slash
+            return f"{uri.partition(':')[0]}:…{uri.partition('?')[0].rpartition('@')[2]}"
     if _is_local(uri):
         return uri
     scheme, _, rest = uri.partition("?")[0].partition("://")
@@ -270,7 +301,7 @@ def _secret_length(rest: str, scheme: str) -> int:
     if "@" in authority:
         return authority.rindex("@") + 1
     _, colon, port = authority.rpartition(":")
-    is_port = port.isdecimal() and _SCHEMES.get(scheme, scheme) != "s3"  # a bucket has none
+    is_port = port.isdecimal() and HADOOPS_SCHEMES.get(scheme, scheme) != "s3"  # a bucket has none
     return rest.rfind("@") + 1 if colon and not is_port else 0
 
 
@@ -297,10 +328,10 @@ def _leads_out(path: str) -> bool:
 
 def _scheme(uri: str) -> str:
     scheme = uri.partition("://")[0]
-    return _SCHEMES.get(scheme, scheme)
+    return HADOOPS_SCHEMES.get(scheme, scheme)
 
 
-def _reached(place: _Place) -> tuple[fs.FileSystem, str]:
+def _reached(place: _FilePlace) -> tuple[fs.FileSystem, str]:
     return (fs.LocalFileSystem(), str(place)) if isinstance(place, Path) else place
 
 
@@ -310,76 +341,38 @@ def user_part(uri: str) -> str:
     return rest[: _secret_length(rest, scheme)]
 
 
-def local_path(uri: str) -> Path | None:
-    """Return the absolute path on a local disk; None: it is elsewhere.
-
-    `file:/a` is Hadoop's form, in which Spark names a checkpoint, and every character of it is
-    itself; `file:///a` is a URI, which has escapes.
-
-    Raises:
-        OptionError: another folder than the one that was meant could be read out of it.
-    """
-    if not _is_local(uri):
-        return None
-    if not uri.lower().startswith("file://"):
-        return Path(uri.removeprefix("file:")).absolute()
-    rest = uri[len("file://") :]
-    host, slash, path = rest.partition("/")
-    if "#" in rest or "?" in rest:
-        raise OptionError(
-            f"{uri}: in a URI, # and ? end the path, so another folder than the one of this name "
-            f"would be meant. Nothing was changed. Write %23 for # and %3F for ?, or give the path "
-            f"without file://."
-        )
-    if not slash or host not in ("", "localhost"):
-        raise OptionError(
-            f"{uri}: what stands between file:// and the next slash is a host, and only this one's "
-            f"files can be reached. Nothing was changed. Write file:///{rest}, with three slashes, "
-            f"if that is the path."
-        )
-    return Path(unquote(slash + path))
-
-
-def _is_local(uri: str) -> bool:
-    scheme, is_uri, _ = uri.partition("://")
-    return not is_uri or scheme.lower() == "file" or uri.startswith("file:/")
-
-
 def as_spark_took_it(uri: str) -> str:
     """Return where Spark puts a checkpoint of which it was given this location."""
-    return re.sub("^file:/+", "file:/", uri)
+    return f"./{uri}" if uri.startswith("~") else re.sub("^file:/+", "file:/", uri)
 
 
 def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a path or URI, and the path in it.
+    """Return the file system of a resolved place, and the path in it.
 
     Args:
-        uri: as for `FileStorage`.
+        uri: as `resolved` returned it.
         what: names the setting that it comes from, in errors.
 
     Raises:
-        OptionError: it is of a file system that is not supported.
+        OptionError: pyarrow cannot open it.
     """
     return _reached(_root(uri, what))
 
 
-def _root(uri: str, what: str = "checkpoint location") -> _Place:
-    local = local_path(uri)
-    if local is not None:
-        return local
+def _is_local(uri: str) -> bool:
+    return "://" not in uri or uri.startswith("/")
+
+
+def _root(uri: str, what: str = "checkpoint location") -> _FilePlace:
+    if _is_local(uri):
+        return Path(uri)
     scheme, _, rest = uri.partition("://")
     if _secret_length(rest.partition("?")[0], scheme) > len(rest.partition("/")[0]):
         raise OptionError(
             f"{what} {shown(uri)}: the secret before the host has a slash, which ends "
             f"the host. Write it as %2F; or give it by environment variables."
         )
-    scheme = _SCHEMES.get(scheme, scheme)
-    if scheme not in SCHEMES:
-        raise OptionError(
-            f"{what} {shown(uri)}: the scheme {scheme!r} is not supported; expected a local path, "
-            f"file, s3, s3a, gs, abfs or abfss. Put it on a local (or mounted) disk, S3, Google "
-            f"Cloud Storage or Azure."
-        )
+    scheme = HADOOPS_SCHEMES.get(scheme, scheme)
     base, mark, options = rest.partition("?")
     host, slash, path = base.partition("/")
     rest = f"{host}{slash}{quote(path)}{mark}{options}"  # to Hadoop each character is itself

@@ -16,21 +16,19 @@ from tallystick.checkpoint import state_files
 from tallystick.checkpoint.local.lmdb_store import open_store
 from tallystick.checkpoint.state_files import (
     bring_forward,
-    collect,
+    delete_all,
     newest_entries,
     write_changelog,
     write_merged,
     write_snapshot,
 )
-from tallystick.epoch.manifest import Manifest
 from tallystick.errors import RetriableError, StateFileError
 from tallystick.host.stopwatch import REBUILT_COPIES, REUSED_COPIES, stopwatch
 from tallystick.state import file_sets
 from tallystick.state.catalog import StepState, Version
-from tallystick.state.file_sets import due_merges, due_snapshots, extend
+from tallystick.state.file_sets import collectable, due_merges, due_snapshots, extend
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.overlay import ENTRIES
-from tallystick.values import Producer
 from tests.checkpoint_on_disk import entries_of
 
 GROUPS = 24
@@ -130,14 +128,9 @@ class Pipeline:
     def collect(self):
         """Keep the newest three manifests; the rest goes, what they name stays."""
         self.history = self.history[-3:]
-        manifests = [
-            Manifest(each, "p", "l", (), (), Producer("t", 1, 1), (step,))
-            for each, (step, _) in enumerate(self.history)
-        ]
-        newest = Manifest(
-            max(self.committed, 0), "p", "l", (), (), Producer("t", 1, 1), (self.step,)
-        )
-        collect(self.storage, newest, manifests)
+        kept = [(step,) for step, _ in (*self.history, (self.step, None))]
+        there = state_files.state_files(self.storage)
+        delete_all(self.storage, collectable(there, max(self.committed, 0), kept))
         needed = {file.path for step, _ in self.history for file in step.files}
         assert needed <= self.storage.files.keys()
         old = [
@@ -332,12 +325,11 @@ def test_a_store_that_another_process_set_back_is_brought_forward_again():
 def test_files_that_the_manifest_names_and_those_of_later_epochs_are_kept():
     storage = MemoryStorage()
     step, _ = big_step(storage)
-    manifest = Manifest(9, "p", "l", (), (), Producer("t", 1, 1), (step,))
     storage.put("keyed-state/counts/000000000009-0-lost.changelog", b"")
     storage.put("keyed-state/counts/000000000010-0-next.changelog", b"")
     storage.put("keyed-state/dropped/000000000003-0-n.snapshot", b"")
 
-    assert collect(storage, manifest, []) == [
+    assert collectable(state_files.state_files(storage), 9, [(step,)]) == [
         "keyed-state/counts/000000000009-0-lost.changelog",
         "keyed-state/dropped/000000000003-0-n.snapshot",
     ]

@@ -5,13 +5,13 @@ import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.checkpoint import folder, state_files
+from tallystick.checkpoint import state_files
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.epoch.micro_batches import failed_path
@@ -23,7 +23,7 @@ from tallystick.epoch.tokens import (
     takeover_count,
 )
 from tallystick.errors import DataLossError, ManifestError, StorageError
-from tallystick.ports import EpochResult
+from tallystick.ports import EpochResult, Storage
 from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import Target, TransactionDecider
@@ -144,7 +144,7 @@ def world() -> Iterator[World]:
 
     def make(process: Any, **options: Any) -> Driver:
         driver = make_driver(process, **options)
-        driver._collect_every = COLLECT_EVERY
+        driver.collection.every = COLLECT_EVERY
         return driver
 
     world.make_driver = make
@@ -178,33 +178,6 @@ def test_a_running_job_keeps_its_newest_manifests_and_clears_up_what_none_names(
     assert under_way in files
 
 
-def test_what_is_too_much_to_clear_up_between_two_epochs_goes_with_the_next(world, monkeypatch):
-    monkeypatch.setattr(folder, "COLLECTED_MAX", 2)
-    monkeypatch.setattr(state_files, "COLLECTED_MAX", 2)
-    left = [file_of(0, word) for word in ("a", "b", "c", "d", "e")]
-    plant(world, dict.fromkeys(left, b"state"))
-    there = []
-    collect = folder.collect
-
-    def counted(*args: Any, **options: Any) -> list[str]:
-        gone = collect(*args, **options)
-        there.append(sum(path in world.checkpoint.files for path in left))
-        return gone
-
-    monkeypatch.setattr(folder, "collect", counted)
-    make_driver = world.make_driver
-
-    def make(process: Any, **options: Any) -> Driver:
-        driver = make_driver(process, **options)
-        driver._collect_every = 20
-        return driver
-
-    world.make_driver = make
-    world.run_quietly()
-
-    assert there == [0, 3, 1, 0, 0], "at epochs 0, 20, 21, 22, and 42"
-
-
 def test_files_are_removed_by_several_threads_where_that_is_asked_for(tmp_path):
     storage = FileStorage(str(tmp_path))
     paths = [file_of(0, f"n{at}") for at in range(20)]
@@ -212,12 +185,12 @@ def test_files_are_removed_by_several_threads_where_that_is_asked_for(tmp_path):
         storage.put(path, b"state")
     removed_by = set()
 
-    class Watched(FileStorage):
+    class OneByOne:
         def delete(self, path: str) -> None:
             removed_by.add(threading.get_ident())
-            super().delete(path)
+            storage.delete(path)
 
-    state_files.delete_all(Watched(str(tmp_path)), paths, at_a_time=4)
+    state_files.delete_all(cast(Storage, OneByOne()), paths, at_a_time=4)
 
     assert storage.names("keyed-state/step") == []
     assert threading.get_ident() not in removed_by
@@ -228,7 +201,7 @@ def test_no_epoch_fails_because_clearing_up_does(world, monkeypatch, caplog):
         raise StorageError(f"no right to delete {path}")
 
     monkeypatch.setattr(SimulatedStorage, "delete", delete)
-    with caplog.at_level(logging.WARNING, "tallystick.run.driver"):
+    with caplog.at_level(logging.WARNING, "tallystick.checkpoint.collection"):
         world.run_quietly()
 
     assert world.checker.violations == []

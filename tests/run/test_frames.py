@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tallystick.errors import RecordError
+from tallystick.errors import OptionError, RecordError
 from tallystick.run.frames import conform
 
 UTC = pa.timestamp("us", tz="UTC")
@@ -66,7 +66,6 @@ def test_not_a_number_stays_and_a_moment_without_zone_is_in_utc() -> None:
         ([Decimal("0.1")], pa.decimal128(5, 2), pa.float64()),
         ([0.1], pa.float64(), pa.decimal128(5, 2)),
         ([["12"]], pa.list_(pa.string()), pa.list_(pa.int64())),
-        ([{"a": 1}], pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())])),
     ],
 )
 def test_values_of_another_kind_are_refused(
@@ -94,3 +93,53 @@ def test_a_value_that_the_declared_type_does_not_hold_is_refused(
 ) -> None:
     with pytest.raises(RecordError, match=r"'x' is .* was declared "):
         conformed(values, found, declared)
+
+
+AB = [("a", pa.string()), ("b", pa.int64())]
+STRUCT, TURNED = pa.struct(AB), pa.struct(AB[::-1])
+ONE, NONE_IN_IT = {"b": 1, "a": "x"}, {"b": None, "a": None}
+
+
+@pytest.mark.parametrize(
+    ("values", "found", "declared"),
+    [
+        ([ONE, None, NONE_IN_IT], TURNED, STRUCT),
+        ([[ONE, None], None, [], [NONE_IN_IT]], pa.list_(TURNED), pa.list_(STRUCT)),
+        ([[ONE], None, [None, ONE]], pa.large_list(TURNED), pa.list_(STRUCT)),
+        ([[ONE], None, [NONE_IN_IT]], pa.list_(TURNED, 1), pa.list_(STRUCT)),
+        (
+            [[("k", ONE)], None, [], [("l", None)]],
+            pa.map_(pa.string(), TURNED),
+            pa.map_(pa.string(), STRUCT),
+        ),
+        (
+            [[{"c": ONE}], None, [{"c": None}, None]],
+            pa.list_(pa.struct([("c", TURNED)])),
+            pa.list_(pa.struct([("c", STRUCT)])),
+        ),
+    ],
+)
+def test_fields_of_structs_go_by_name_at_every_depth(
+    values: list[Any], found: pa.DataType, declared: pa.DataType
+) -> None:
+    expected = pa.array(values, declared).to_pylist()
+    assert conformed(values, found, declared) == expected
+
+    rows = pa.record_batch({"x": pa.array([None, *values, None], found)}).slice(1, len(values))
+    done = conform(rows, pa.schema([("x", declared)]), "step s: the output")
+    done.validate(full=True)
+    assert done["x"].to_pylist() == expected, "also those of a slice"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": "x"}, "'x.s.b' is not there"),
+        ({"a": "x", "b": 1, "c": 2}, "'x.s.c' is not declared"),
+        ({"a": "x", "B": 1}, "'x.s.b' is not there"),
+    ],
+)
+def test_a_struct_with_other_fields_is_refused(value: dict[str, Any], problem: str) -> None:
+    rows = pa.record_batch({"x": pa.array([{"s": value}])})
+    with pytest.raises(OptionError, match=f"step s: the output: field {problem}"):
+        conform(rows, pa.schema([("x", pa.struct([("s", STRUCT)]))]), "step s: the output")

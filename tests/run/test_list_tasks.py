@@ -13,7 +13,7 @@ from tallystick.errors import BrokenInvariantError, OptionError, RecordError
 from tallystick.run import lists
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.lists import ListFunction, ListStep, OpenList, with_lists
-from tallystick.run.outputs import FunctionWithOutputs
+from tallystick.run.outputs import DeclaredFunction
 from tallystick.run.task import EncodePlan
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.state.list_state import ListCodec
@@ -153,7 +153,7 @@ def test_functions_get_the_list_of_their_attempt() -> None:
         return rows.slice(0, elements.num_rows), pa.table({"n": range(elements.num_rows + 1)})
 
     function = ListFunction(count, "buffer")
-    inner = FunctionWithOutputs(function, {})
+    inner = DeclaredFunction(function, {})
     plain, own = with_lists((inner, function), [("buffer", first)])
     assert [plain(batch(5, 6)).num_rows for _ in range(2)] == [0, 1]
     assert own(batch(5, 6)).num_rows == 2

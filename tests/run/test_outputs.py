@@ -15,7 +15,7 @@ from tallystick.errors import OptionError, RecordError
 from tallystick.run.outputs import (
     OF_MAIN,
     DeadLetters,
-    FunctionWithOutputs,
+    DeclaredFunction,
     Rows,
     Selection,
     check_output_name,
@@ -51,7 +51,7 @@ def splitting(rows: pa.RecordBatch) -> Rows:
     return Rows(rows, {"alerts": alerts_of(rows)})
 
 
-SPLITTING = FunctionWithOutputs(splitting, {"alerts": ALERTS})
+SPLITTING = DeclaredFunction(splitting, {"alerts": ALERTS})
 
 
 def route(topic: str, selection: Selection = OF_MAIN, count: int = 1, key: str = "user") -> Route:
@@ -101,7 +101,7 @@ def test_every_sink_of_the_transaction_gets_its_rows_in_order(batches):
 
 
 def test_a_side_output_passes_by_the_functions_after_it_and_null_is_no_match():
-    twice = FunctionWithOutputs(
+    twice = DeclaredFunction(
         lambda rows: Rows(None, {"alerts": alerts_of(rows, "again")}), {"alerts": ALERTS}
     )
     rows = events(("a", 3), ("b", 4))
@@ -223,7 +223,7 @@ def test_side_rows_that_are_not_as_declared_are_refused(outputs, error, message)
     with pytest.raises(error, match=message):
         job.run([events(("a", 1))])
     if outputs["alerts" if "alerts" in outputs else "alarms"] is not None:
-        mapped = FunctionWithOutputs(lambda rows: Rows(rows, outputs), {"alerts": ALERTS})
+        mapped = DeclaredFunction(lambda rows: Rows(rows, outputs), {"alerts": ALERTS})
         with pytest.raises(error, match=message):
             list(apply((mapped,), events(("a", 1))))
 

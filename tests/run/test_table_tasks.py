@@ -14,7 +14,7 @@ from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionErr
 from tallystick.run import lists, operator_files, tables
 from tallystick.run.enrichment import Enrichment
 from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.outputs import FunctionWithOutputs
+from tallystick.run.outputs import DeclaredFunction
 from tallystick.run.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.run.task import EncodePlan
 from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
@@ -178,7 +178,7 @@ def test_a_task_that_did_not_look_says_nothing() -> None:
 def test_functions_get_the_table_of_their_epoch_and_no_others_change() -> None:
     plan = plan_of({"a": 1})
     function = TableFunction(lambda rows, table: rows.slice(0, table.num_rows), "rules")
-    inner = FunctionWithOutputs(function, {})
+    inner = DeclaredFunction(function, {})
     plain = pc.negate
     made = with_tables((function, inner, plain), (plan,))
     rows = pa.record_batch({"x": [1, 2]})

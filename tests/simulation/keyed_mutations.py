@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallystick.checkpoint import state_files
+from tallystick.checkpoint import collection, state_files
 from tallystick.epoch import verdict
 from tallystick.errors import StateFileError
 from tallystick.run import event_times, keyed_epoch, keyed_task, read_plan
@@ -311,14 +311,14 @@ def _(_: Any) -> Any:
 # What is removed, and what is missing.
 
 
-@mutation("a file that is needed is removed", state_files, "collectable", Fault.COLLECTED)
+@mutation("a file that is needed is removed", collection, "collectable", Fault.COLLECTED)
 def _(_: Any) -> Any:
     return lambda names, epoch, retained: [name for name in names if (epoch_of(name) or 0) < epoch]
 
 
 @mutation(
     "the files of a racing successor are removed",
-    state_files,
+    collection,
     "collectable",
     Fault.COLLECTED,
     Fault.TAKEOVER,

@@ -40,7 +40,7 @@ def streamed(
     run.check(None, is_new=not FileStorage(str(checkpoint)).names("offsets"))
 
     def make_driver(query: QueryRun, identity: Identity, storage: FileStorage) -> Driver:
-        return run.make_driver(query.checkpoint, identity, storage)
+        return run.make_driver(identity, storage)
 
     register(spark)
     runner = EpochRunner(run.name, make_driver, run.make_engine, frozenset(), run.close)

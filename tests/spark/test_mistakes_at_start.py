@@ -115,7 +115,7 @@ def test_columns_that_cannot_be_read_are_named_with_their_step(tmp_path: Path):
 
     mapped = read().map_batches(locks, schema="user strin")
     said = refused(mapped.key_by("user").process(ts.deduplicate(), uid="once"), tmp_path)
-    assert said.startswith("step once: the columns that come to it: 'user strin' cannot be read")
+    assert said.startswith("map_batches locks, schema=: 'user strin' cannot be read")
 
 
 def test_what_init_raises_keeps_its_class_and_says_which_step(tmp_path: Path):

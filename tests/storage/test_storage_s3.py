@@ -157,6 +157,19 @@ def test_small_files_take_one_request_and_nothing_is_listed(server, bucket):
     assert not [line for line in server.requests(before) if "list-type" in line]
 
 
+def test_many_files_are_removed_with_one_request(server, bucket):
+    storage = FileStorage(f"s3://{bucket}/jobs/many?{server.query}")
+    paths = [f"keyed-state/n/{number}" for number in range(30)]
+    for path in paths[1:]:
+        storage.put(path, b"x")
+    before = len(server.log.read_text().splitlines())
+
+    assert storage.delete_many(paths), "one that is not there is no error"
+
+    assert [line.split()[0] for line in server.requests(before)] == ["POST"]
+    assert storage.names("keyed-state/n") == []
+
+
 def test_a_bucket_that_is_not_there_is_an_error_that_says_so(server):
     storage = FileStorage(f"s3://nobodys-bucket/jobs?{server.query}")
 

@@ -52,7 +52,6 @@ class CheckpointReader:
     """
 
     def __init__(self, checkpoint: str, options: Mapping[str, str] | None) -> None:
-        self._checkpoint = checkpoint
         self._storage = FileStorage(checkpoint)
         self._options = options
         self._config = None
@@ -81,7 +80,8 @@ class CheckpointReader:
 
     def _findings(self) -> tuple[CheckFinding, ...]:
         if self._options is not None:
-            found = diagnose(self._checkpoint, self._options, verify=False, patience_ms=PATIENCE_MS)
+            place = self._storage.uri
+            found = diagnose(place, self._options, verify=False, patience_ms=PATIENCE_MS)
             return found.findings
         try:
             report = inspect(self._storage)

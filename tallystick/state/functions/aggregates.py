@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.codec.own_memory import own_values
 from tallystick.errors import OptionError
 from tallystick.state.functions import sketches
 from tallystick.state.functions.folds import (
@@ -360,14 +361,16 @@ def vectorised_aggregate(
                 f"an aggregate's function returned the columns {sorted(found)}: its accumulators "
                 f"are {sorted(schema.names)}. Return all of them"
             )
-        return [as_column(found[field.name], field, count) for field in schema]
+        return [as_column(own_values(found[field.name]), field, count) for field in schema]
 
     fold = Fold(
         schema,
         kind,
         lambda batch: checked(add(batch), len(batch)),
         lambda batch: checked(merge(batch), len(batch)),
-        lambda lines: as_column(result(lines), pa.field("result", kind), lines.num_rows),
+        lambda lines: as_column(
+            own_values(result(lines)), pa.field("result", kind), lines.num_rows
+        ),
     )
     return Aggregate("", kind, _same, lambda *_: fold, further=tuple(reads))
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tallystick.errors import OptionError
 from tallystick.state.functions.inputs import INPUT, TIME
 from tallystick.state.functions.join_columns import columns_of_input, inputs_in
-from tallystick.state.functions.keyed_batch import BoolArray, KeyedBatch, Update
+from tallystick.state.functions.keyed_batch import BoolArray, KeyedBatch, OwnUpdates, Update
 from tallystick.state.functions.processing import NO_TIME, TIME_MODES
 from tallystick.state.functions.vectorised import ByColumns, Output, VectorisedFunction
 from tallystick.state.overlay import EpochTime
@@ -149,6 +149,6 @@ def co_process(
 
     def make(rows: pa.Schema) -> VectorisedFunction:
         inputs_in(rows, "co_process")
-        return VectorisedFunction(one_table, schema, time_mode, None, output)
+        return VectorisedFunction(OwnUpdates(one_table), schema, time_mode, None, output)
 
     return ByColumns(make, None, time_mode, has_timers=time_mode != NO_TIME)

@@ -5,14 +5,15 @@ number in `keys`; `keys`, `state`, `known` and `timers` have a line per key.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tallystick.codec.own_memory import own, own_values
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions import fold_kernels
 from tallystick.state.numpy_columns import (
@@ -293,6 +294,28 @@ class Update:
     state: pa.RecordBatch | Mapping[str, PerKey] | None = None
     timers: PerKey | None = None
     outputs: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OwnUpdates:
+    """A user's function, whose state is in memory of our own; see `codec.own_memory`.
+
+    It is kept while the function is called for timers that are due, and while later ones run.
+    """
+
+    function: Callable[[KeyedBatch], Update]
+
+    def __call__(self, batch: KeyedBatch) -> Update:
+        """Call the function."""
+        update: Any = self.function(batch)
+        if not isinstance(update, Update):
+            return cast(Update, update)  # refused where it is looked at
+        state = update.state
+        if isinstance(state, Mapping):
+            state = {name: own_values(values) for name, values in state.items()}
+        elif isinstance(state, pa.RecordBatch):
+            state = own(state)
+        return replace(update, state=state, timers=own_values(update.timers))
 
 
 def order_by_key(codes: NDArray[Any], key_count: int) -> Int64Array:

@@ -30,10 +30,9 @@ from tallystick.state.functions.vectorised import (
     ByColumns,
     VectorisedFunction,
     beside_key,
-    vectorised,
 )
 from tallystick.state.numpy_columns import explode, lists_of
-from tallystick.state.schema import type_of
+from tallystick.state.schema import schema_of, type_of
 
 EACH_EPOCH = "epoch"
 EACH_RECORD = "record"
@@ -109,7 +108,7 @@ def _aggregate(
         return beside_key(key, [rows.field(name) for name in keep], schema)
 
     function = per_epoch if each == EACH_EPOCH else per_record
-    return vectorised(function, state=schema, reads=reads, output=output)
+    return VectorisedFunction(function, schema_of(schema, "state"), NO_TIME, reads, output)
 
 
 def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
@@ -139,9 +138,8 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
         return Update(new, {"seen": np.ones(len(batch), np.bool_)}, timers)
 
     mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
-    return vectorised(
-        first_only, state="seen boolean", time_mode=mode, output=lambda key, rows: rows
-    )
+    seen = schema_of("seen boolean", "state")
+    return VectorisedFunction(first_only, seen, mode, output=lambda key, rows: rows)
 
 
 def top_n(n: int, column: str, type: str | None = None) -> VectorisedFunction | ByColumns:
@@ -174,7 +172,7 @@ def _top_n(n: int, column: str, kind: pa.DataType) -> VectorisedFunction:
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [], [pa.field(column, pa.list_(kind))])
 
-    return vectorised(greatest, state=state, reads=[column], output=output)
+    return VectorisedFunction(greatest, schema_of(state, "state"), NO_TIME, [column], output)
 
 
 def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:

@@ -26,7 +26,7 @@ from tallystick.state.entries import (
     time_keys,
 )
 from tallystick.state.functions.inputs import CarriedColumns
-from tallystick.state.functions.keyed_batch import KeyedBatch, PerKey, Update
+from tallystick.state.functions.keyed_batch import KeyedBatch, OwnUpdates, PerKey, Update
 from tallystick.state.functions.processing import (
     COLUMNS,
     EVENT_TIME,
@@ -78,7 +78,9 @@ def vectorised(
         OptionError: the state cannot be stored, or there is no such time mode.
     """
     schema = schema_of(state, "state")
-    return VectorisedFunction(function, schema, time_mode, reads, output, outputs=outputs)
+    return VectorisedFunction(
+        OwnUpdates(function), schema, time_mode, reads, output, outputs=outputs
+    )
 
 
 def beside_key(key: pa.Schema, kept: Iterable[pa.Field], values: Iterable[pa.Field]) -> pa.Schema:

@@ -1,0 +1,47 @@
+"""Rows in memory that nobody writes to any more, for whoever keeps them.
+
+Arrow takes a numpy array's memory as it is (`pa.array`, pandas' columns), and a function may use
+such an array again for its next batch. No flag of a buffer tells: Arrow's own new buffers are
+mutable too, and a view that cannot be written to may be of memory that can (pandas' copy on
+write). So there is one rule: what leaves a task at once, as bytes, is not copied; whoever keeps
+rows while a function of the user's may run copies them first, as their way to another process
+would have.
+
+Those who keep rows: sinks with transactions of their own (`run.sink_task`), lists (`run.lists`),
+the state of a keyed function, and accumulators of windows.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+
+def own(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a copy of these rows alone: a slice does not take the rest of its array along."""
+    if not any(map(_has_dictionary, rows.schema.types)):
+        return pa.ipc.read_record_batch(rows.serialize(), rows.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    with pa.ipc.open_stream(sink.getvalue()) as reader:
+        return reader.read_next_batch()
+
+
+def own_values(values: Any) -> Any:
+    """Return a copy of a column of Arrow's, numpy's or pandas' kind.
+
+    What has no columns' memory, such as a tuple or a mapping, is returned as it is.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return own(pa.RecordBatch.from_arrays([values], names=[""])).column(0)
+    return values.copy() if hasattr(values, "__array__") else values
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))

@@ -1,0 +1,249 @@
+"""Batches of users' functions where they come in: as declared, and in memory that stays as it is.
+
+A function may use one buffer for all that it returns. Whoever keeps its rows (a file until its row
+group is full, a COPY, a sink of the user's own, a list, state) must have the rows it was given.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from tallystick.codec.own_memory import own, own_values
+from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
+from tallystick.errors import OptionError, RecordError
+from tallystick.files.sink import FileSink
+from tallystick.run.lists import ListFunction, with_lists
+from tallystick.run.outputs import DeclaredFunction, Rows, Selection
+from tallystick.run.sink_task import Branch, FanOut
+from tallystick.run.task import apply, send
+from tests.run.test_list_tasks import Host
+
+OWNER = Owner("p", "files-0", "f00d")
+COUNT, SIZE = 4, 3
+BATCHES = [
+    pa.record_batch(
+        {
+            "id": pa.array(range(start, start + SIZE)),
+            "net": pa.array([float(n) for n in range(start, start + SIZE)]),
+        }
+    )
+    for start in range(0, COUNT * SIZE, SIZE)
+]
+DOUBLED = [(n, 2.0 * n) for n in range(COUNT * SIZE)]
+BUFFER = np.empty(100)
+FRAME = pd.DataFrame({"id": np.zeros(SIZE, np.int64), "gross": np.zeros(SIZE)})
+
+
+def doubled(rows: pa.RecordBatch) -> np.ndarray:
+    """All results are in one buffer."""
+    return np.multiply(rows["net"].to_numpy(), 2.0, out=BUFFER[: rows.num_rows])
+
+
+def in_a_buffer(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"id": rows["id"], "gross": doubled(rows)})
+
+
+def read_only(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """As pandas' copy on write hands out its columns."""
+    view = doubled(rows)
+    view.flags.writeable = False
+    return pa.record_batch({"id": rows["id"], "gross": view})
+
+
+def in_a_part_of_a_buffer(rows: pa.RecordBatch) -> pa.RecordBatch:
+    part = pa.py_buffer(doubled(rows)).slice(0, 8 * rows.num_rows)
+    gross = pa.Array.from_buffers(pa.float64(), rows.num_rows, [None, part])
+    return pa.record_batch({"id": rows["id"], "gross": gross})
+
+
+def in_a_table(rows: pa.RecordBatch) -> pa.Table:
+    return pa.table({"id": rows["id"], "gross": doubled(rows)})
+
+
+def in_a_frame(rows: pa.RecordBatch) -> pa.RecordBatch:
+    FRAME.loc[:, "id"] = rows["id"].to_numpy()
+    FRAME.loc[:, "gross"] = rows["net"].to_numpy() * 2
+    return pa.RecordBatch.from_pandas(FRAME)
+
+
+def in_a_dictionary(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The indices are the same each time, and the values are not."""
+    codes = pa.array(range(rows.num_rows), pa.int32())
+    gross = pa.DictionaryArray.from_arrays(codes, pa.array(doubled(rows)))
+    return pa.record_batch({"id": rows["id"], "gross": gross})
+
+
+def in_a_list(rows: pa.RecordBatch) -> pa.RecordBatch:
+    offsets = pa.array(range(rows.num_rows + 1), pa.int32())
+    lists = pa.ListArray.from_arrays(offsets, pa.array(doubled(rows)))
+    return pa.record_batch({"id": rows["id"], "gross": lists})
+
+
+def as_side_output(rows: pa.RecordBatch) -> Rows:
+    return Rows(None, {"side": in_a_buffer(rows)})
+
+
+SHAPES = [
+    in_a_buffer,
+    read_only,
+    in_a_part_of_a_buffer,
+    in_a_table,
+    in_a_frame,
+    in_a_dictionary,
+    in_a_list,
+]
+
+
+@dataclass
+class Keeper:
+    """A user's own sink, which keeps all batches until it has to prepare."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+
+    def begin(self, place: Place) -> "Keeper":
+        return self
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self.batches.append(rows)
+
+    def prepare(self) -> list[Committable]:
+        return []
+
+    def abort(self) -> None:
+        pass
+
+
+def pairs(rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    def plain(value: Any) -> float:
+        return float(value[0] if isinstance(value, list) else value)
+
+    return sorted((row["id"], plain(row["gross"])) for row in rows)
+
+
+def kept(function: Any, selection: Selection | None = None) -> list[tuple[int, float]]:
+    keeper = Keeper()
+    branch = Branch(OWNER, keeper, selection=selection or Selection())
+    list(send(FanOut((branch,), None, 1, functions=(function,)), BATCHES, 0))
+    return pairs([row for batch in keeper.batches for row in batch.to_pylist()])
+
+
+@pytest.mark.parametrize("function", SHAPES)
+def test_a_sink_that_keeps_batches_keeps_what_it_was_given(function: Any) -> None:
+    assert kept(function) == DOUBLED
+
+
+def test_also_those_of_side_outputs_and_of_functions_on_the_way_to_a_sink() -> None:
+    columns = pa.schema([("id", pa.int64()), ("gross", pa.float64())])
+    side = DeclaredFunction(as_side_output, {"side": columns})
+    assert kept(side, Selection("side")) == DOUBLED
+
+    def same(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
+
+    assert kept(same, Selection(functions=(in_a_buffer,))) == DOUBLED
+
+
+@pytest.mark.parametrize("function", [in_a_buffer, in_a_frame])
+def test_files_hold_the_same_rows(function: Any, tmp_path: Any) -> None:
+    sink = FileSink(str(tmp_path)).open(OWNER, RunFacts())
+    fan = FanOut((Branch(OWNER, sink.plan()),), None, 1, functions=(function,))
+    notes = [json.loads(frame.data) for frame in send(fan, BATCHES, 0) if frame.data[:1] == b"{"]
+    for fields in (each for note in notes for each in note.get("committables", ())):
+        sink.commit(Committable.from_fields(fields))
+
+    found = ds.dataset(tmp_path, format="parquet").to_table(columns=["id", "gross"])
+    assert pairs(found.to_pylist()) == DOUBLED
+
+
+def test_a_list_has_the_elements_that_it_was_given() -> None:
+    def newest(rows: pa.RecordBatch, _: pa.RecordBatch) -> Any:
+        BUFFER[: rows.num_rows] = rows["id"].to_numpy()
+        numbers = BUFFER.view(np.int64)
+        numbers[: rows.num_rows] = rows["id"].to_numpy()
+        return None, pa.record_batch({"n": pa.array(numbers[: rows.num_rows])})
+
+    host = Host()
+    epoch, opened = host.open(1)
+    (function,) = with_lists((ListFunction(newest, "buffer"),), [("buffer", opened[0])])
+    list(apply([function], BATCHES[0]))
+    BUFFER.view(np.int64)[:] = -1
+    host.commit(epoch, opened)
+
+    assert host.elements(1) == [BATCHES[0]["id"].to_pylist()]
+
+
+def test_what_leaves_at_once_is_not_copied_nor_what_is_around_a_slice() -> None:
+    (found,) = apply([in_a_buffer], BATCHES[0])
+    assert found["gross"].buffers()[1].address == BUFFER.ctypes.data
+
+    whole = pa.record_batch({"x": pa.array(range(100_000))})
+    assert own(whole.slice(5, 2)).nbytes < 100
+
+
+def test_values_of_keys_are_copied_too() -> None:
+    values = BUFFER[:2]
+    for given in (values, pa.array(values), pa.chunked_array([values]), pd.Series(values)):
+        values[:] = 1.0
+        found = own_values(given)
+        values[:] = 2.0
+        assert list(map(float, found)) == [1.0, 1.0], type(given)
+    assert own_values((1, 2)) == (1, 2)
+
+
+# --- as declared -----------------------------------------------------------------------------
+
+PAID = pa.record_batch({"payer": ["alice"], "payee": ["bob"], "n": pa.array([5], pa.int64())})
+DECLARED = pa.schema([("payer", pa.string()), ("payee", pa.string())])
+
+
+def declared(function: Any, columns: pa.Schema = DECLARED) -> list[dict[str, Any]]:
+    return [
+        row
+        for batch in apply([DeclaredFunction(function, columns=columns)], PAID)
+        for row in batch.to_pylist()
+    ]
+
+
+def test_columns_that_schema_declares_go_by_name() -> None:
+    assert declared(lambda rows: rows.select(["payee", "payer"])) == [
+        {"payer": "alice", "payee": "bob"}
+    ]
+    assert declared(lambda rows: Rows(rows.select(["payee", "payer"]))) == [
+        {"payer": "alice", "payee": "bob"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["payer", "n", "payee"], "'n' is not declared"),
+        (["payer", "payee", "n"], "'n' is not declared"),
+        (["payer"], "'payee' is not there"),
+    ],
+)
+def test_another_set_of_columns_is_refused(names: list[str], problem: str) -> None:
+    def chosen(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(names)
+
+    with pytest.raises(OptionError, match=f"map_batches chosen, schema=: column {problem}"):
+        declared(chosen)
+
+
+def test_a_type_is_cast_where_no_value_changes_and_refused_elsewhere() -> None:
+    def small(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"n": rows["n"].cast(pa.int32())})
+
+    def moments(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"n": rows["n"].cast(pa.timestamp("us"))})
+
+    columns = pa.schema([("n", pa.int64())])
+    (batch,) = apply([DeclaredFunction(small, columns=columns)], PAID)
+    assert batch.schema == columns
+    with pytest.raises(RecordError, match="map_batches moments, schema=: column 'n' is timestamp"):
+        declared(moments, columns)
