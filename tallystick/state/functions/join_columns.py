@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions.inputs import INPUT, TIME, CarriedColumns
 from tallystick.state.functions.processing import check_event_times
+from tallystick.state.meaning import Meaning, meaning_of, name_text
 
 LEFT, RIGHT = range(2)
 """The sides of a join."""
 INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER = "inner", "left", "right", "full"
 HOWS = (INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER)
+"""The kinds of joins, numbered by which sides are outer: 1 for the left one, 2 for the right."""
 
 Int64Array = NDArray[np.int64]
 
@@ -174,6 +176,20 @@ class JoinColumns:
                 ),
             ]
         )
+
+    def meaning(
+        self, outer: tuple[bool, bool], arguments: Mapping[str, str] | None = None
+    ) -> Meaning:
+        """Return the meaning of the state of a join.
+
+        Args:
+            outer: which sides' rows come out without a partner too.
+            arguments: of the function, as text.
+        """
+        left, right = map(name_text, self.names)
+        how = HOWS[outer[LEFT] + 2 * outer[RIGHT]]
+        both = {"left": left, "right": right, "how": name_text(how), **(arguments or {})}
+        return meaning_of(self.function, both)
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of the left and the right input."""
