@@ -140,9 +140,9 @@ class StateField:
         Raises:
             TypeError: there can be no such state.
         """
-        found = cls(**{**value, "meaning": meaning_from_json(value.get("meaning", []))})
-        _check_types(found)
-        return found
+        field = cls(**{**value, "meaning": meaning_from_json(value.get("meaning", []))})
+        _check_types(field)
+        return field
 
 
 class PartitionTime(NamedTuple):

@@ -58,10 +58,10 @@ def changes(before: Meaning, now: Meaning) -> Iterator[Change]:
     Arguments that only one side has are not compared: one that is not held was not known when the
     state was written, and columns that come or go are seen in the schema of the state.
     """
-    held = dict(before)
+    texts = dict(before)
     for argument, text in now:
-        if held.get(argument, text) != text:
-            yield Change(argument, held[argument], text)
+        if texts.get(argument, text) != text:
+            yield Change(argument, texts[argument], text)
 
 
 def meaning_from_json(value: object) -> Meaning:

@@ -186,10 +186,9 @@ class JoinColumns:
             outer: which sides' rows come out without a partner too.
             arguments: of the function, as text.
         """
-        left, right = map(name_text, self.names)
+        sides = {"left": name_text(self.names[LEFT]), "right": name_text(self.names[RIGHT])}
         how = HOWS[outer[LEFT] + 2 * outer[RIGHT]]
-        both = {"left": left, "right": right, "how": name_text(how), **(arguments or {})}
-        return meaning_of(self.function, both)
+        return meaning_of(self.function, {**sides, "how": name_text(how), **(arguments or {})})
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of the left and the right input."""

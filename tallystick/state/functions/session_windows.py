@@ -222,13 +222,13 @@ class _Epoch:
         found = numbered(codes, np.concatenate([held.starts, due.starts]))
         is_due = np.zeros(len(found.codes), np.bool_)
         is_due[found.numbers[len(held.codes) :]] = True
-        of_held, of_due = np.split(found.numbers, [len(held.codes)])
-        strays = ~np.isin(of_due, of_held)
+        of_sessions, of_due = np.split(found.numbers, [len(held.codes)])
+        strays = ~np.isin(of_due, of_sessions)
         if strays.any():
             entries = due.entries.filter(pa.array(strays))
             self._panes.delete(entries)
             self._panes.unset_timers(entries, due.times_ms[strays])
-        which: BoolArray = is_due[of_held]
+        which: BoolArray = is_due[of_sessions]
         return which
 
     def _read(

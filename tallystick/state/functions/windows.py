@@ -188,14 +188,14 @@ def _offset_us(name: str, duration: str | int) -> int:
 _HOPPING = re.compile(r"(hopping windows of \d+ us every (\d+) us from )(\d+)( us.*)")
 
 
-def windows_text(held: str) -> str:
+def windows_text(words: str) -> str:
     """Return windows in words, as `Windows.text` has them, from the words in a checkpoint.
 
     Until their offset was taken modulo, hopping windows could have one above their `every`.
     """
-    if found := _HOPPING.fullmatch(held):
-        return f"{found[1]}{int(found[3]) % int(found[2])}{found[4]}"
-    return held
+    if parts := _HOPPING.fullmatch(words):
+        return f"{parts[1]}{int(parts[3]) % int(parts[2])}{parts[4]}"
+    return words
 
 
 def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = None) -> Windows:

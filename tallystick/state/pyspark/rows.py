@@ -316,8 +316,9 @@ def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
     unknown = [name for name in names if name not in expected]
     missing = [name for name in expected if name not in names]
     if unknown:
-        nearest = difflib.get_close_matches(str(unknown[0]), missing or expected, 1, cutoff=0)
-        return f"has a field {unknown[0]!r}, which is none; the nearest one is {nearest[0]!r}"
+        others = missing or expected or ["none at all"]
+        (nearest,) = difflib.get_close_matches(str(unknown[0]), others, 1, cutoff=0)
+        return f"has a field {unknown[0]!r}, which is none; the nearest one is {nearest!r}"
     if missing:
         return f"has no field {missing[0]!r}: give it None where it is to be null"
     return "" if len(names) == len(expected) else f"has a field twice: {', '.join(names)}"
