@@ -231,9 +231,13 @@ def frame_to_batch(frame: "pd.DataFrame", schema: pa.Schema, timezone: str) -> p
 
 
 def _columns_of(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
-    is_nested = any(pa.types.is_nested(field.type) for field in schema)
-    if not is_nested and all(getattr(row, "__fields__", None) == schema.names for row in rows):
-        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * len(schema)
+    columns: Iterable[Any]
+    if all(getattr(row, "__fields__", None) == schema.names for row in rows):
+        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+        columns = [
+            list(map(_without_rows, values)) if pa.types.is_nested(field.type) else values
+            for values, field in zip(columns, schema, strict=True)
+        ]
     else:
         for wrong in (row for row in rows if not isinstance(row, Row)):
             raise TypeError(f"{wrong!r} is a {type(wrong).__name__}, expected a Row")
@@ -246,6 +250,17 @@ def _columns_of(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
         _check_whole(field.name, values, field.type)
         arrays.append(pa.array(values, field.type))
     return arrays
+
+
+def _without_rows(value: Any) -> Any:
+    """Return a nested value with dicts in place of Rows, at every depth."""
+    if isinstance(value, Row):
+        return value.asDict(True)
+    if isinstance(value, list):
+        return list(map(_without_rows, value))
+    if isinstance(value, dict):
+        return {key: _without_rows(part) for key, part in value.items()}
+    return value
 
 
 def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
