@@ -22,15 +22,18 @@ from tallystick.run.steps import Columns, KeyedStage, MapBatches, Process, Stage
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import transformed
 from tallystick.spark.gang.messages import dumps
+from tallystick.state.functions.join_columns import inputs_in
 from tallystick.state.functions.processing import (
     EVENT_TIME,
     NO_TIME,
     TIME_MODES,
     HasInitialState,
     HasOutputs,
+    StateDeclaration,
 )
 from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
 from tallystick.state.keys import KeyCodec
+from tallystick.state.meaning import name_text
 from tallystick.state.schema import ddl_of
 
 logger = logging.getLogger(__name__)
@@ -113,7 +116,7 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         if isinstance(processor, ByColumns):
             processor = processor.make(columns)
         given, known = _given(cluster, step.output), processor.output(key.schema, columns)
-        declared = processor.declared(key)
+        declared = _with_times(processor.declared(key), step, columns)
         sides = processor.outputs(key.schema, columns) if isinstance(processor, HasOutputs) else {}
         outputs = {
             name: columns_of(cluster, each, f"output {name!r}") for name, each in sides.items()
@@ -136,6 +139,26 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         watermark_column=step.watermark_column,
         idle_advance=step.idle_advance,
     )
+
+
+def _with_times(
+    declared: tuple[StateDeclaration, ...], step: Process, columns: pa.Schema
+) -> tuple[StateDeclaration, ...]:
+    """Return states with the columns that their times are from as part of their meaning."""
+    if step.processor.time_mode != EVENT_TIME:
+        return declared
+    times = {"event_time": step.event_time}
+    if step.inputs:
+        names = map(name_text, inputs_in(columns, "event_time"))
+        times = {
+            f"event_time[{name}]": column
+            for name, (_, column) in zip(names, step.inputs, strict=True)
+        }
+    arguments = [
+        (argument, "no column" if column is None else name_text(column))
+        for argument, column in times.items()
+    ]
+    return tuple(replace(state, meaning=(*state.meaning, *arguments)) for state in declared)
 
 
 def state_places(cluster: Cluster, uid: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from tallystick.state.key_groups import MAX_PARALLELISM_MAX, KeyGroupRange
+from tallystick.state.meaning import Meaning, meaning_from_json
 
 SNAPSHOT = "snapshot"
 CHANGELOG = "changelog"
@@ -115,6 +116,8 @@ class StateField:
             elsewhere.
         value_schema: as JSON.
         ttl_ms: how long an entry lives after its last write; 0: for ever.
+        meaning: the function that keeps it and its arguments; empty: the release that wrote it
+            did not say.
     """
 
     name: str
@@ -123,6 +126,23 @@ class StateField:
     key_schema: str
     value_schema: str
     ttl_ms: int = 0
+    meaning: Meaning = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON types only; without a meaning, where it has none."""
+        meaning = {"meaning": list(map(list, self.meaning))} if self.meaning else {}
+        return {**_shallow(self, but="meaning"), **meaning}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` made.
+
+        Raises:
+            TypeError: there can be no such state.
+        """
+        field = cls(**{**value, "meaning": meaning_from_json(value.get("meaning", []))})
+        _check_types(field)
+        return field
 
 
 class PartitionTime(NamedTuple):
@@ -200,7 +220,7 @@ class StepState:
         return {
             **_shallow(self, but="partition_times"),
             **(times if self.partition_times else {}),
-            "fields": [_shallow(each) for each in self.fields],
+            "fields": [each.to_json() for each in self.fields],
             "files": [_shallow(each) for each in self.files],
             "trail": _trail_json(self.trail),
         }
@@ -215,7 +235,7 @@ class StepState:
         step = cls(
             **{
                 **value,
-                "fields": tuple(StateField(**field) for field in value["fields"]),
+                "fields": tuple(StateField.from_json(field) for field in value["fields"]),
                 "files": tuple(StateFile.from_json(file) for file in value["files"]),
                 "trail": _trail_of(value["trail"]),
                 "partition_times": tuple(
@@ -224,8 +244,6 @@ class StepState:
             }
         )
         _check_types(step)
-        for field in step.fields:
-            _check_types(field)
         if not PLAIN_NAME.fullmatch(step.uid):
             raise ValueError(f"uid {step.uid!r}: expected one plain name, as of a folder")
         is_whole = type(step.parallelism) is type(step.max_parallelism) is int

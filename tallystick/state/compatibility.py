@@ -23,12 +23,14 @@ from tallystick.state.functions.processing import (
     TABLE,
     StateDeclaration,
 )
+from tallystick.state.functions.windows import windows_text
 from tallystick.state.key_groups import (
     KeyGroupRange,
     default_max_parallelism,
     key_group_range,
 )
 from tallystick.state.keys import HASH_VERSION
+from tallystick.state.meaning import changes
 from tallystick.state.schema import ddl_of, schema_from_text
 
 STATE_ID_MAX = 0xEF
@@ -52,7 +54,7 @@ def settle(
         The step's states and its next free id.
 
     Raises:
-        OptionError: a state is held with another kind or schema, or there are too many.
+        OptionError: a state is held with another kind, schema or meaning, or there are too many.
     """
     held = {field.name: field for field in base.fields} if base else {}
     next_id = base.next_id if base else 1
@@ -69,7 +71,13 @@ def settle(
                     f"Give the step a new uid, or start from a new checkpoint"
                 )
             held[state.name] = StateField(
-                state.name, next_id, state.kind, state.key_schema, state.value_schema, state.ttl_ms
+                state.name,
+                next_id,
+                state.kind,
+                state.key_schema,
+                state.value_schema,
+                state.ttl_ms,
+                state.meaning,
             )
             next_id += 1
     return tuple(held.values()), next_id
@@ -91,13 +99,21 @@ def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
             f"declares it as {now}. Declare it as it was; or give the new one another name, and "
             f"call deleteIfExists({state.name!r}) in init() to drop what is held"
         )
-    return replace(held, ttl_ms=state.ttl_ms)
+    if differing := "; ".join(change.text for change in changes(held.meaning, state.meaning)):
+        raise OptionError(
+            f"step {uid}: {differing}: what the checkpoint holds would count as something else "
+            f"from now on. Set it back (a column that only has another name gets its old one in a "
+            f"map_batches before key_by); or give the step a new uid, so that it begins without "
+            f"state, and start once with allow_dropped_state=[{uid!r}] to give up what is held"
+        )
+    # Releases that did not write a meaning, or not all of it, are believed: from now on it stands.
+    return replace(held, key_schema=state.key_schema, ttl_ms=state.ttl_ms, meaning=state.meaning)
 
 
 def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
     if kind == PANES:
         columns = ddl_of(schema_from_text(value_schema))
-        return f"{key_schema} with the columns {columns!r}"
+        return f"{windows_text(key_schema)} with the columns {columns!r}"
     if kind == COLUMNS:
         return f"the columns {ddl_of(schema_from_text(value_schema))!r}"
     if kind == TABLE:

@@ -26,3 +26,28 @@ def duration_ms(name: str, duration: str | int) -> int:
         f"{name}={duration!r}: expected whole ms from 0, or a text such as '10 seconds' "
         f"(milliseconds, seconds, minutes, hours, days)"
     )
+
+
+SIGNED_MAX_MS = 1 << 52
+"""The most that a signed span may be: as far as event times themselves may be from 1970."""
+
+
+def signed_duration_ms(name: str, duration: str | int) -> int:
+    """Return a span of time in ms as `duration_ms` does, or a negative one: -5, "-8 hours".
+
+    Args:
+        name: of the option, for errors.
+        duration: in ms or as a text.
+
+    Raises:
+        OptionError: it is neither, or more than 140,000 years.
+    """
+    text = str(duration).strip()
+    is_negative = text.startswith("-")
+    if is_negative:
+        span = -duration_ms(name, -duration if isinstance(duration, int) else text[1:])
+    else:
+        span = duration_ms(name, duration)
+    if abs(span) > SIGNED_MAX_MS:
+        raise OptionError(f"{name}={duration!r}: more than 140,000 years")
+    return span

@@ -246,3 +246,35 @@ def test_explain_says_it_all():
         "group tallystick-p/people shows",
     ):
         assert line in said, said
+
+
+def meanings(pipeline: ts.Pipeline) -> list[dict[str, str]]:
+    (step,) = run_of(pipeline).keyed.steps
+    return [dict(state.meaning) for state in step.declared]
+
+
+def test_the_columns_of_event_times_are_part_of_the_meaning_of_state() -> None:
+    """By another one a window would have rows of other times, and timers another clock."""
+    function = ts.windowed(ts.tumbling(10), {"n": ts.count()})
+    one = ts.Pipeline("p").read(source("in")).key_by("bidder")
+    assert [each["event_time"] for each in meanings(one.process(function, event_time="ts"))] == [
+        '"ts"'
+    ]
+    times = {"bids": "ts", "people": "since"}
+    join = ts.interval_join("bids", "people", lower=0, upper=1)
+    for meaning in meanings(named().process(join, event_time=times)):
+        assert meaning['event_time["bids"]'] == '"ts"'
+        assert meaning['event_time["people"]'] == '"since"'
+    (partly,) = meanings(counted(named(), event_time={"bids": "ts"}))
+    assert partly['event_time["people"]'] == "no column"
+    (without,) = meanings(counted(named()))
+    assert "event_time" not in str(without)
+
+
+def test_the_first_input_names_the_columns_of_the_key() -> None:
+    """So their order may change where all have the same names; else the key is another one."""
+    read = ts.Pipeline("p").read(people=people(), bids=source("bids"))
+    other = read.key_by(bids="bidder", people="id")
+    count = ts.aggregate({"n": ts.count()})
+    names = [run_of(each.process(count)).keyed.steps[0].key.names for each in (named(), other)]
+    assert names == [["bidder"], ["id"]]

@@ -111,3 +111,44 @@ def test_an_interval_join_is_exact_over_restarts_at_other_parallelisms(
     shown = [(row["id"], row.get("n"), row.get("payments_n")) for row in found(flow)]
     expected = [row for row in nested_loops(orders, payments) if row[0] != -1]
     assert sorted(map(str, shown)) == sorted(map(str, expected))
+
+
+def test_an_upsert_join_with_another_order_is_refused_at_the_start(flow: Flow) -> None:
+    """Versions of one order would be compared with those of another: no update would count."""
+    prices = f"{flow.name}-prices"
+    flow.kafka.create_topic(prices, 1)
+
+    def run(price: int, how: str = "inner", **arguments: Any) -> list[tuple[str, int]]:
+        row = {"item": 1, "price": price, "version": price, "changed": 10**12 + price}
+        produce(flow.confluent, prices, [("1", json.dumps(row))])
+        pipeline = ts.Pipeline(flow.name).read(
+            stock=flow.source(value=ts.Json("item bigint, count bigint, gone boolean")),
+            prices=flow.source(
+                topics=[prices],
+                value=ts.Json("item bigint, price bigint, version bigint, changed bigint"),
+            ),
+        )
+        flow.run(
+            pipeline.key_by(stock="item", prices="item")
+            .process(ts.upsert_join("stock", "prices", how=how, **arguments), uid="offers")
+            .write(flow.sink(key="item", value=ts.Json()))
+        )
+        return [(row["change"], row["price"]) for row in found(flow)]
+
+    produce(flow.confluent, flow.topic_in, [("1", json.dumps({"item": 1, "count": 5}))])
+    as_it_was = {"newest_by": {"prices": "changed"}, "deleted": {"stock": "gone"}}
+    assert run(1, **as_it_was) == [("insert", 1)]
+    for other, told in (
+        (
+            {"newest_by": {"prices": "version"}},
+            r'newest_by\["prices"\] is now "version", .*"changed"',
+        ),
+        ({"newest_by": {}}, r'newest_by\["prices"\] is now the order of arrival'),
+        ({"deleted": {}}, r'deleted\["stock"\] is now no column, .* with "gone"'),
+        ({"how": "left"}, 'how is now "left", .* with "inner"'),
+    ):
+        with pytest.raises(ts.OptionError, match=f"step offers: {told}") as refused:
+            run(2, **(as_it_was | other))
+        assert "allow_dropped_state=['offers']" in str(refused.value)
+        assert [(row["change"], row["price"]) for row in found(flow)] == [("insert", 1)]
+    assert run(3, **as_it_was) == [("insert", 1), ("update", 3)]

@@ -30,6 +30,7 @@ def windowed(flow: Flow, windows: Any, parallelism: int, **settings: Any) -> ts.
     """The same without a sink."""
     source = flow.source(value=ts.Json(COLUMNS), max_offsets_per_trigger=150)
     aggregates = {"n": ts.count(), "total": ts.sum("n"), "middle": ts.quantiles("n", at=[0.5])}
+    aggregates |= settings.pop("other", {})
     return (
         ts.Pipeline(flow.name)
         .read(source)
@@ -99,6 +100,15 @@ def test_hopping_windows_are_exact_over_epochs_and_restarts_with_any_parallelism
 
     with pytest.raises(ts.OptionError, match=r"hopping windows of 1000000 us every 500000 us"):
         flow.run(pipeline(flow, ts.tumbling(SIZE), 2))
+    # 15 would come out for the maximum 7 of a window: as much is refused, by the argument.
+    maximum = r'step windows: aggregates.total is now maximum\("n"\), .* with sum\("n"\)'
+    with pytest.raises(ts.OptionError, match=maximum):
+        flow.run(pipeline(flow, windows, 2, other={"total": ts.maximum("n")}))
+    produce(flow.confluent, flow.topic_in, [("z", json.dumps({"k": "z", "n": 10**6 + 1}))])
+    same = ts.hopping(SIZE, every=EVERY, offset=-3 * EVERY)
+    flow.run(pipeline(flow, same, 2, other={"middle": ts.quantiles("n", at=[0.1, 0.9])}))
+    (open_window,) = ts.read_state(flow.spark, str(flow.checkpoint)).collect()
+    assert [(pane["n"], pane["total"]) for pane in open_window["panes"]] == [(2, 2 * 10**6 + 1)]
 
 
 @pytest.mark.parametrize("every", [40, 16])

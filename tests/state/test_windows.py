@@ -3,6 +3,7 @@
 import datetime as dt
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -15,6 +16,7 @@ from one_keyed_task import MAX_PARALLELISM, OneTask
 
 import tallystick as ts
 from tallystick.errors import OptionError, RecordError
+from tallystick.state.catalog import StepState
 from tallystick.state.compatibility import settle
 from tallystick.state.entries import regrouped
 from tallystick.state.functions.vectorised import ByColumns
@@ -123,6 +125,13 @@ GRIDS = st.sampled_from(
     [
         (ts.tumbling(10), hopping_windows(10, 10, 0)),
         (ts.tumbling(7, offset=3), hopping_windows(7, 7, 3)),
+        (ts.tumbling(7, offset=-3), hopping_windows(7, 7, -3)),
+        (ts.tumbling(7, offset=17), hopping_windows(7, 7, 17)),
+        (ts.hopping(10, every=4, offset=-3), hopping_windows(10, 4, -3)),
+        (ts.hopping(10, every=4, offset=11), hopping_windows(10, 4, 11)),
+        (ts.hopping(10, every=7, offset=-10), hopping_windows(10, 7, -10)),
+        (ts.cumulative(12, step=4, offset=-5), cumulative_windows(12, 4, -5)),
+        (ts.cumulative(12, step=4, offset=19), cumulative_windows(12, 4, 19)),
         (ts.hopping(10, every=5), hopping_windows(10, 5, 0)),
         (ts.hopping(10, every=4, offset=3), hopping_windows(10, 4, 3)),
         (ts.hopping(9, every=9, offset=1), hopping_windows(9, 9, 1)),
@@ -501,7 +510,6 @@ def test_updates_of_many_windows_come_in_parts(
         (lambda: ts.hopping(10, every=20), "at most the size, or rows between"),
         (lambda: ts.tumbling(0), "expected more than 0"),
         (lambda: ts.tumbling("soon"), "tumbling: size='soon'"),
-        (lambda: ts.tumbling(10, offset=10), "offset 10 ms: expected less than the size"),
         (lambda: ts.cumulative(10, step=3), "expected whole steps of 3 ms"),
         (lambda: ts.hopping("1 day", every=1), "more than 10000"),
         (lambda: ts.tumbling("1 hour", time_zone="Europe/Berlin"), "windows of whole days"),
@@ -584,3 +592,72 @@ def test_panes_and_timers_go_with_their_keys_to_other_key_groups() -> None:
     groups = {key[:2] for key in moved["key"].to_pylist()}
     assert len(groups) > MAX_PARALLELISM
     assert regrouped(moved, KeyCodec(KEY), MAX_PARALLELISM).equals(held)
+
+
+@pytest.mark.parametrize(
+    ("windows", "same"),
+    [
+        (ts.tumbling("1 day", offset="-8 hours"), ts.tumbling("1 day", offset="16 hours")),
+        (ts.tumbling("5 seconds", offset="12 seconds"), ts.tumbling(5000, offset=2000)),
+        (ts.hopping(120, every=60, offset=70), ts.hopping(120, every=60, offset=10)),
+        (ts.hopping(10, every=7, offset=-10), ts.hopping(10, every=7, offset=4)),
+        (ts.cumulative(12, step=4, offset=-5), ts.cumulative(12, step=4, offset=7)),
+        (
+            ts.tumbling("7 days", offset="-3 days", time_zone="Europe/Berlin"),
+            ts.tumbling("7 days", offset="4 days", time_zone="Europe/Berlin"),
+        ),
+    ],
+)
+def test_an_offset_counts_modulo_and_equal_windows_have_one_text(windows: Any, same: Any) -> None:
+    """As in Flink and Beam: `of(Time.days(1), Time.hours(-8))` are the days of China."""
+    assert windows == same
+    assert windows.text == same.text
+
+
+def test_windows_of_a_checkpoint_with_the_offset_as_it_was_given_are_the_same() -> None:
+    """Release 0.1.0 wrote an offset of hopping windows that was above their `every` as it was."""
+    made = ts.windowed(ts.hopping(120, every=60, offset=70), AGGREGATES)
+    assert isinstance(made, ByColumns)
+    (state,) = made.make(SCHEMA).declared(KeyCodec(KEY))
+    assert state.key_schema == "hopping windows of 120000 us every 60000 us from 10000 us"
+    old = replace(state, key_schema=state.key_schema.replace("10000 us", "70000 us"))
+    assert "from 70000 us" in old.key_schema
+    fields, next_id = settle("s", [old], None)
+    base = StepState("s", 16, 1, "", 1, fields, next_id)
+    assert settle("s", [state], base)[0][0].key_schema == state.key_schema
+    other = replace(state, key_schema=state.key_schema.replace("from 10000", "from 20000"))
+    with pytest.raises(OptionError, match="from 10000 us"):
+        settle("s", [other], base)
+
+
+@pytest.mark.parametrize("rows_come", [True, False])
+def test_sessions_with_a_shorter_lateness_leave_nothing_behind(rows_come: bool) -> None:
+    def task(lateness: int) -> OneTask:
+        windows = ts.windowed(ts.session(10), {"n": ts.count()}, allowed_lateness=lateness)
+        return OneTask(windows, KEY, rows=SCHEMA, event_time="ts")
+
+    before, after = task(100_000), task(0)
+    before.epoch(rows_of([(f"k{n}", 10, n) for n in range(9)]))
+    assert len(before.epoch(rows_of([]), watermark_ms=50)) == 9
+    assert len(before.entries) == 27
+    after.entries = before.entries
+    new = [(f"k{n}", 900, n) for n in range(0, 9, 2)] if rows_come else []
+    assert after.epoch(rows_of(new), watermark_ms=100) == []
+    assert len(after.epoch(rows_of([]), watermark_ms=2000)) == len(new)
+    assert after.epoch(rows_of([]), watermark_ms=200_000) == []
+    assert after.entries == {}
+
+
+def test_a_pane_that_no_session_names_goes_with_its_timer_when_it_is_due() -> None:
+    """Release 0.1.0 left such ones behind."""
+    windows = ts.windowed(ts.session(10), {"n": ts.count()}, allowed_lateness=1000)
+    task = OneTask(windows, KEY, rows=SCHEMA, event_time="ts")
+    task.epoch(rows_of([("a", 10, 1), ("b", 15, 1), ("a", 90, 1)]))
+    bounds = [key for key in task.entries if key[2] == 2]
+    assert len(bounds) == 2
+    for key in bounds:
+        del task.entries[key]
+    assert task.epoch(rows_of([("b", 200, 1)]), watermark_ms=150) == []
+    assert len(task.entries) == 3, "the pane, the timer and the bounds of the new session"
+    assert len(task.epoch(rows_of([]), watermark_ms=5000)) == 1
+    assert task.entries == {}

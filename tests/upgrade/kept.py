@@ -60,6 +60,8 @@ GROUPS = (
 PARTS = ("shop", "paid", "savepoint", "shop-files", "paid-files", "broker/node-1/data")
 LEFT_OUT = (".index", ".timeindex", ".lock")
 """Kafka makes them again."""
+WITHOUT_MEANING = ("paid", "savepoint")
+"""The folders whose states are laid out as those that were written before they had a meaning."""
 STATES = ("totals", "habits", "windows", "prices", "held")
 
 
@@ -99,16 +101,28 @@ def unpack(release: str, folder: Path) -> None:
     """Lay out what is kept.
 
     A manifest names the folder of files that its decision makes visible. That is another one on
-    each machine: its name is replaced, and the checksum of that file made again.
+    each machine: its name is replaced, and the checksum of that file made again. In some of them
+    states have no meaning, as early builds of 0.1.0 wrote them.
     """
     with tarfile.open(RELEASES / f"{release}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     old, new = facts_of(release)["folder"], str(folder)
-    for path in sorted(folder.glob("*/tallystick/*.json")):
-        line = path.read_bytes().splitlines()[0]
-        if f"{old}/".encode() in line:
-            line = line.replace(f"{old}/".encode(), f"{new}/".encode())
+    for path in sorted([*folder.glob("*/tallystick/*.json"), *folder.glob("*/savepoint.json")]):
+        before = path.read_bytes().splitlines()[0]
+        line = before.replace(f"{old}/".encode(), f"{new}/".encode())
+        if path.relative_to(folder).parts[0] in WITHOUT_MEANING:
+            line = _without_meaning(line)
+        if line != before:
             path.write_bytes(line + b"\n%08x\n" % zlib.crc32(line))
+
+
+def _without_meaning(line: bytes) -> bytes:
+    """A manifest or a savepoint whose states do not say what they mean."""
+    held = json.loads(line)
+    for step in held.get("manifest", held).get("state", ()):
+        for field in step["fields"]:
+            field.pop("meaning", None)
+    return json.dumps(held, sort_keys=True).encode()
 
 
 class Shop:

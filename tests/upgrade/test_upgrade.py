@@ -13,6 +13,7 @@ Each release was cut off after a decision, see `make`. So the code of today has 
 the release decided, before it goes on.
 """
 
+import json
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -103,6 +104,12 @@ class Opened:
         return {name: self.shop.seen(name) for name in (SHOP, PAID)}
 
 
+def newest_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of the newest epoch."""
+    path = max((checkpoint / "tallystick").glob("[0-9]*.json"))
+    return json.loads(path.read_bytes().splitlines()[0])
+
+
 def call(*command: str) -> int:
     """Call the command line, and return its exit code."""
     return CliRunner().invoke(app, command).exit_code
@@ -179,6 +186,8 @@ class TestKept:
             servers = shop.kafka.bootstrap_servers
             command = ["inspect", "--verify", "--bootstrap-servers", servers]
             assert call(*command, str(shop.folder / folder)) == 0
+        for state in newest_manifest(shop.folder / "paid")["state"]:
+            assert all(field["meaning"] for field in state["fields"]), "it had none before"
         new = [row for row in seen[SHOP]["output"] if row not in facts["shop"]["output"]]
         assert len(new) == len(seen[SHOP]["output"]) - len(facts["shop"]["output"])
         closed = {(row["item"], row["window_start"]): row["notes"] for row in new}

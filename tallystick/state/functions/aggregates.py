@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from tallystick.state.functions.keyed_batch import (
     wide_type,
 )
 from tallystick.state.functions.vectorised import as_column
+from tallystick.state.meaning import name_text
 from tallystick.state.numpy_columns import explode, lists_of
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_of, type_of
@@ -43,6 +44,8 @@ class Aggregate:
     """One value of many rows; made by `count`, `sum` and the like.
 
     Args:
+        text: what it keeps of which columns, in words: part of the state's meaning, so it stays the
+            same in every release. No type stands in it: that is in the schema of the state.
         column: of the rows; "" where it takes none.
         kind: of the value; None: by the column's.
         kind_of: the kind of the value, from the column's.
@@ -54,6 +57,7 @@ class Aggregate:
         further: more columns that it reads.
     """
 
+    text: str
     column: str
     kind: pa.DataType | None
     kind_of: Callable[[pa.DataType], pa.DataType]
@@ -80,9 +84,10 @@ class Aggregate:
         kind = kind_in(name, self, rows)
         try:
             column = rows.field(self.column).type if self.column else pa.null()
-            return self.fold(column, kind)
+            fold = self.fold(column, kind)
         except OptionError as error:
             raise OptionError(f"{name!r} of column {self.column!r}: {error}") from None
+        return replace(fold, text=f"{self.text}{fold.text}")
 
 
 def kind_in(name: str, one: Aggregate, rows: pa.Schema) -> pa.DataType:
@@ -103,9 +108,14 @@ def _same(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def _text(function: str, column: str) -> str:
+    return f"{function}({name_text(column)})"
+
+
 def count() -> Aggregate:
     """Count rows."""
     return Aggregate(
+        "count()",
         "",
         pa.int64(),
         _same,
@@ -138,6 +148,7 @@ def sum(column: str, type: str | None = None) -> Aggregate:
             )
         kind = sum_type(kind)
     return Aggregate(
+        _text("sum", column),
         column,
         kind,
         sum_type,
@@ -162,6 +173,7 @@ def minimum(column: str, type: str | None = None) -> Aggregate:
         OptionError: values of this type are not compared here.
     """
     return Aggregate(
+        _text("minimum", column),
         column,
         None if type is None else comparable(type_of(type, f"minimum({column!r})")),
         comparable,
@@ -178,6 +190,7 @@ def minimum(column: str, type: str | None = None) -> Aggregate:
 def maximum(column: str, type: str | None = None) -> Aggregate:
     """Keep the greatest value of a column, nulls apart; as `minimum`."""
     return Aggregate(
+        _text("maximum", column),
         column,
         None if type is None else comparable(type_of(type, f"maximum({column!r})")),
         comparable,
@@ -209,6 +222,7 @@ def last_value(column: str, type: str | None = None) -> Aggregate:
         return typed(batch, name, start.type).column(name).take(pa.array(batch.last_rows()))
 
     return Aggregate(
+        _text("last_value", column),
         column,
         None if type is None else type_of(type, f"last_value({column!r})"),
         _same,
@@ -227,7 +241,13 @@ def first_value(column: str) -> Aggregate:
     Args:
         column: any that state can hold.
     """
-    return Aggregate(column, None, _same, lambda _, kind: by_time(column, kind, is_last=False))
+    return Aggregate(
+        _text("first_value", column),
+        column,
+        None,
+        _same,
+        lambda _, kind: by_time(column, kind, is_last=False),
+    )
 
 
 def average(column: str) -> Aggregate:
@@ -252,7 +272,7 @@ def average(column: str) -> Aggregate:
             result,
         )
 
-    return Aggregate(column, pa.float64(), _same, fold)
+    return Aggregate(_text("average", column), column, pa.float64(), _same, fold)
 
 
 def approximate_distinct_count(column: str) -> Aggregate:
@@ -265,7 +285,11 @@ def approximate_distinct_count(column: str) -> Aggregate:
         column: numbers, texts, dates or timestamps.
     """
     return Aggregate(
-        column, pa.int64(), _same, lambda kind, _: sketches.distinct_count(column, kind)
+        _text("approximate_distinct_count", column),
+        column,
+        pa.int64(),
+        _same,
+        lambda kind, _: sketches.distinct_count(column, kind),
     )
 
 
@@ -290,7 +314,8 @@ def quantiles(column: str, *, at: Sequence[float]) -> Aggregate:
         sum_type(column_kind)  # raises if they are no numbers
         return sketches.quantiles(column, shares)
 
-    return Aggregate(column, pa.list_(pa.float64()), _same, fold)
+    # Which quantiles are asked for is up to the result: the histogram has them all.
+    return Aggregate(_text("quantiles", column), column, pa.list_(pa.float64()), _same, fold)
 
 
 def collect(column: str) -> Aggregate:
@@ -325,7 +350,7 @@ def collect(column: str) -> Aggregate:
         schema = pa.schema([("times", pa.list_(pa.int64())), ("values", pa.list_(kind))])
         return Fold(schema, pa.list_(kind), add, merge, result)
 
-    return Aggregate(column, None, pa.list_, fold)
+    return Aggregate(_text("collect", column), column, None, pa.list_, fold)
 
 
 def vectorised_aggregate(
@@ -372,7 +397,10 @@ def vectorised_aggregate(
             own_values(result(lines)), pa.field("result", kind), lines.num_rows
         ),
     )
-    return Aggregate("", kind, _same, lambda *_: fold, further=tuple(reads))
+    names = f"reads={name_text(sorted(reads))}, accumulators={name_text(schema.names)}"
+    return Aggregate(
+        f"vectorised_aggregate({names})", "", kind, _same, lambda *_: fold, further=tuple(reads)
+    )
 
 
 def comparable(kind: pa.DataType) -> pa.DataType:

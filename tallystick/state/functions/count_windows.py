@@ -119,7 +119,7 @@ class CountFunction:
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the heads and panes."""
-        return (stored.declared(self.windows.text, self.codec),)
+        return (stored.declared(self.windows.text, self.codec, self.folds),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """See `Processor.output`."""

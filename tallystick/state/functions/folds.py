@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tallystick.errors import OptionError
 from tallystick.state.functions import fold_kernels
 from tallystick.state.functions.keyed_batch import Int64Array, KeyedBatch, order_by_key
+from tallystick.state.meaning import Meaning, meaning_of
 from tallystick.state.overlay import EpochTime
 
 TIME = "$time"
@@ -37,6 +38,7 @@ class Fold:
         add: a line of accumulators per group, from rows.
         merge: a line per group, from lines with the columns of `schema`.
         result: the value of each line.
+        text: what the accumulators are of, and how they are made, as `Aggregate.text`.
     """
 
     schema: pa.Schema
@@ -44,6 +46,7 @@ class Fold:
     add: Callable[[KeyedBatch], Columns]
     merge: Callable[[KeyedBatch], Columns]
     result: Callable[[pa.RecordBatch], pa.Array]
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,12 @@ class Folds:
                 text = f"{name}.{each.name}" if len(fold.schema) > 1 else name
                 fields.append(pa.field(text, each.type))
         return pa.schema(fields)
+
+    @property
+    def meaning(self) -> Meaning:
+        """The meaning of the accumulators of windows."""
+        texts = {f"aggregates.{name}": fold.text for name, fold in self.by_name.items()}
+        return meaning_of("windowed", texts)
 
     @cached_property
     def output(self) -> pa.Schema:

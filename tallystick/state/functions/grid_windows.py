@@ -70,7 +70,7 @@ class GridFunction:
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the panes."""
-        return (stored.declared(self.windows.text, self.codec),)
+        return (stored.declared(self.windows.text, self.codec, self.folds),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """See `Processor.output`."""

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions.inputs import INPUT, TIME, CarriedColumns
 from tallystick.state.functions.processing import check_event_times
+from tallystick.state.meaning import Meaning, meaning_of, name_text
 
 LEFT, RIGHT = range(2)
 """The sides of a join."""
 INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER = "inner", "left", "right", "full"
 HOWS = (INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER)
+"""The kinds of joins, numbered by which sides are outer: 1 for the left one, 2 for the right."""
 
 Int64Array = NDArray[np.int64]
 
@@ -174,6 +176,19 @@ class JoinColumns:
                 ),
             ]
         )
+
+    def meaning(
+        self, outer: tuple[bool, bool], arguments: Mapping[str, str] | None = None
+    ) -> Meaning:
+        """Return the meaning of the state of a join.
+
+        Args:
+            outer: which sides' rows come out without a partner too.
+            arguments: of the function, as text.
+        """
+        sides = {"left": name_text(self.names[LEFT]), "right": name_text(self.names[RIGHT])}
+        how = HOWS[outer[LEFT] + 2 * outer[RIGHT]]
+        return meaning_of(self.function, {**sides, "how": name_text(how), **(arguments or {})})
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of the left and the right input."""

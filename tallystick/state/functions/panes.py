@@ -24,6 +24,7 @@ from tallystick.state.entries import (
     due_entries,
     time_keys,
 )
+from tallystick.state.functions.folds import Folds
 from tallystick.state.functions.keyed_batch import Int64Array
 from tallystick.state.functions.processing import PANES, StateDeclaration, Work
 from tallystick.state.key_groups import key_groups_of
@@ -176,14 +177,15 @@ class Panes:
         self.delete(time_keys(entries, pa.array(times_ms), TIMERS_BY_TIME))
 
 
-def declared(what: str, codec: ColumnsCodec) -> StateDeclaration:
+def declared(what: str, codec: ColumnsCodec, folds: Folds) -> StateDeclaration:
     """Return the declaration of panes.
 
     Args:
         what: they are, in words; of panes that are others, the state is refused.
         codec: of their accumulators.
+        folds: the aggregates that these are of.
     """
-    return StateDeclaration(STATE, PANES, what, text_of(codec.schema))
+    return StateDeclaration(STATE, PANES, what, text_of(codec.schema), meaning=folds.meaning)
 
 
 def _pane_key(key: KeyCodec) -> KeyCodec:

@@ -13,6 +13,7 @@ from tallystick.errors import OptionError, RecordError
 from tallystick.state.catalog import StateField
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec
+from tallystick.state.meaning import Meaning
 from tallystick.state.overlay import EpochTime, Overlay
 
 NO_TIME = "None"
@@ -46,6 +47,7 @@ class StateDeclaration:
     key_schema: str
     value_schema: str
     ttl_ms: int = 0
+    meaning: Meaning = ()
 
 
 @dataclass(frozen=True)

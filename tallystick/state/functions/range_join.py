@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.errors import OptionError
-from tallystick.state.durations import duration_ms
+from tallystick.state.durations import signed_duration_ms
 from tallystick.state.entries import Keys
 from tallystick.state.functions.join_columns import (
     INNER,
@@ -54,9 +54,7 @@ OUTPUT_ROWS = 16_384
 KEYS_MAX = 8192
 """The keys whose heads are in memory at a time."""
 SIDES = ("left", "right")
-"""The names of the states; those of the inputs may change."""
-BOUND_MAX_MS = 1 << 52
-"""The most that a bound may be: as far as event times themselves may be from 1970."""
+"""The names of the states."""
 
 Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -151,7 +149,7 @@ def interval_join(
     Raises:
         OptionError: an argument is not what it should be.
     """
-    reach = Interval(_signed_ms("lower", lower), _signed_ms("upper", upper))
+    reach = Interval(signed_duration_ms("lower", lower), signed_duration_ms("upper", upper))
     if reach.lower > reach.upper:
         raise OptionError(
             f"interval_join: lower={lower!r} is after upper={upper!r}: no row would match; right "
@@ -186,7 +184,7 @@ def window_join(
     Raises:
         OptionError: an argument is not what it should be.
     """
-    reach = Window(_signed_ms("size", size), _signed_ms("offset", offset))
+    reach = Window(signed_duration_ms("size", size), signed_duration_ms("offset", offset))
     if reach.size <= 0:
         raise OptionError(f"window_join: size={size!r}: expected more than 0")
     return _range_join("window_join", (left, right), reach, how, columns)
@@ -205,17 +203,6 @@ def _range_join(
         return RangeJoin(JoinColumns(function, rows, names, reach.fields), reach, outer)
 
     return ByColumns(make, None, EVENT_TIME, has_timers=True, carried=its)
-
-
-def _signed_ms(name: str, given: str | int) -> int:
-    is_negative = given < 0 if isinstance(given, int) else str(given).strip().startswith("-")
-    if not is_negative:
-        span = duration_ms(name, given)
-    else:
-        span = -duration_ms(name, -given if isinstance(given, int) else given.strip()[1:])
-    if abs(span) > BOUND_MAX_MS:
-        raise OptionError(f"{name}={given!r}: more than 140,000 years")
-    return span
 
 
 class RangeJoin:
@@ -240,6 +227,7 @@ class RangeJoin:
                 f"{columns.function}, {'outer' if outer[side] else 'inner'} side",
                 f"{columns.function}, input {columns.names[side]!r}",
                 its,
+                columns.meaning(outer),
             )
             for side, (name, its) in enumerate(zip(SIDES, columns.sides, strict=True))
         )

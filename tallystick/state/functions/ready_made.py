@@ -26,11 +26,8 @@ from tallystick.state.functions.processing import (
     PROCESSING_TIME,
     event_times,
 )
-from tallystick.state.functions.vectorised import (
-    ByColumns,
-    VectorisedFunction,
-    beside_key,
-)
+from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction, beside_key
+from tallystick.state.meaning import meaning_of, name_text
 from tallystick.state.numpy_columns import explode, lists_of
 from tallystick.state.schema import schema_of, type_of
 
@@ -39,6 +36,7 @@ EACH_RECORD = "record"
 
 _SESSIONS = pa.schema([(name, pa.list_(pa.int64())) for name in ("starts", "ends", "counts")])
 """The open sessions of a key; moments in microseconds."""
+_SEEN = pa.schema([("seen", pa.bool_())])
 _MOMENT = pa.timestamp("us", tz="UTC")
 _SESSION = pa.schema([("start", _MOMENT), ("end", _MOMENT), ("count", pa.int64())])
 _MICROS = 1000
@@ -108,7 +106,12 @@ def _aggregate(
         return beside_key(key, [rows.field(name) for name in keep], schema)
 
     function = per_epoch if each == EACH_EPOCH else per_record
-    return VectorisedFunction(function, schema_of(schema, "state"), NO_TIME, reads, output)
+    meaning = meaning_of(
+        "aggregate", {f"columns.{name}": one.text for name, one in columns.items()}
+    )
+    return VectorisedFunction(
+        function, schema_of(schema, "state"), NO_TIME, reads, output, meaning=meaning
+    )
 
 
 def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
@@ -139,7 +142,9 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
 
     mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
     seen = schema_of("seen boolean", "state")
-    return VectorisedFunction(first_only, seen, mode, output=lambda key, rows: rows)
+    return VectorisedFunction(
+        first_only, seen, mode, None, lambda key, rows: rows, meaning=meaning_of("deduplicate")
+    )
 
 
 def top_n(n: int, column: str, type: str | None = None) -> VectorisedFunction | ByColumns:
@@ -172,7 +177,10 @@ def _top_n(n: int, column: str, kind: pa.DataType) -> VectorisedFunction:
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [], [pa.field(column, pa.list_(kind))])
 
-    return VectorisedFunction(greatest, schema_of(state, "state"), NO_TIME, [column], output)
+    meaning = meaning_of("top_n", {"n": str(n), "column": name_text(column)})
+    return VectorisedFunction(
+        greatest, schema_of(state, "state"), NO_TIME, [column], output, meaning=meaning
+    )
 
 
 def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
@@ -216,8 +224,15 @@ def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [], _SESSION)
 
+    meaning = meaning_of("sessions", {"gap_ms": str(gap_ms), "time_column": name_text(time_column)})
     return VectorisedFunction(
-        step, _SESSIONS, EVENT_TIME, [time_column], output, event_time=time_column
+        step,
+        _SESSIONS,
+        EVENT_TIME,
+        [time_column],
+        output,
+        event_time=time_column,
+        meaning=meaning,
     )
 
 

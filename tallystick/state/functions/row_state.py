@@ -31,6 +31,7 @@ from tallystick.state.functions.join_rows import Rows
 from tallystick.state.functions.matching import greatest, least, order_of
 from tallystick.state.functions.processing import ROWS, StateDeclaration
 from tallystick.state.keys import bodies
+from tallystick.state.meaning import Meaning
 from tallystick.state.numpy_columns import explode, lists_of
 from tallystick.state.overlay import Overlay
 from tallystick.state.row_codec import ColumnsCodec, changed_rows
@@ -138,19 +139,23 @@ class RowState:
         owner: the function, and how it uses them: another one finds them as it cannot use them.
         what: they are, for messages.
         columns: of a row.
+        meaning: of the state.
 
     Raises:
         OptionError: a column cannot be stored.
     """
 
-    def __init__(self, name: str, owner: str, what: str, columns: pa.Schema) -> None:
-        self.name, self._owner, self._columns = name, owner, columns
+    def __init__(
+        self, name: str, owner: str, what: str, columns: pa.Schema, meaning: Meaning = ()
+    ) -> None:
+        self.name, self._owner, self._columns, self._meaning = name, owner, columns, meaning
         self._codec = ColumnsCodec(columns, what) if len(columns) else None
 
     @cached_property
     def declaration(self) -> StateDeclaration:
         """The state as the step declares it."""
-        return StateDeclaration(self.name, ROWS, self._owner, text_of(self._columns))
+        columns = text_of(self._columns)
+        return StateDeclaration(self.name, ROWS, self._owner, columns, meaning=self._meaning)
 
     def new_rows(self, codes: Int64Array, times: Int64Array, columns: Sequence[pa.Array]) -> Rows:
         """Return rows that arrived, by key and time."""

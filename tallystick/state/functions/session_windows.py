@@ -8,7 +8,7 @@ sessions it needs:
     rows touch: read, put together, written under the start that they have now
 
 Invariant: at the end of an epoch the bounds of a key are those of its panes, and a pane's timer is
-its own column `$timer`.
+its own column `$timer`. A pane that is due and that no bounds name goes with its timer.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ class SessionFunction:
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the sessions, and the bounds of each key's."""
         bounds = StateDeclaration(BOUNDS, COLUMNS, "", text_of(_BOUNDS_CODEC.schema))
-        return (stored.declared(self.sessions.text, self.codec), bounds)
+        return (stored.declared(self.sessions.text, self.codec, self.folds), bounds)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """See `Processor.output`."""
@@ -167,7 +167,8 @@ class _Epoch:
         is_changed[of_rows] = True
         in_changed = is_changed[of_held]  # the last one, never true, is for those that are gone
         is_due = self._are_due(held, due, codes[work.rows.num_rows :])
-        is_read = is_due | in_changed
+        # Those that are gone are due, unless the lateness was a longer one: they go with the rest.
+        is_read = is_due | in_changed | is_gone
         before, entries, texts = self._read(held.filter(is_read), keys.columns)
         yield from self._close(before.filter(is_due[is_read]), keys.columns)
 
@@ -211,13 +212,23 @@ class _Epoch:
         )
 
     def _are_due(self, held: _Bounds, due: Due | None, due_codes: NDArray[np.int32]) -> BoolArray:
+        """Return which sessions are due, and delete the panes that are due and no session's.
+
+        Release 0.1.0 left such ones when `allowed_lateness` was made smaller.
+        """
         if due is None:
             return np.zeros(len(held.codes), np.bool_)
         codes = np.concatenate([held.codes, due_codes])
         found = numbered(codes, np.concatenate([held.starts, due.starts]))
         is_due = np.zeros(len(found.codes), np.bool_)
         is_due[found.numbers[len(held.codes) :]] = True
-        which: BoolArray = is_due[found.numbers[: len(held.codes)]]
+        of_sessions, of_due = np.split(found.numbers, [len(held.codes)])
+        strays = ~np.isin(of_due, of_sessions)
+        if strays.any():
+            entries = due.entries.filter(pa.array(strays))
+            self._panes.delete(entries)
+            self._panes.unset_timers(entries, due.times_ms[strays])
+        which: BoolArray = is_due[of_sessions]
         return which
 
     def _read(

@@ -38,8 +38,9 @@ REGISTER_BITS = 12
 REGISTERS = 1 << REGISTER_BITS
 _RANK_BITS = 6
 _ENTRY_BITS = REGISTER_BITS + _RANK_BITS
-_BUCKET_SHIFT = 52 - 7
-_INFINITE = 0x7FF << 7
+BUCKET_BITS = 7
+_BUCKET_SHIFT = 52 - BUCKET_BITS
+_INFINITE = 0x7FF << BUCKET_BITS
 _BUCKETS = pa.list_(pa.int32())
 _COUNTS = pa.list_(pa.int64())
 
@@ -68,7 +69,17 @@ def distinct_count(column: str, kind: pa.DataType) -> Fold:
         return [_greatest(batch.codes[lines].astype(np.int64), entries, len(batch))]
 
     schema = pa.schema([("registers", _BUCKETS)])
-    return Fold(schema, pa.int64(), add, merge, lambda lines: _estimates(lines.column(0)))
+    text = f" of {_hashed_as(kind)} in {REGISTERS} registers"
+    return Fold(schema, pa.int64(), add, merge, lambda lines: _estimates(lines.column(0)), text)
+
+
+def _hashed_as(kind: pa.DataType) -> str:
+    """Return what values of all types are called that have the same hashes where they are equal."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return "texts"
+    if pa.types.is_integer(kind):
+        return "whole numbers"
+    return "floats" if pa.types.is_floating(kind) else str(kind)
 
 
 def _hashes(values: pa.Array) -> UInt64Array:
@@ -161,7 +172,8 @@ def quantiles(column: str, at: Sequence[float]) -> Fold:
 
     schema = pa.schema([("buckets", _BUCKETS), ("counts", _COUNTS)])
     kind = pa.list_(pa.float64())
-    return Fold(schema, kind, add, merge, lambda lines: _quantiles(lines, at))
+    text = f" in buckets of 1/{1 << BUCKET_BITS}"
+    return Fold(schema, kind, add, merge, lambda lines: _quantiles(lines, at), text)
 
 
 def _buckets(values: NDArray[np.float64]) -> Int64Array:

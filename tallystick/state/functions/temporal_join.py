@@ -84,8 +84,15 @@ class TemporalJoin:
 
     def __init__(self, columns: JoinColumns, is_outer: bool) -> None:
         self.columns, self.is_outer = columns, is_outer
+        meaning = columns.meaning((is_outer, False))
         self.states = tuple(
-            RowState(name, "temporal_join", f"temporal_join, input {columns.names[side]!r}", its)
+            RowState(
+                name,
+                "temporal_join",
+                f"temporal_join, input {columns.names[side]!r}",
+                its,
+                meaning,
+            )
             for side, (name, its) in enumerate(zip(SIDES, columns.sides, strict=True))
         )
 

@@ -32,6 +32,7 @@ from tallystick.state.functions.matching import order_of
 from tallystick.state.functions.processing import NO_TIME
 from tallystick.state.functions.range_join import SIDES
 from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
+from tallystick.state.meaning import name_text
 from tallystick.state.numpy_columns import valid_of
 from tallystick.state.row_codec import ColumnsCodec, changed_rows
 
@@ -91,7 +92,15 @@ def upsert_join(
         )
         state = pa.schema([field for table in tables for field in table.state])
         function = _UpsertJoin(both, tables, outer, ColumnsCodec(state, "upsert_join"))
-        return VectorisedFunction(function, state, NO_TIME, None, lambda key, rows: both.output)
+        arguments = {name: text for table in tables for name, text in table.arguments.items()}
+        return VectorisedFunction(
+            function,
+            state,
+            NO_TIME,
+            None,
+            lambda key, rows: both.output,
+            meaning=both.meaning(outer, arguments),
+        )
 
     return ByColumns(make, None, carried=its)
 
@@ -131,6 +140,15 @@ class _Table:
                     f"upsert_join: {option} of {name!r}: column {column!r} is "
                     f"{its.field(column).type}, expected {expected}"
                 )
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The arguments that decide which row of a key is in the state."""
+        name = self.columns.names[self.side]
+        return {
+            f"newest_by[{name_text(name)}]": _named_or(self.order, "the order of arrival"),
+            f"deleted[{name_text(name)}]": _named_or(self.deleted, "no column"),
+        }
 
     @property
     def state(self) -> list[pa.Field]:
@@ -243,6 +261,10 @@ class _UpsertJoin:
         for at in (0, width):
             arrays[at], arrays[at + 1] = pa.array(_is_true(state[at])), nothing
         return pa.RecordBatch.from_arrays(arrays, schema=self.codec.schema)
+
+
+def _named_or(column: str | None, otherwise: str) -> str:
+    return otherwise if column is None else name_text(column)
 
 
 def _is_true(flags: pa.BooleanArray) -> BoolArray:

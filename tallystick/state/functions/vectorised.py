@@ -39,12 +39,14 @@ from tallystick.state.functions.processing import (
     Work,
 )
 from tallystick.state.keys import KeyCodec
+from tallystick.state.meaning import OWN_FUNCTION, Meaning, meaning_of
 from tallystick.state.row_codec import ColumnsCodec, changed_rows
 from tallystick.state.schema import schema_of, text_of
 
 STATE = "state"
 TIMER = "$timer"
 """The column that holds a key's timer, after those of the function."""
+_OWN = meaning_of(OWN_FUNCTION)
 
 Function = Callable[[KeyedBatch], Update]
 Output = Callable[[pa.Schema, pa.Schema], pa.Schema]
@@ -107,6 +109,7 @@ class VectorisedFunction:
     Args:
         event_time: the column by whose time the function goes: the step's event time, no other.
             None: it does not look.
+        meaning: of its state; that of a user's function is in its code.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class VectorisedFunction:
         output: Output | None = None,
         event_time: str | None = None,
         outputs: Mapping[str, str | pa.Schema] | None = None,
+        meaning: Meaning = _OWN,
     ) -> None:
         if time_mode not in TIME_MODES:
             raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
@@ -131,6 +135,7 @@ class VectorisedFunction:
                 f"{{'alerts': 'user string, why string'}}"
             )
         self._outputs = outputs or {}
+        self._meaning = meaning
         self.event_time = event_time
         self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
@@ -157,7 +162,8 @@ class VectorisedFunction:
         """Return one state of kind `columns`; none for a function without."""
         if self._codec is None:
             return ()
-        return (StateDeclaration(STATE, COLUMNS, "", text_of(self._codec.schema)),)
+        columns = text_of(self._codec.schema)
+        return (StateDeclaration(STATE, COLUMNS, "", columns, meaning=self._meaning),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
         """Return the output's schema as given."""

@@ -9,6 +9,7 @@ Source: tumbling, hopping and cumulative windows as Flink's window table-valued 
 """
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.errors import OptionError
-from tallystick.state.durations import duration_ms
+from tallystick.state.durations import duration_ms, signed_duration_ms
 from tallystick.state.functions.keyed_batch import Int64Array
 
 US_PER_MS = 1000
@@ -35,7 +36,8 @@ class Windows:
         kind: its name.
         size_us: of the longest window.
         every_us: from one end of a window to the next.
-        offset_us: what edges of windows are shifted by.
+        offset_us: what edges of windows are shifted by; of all offsets with the same windows the
+            least from 0 on, as Flink and Beam take it modulo (TimeWindow.getWindowStartWithOffset).
         time_zone: whose days they follow; None: UTC.
     """
 
@@ -54,10 +56,7 @@ class Windows:
             )
         if self.kind == CUMULATIVE and self.size_us % self.every_us:
             raise OptionError(f"{said}: expected whole steps of {self.every_us // US_PER_MS} ms")
-        if not 0 <= self.offset_us < self.size_us:
-            raise OptionError(
-                f"{said}, offset {self.offset_us // US_PER_MS} ms: expected less than the size"
-            )
+        object.__setattr__(self, "offset_us", self.offset_us % self.period_us)
         if self.size_us // self.pane_us > WINDOWS_PER_PANE_MAX:
             raise OptionError(
                 f"{said} in panes of {self.pane_us // US_PER_MS} ms: a window would have more than "
@@ -78,6 +77,11 @@ class Windows:
     @property
     def _step_name(self) -> str:
         return "step" if self.kind == CUMULATIVE else "every"
+
+    @property
+    def period_us(self) -> int:
+        """The span after which windows begin again: offsets that far apart are the same."""
+        return self.size_us if self.kind == CUMULATIVE else self.every_us
 
     @cached_property
     def pane_us(self) -> int:
@@ -177,20 +181,37 @@ def _us(name: str, duration: str | int) -> int:
     return duration_ms(name, duration) * US_PER_MS
 
 
+def _offset_us(name: str, duration: str | int) -> int:
+    return signed_duration_ms(name, duration) * US_PER_MS
+
+
+_HOPPING = re.compile(r"(hopping windows of \d+ us every (\d+) us from )(\d+)( us.*)")
+
+
+def windows_text(words: str) -> str:
+    """Return windows in words, as `Windows.text` has them, from the words in a checkpoint.
+
+    Until their offset was taken modulo, hopping windows could have one above their `every`.
+    """
+    if parts := _HOPPING.fullmatch(words):
+        return f"{parts[1]}{int(parts[3]) % int(parts[2])}{parts[4]}"
+    return words
+
+
 def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = None) -> Windows:
     """Cut time into windows of one size, one right after the other.
 
     Args:
         size: like "1 minute", or ms.
         offset: by which windows begin later than whole sizes since 1970, which was a Thursday:
-            weeks with "4 days" begin on Mondays.
+            weeks with "4 days" begin on Mondays. A negative one, such as "-8 hours": earlier.
         time_zone: like "Europe/Berlin", for windows of whole days: they begin at midnight there.
 
     Raises:
         OptionError: no such windows can be.
     """
     size_us = _us("tumbling: size", size)
-    return Windows(TUMBLING, size_us, size_us, _us("tumbling: offset", offset), time_zone)
+    return Windows(TUMBLING, size_us, size_us, _offset_us("tumbling: offset", offset), time_zone)
 
 
 def hopping(
@@ -214,7 +235,7 @@ def hopping(
         OptionError: no such windows can be.
     """
     size_us, every_us = _us("hopping: size", size), _us("hopping: every", every)
-    return Windows(HOPPING, size_us, every_us, _us("hopping: offset", offset), time_zone)
+    return Windows(HOPPING, size_us, every_us, _offset_us("hopping: offset", offset), time_zone)
 
 
 def cumulative(
@@ -236,7 +257,8 @@ def cumulative(
         OptionError: no such windows can be.
     """
     size_us, step_us = _us("cumulative: size", size), _us("cumulative: step", step)
-    return Windows(CUMULATIVE, size_us, step_us, _us("cumulative: offset", offset), time_zone)
+    offset_us = _offset_us("cumulative: offset", offset)
+    return Windows(CUMULATIVE, size_us, step_us, offset_us, time_zone)
 
 
 def session(gap: str | int) -> Sessions:

@@ -5,6 +5,7 @@ nulls first; the rows of a key in the order of their arrival.
 """
 
 import decimal
+import difflib
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -188,10 +189,11 @@ _FRACTIONAL = (float, np.floating, decimal.Decimal)
 
 
 def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows by the names of their columns: one that is missing is null, others are left out.
+    """Return rows by the names of their columns, in any order.
 
     Raises:
-        StateError: something else than a Row was returned, or a value has another type.
+        StateError: something else than a Row was returned, its fields are not those of the output,
+            or a value has another type.
     """
     try:
         return pa.RecordBatch.from_arrays(_columns_of(rows, schema), schema=schema)
@@ -229,35 +231,43 @@ def frame_to_batch(frame: "pd.DataFrame", schema: pa.Schema, timezone: str) -> p
 
 
 def _columns_of(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
-    is_nested = any(pa.types.is_nested(field.type) for field in schema)
-    if not is_nested and all(getattr(row, "__fields__", None) == schema.names for row in rows):
-        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * len(schema)
+    columns: Iterable[Any]
+    if all(getattr(row, "__fields__", None) == schema.names for row in rows):
+        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+        columns = [
+            list(map(_without_rows, values)) if pa.types.is_nested(field.type) else values
+            for values, field in zip(columns, schema, strict=True)
+        ]
     else:
         for wrong in (row for row in rows if not isinstance(row, Row)):
             raise TypeError(f"{wrong!r} is a {type(wrong).__name__}, expected a Row")
+        _check_names("a Row", rows, schema.names)
         dicts = [row.asDict(True) for row in rows]
-        columns = [[row.get(name) for row in dicts] for name in schema.names]
+        columns = [[row[name] for row in dicts] for name in schema.names]
     arrays = []
     for values, field in zip(columns, schema, strict=True):
+        _check_fields(field.name, values, field.type)
         _check_whole(field.name, values, field.type)
         arrays.append(pa.array(values, field.type))
     return arrays
 
 
+def _without_rows(value: Any) -> Any:
+    """Return a nested value with dicts in place of Rows, at every depth."""
+    if isinstance(value, Row):
+        return value.asDict(True)
+    if isinstance(value, list):
+        return list(map(_without_rows, value))
+    if isinstance(value, dict):
+        return {key: _without_rows(part) for key, part in value.items()}
+    return value
+
+
 def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
     """Refuse fractions where Arrow would cut them off without a word."""
-    if pa.types.is_struct(kind):
-        for field in kind:
-            parts = [value.get(field.name) for value in values if isinstance(value, dict)]
-            _check_whole(f"{name}.{field.name}", parts, field.type)
-    elif pa.types.is_map(kind):
-        maps = [value.items() if isinstance(value, dict) else value or () for value in values]
-        items = list(chain.from_iterable(maps))
-        _check_whole(f"{name}, a key", [key for key, _ in items], kind.key_type)
-        _check_whole(f"{name}, a value", [part for _, part in items], kind.item_type)
-    elif pa.types.is_list(kind):
-        lists = [value for value in values if isinstance(value, Iterable)]
-        _check_whole(f"{name}, an element", list(chain.from_iterable(lists)), kind.value_type)
+    if pa.types.is_nested(kind):
+        for part in _parts_of(name, values, kind):
+            _check_whole(*part)
     elif (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and any(
         issubclass(each, _FRACTIONAL) for each in set(map(type, values))
     ):
@@ -265,9 +275,89 @@ def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
         raise TypeError(f"{name}: {value!r} is a {type(value).__name__}, expected {kind}")
 
 
+def _parts_of(
+    name: str, values: Iterable[Any], kind: pa.DataType
+) -> Iterator[tuple[str, list[Any], pa.DataType]]:
+    """Yield what nested values are made of, with names for messages, and its type."""
+    if pa.types.is_struct(kind):
+        for at, field in enumerate(kind):
+            parts = [
+                value.get(field.name) if isinstance(value, dict) else value[at]
+                for value in values
+                if isinstance(value, dict) or (isinstance(value, tuple) and at < len(value))
+            ]
+            yield f"{name}.{field.name}", parts, field.type
+    elif pa.types.is_map(kind):
+        maps = [value.items() if isinstance(value, dict) else value or () for value in values]
+        items = list(chain.from_iterable(maps))
+        yield f"{name}, a key", [key for key, _ in items], kind.key_type
+        yield f"{name}, a value", [part for _, part in items], kind.item_type
+    elif pa.types.is_list(kind):
+        lists = [value for value in values if isinstance(value, Iterable)]
+        yield f"{name}, an element", list(chain.from_iterable(lists)), kind.value_type
+
+
+def _check_fields(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
+    """Refuse structs with other fields: Arrow leaves them out, and makes null what is missing."""
+    if not pa.types.is_nested(kind):
+        return
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        _check_names(f"{name}: a struct", values, names)
+        for misfit in filter(None, (order_misfit(value, names) for value in values)):
+            raise TypeError(f"{name}: a struct {misfit}")
+    for part in _parts_of(name, values, kind):
+        _check_fields(*part)
+
+
+def _check_names(what: str, values: Iterable[Any], expected: Sequence[str]) -> None:
+    """Refuse rows and dicts with other fields than are expected."""
+    for names in dict.fromkeys(map(_names_of, values)):
+        if names is not None and (misfit := field_misfit(names, expected)):
+            raise TypeError(f"{what} {misfit}")
+
+
+def _names_of(value: Any) -> tuple[Any, ...] | None:
+    """Return the names of the fields of a value; None if it has none."""
+    if isinstance(value, Row):
+        return tuple(value.__fields__) if hasattr(value, "__fields__") else None
+    if isinstance(value, list):  # Arrow takes pairs of a name and a value, too
+        value = dict(value)
+    return tuple(value) if isinstance(value, dict) else None
+
+
+def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
+    """Return what is wrong with the names of fields; "": they are those expected, in any order."""
+    unknown = [name for name in names if name not in expected]
+    missing = [name for name in expected if name not in names]
+    if unknown:
+        others = missing or expected or ["none at all"]
+        (nearest,) = difflib.get_close_matches(str(unknown[0]), others, 1, cutoff=0)
+        return f"has a field {unknown[0]!r}, which is none; the nearest one is {nearest!r}"
+    if missing:
+        return f"has no field {missing[0]!r}: give it None where it is to be null"
+    return "" if len(names) == len(expected) else f"has a field twice: {', '.join(names)}"
+
+
+def order_misfit(value: Any, names: Sequence[str]) -> str:
+    """Return what is wrong with a Row that has the fields of a struct in another order.
+
+    Where a Row counts by position, as in Spark, one with other names may do so: a value of one
+    state goes into another.
+    """
+    own = getattr(value, "__fields__", None)
+    if own is None or list(own) == list(names) or sorted(own) != sorted(names):
+        return ""
+    return f"has its fields in another order than {', '.join(names)}, and counts by position"
+
+
 def _series_column(values: "pd.Series[Any]", kind: pa.DataType, timezone: str) -> pa.Array:
     import pandas as pd
 
+    try:
+        _check_fields(str(values.name), values, kind)
+    except (TypeError, ValueError) as error:
+        raise _misfit(pa.schema([pa.field(str(values.name), kind)]), error) from error
     is_moment = isinstance(values.dtype, pd.DatetimeTZDtype) or values.dtype.kind == "M"
     if is_moment and pa.types.is_timestamp(kind):
         if kind.tz is not None and values.dt.tz is None:

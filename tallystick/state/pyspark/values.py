@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallystick.codec import ddl
 from tallystick.errors import UNREADABLE, ManifestError, OptionError, StateError
-from tallystick.state.pyspark.rows import row_maker
+from tallystick.state.pyspark.rows import field_misfit, order_misfit, row_maker
 
 VALUE, LIST, MAP = "value", "list", "map"
 """The kinds of a processor's state."""
@@ -209,6 +209,8 @@ class ValueCodec:
             is_tuple = isinstance(value, tuple | list)
             what = f"it has {len(value)} values" if is_tuple else "it is no tuple"
             raise self._misfit(value, f"{what}, expected a tuple of {len(self._store)}")
+        if misfit := order_misfit(value, self._schema.names):
+            raise self._misfit(value, f"it {misfit}")
         stored = []
         for name, store, part in zip(self._schema.names, self._store, value, strict=True):
             try:
@@ -380,7 +382,11 @@ def _structs(kind: types.StructType) -> Convert:
 
     def store(value: Any) -> list[Any]:
         if isinstance(value, dict):
-            value = tuple(value.get(name) for name in kind.names)
+            if misfit := field_misfit(tuple(value), kind.names):
+                raise ValueError(f"{value!r} {misfit}")
+            value = tuple(value[name] for name in kind.names)
+        if misfit := order_misfit(value, kind.names):
+            raise ValueError(f"{value!r} {misfit}")
         if len(_expect(value, (tuple, list), kind)) != len(stores):
             raise ValueError(f"{value!r} has not the {len(stores)} fields of {kind.simpleString()}")
         return [

@@ -278,12 +278,127 @@ def test_another_keys_null_takes_no_digits_from_a_frame():
     ]
 
 
-def test_rows_are_matched_by_name_and_missing_columns_are_null():
-    class Returns(Tried):
-        def handleInputRows(self, key, rows, timerValues):
-            return [Row(val="1", k="a", more=2), Row(k="b", what="w", val="2")]
+class Returns(StatefulProcessor):
+    """Puts out what it was given."""
 
-    assert epochs_of(Returns(None)).run(ONE) == [("a", None, "1"), ("b", "w", "2")]
+    def __init__(self, *returned: Any) -> None:
+        self.returned = returned
+
+    def init(self, handle):
+        pass
+
+    def handleInputRows(self, key, rows, timerValues):
+        return iter(self.returned)
+
+    def close(self):
+        pass
+
+
+def test_rows_are_matched_by_name():
+    returned = Row(val="1", k="a", what=None), Row(k="b", what="w", val="2")
+    assert epochs_of(Returns(*returned)).run(ONE) == [("a", None, "1"), ("b", "w", "2")]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (Row(k="a", waht="w", val="1"), "a Row has a field 'waht', .* nearest one is 'what'"),
+        (Row(k="a", val="1"), "a Row has no field 'what': give it None"),
+        (Row(k="a", what="w", val="1", vals="2"), "a field 'vals', .* nearest one is 'val'"),
+        (Row("k", "what", "what", "val")("a", "w", "w", "1"), "twice: k, what, what, val"),
+        ({"k": "a", "what": "w", "val": "1"}, "is a dict, expected a Row"),
+    ],
+)
+def test_a_row_with_other_fields_is_refused(row, told):
+    """Spark makes null what is missing, and drops what is more, without a word."""
+    for returned in ([row], [Row(k="b", what="w", val="2"), row]):
+        with pytest.raises(StateError, match=told):
+            epochs_of(Returns(*returned)).run(ONE)
+
+
+INNER = pa.struct([("x", pa.int32()), ("word", pa.string())])
+NESTED = pa.schema(
+    [
+        ("one", INNER),
+        ("many", pa.list_(INNER)),
+        ("by", pa.map_(pa.string(), INNER)),
+        ("deep", pa.struct([("in", INNER)])),
+    ]
+)
+NONE = {"one": None, "many": None, "by": None, "deep": None}
+
+
+@pytest.mark.parametrize("make", [dict, lambda **fields: Row(**fields)], ids=["dict", "Row"])
+@pytest.mark.parametrize("wrap", NESTED.names)
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"x": 1, "wrod": "a"}, "a struct has a field 'wrod', .* nearest one is 'word'"),
+        ({"x": 1}, "a struct has no field 'word'"),
+        ({"x": 1, "word": "a", "y": 2}, "a struct has a field 'y', which is none"),
+    ],
+)
+def test_a_struct_with_other_fields_is_refused(make, wrap, fields, told):
+    def whole(inner: Any) -> dict[str, Any]:
+        wrapped = {"one": inner, "many": [inner], "by": {"k": inner}, "deep": {"in": inner}}
+        return {**NONE, wrap: wrapped[wrap]}
+
+    right = whole(make(word="a", x=1))
+    ((found,),) = [epochs_of(Returns(Row(**right)), output=NESTED).run(ONE)]
+    assert "'x': 1, 'word': 'a'" in str(found)
+    with pytest.raises(StateError, match=f"{wrap}.*: {told}"):
+        epochs_of(Returns(Row(**whole(make(**fields)))), output=NESTED).run(ONE)
+    frame = pd.DataFrame({name: [value] for name, value in whole(make(**fields)).items()})
+    with pytest.raises(StateError, match=f"{wrap}.*: {told}"):
+        epochs_of(Returns(frame), output=NESTED, rows="pandas").run(ONE)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ((1,), "Tuple size must be equal"),
+        ((1, "a", 2), "Tuple size must be equal"),
+        ((1.5, "a"), "one.x: 1.5 is a float"),
+        ([("x", 1)], "a struct has no field 'word'"),
+    ],
+)
+def test_a_struct_of_another_length_is_refused(value, told):
+    with pytest.raises(StateError, match=told):
+        epochs_of(Returns(Row(**{**NONE, "one": value})), output=NESTED).run(ONE)
+
+
+def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
+    frame = pd.DataFrame({name: [value] for name, value in NONE.items()}, dtype=object)
+    frame.at[0, "one"] = Row(word="a", x=1)
+    with pytest.raises(StateError, match="in another order than x, word"):
+        epochs_of(Returns(frame), output=NESTED, rows="pandas").run(ONE)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ((1, {"x": 1}), "inner: .*has no field 'word': give it None"),
+        ((1, {"x": 1, "wrod": "a"}), "'wrod', which is none; the nearest one is 'word'"),
+        ((1, {"x": 1, "word": "a", "y": 1}), "has a field 'y', which is none"),
+        ((1, (1,)), "has not the 2 fields"),
+        ((1, Row(word="a", x=1)), "in another order than x, word, and counts by position"),
+        (Row(inner=(1, "a"), n=1), "it has its fields in another order than n, inner"),
+    ],
+)
+def test_a_value_of_state_with_other_fields_is_refused(value, told):
+    """A Row counts by position in state, as in Spark: names in another order are exchanged."""
+    with pytest.raises(StateError, match=told):
+        tried(
+            lambda it, _: it.value.update(value), schema="n int, inner struct<x int, word string>"
+        )
+
+
+def test_a_row_of_one_state_goes_into_another_by_position():
+    schema = "n int, inner struct<x int, word string>"
+    values = ((1, {"word": "a", "x": 2}), Row(a=1, b=Row(c=2, d="a")), Row(n=1, inner=(2, "a")))
+    for value in values:
+        found = tried(lambda it, _, v=value: (it.value.update(v), it.value.get()), schema=schema)
+        assert "(n=1, inner=Row(x=2, word='a'))" in found or "(1, " in found, found
 
 
 def test_nested_rows_and_frames_become_the_output():

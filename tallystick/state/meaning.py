@@ -1,0 +1,80 @@
+"""The meaning of a state: the function that keeps it and its arguments, as frozen text.
+
+A state's columns say how its bytes are read, and not what they count: the sum of a column has the
+type of its maximum. So a ready-made function declares with each state the arguments that decide
+what lies in it; a checkpoint holds them, and a start compares them one by one (`changes`).
+
+    (("function", "aggregate"), ("columns.total", 'sum("amount")'))
+
+Invariants: texts stay the same in every release for the same arguments. An argument is declared
+with its default too, so that one which is not held was not known to the release that wrote it. A
+column of accumulators has an argument of its own, and no type stands in its text: that is in the
+schema of the state.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+Meaning = tuple[tuple[str, str], ...]
+"""Arguments by name, in the order of their declaration; empty: nothing is known."""
+
+FUNCTION = "function"
+OWN_FUNCTION = "a function of your own"
+"""The function of all states whose meaning is in the user's code alone."""
+
+
+class Change(NamedTuple):
+    """An argument that is another one than that which a state was made with."""
+
+    argument: str
+    before: str
+    now: str
+
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        return f"{self.argument} is now {self.now}, and its state was made with {self.before}"
+
+
+def meaning_of(function: str, arguments: Mapping[str, str] | None = None) -> Meaning:
+    """Return the meaning of a state that a function keeps.
+
+    Args:
+        function: its name.
+        arguments: those that decide what lies in the state, as text.
+    """
+    return ((FUNCTION, function), *(arguments or {}).items())
+
+
+def name_text(name: str | Sequence[str]) -> str:
+    """Return the text of a column's name, or of several."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def changes(before: Meaning, now: Meaning) -> Iterator[Change]:
+    """Yield the arguments that differ.
+
+    Arguments that only one side has are not compared: one that is not held was not known when the
+    state was written, and columns that come or go are seen in the schema of the state.
+    """
+    texts = dict(before)
+    for argument, text in now:
+        if texts.get(argument, text) != text:
+            yield Change(argument, texts[argument], text)
+
+
+def meaning_from_json(value: object) -> Meaning:
+    """Read back what a manifest holds.
+
+    Raises:
+        TypeError: it is no list of pairs of texts.
+    """
+    pairs: list[tuple[str, str]] = []
+    for pair in value if isinstance(value, list) else [value]:
+        match pair:
+            case [str(argument), str(text)]:
+                pairs.append((argument, text))
+            case _:
+                raise TypeError(f"meaning {value!r}: expected pairs of texts")
+    return tuple(pairs)
