@@ -65,7 +65,7 @@ class Stopwatch:
     """The time of one task, by part."""
 
     switches = 0
-    """How often work changed hands in this process; two at the same time may count as one."""
+    """Changes of hands in this process so far; two at the same time may count as one."""
 
     def __init__(self) -> None:
         self._ns = dict.fromkeys(PARTS, 0)

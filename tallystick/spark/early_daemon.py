@@ -43,7 +43,7 @@ ADDRESS_BYTES_MAX = 107
 """Linux takes no longer path of a socket; see unix(7)."""
 TAKEN = b"."
 _READ_ALREADY = ("NUMBA_CACHE_DIR",)
-"""Variables that `host.kernel_cache` has set, and numba has read: a JVM that is older lacks them."""
+"""Variables that `host.kernel_cache` sets and numba reads at once; an older JVM lacks them."""
 
 
 class EarlyDaemon:

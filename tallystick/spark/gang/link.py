@@ -163,7 +163,7 @@ class Link:
 
 
 class _Handshake:
-    """What goes to and fro before the first message: by one deadline, not one for each byte."""
+    """The bytes before the first message: one deadline is for all of them, not for each."""
 
     def __init__(self, raw: socket.socket, until_s: float) -> None:
         self._raw = raw
