@@ -228,7 +228,7 @@ class Gang:
         why = (f": {loads(found)}" if kind == CUT else "") + self._end
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
-            f"not known: the epoch is aborted, and runs again in new ones"
+            f"not known: the epoch is aborted"
         )
 
     def _send(self, link: Link, *message: Any) -> None:
