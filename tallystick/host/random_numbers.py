@@ -1,7 +1,7 @@
 """Random numbers in forks: a fork has its parent's generators, and would draw what others draw.
 
 Python's and numba's generators are seeded again in each fork, as is whatever asks the system. That
-of numpy is not. Arrow's `random` function cannot be: docs/writing-exactly-once.md says so.
+of numpy is not. Arrow's `random` function cannot be: docs/performance.md says so.
 """
 
 import os

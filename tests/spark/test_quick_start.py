@@ -243,6 +243,27 @@ def test_it_takes_no_place_of_another_python() -> None:
         assert not early_daemon._take_place(ours)
 
 
+def test_in_the_place_of_a_jvm_that_is_older_than_the_kernels_it_keeps_their_folder(
+    tmp_path: Path,
+) -> None:
+    """The environment is the JVM's; but numba has read that variable, and workers look for it."""
+    script = """
+import json, os, socket, sys
+from tallystick.spark import early_daemon
+import tallystick.host.kernel_cache as kernel_cache
+ours, theirs = socket.socketpair()
+socket.send_fds(theirs, [early_daemon.TAKEN], [0, 1, 2])
+place = {"version": sys.version, "environment": {"OF_THE_JVM": "1"}, "folder": os.getcwd()}
+theirs.sendall(json.dumps(place | {"path": sys.path, "arguments": []}).encode())
+theirs.shutdown(socket.SHUT_WR)
+before = kernel_cache.directory_in_use()
+assert early_daemon._take_place(ours)
+assert kernel_cache.directory_in_use() == before
+assert os.environ["OF_THE_JVM"] == "1" and "HOME" not in os.environ
+"""
+    subprocess.run([sys.executable, "-c", script], env=environment(tmp_path), check=True)
+
+
 @pytest.mark.parametrize("is_too_long", [False, True])
 def test_where_its_socket_has_no_room_there_is_none(
     monkeypatch: pytest.MonkeyPatch, *, is_too_long: bool
