@@ -33,6 +33,7 @@ PACKAGES = (
         "tallystick.run.sink_task",
         "tallystick.checkpoint.local.local_state",
         "tallystick.spark.gang.member",
+        "tallystick.state.functions.ready_made",
     ),
 )
 """The modules that a pipeline's workers import."""
