@@ -42,10 +42,10 @@ def module(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return name
 
 
-def observing(module: str, service: str) -> Any:
+def observing(module: str, service: str, spark: Any) -> Any:
     """The module's function; the driver imports it too, as a user's program does."""
     imported: Any = __import__(module)
-    return imported.Observing(service)
+    return imported.Observing(service, spark.sparkContext.broadcast(7))
 
 
 def feed(flow: Flow, record_count: int) -> None:
@@ -82,6 +82,7 @@ def assert_each_has_its_own(rows: list[dict[str, Any]]) -> set[int]:
         assert row["answers"] == [True, True]
         assert row["ticks"], "the module's thread runs"
         assert row["pools"]
+        assert row["shared"] == 7
     for of_module, draws in enumerate(zip(*(row["draws"] for row in rows), strict=True)):
         assert len(set(draws)) == len(rows), f"generator {of_module} drew alike in two processes"
     by_pid = {row["pid"]: (row["token"], *row["ports"]) for row in rows}
@@ -93,7 +94,7 @@ def assert_each_has_its_own(rows: list[dict[str, Any]]) -> set[int]:
 
 def test_a_member_has_what_each_worker_of_sparks_has(flow: Flow, module: str, service: str) -> None:
     """First in members, then in Spark's workers, then in members beside workers that have it."""
-    pipeline = flow.pipeline(observing(module, service))
+    pipeline = flow.pipeline(observing(module, service, flow.spark))
     members = assert_each_has_its_own(observed(flow, pipeline, "resident"))
     workers = assert_each_has_its_own(observed(flow, pipeline, "jobs"))
     assert len(members) == 2
@@ -108,7 +109,7 @@ def test_a_module_that_cannot_be_imported_is_named(
     flow: Flow, module: str, service: str, tmp_path: Path
 ) -> None:
     """Its error ends the pipeline as one of a function does, with the line that raised it."""
-    pipeline = flow.pipeline(observing(module, service))
+    pipeline = flow.pipeline(observing(module, service, flow.spark))
     Path(service).unlink()
     feed(flow, 1)
     with pytest.raises(FileNotFoundError, match="service") as caught:

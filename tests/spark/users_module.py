@@ -109,10 +109,16 @@ def ticks() -> bool:
 
 
 class Observing:
-    """A function of a pipeline: a row for each row, which says what its process has."""
+    """A function of a pipeline: a row for each row, which says what its process has.
 
-    def __init__(self, path: str) -> None:
-        self.path, self.object = path, Reconnecting(path)
+    Args:
+        path: of the service's address.
+        shared: a broadcast variable of Spark's, with the number 7.
+    """
+
+    def __init__(self, path: str, shared: Any) -> None:
+        self.path, self.object, self.shared = path, Reconnecting(path), shared
+        self.ballast = bytes(300 << 10)  # so large that it travels as a broadcast variable itself
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Ask, draw, and look around."""
@@ -130,6 +136,7 @@ class Observing:
             "answers": [own.ask(number), self.object.client.ask(number)],
             "draws": [GENERATOR.random(), np.random.random(), random.random()],
             "token": token(),
+            "shared": self.shared.value,
             "ticks": ticks(),
             "pools": [POOL.apply(abs, (-number,)), THREADS.apply(abs, (-number,))] == [number] * 2,
         }
