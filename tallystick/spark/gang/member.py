@@ -104,7 +104,8 @@ def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     imports the user's modules and unpickles the user's objects for itself, as Spark's workers do.
 
     Returns:
-        Members that ended without an order to leave.
+        Members that ended without an order to leave. One that only lost its driver or another
+        member is none: it says nothing of the reason.
     """
     assert not spec.known.is_open, "members would share the user's objects"
     members = {_fork(spec, index): index for index in indices}
@@ -116,9 +117,9 @@ def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
         for pid in members:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    # A member that only lost another one says nothing of the reason.
-    reasons = [end for end in ends if end[1] not in (0, LOST_OTHERS)]
-    return [f"member {index} {_ended(code)}" for index, code in reasons or ends if code]
+    return [
+        f"member {index} {_ended(code)}" for index, code in ends if code not in (0, LOST_OTHERS)
+    ]
 
 
 def _ended_members(members: dict[int, int]) -> list[tuple[int, int]]:
@@ -135,8 +136,6 @@ def _ended_members(members: dict[int, int]) -> list[tuple[int, int]]:
 def _ended(code: int) -> str:
     if code < 0:
         return f"was ended by signal {-code}, as when memory is short"
-    if code == LOST_OTHERS:
-        return "lost its driver, or another member"
     return f"ended with exit code {code}; see its log"
 
 
