@@ -116,6 +116,47 @@ MAY_RUN_BYTES = {
 }
 """What turns bytes or text into code. Nothing from Kafka, storage or the network may come there
 (docs/security.md)."""
+CACHES_OF_VALUES = {
+    "checkpoint/local/lmdb_environment.py": {"_open", "_looked_s"},  # LMDB's rules for forks
+    "codec/avro/reader.py": {"_plan"},
+    "codec/avro/writer.py": {"_tree"},
+    "codec/json_flat.py": {"flat_of"},
+    "codec/json_schema.py": {"parse_shape"},
+    "codec/protobuf/reader.py": {"_plan"},
+    "codec/protobuf/schema.py": {"_well_known", "messages_of"},
+    "codec/protobuf/writer.py": {"_plan"},
+    "codec/records/compression.py": {"_codec"},
+    "host/java.py": {"_has_vector_module", "probe"},
+    "host/parent_process.py": {"_parents"},
+    "kafka/java_settings.py": {"say_passed_over"},
+    "kafka/protocol.py": {"_objects_in"},
+    "kafka/schema_registry.py": {"_known_in_file"},
+    "kafka/subjects.py": {"columns_to_read", "value_writer"},
+    "ops/ui/live_page.py": {"_servers"},  # of the driver; a fork has no thread that serves
+    "ops/ui/rendering.py": {"_environment"},
+    "run/lists.py": {"_held"},
+    "run/tables.py": {"_held"},
+    "source/subscription.py": {"_matches"},
+    "spark/context.py": {"_warned"},
+    "spark/gang/gang.py": {"_held_slots"},
+    "spark/gang/link.py": {"_links"},  # closes them in a fork
+    "spark/listeners.py": {"PIPELINES"},
+    "spark/reading.py": {"_warned"},
+    "spark/streaming/foreach_batch.py": {"_refused", "_sink_of_run"},  # of the driver
+    "spark/streaming/group_offsets.py": {"COUNTS", "_with_transactions"},
+    "spark/streaming/offset_reporter.py": {"OBSERVERS", "_at_end", "_listening", "_runs"},
+    "spark/streaming/write_epochs.py": {"_planned"},
+    "state/pyspark/rows.py": {"_maker"},
+    "storage/local_files.py": {"_looked_through"},
+}
+"""What modules keep as long as their process lives, and a fork gets a copy of. Connections, clients
+and files are no such values: two processes that use one get each other's answers. They belong into
+a `WorkerCache`, which gives a fork none."""
+CACHING = {"cache", "lru_cache"}
+CONTAINERS = {
+    *("dict", "list", "set", "deque", "defaultdict", "Counter", "OrderedDict", "local"),
+    *("SimpleQueue", "Queue", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary"),
+}
 PATHS_BELOW_A_CHECKPOINT = {
     "FOLDER",
     "METADATA",
@@ -308,6 +349,74 @@ def test_nothing_from_outside_becomes_code(module):
 )
 def test_what_becomes_code_is_noticed(text, found):
     assert runs_bytes(ast.parse(text)) == found
+
+
+def caches_in(tree: ast.Module) -> set[str]:
+    """Return the names under which a module keeps values: functions that do, empty containers."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names |= {node.name} if CACHING & set(map(last_name, node.decorator_list)) else set()
+    for node in (each for body in bodies_in(tree) for each in body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                names |= {name} if is_container(value) else set()
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                names |= {name} if is_container(value) else set()
+    return names
+
+
+def bodies_in(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """The module's own, and those of its classes, whose attributes live as long."""
+    yield tree.body
+    yield from (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def is_container(value: ast.expr) -> bool:
+    match value:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call():
+            is_empty = not value.args or last_name(value) in ("defaultdict", "deque")
+            caches = last_name(value) in CACHING
+            return caches or (last_name(value) in CONTAINERS and is_empty)
+    return False
+
+
+def last_name(node: ast.expr) -> str:
+    while isinstance(node, ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return ast.unparse(node).rpartition(".")[2]
+
+
+def test_what_a_process_keeps_is_nothing_that_a_fork_would_share(module):
+    path, tree, _ = module
+
+    assert caches_in(tree) == CACHES_OF_VALUES.get(place(path), set()), (
+        "a connection, client or file belongs into a WorkerCache; add what holds values only"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("@lru_cache(maxsize=64)\ndef connections(url): ...", {"connections"}),
+        ("@functools.cache\ndef client(): ...", {"client"}),
+        ("class A:\n    @cache\n    def client(self): ...", {"client"}),
+        ("client = functools.lru_cache(None)(connect)", {"client"}),
+        ("_open: dict[str, Link] = {}", {"_open"}),
+        ("_open = []", {"_open"}),
+        ("_open = collections.defaultdict(list)", {"_open"}),
+        ("_open: WeakSet[Link] = WeakSet()", {"_open"}),
+        ("_here = threading.local()", {"_here"}),
+        ("class A:\n    open = {}", {"open"}),
+        ("_idle: WorkerCache[str, Link] = WorkerCache()", set()),
+        ("UNITS = {'s': 1}\nNAMES = set(UNITS)", set()),
+        ("def f():\n    found = {}", set()),
+    ],
+)
+def test_what_a_process_keeps_is_noticed(text, found):
+    assert caches_in(ast.parse(text)) == found
 
 
 def test_functions_and_modules_fit_the_reader(module):

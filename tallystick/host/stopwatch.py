@@ -64,6 +64,9 @@ class TaskTimes(NamedTuple):
 class Stopwatch:
     """The time of one task, by part."""
 
+    switches = 0
+    """Changes of hands in this process so far; two at the same time may count as one."""
+
     def __init__(self) -> None:
         self._ns = dict.fromkeys(PARTS, 0)
         self._part = OTHER
@@ -72,6 +75,7 @@ class Stopwatch:
 
     def switch(self, part: str) -> str:
         """Count the time from now on for a part; return the part before."""
+        Stopwatch.switches += 1
         now_ns, before = time.perf_counter_ns(), self._part
         self._ns[before] += now_ns - self._since_ns
         self._part, self._since_ns = part, now_ns

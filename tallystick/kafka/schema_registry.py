@@ -27,6 +27,7 @@ from tallystick.errors import (
     RecordError,
     RegistryUnavailableError,
 )
+from tallystick.host.worker_cache import WorkerCache
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0
@@ -119,7 +120,7 @@ class SchemaRegistry:
             AuthorizationError: the credentials were refused.
             RecordError: it is of another type.
         """
-        known = _known(self)
+        known = _known.get(self, dict)
         if schema_id in known:
             return known[schema_id]
         answer = self._ask("GET", f"/schemas/ids/{schema_id}{self._form}")
@@ -261,7 +262,7 @@ class SchemaRegistry:
         """Return the registry's answer; None: it says that there is no such thing."""
         url = self.shown_url + path
         headers = {"Content-Type": _CONTENT_TYPE} if body is not None else {}
-        own = _connections(self)
+        own = _connections.get(self, lambda: _connected(self))
         try:
             response = own.request(
                 method, url, body=body, headers={**own.headers, **headers}, preload_content=False
@@ -312,14 +313,14 @@ def _reason(error: Exception) -> str:
     return _reason(inner) if isinstance(inner, Exception) else str(error)
 
 
-@lru_cache(maxsize=64)
-def _known(registry: SchemaRegistry) -> dict[int, SchemaTexts]:
-    """Return what this process learnt from a registry."""
-    return {}
+_known: "WorkerCache[SchemaRegistry, dict[int, SchemaTexts]]" = WorkerCache()
+"""The schemas that this process learnt from a registry, by id."""
+_connections: "WorkerCache[SchemaRegistry, urllib3.PoolManager]" = WorkerCache(
+    lambda pool: pool.clear()
+)
 
 
-@lru_cache(maxsize=64)
-def _connections(registry: SchemaRegistry) -> urllib3.PoolManager:
+def _connected(registry: SchemaRegistry) -> urllib3.PoolManager:
     parts = urlsplit(registry.url)
     user_info = registry.user_info
     if user_info is None and parts.username is not None:

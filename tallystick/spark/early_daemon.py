@@ -33,6 +33,7 @@ PACKAGES = (
         "tallystick.run.sink_task",
         "tallystick.checkpoint.local.local_state",
         "tallystick.spark.gang.member",
+        "tallystick.state.functions.ready_made",
     ),
 )
 """The modules that a pipeline's workers import."""
@@ -42,6 +43,8 @@ END_MAX_S = 10.0
 ADDRESS_BYTES_MAX = 107
 """Linux takes no longer path of a socket; see unix(7)."""
 TAKEN = b"."
+_READ_ALREADY = ("NUMBA_CACHE_DIR",)
+"""Variables that `host.kernel_cache` sets and numba reads at once; an older JVM lacks them."""
 
 
 class EarlyDaemon:
@@ -136,8 +139,9 @@ def _take_place(asked: socket.socket) -> bool:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    kernels = {name: os.environ[name] for name in _READ_ALREADY if name in os.environ}
     os.environ.clear()
-    os.environ.update(place["environment"])
+    os.environ.update(place["environment"], **kernels)
     os.chdir(place["folder"])
     sys.path[:], sys.argv[:] = place["path"], place["arguments"]
     asked.sendall(TAKEN)
@@ -168,6 +172,7 @@ def _stand_in(address: str) -> bool:
 
 
 def _serve() -> None:
+    importlib.import_module("tallystick.host.random_numbers").seed_forks()
     importlib.import_module("pyspark.daemon").manager()
 
 

@@ -10,6 +10,7 @@ partitions. So large plans are broadcast here, and destroyed when their job has 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -62,7 +63,7 @@ class Shipment:
 
     def pack(self, plan: _Plan) -> "Parcel[_Plan]":
         """Return a parcel of a plan, for a task's function to hold."""
-        return Parcel(plan, self._ship)
+        return Parcel(lambda: plan, self._ship)
 
     def _ship(self, data: bytes) -> bytes | Broadcast[bytes]:
         if len(data) < LARGE_BYTES:
@@ -75,24 +76,45 @@ class Parcel(Generic[_Plan]):
     """A plan that a task's function holds.
 
     It is pickled when the function is, on the same thread, so that PySpark learns then of broadcast
-    variables of the user's own that are in it.
+    variables of the user's own that are in it. It is unpickled when its plan is first asked for: a
+    process that only passes it on runs no code of the user's.
+
+    Args:
+        unpack: returns the plan.
+        ship: takes the pickled plan to the tasks; None: it is there.
     """
 
     def __init__(
-        self, plan: _Plan, ship: Callable[[bytes], bytes | Broadcast[bytes]] | None = None
+        self,
+        unpack: Callable[[], _Plan],
+        ship: Callable[[bytes], bytes | Broadcast[bytes]] | None = None,
     ) -> None:
-        self.plan = plan
+        self._unpack = unpack
         self._ship = ship
+
+    @property
+    def is_open(self) -> bool:
+        """True if the plan was asked for in this process, or in the one that it is a fork of."""
+        return "plan" in vars(self)
+
+    @cached_property
+    def plan(self) -> _Plan:
+        """The plan."""
+        return self._unpack()
 
     def __reduce__(
         self,
     ) -> tuple[Callable[[bytes | Broadcast[bytes]], "Parcel[_Plan]"], tuple[object]]:
         assert self._ship is not None, "tasks send no parcels on"
-        return _unpacked, (self._ship(_SERIALIZER.dumps(self.plan)),)
+        return _arrived, (self._ship(_SERIALIZER.dumps(self.plan)),)
 
 
-def _unpacked(shipped: bytes | Broadcast[bytes]) -> Parcel[_Plan]:
-    return Parcel(_SERIALIZER.loads(shipped if isinstance(shipped, bytes) else shipped.value))
+def _arrived(shipped: bytes | Broadcast[bytes]) -> Parcel[_Plan]:
+    def unpack() -> _Plan:
+        plan: _Plan = _SERIALIZER.loads(shipped if isinstance(shipped, bytes) else shipped.value)
+        return plan
+
+    return Parcel(unpack)
 
 
 Shares = tuple[tuple[SplitRange, ...], ...]

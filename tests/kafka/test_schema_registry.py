@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import pickle
 import ssl
 import threading
@@ -119,6 +120,42 @@ def test_a_schema_is_asked_for_once(registry):
 
     assert [source.schema(1), source.schema(1), travelled.schema(1)] == [(CITY,)] * 3
     assert registry.asked == ["/schemas/ids/1"]
+
+
+def test_a_fork_asks_by_a_connection_of_its_own():
+    """On one connection two processes get each other's answers, and keep them for good."""
+    ports: dict[str, int] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay
+
+        def do_GET(self) -> None:
+            ports[self.path.rpartition("/")[2]] = self.client_address[1]
+            data = json.dumps({"schema": CITY}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    source = SchemaRegistry(f"http://127.0.0.1:{server.server_port}")
+    source.schema(1)
+    for number in (2, 3):
+        child = os.fork()
+        if not child:
+            os._exit(source.schema(number) != (CITY,))
+        assert os.waitpid(child, 0)[1] == 0
+    source.schema(4)
+    server.shutdown()
+    server.server_close()
+
+    assert ports["4"] == ports["1"]
+    assert len({ports["2"], ports["3"], ports["4"]}) == 3
 
 
 def test_nothing_is_asked_before_a_schema_is(registry):

@@ -18,10 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
+import tallystick as ts
 from tallystick.host import kernel_cache
 from tallystick.host.java import java_home
 from tallystick.spark import class_archive, early_daemon
+from tallystick.spark.cluster import Cluster
 from tests.spark.mischief import wait_until_gone
 
 pytestmark = pytest.mark.spark
@@ -241,6 +244,54 @@ def test_it_takes_no_place_of_another_python() -> None:
         theirs.sendall(json.dumps({"version": "2.7"}).encode())
         theirs.shutdown(socket.SHUT_WR)
         assert not early_daemon._take_place(ours)
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_what_the_early_daemon_imports_is_all_that_members_unpickle(
+    tmp_path: Path, *, is_keyed: bool
+) -> None:
+    """Else each of them would import it, one beside the other."""
+    source = ts.KafkaSource("localhost:9092", topics=["in"], value=ts.Json("user string"))
+    pipeline: Any = ts.Pipeline("counts").read(source)
+    if is_keyed:
+        pipeline = pipeline.key_by("user").process(ts.aggregate({"n": ts.count()}))
+    pipeline = pipeline.write(ts.KafkaSink("localhost:9092", topic="out", value=ts.Json()))
+    known = tmp_path / "known"
+    known.write_bytes(cloudpickle.dumps(pipeline._run(Cluster.at_hand(None), None)._known()))
+    script = """
+import importlib, pickle, sys
+from tallystick.host.kernel_cache import EVERY_PIPELINE, KEYED_PIPELINES
+from tallystick.spark.early_daemon import PACKAGES
+for package in (*PACKAGES, *EVERY_PIPELINE, *KEYED_PIPELINES):
+    importlib.import_module(package)
+before = set(sys.modules)
+pickle.load(open(sys.argv[1], "rb"))
+print(*(name for name in sys.modules if name.startswith("tallystick") and name not in before))
+"""
+    command = [sys.executable, "-c", script, str(known)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert found == []
+
+
+def test_in_the_place_of_a_jvm_that_is_older_than_the_kernels_it_keeps_their_folder(
+    tmp_path: Path,
+) -> None:
+    """The environment is the JVM's; but numba has read that variable, and workers look for it."""
+    script = """
+import json, os, socket, sys
+from tallystick.spark import early_daemon
+import tallystick.host.kernel_cache as kernel_cache
+ours, theirs = socket.socketpair()
+socket.send_fds(theirs, [early_daemon.TAKEN], [0, 1, 2])
+place = {"version": sys.version, "environment": {"OF_THE_JVM": "1"}, "folder": os.getcwd()}
+theirs.sendall(json.dumps(place | {"path": sys.path, "arguments": []}).encode())
+theirs.shutdown(socket.SHUT_WR)
+before = kernel_cache.directory_in_use()
+assert early_daemon._take_place(ours)
+assert kernel_cache.directory_in_use() == before
+assert os.environ["OF_THE_JVM"] == "1" and "HOME" not in os.environ
+"""
+    subprocess.run([sys.executable, "-c", script], env=environment(tmp_path), check=True)
 
 
 @pytest.mark.parametrize("is_too_long", [False, True])

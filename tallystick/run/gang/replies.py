@@ -7,6 +7,8 @@ from tallystick.run.task import Report
 
 READY, DONE, FAILED, CANCELLED, CUT = "ready", "done", "failed", "cancelled", "cut"
 """A reply of a member: of itself, of its run of an order, of its connections to others."""
+WORKING = "working"
+"""A sign of a member that it got on with an order since its last one."""
 
 
 class Replies:

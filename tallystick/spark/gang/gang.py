@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from socket import socket
 from threading import Event, Lock, Thread
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,9 +17,10 @@ from pyspark import SparkContext
 from tallystick.errors import EpochAbortedError
 from tallystick.host.parent_process import check_parent
 from tallystick.run.gang.inbox import HELD_BYTES_MAX
-from tallystick.run.gang.replies import CUT, Replies
+from tallystick.run.gang.replies import CUT, FAILED, READY, WORKING, Replies
 from tallystick.run.task import Report
 from tallystick.spark.cluster import is_local
+from tallystick.spark.gang.acceptor import accept_calls
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import (
@@ -31,6 +31,7 @@ from tallystick.spark.gang.messages import (
     dumps,
     loads,
 )
+from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.tasks import Shipment
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,12 @@ STOP_MAX_S = 10.0
 """The time members have to stop what they do for an epoch that is given up, or to leave."""
 START_MAX_S = 20.0
 """The time the others may need after the first member; then another gang is started."""
+STEP_MAX_S = 900.0
+"""The time in which some member must get on with an epoch, or import the pipeline's functions.
+
+It is as long as a transaction of an epoch may be by default. A step is what a function does with
+one batch, or less.
+"""
 WARN_EVERY_S = 10.0
 """The interval at which a start that waits reports the reason."""
 LOST = "lost"
@@ -91,13 +98,15 @@ class Gang:
         known: what orders may leave out.
         name: the pipeline's.
         stopped: set when its query is stopped, before `give_up` is called.
-        epoch_max_s: how long an epoch may take; a member that takes longer is hung. None: no limit.
+        epoch_max_s: how long an epoch may take; a member that takes longer is hung. None: as long
+            as members get on with it, see `STEP_MAX_S`.
 
     Raises:
         GangStoppedError: the query was stopped before all members were there.
         GangLostError: they did not all come up.
         GangTooLargeError: some did not for so long that Spark may have no slots for them.
         PicklingError: what they need cannot be sent.
+        what a module of the user's raised while it was imported.
     """
 
     def __init__(
@@ -154,13 +163,17 @@ class Gang:
         for link in self._links.values():
             self._send(link, ORDER, order.run, data)
         replies = Replies(order.run, self._links, _read)
-        give_up_s = None if self._epoch_max_s is None else time.monotonic() + self._epoch_max_s
+        give_up_s, late = time.monotonic() + self._limit_s, self._too_long("the epoch")
         while replies.is_waiting:
-            kind, index, run, found = self._next(give_up_s)
+            kind, index, run, found = self._next(give_up_s, late)
             if kind in (LOST, CUT):
                 self._raise_lost(replies.failure, kind, found)
+            if kind == WORKING:
+                if self._epoch_max_s is None and replies.failure is None:
+                    give_up_s = time.monotonic() + self._limit_s
+                continue
             if replies.take(kind, index, run, found):
-                give_up_s = time.monotonic() + STOP_MAX_S
+                give_up_s, late = time.monotonic() + STOP_MAX_S, "a member did not stop in time"
                 for link in self._links.values():
                     self._send(link, CANCEL, order.run)
         if replies.failure is not None:
@@ -185,12 +198,26 @@ class Gang:
                 self._context.cancelJobGroup(self._group)
             self._job_ended.wait(STOP_MAX_S)
 
-    def _next(self, give_up_s: float | None) -> tuple[str, int, int, bytes]:
-        patience = None if give_up_s is None else max(0.0, give_up_s - time.monotonic())
+    @property
+    def _limit_s(self) -> float:
+        return STEP_MAX_S if self._epoch_max_s is None else self._epoch_max_s
+
+    def _too_long(self, what: str) -> str:
+        if self._epoch_max_s is None:
+            return (
+                f"no member got on with {what} for {STEP_MAX_S:.0f} s: a function hangs, or one "
+                f"call of it takes longer, for which there is execution='jobs'"
+            )
+        return (
+            f"{what} takes longer than the {self._epoch_max_s:.0f} s that its transaction may: a "
+            f"function hangs, or transaction_timeout_ms of the KafkaSink is too short"
+        )
+
+    def _next(self, give_up_s: float, late: str) -> tuple[str, int, int, bytes]:
         try:
-            return self._heard.get(timeout=patience)
+            return self._heard.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except Empty:
-            return CUT, -1, 0, dumps(LinkBrokenError("a member did not stop in time"))
+            return CUT, -1, 0, dumps(LinkBrokenError(late))
 
     def _raise_lost(self, failure: Exception | None, kind: str, found: bytes) -> None:
         """End all members, since one or the job is gone, and raise what became of the epoch."""
@@ -201,7 +228,7 @@ class Gang:
         why = (f": {loads(found)}" if kind == CUT else "") + self._end
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
-            f"not known: the epoch is aborted, and runs again in new ones"
+            f"not known: the epoch is aborted"
         )
 
     def _send(self, link: Link, *message: Any) -> None:
@@ -229,7 +256,8 @@ class Gang:
                 _hold_slots(self._context, self.size.tasks)
                 _end_progress_bar(self._context)
                 self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
-                tasks = self._context.parallelize(range(self.size.tasks), self.size.tasks)
+                workers = in_clean_workers(self._context)
+                tasks = workers.parallelize(range(self.size.tasks), self.size.tasks)
                 said = tasks.mapPartitionsWithIndex(run_members).collect()
                 self._end = f": {'; '.join(said)}" if said else ""
             except Exception as error:
@@ -269,11 +297,46 @@ class Gang:
         for index, link in self._links.items():
             self._send(link, *(addresses[at] for at in range(self.size.members)))
             Thread(target=self._listen, args=(index, link), daemon=True).start()
-        for _ in self._links:
-            kind, _, _, found = self._next(time.monotonic() + STOP_MAX_S)
+        self._await_ready()
+        self._warn_of_slots()
+
+    def _await_ready(self) -> None:
+        """Wait until all members have imported and unpickled what the user gave.
+
+        That is the user's code, and may load a model: all together have `STEP_MAX_S`.
+        """
+        missing = set(self._links)
+        began_s = warned_s = time.monotonic()
+        while missing:
+            self._check_wanted()
+            now_s = time.monotonic()
+            if now_s - began_s > STEP_MAX_S:
+                raise GangLostError(
+                    f"resident tasks {sorted(missing)} of pipeline {self._name!r} did not import "
+                    f"its functions in {STEP_MAX_S:.0f} s"
+                )
+            if now_s - warned_s > WARN_EVERY_S:
+                warned_s = now_s
+                self._warn_of_import(now_s - began_s, len(missing))
+            try:
+                kind, index, _, found = self._heard.get(timeout=0.2)
+            except Empty:
+                continue
+            if kind == FAILED:
+                raise _read(found)
             if kind in (LOST, CUT):
                 self._raise_lost(None, kind, found)
-        self._warn_of_slots()
+            if kind == READY:
+                missing.discard(index)
+
+    def _warn_of_import(self, waited_s: float, missing: int) -> None:
+        logger.warning(
+            "pipeline %s: %d of its %d resident tasks import its functions since %.0f s",
+            self._name,
+            missing,
+            self.size.members,
+            waited_s,
+        )
 
     def _warn_of_slots(self) -> None:
         """Warn a user at once why other jobs of the application do nothing."""
@@ -321,19 +384,13 @@ class Gang:
         )
 
     def _answer(self, calls: SimpleQueue[tuple[Link, int, tuple[str, int], int]]) -> None:
-        """Take calls until all members are there; unknown callers do not hold up members."""
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                raw, _ = self._listener.accept()
-                Thread(target=self._greet, args=(raw, calls), daemon=True).start()
+        """Take calls until all members are there."""
 
-    def _greet(
-        self, raw: socket, calls: SimpleQueue[tuple[Link, int, tuple[str, int], int]]
-    ) -> None:
-        with contextlib.suppress(LinkBrokenError):
-            link = Link.taken(raw, self._secret)
+        def take(link: Link) -> None:
             index, address, pid = link.hear()
             calls.put((link, index, address, pid))
+
+        accept_calls(self._listener, self._secret, take)
 
     def _listen(self, index: int, link: Link) -> None:
         try:

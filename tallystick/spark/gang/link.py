@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Sequence
 from threading import Lock
@@ -25,6 +26,7 @@ from tallystick.errors import RetriableError
 from tallystick.spark.gang.messages import dumps, loads
 
 HANDSHAKE_MAX_S = 10.0
+"""The time for all of a handshake, however its bytes come."""
 SILENCE_MAX_S = 10
 """The time a host may be out of reach before its connections end."""
 BUFFER_BYTES = 1 << 18
@@ -62,11 +64,11 @@ class Link:
         _links.add(self)
         try:
             _notice_silence(raw)
-            raw.settimeout(HANDSHAKE_MAX_S)
+            handshake = _Handshake(raw, time.monotonic() + HANDSHAKE_MAX_S)
             nonce = secrets.token_bytes(NONCE_BYTES)
-            raw.sendall(nonce)
-            raw.sendall(_proof(secret, mine, self.read(NONCE_BYTES)))
-            if not hmac.compare_digest(self.read(32), _proof(secret, theirs, nonce)):
+            handshake.send(nonce)
+            handshake.send(_proof(secret, mine, handshake.read(NONCE_BYTES)))
+            if not hmac.compare_digest(handshake.read(32), _proof(secret, theirs, nonce)):
                 raise LinkBrokenError("the other side does not know the secret of this gang")
             raw.settimeout(None)
         except OSError as error:
@@ -158,6 +160,36 @@ class Link:
         with contextlib.suppress(OSError):
             self._file.close()  # the descriptor closes with the last of both: then senders learn it
         self._raw.close()
+
+
+class _Handshake:
+    """The bytes before the first message: one deadline is for all of them, not for each."""
+
+    def __init__(self, raw: socket.socket, until_s: float) -> None:
+        self._raw = raw
+        self._until_s = until_s
+
+    def send(self, data: bytes) -> None:
+        """Send all of it."""
+        self._limit()
+        self._raw.sendall(data)
+
+    def read(self, size: int) -> bytes:
+        """Wait for so many bytes, and take no more."""
+        data = b""
+        while len(data) < size:
+            self._limit()
+            more = self._raw.recv(size - len(data))
+            if not more:
+                raise LinkBrokenError("the other side is gone")
+            data += more
+        return data
+
+    def _limit(self) -> None:
+        remaining_s = self._until_s - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError("timed out")
+        self._raw.settimeout(remaining_s)
 
 
 _links: WeakSet[Link] = WeakSet()

@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import struct
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +18,20 @@ from typing import Any, NoReturn
 
 from pyspark import TaskContext
 
+# Members of every pipeline need them: imported here, before there are members, it is once.
+import tallystick.kafka.fetcher
+import tallystick.kafka.output
+import tallystick.kafka.subjects  # noqa: F401
 from tallystick.errors import WorkerOrphanedError
 from tallystick.host.parent_process import bind_to_forker
+from tallystick.host.random_numbers import draw_anew
+from tallystick.host.stopwatch import Stopwatch
 from tallystick.run.exchange import Frame
 from tallystick.run.gang.inbox import EpochCancelledError, Inbox
-from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY
+from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, WORKING
 from tallystick.run.gang.share import Share
 from tallystick.run.task import Report
+from tallystick.spark.gang.acceptor import accept_calls
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
 from tallystick.spark.tasks import Parcel
@@ -58,8 +66,13 @@ SEND_BYTES = 256 << 10
 SEND_PARTS = 300
 """Frames for a peer are sent together up to here."""
 
-LOST_OTHERS = 3
-"""A member's exit code when its driver, its Spark worker or another member is gone."""
+LOST_OTHERS = 173
+"""A member's exit code when its driver, its Spark worker or another member is gone.
+
+Functions that end their process do so with small numbers.
+"""
+SIGN_EVERY_S = 10.0
+"""The interval at which a member that works says so."""
 ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
 """Kinds of messages of the driver."""
 
@@ -72,7 +85,7 @@ class Spec:
         driver: where the driver listens.
         secret: what members and driver prove to each other.
         count: how many members there are.
-        known: what orders leave out; see `messages.SharedObjects`.
+        known: what orders leave out; see `messages.SharedObjects`. Members unpack it.
         held_bytes_max: see `Inbox`.
     """
 
@@ -87,30 +100,43 @@ def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     """Fork members, and wait for their end; when one is lost, so are they all.
 
     They are no process that Spark started: independent of them, its own worker lives, and ends
-    those that hang.
+    those that hang. It has run nothing of the user's, and never does (see `workers`): each member
+    imports the user's modules and unpickles the user's objects for itself, as Spark's workers do.
 
     Returns:
-        Members that ended without an order to leave.
+        Members that ended without an order to leave. One that only lost its driver or another
+        member is none: it says nothing of the reason.
     """
+    assert not spec.known.is_open, "members would share the user's objects"
     members = {_fork(spec, index): index for index in indices}
-    said: list[str] = []
+    ends: list[tuple[int, int]] = []
     try:
-        while members and not said:
-            pid, status = os.wait()
-            index = members.pop(pid, None)
-            if index is not None and status:
-                said.append(f"member {index} {_ended(os.waitstatus_to_exitcode(status))}")
+        while members and not any(code for _, code in ends):
+            ends += _ended_members(members)
     finally:
         for pid in members:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return said
+    return [
+        f"member {index} {_ended(code)}" for index, code in ends if code not in (0, LOST_OTHERS)
+    ]
+
+
+def _ended_members(members: dict[int, int]) -> list[tuple[int, int]]:
+    """Wait for the end of members, take out all that have ended, and return their exit codes."""
+    ends: list[tuple[int, int]] = []
+    pid, status = os.wait()
+    while pid:
+        if pid in members:
+            ends.append((members.pop(pid), os.waitstatus_to_exitcode(status)))
+        pid, status = os.waitpid(-1, os.WNOHANG) if members else (0, 0)
+    return ends
 
 
 def _ended(code: int) -> str:
     if code < 0:
         return f"was ended by signal {-code}, as when memory is short"
-    return "lost its driver, or another member" if code == LOST_OTHERS else "failed; see its log"
+    return f"ended with exit code {code}; see its log"
 
 
 def _fork(spec: Spec, index: int) -> int:
@@ -121,6 +147,7 @@ def _fork(spec: Spec, index: int) -> int:
         return pid
     try:
         bind_to_forker(parent)
+        draw_anew()
         keep_freed_memory()
         member = Member(spec, index)
         try:
@@ -146,7 +173,7 @@ class Member:
     def __init__(self, spec: Spec, index: int) -> None:
         self._index = index
         self._secret = spec.secret
-        self._known = spec.known.plan
+        self._parcel = spec.known
         self._inbox = Inbox(spec.held_bytes_max)
         self._writer = ThreadPoolExecutor(1, "tallystick_write")
         self._orders: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
@@ -179,12 +206,25 @@ class Member:
         )
 
     def serve(self) -> None:
-        """Run orders until the driver says that there are no more."""
-        self._driver.say(READY, self._index, 0, None)
+        """Unpack what the user gave, then run orders until the driver says that there are no more.
+
+        It is the first that this process has of the user's: modules are imported here.
+        """
+        try:
+            known = self._parcel.plan
+        except BaseException as error:
+            self._driver.say(FAILED, self._index, 0, _portable(error))
+            self._orders.get()  # the driver ends the gang: it must not hear first that peers did
+        else:
+            self._driver.say(READY, self._index, 0, b"")
+            _begin(self._give_signs)
+            self._run_orders(known)
+
+    def _run_orders(self, known: tuple[Any, ...]) -> None:
         while (order := self._orders.get()) is not None:
             run, data = order
             try:
-                said, found = DONE, dumps(self._run(SharedObjects.loads(data, self._known)))
+                said, found = DONE, dumps(self._run(SharedObjects.loads(data, known)))
             except EpochCancelledError:
                 said, found = CANCELLED, b""
             except LinkBrokenError as error:
@@ -233,16 +273,19 @@ class Member:
         except BaseException:
             _end_process()
 
-    def _accept(self, listener: socket) -> None:
-        """Take calls until all peers are there; unknown callers do not hold up peers."""
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                raw, _ = listener.accept()
-                _begin(self._greet, raw)
-
-    def _greet(self, raw: socket) -> None:
+    def _give_signs(self) -> None:
+        """Tell the driver, now and then, that work changes hands here; one that hangs is silent."""
         with contextlib.suppress(LinkBrokenError):
-            self._callers.put(Link.taken(raw, self._secret))
+            before = Stopwatch.switches
+            while True:
+                time.sleep(SIGN_EVERY_S)
+                if Stopwatch.switches != before:
+                    before = Stopwatch.switches
+                    self._driver.say(WORKING, self._index, 0, b"")
+
+    def _accept(self, listener: socket) -> None:
+        """Take calls until all peers are there."""
+        accept_calls(listener, self._secret, self._callers.put)
 
     def _take(self, link: Link) -> None:
         """Put what a peer sends into the inbox, until one of both ends."""

@@ -21,6 +21,7 @@ from tallystick.spark.gang.gang import (
     Size,
 )
 from tallystick.spark.gang.messages import Order
+from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import Unread
 
@@ -79,7 +80,7 @@ class GangTasks:
             if gang.is_lost:
                 self._attempt_number = 1  # from now on: a process that is not heard of may wake up
             if isinstance(error, GangLostError):
-                JobTasks(self._context).heal()  # before tasks of a new gang come into dead workers
+                self._heal()  # before tasks of a new gang come into dead workers
             raise
 
     def start(self) -> Gang:
@@ -119,8 +120,11 @@ class GangTasks:
                 )
                 size = Size(tasks=error.there)
             except GangLostError:
-                JobTasks(self._context).heal()  # its tasks met dead workers, and there may be more
+                self._heal()  # its tasks met dead workers, and there may be more
                 raise
+
+    def _heal(self) -> None:
+        JobTasks(in_clean_workers(self._context)).heal()
 
     def _check_wanted(self) -> None:
         if self._stopped.is_set():

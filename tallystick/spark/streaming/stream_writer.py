@@ -14,6 +14,8 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import eq
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -29,6 +31,7 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
 )
 from tallystick.errors import BrokenInvariantError
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.options.sink import WriteOptions, parse_write_options
@@ -41,8 +44,17 @@ logger = logging.getLogger(__name__)
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Properties that Spark gives to the tasks of a micro-batch."""
 
-_sinks: dict[Owner, tuple[tuple[KafkaOutput, str, frozenset[str]], KafkaTaskSink]] = {}
-"""Connected by this process, oldest first; Spark's helper processes serve many micro-batches.
+
+class _ConnectedSink(NamedTuple):
+    """A sink, and what it was connected for."""
+
+    owner: Owner
+    kind: tuple[KafkaOutput, str, frozenset[str]]
+    sink: KafkaTaskSink
+
+
+_sinks: WorkerCache[Owner, _ConnectedSink] = WorkerCache(lambda connected: connected.sink.close())
+"""Connected by this process; Spark's helper processes serve many micro-batches.
 
 An owner has the newest only: a query that was started with other settings has one run at a time.
 """
@@ -234,15 +246,15 @@ def open_sink(
     """
     output = options.output
     kind = (output, id_prefix, earlier_ids)
-    known, sink = _sinks.get(owner, (None, None))
-    if sink is not None and known == kind:
-        return sink
-    if sink is not None:
-        del _sinks[owner]
-        sink.close()
-    while len(_sinks) >= SINKS_MAX:
-        _sinks.pop(next(iter(_sinks)))[1].close()
-    facts = RunFacts(are_checked=sink is not None)
+    before = _sinks.take(owner)
+    if before is not None and before.kind == kind:
+        _sinks.give_back(owner, before)
+        return before.sink
+    if before is not None:
+        before.sink.close()
+    while len(kept := _sinks.values()) >= SINKS_MAX:
+        _sinks.close(partial(eq, kept[0].owner))
+    facts = RunFacts(are_checked=before is not None)
     made = KafkaTaskSink(output, owner, facts, id_prefix=id_prefix, earlier_prefixes=earlier_ids)
-    _sinks[owner] = (kind, made)
+    _sinks.give_back(owner, _ConnectedSink(owner, kind, made))
     return made

@@ -37,6 +37,7 @@ class ForkedContext:
     def __init__(self, begin: Callable[[int], None] = lambda task: None) -> None:
         self._begin = begin
         self._jsc = object()
+        self.environment: dict[str, str] = {}
         self.pids: list[int] = []
         self._lock = threading.Lock()
 
@@ -53,7 +54,7 @@ class ForkedContext:
         """A job of so many tasks."""
 
         def collect(function: Callable[[int, Iterator[int]], Any]) -> list[str]:
-            self.pids = [forked(lambda at=at: self._run(function, at)) for at in tasks]
+            self.pids[:] = [forked(lambda at=at: self._run(function, at)) for at in tasks]
             statuses = [self._status(pid) for pid in list(self.pids)]
             if any(statuses):
                 raise RuntimeError(f"tasks ended with {statuses}")

@@ -1,6 +1,8 @@
 """Gangs as plain processes: what members do to each other, and what becomes of them."""
 
+import contextlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -11,15 +13,18 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tallystick.errors import TallystickError
 from tallystick.run.exchange import Frame
+from tallystick.run.gang.replies import CUT
 from tallystick.run.task import Report
 from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang import link as links
+from tallystick.spark.gang import member
 from tallystick.spark.gang.gang import Gang, GangLostError, Size
-from tallystick.spark.gang.link import Link, listen
+from tallystick.spark.gang.link import Link, LinkBrokenError, listen
 from tallystick.spark.gang.member import Spec, serve
 from tallystick.spark.tasks import Parcel
 from tests.spark.gang.forked import (
@@ -159,7 +164,7 @@ def test_a_member_that_hangs_longer_than_an_epoch_may_take_is_ended(
                 os.kill(zombie, signal.SIGSTOP)
 
         began_s = time.monotonic()
-        with pytest.raises(GangLostError, match="did not stop in time"):
+        with pytest.raises(GangLostError, match=r"longer than the 1 s that its transaction may"):
             gang.run(order(1, SHARES, reading=Reading(stop)))
         assert time.monotonic() - began_s >= 1
         wait_until_gone(list(gang.pids.values()))
@@ -236,7 +241,7 @@ def test_members_are_gone_at_once_when_the_driver_is_killed_whatever_they_do(
 def test_strangers_who_call_a_member_and_say_nothing_hold_nobody_up() -> None:
     """They hold their connections for longer than a member may take to start."""
     secret, listener = secrets.token_bytes(32), listen("127.0.0.1")
-    known: Any = Parcel(())
+    known: Any = Parcel(tuple)
     spec = Spec(listener.getsockname(), secret, 2, known, 1000)
     child = forked(lambda: serve(spec, (0, 1)))
     members = [Link.taken(listener.accept()[0], secret) for _ in range(2)]
@@ -254,6 +259,145 @@ def test_strangers_who_call_a_member_and_say_nothing_hold_nobody_up() -> None:
     os.waitpid(child, 0)
     for each in (listener, *strangers):
         each.close()
+
+
+@pytest.fixture
+def unpacks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Has members do something where they unpack what the user gave."""
+
+    def given(unpack: Callable[[], Any]) -> None:
+        monkeypatch.setattr(gangs.Shipment, "pack", lambda *_: Parcel(unpack))
+
+    return given
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_each_member_unpacks_what_the_user_gave_for_itself(
+    running: Callable[..., Gang],
+    unpacks: Callable[[Callable[[], Any]], None],
+    tmp_path: Path,
+    size: Size,
+) -> None:
+    """In its own process, which drew other numbers than its parent and its siblings will."""
+    np.random.seed(1)
+
+    def unpack() -> tuple[()]:
+        drawn = np.random.random()
+        (tmp_path / f"{os.getpid()} {drawn}").touch()
+        return ()
+
+    unpacks(unpack)
+    gang = running(size)
+    found = [path.name.split() for path in tmp_path.iterdir()]
+    assert sorted(int(pid) for pid, _ in found) == sorted(gang.pids.values())
+    assert len({drawn for _, drawn in found}) == size.members
+
+
+@pytest.mark.parametrize("size", [Size(1, 3), Size(3)], ids=str)
+def test_an_error_at_the_unpacking_is_raised_where_the_gang_is_started(
+    running: Callable[..., Gang], unpacks: Callable[[Callable[[], Any]], None], size: Size
+) -> None:
+    def unpack() -> Any:
+        raise OwnError("no such module")
+
+    unpacks(unpack)
+    with pytest.raises(OwnError, match="no such module") as caught:
+        running(size)
+    assert "in unpack" in caught.value.__notes__[0]
+
+
+def test_a_function_that_ends_its_process_is_named_and_not_the_member_that_missed_it(
+    tmp_path: Path,
+) -> None:
+    """Both have ended when the worker looks."""
+    secret, listener, says = secrets.token_bytes(32), listen("127.0.0.1"), tmp_path / "says"
+
+    def unpack() -> tuple[()]:
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            return ()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        os._exit(3)
+
+    spec = Spec(listener.getsockname(), secret, 2, Parcel(unpack), 1000)
+    worker = forked(lambda: says.write_text("; ".join(serve(spec, (0, 1)))))
+    members = [Link.taken(listener.accept()[0], secret) for _ in range(2)]
+    hellos = [link.hear() for link in members]
+    for link in members:
+        link.say(*(address for _, address, _ in sorted(hellos)))
+    while not (tmp_path / "first").exists():
+        time.sleep(0.01)
+    os.kill(worker, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    for link in members:
+        with contextlib.suppress(LinkBrokenError):
+            while link.hear()[0] != CUT:
+                pass
+        link.close()
+    wait_until_gone([pid for _, _, pid in hellos])
+    os.kill(worker, signal.SIGCONT)
+    os.waitpid(worker, 0)
+    listener.close()
+    assert re.fullmatch(r"member [01] ended with exit code 3; see its log", says.read_text())
+
+
+def test_members_that_take_long_to_unpack_are_waited_for_together(
+    running: Callable[..., Gang],
+    unpacks: Callable[[Callable[[], Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """By one deadline, which is none of the driver's for an answer; those missing are counted."""
+    monkeypatch.setattr(gangs, "STOP_MAX_S", 0.3)
+    monkeypatch.setattr(gangs, "WARN_EVERY_S", 0.5)
+    first = tmp_path / "first"
+
+    def unpack() -> tuple[()]:
+        try:
+            first.touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(2)
+        return ()
+
+    unpacks(unpack)
+    running(Size(1, 3))
+    assert "2 of its 3 resident tasks import its functions" in caplog.text
+
+
+def test_a_member_that_hangs_at_the_unpacking_is_given_up(
+    running: Callable[..., Gang],
+    unpacks: Callable[[Callable[[], Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gangs, "STEP_MAX_S", 1.0)
+    unpacks(lambda: time.sleep(1000))
+    with pytest.raises(GangLostError, match=r"\[0, 1\] .*did not import its functions in 1 s"):
+        running(Size(1, 2))
+
+
+def test_a_hung_member_is_given_up_where_no_transaction_limits_the_epoch(
+    running: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that gets on is not, however long its epoch takes."""
+    monkeypatch.setattr(gangs, "STEP_MAX_S", 2.0)
+    monkeypatch.setattr(member, "SIGN_EVERY_S", 0.1)
+    gang = running(Size(1, 2))
+    hanging = gang.pids[1]
+    began_s = time.monotonic()
+    slow = Reading(lambda _: time.sleep(0.05))
+    assert numbers_of(gang.run(order(1, SHARES, reading=slow))) == list(range(200))
+    assert time.monotonic() - began_s > 2 * gangs.STEP_MAX_S
+
+    def hang(_: int) -> None:
+        while os.getpid() == hanging:
+            time.sleep(0.01)
+
+    with pytest.raises(GangLostError, match="no member got on with the epoch for 2 s"):
+        gang.run(order(2, SHARES, reading=Reading(hang)))
+    wait_until_gone(list(gang.pids.values()))
 
 
 class OwnError(ValueError):
