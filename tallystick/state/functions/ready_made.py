@@ -141,9 +141,8 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
         return Update(new, {"seen": np.ones(len(batch), np.bool_)}, timers)
 
     mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
-    seen = schema_of("seen boolean", "state")
     return VectorisedFunction(
-        first_only, seen, mode, None, lambda key, rows: rows, meaning=meaning_of("deduplicate")
+        first_only, _SEEN, mode, None, lambda key, rows: rows, meaning=meaning_of("deduplicate")
     )
 
 
