@@ -47,7 +47,7 @@ NUMBERS = {
 FEW = 8
 """Lists of fewer numbers, such as replicas, are read without a look at their length."""
 HEADER = struct.Struct(">hhi")
-"""Of a request: API, version, correlation id."""
+"""The head of a request: API, version, correlation id."""
 
 
 class Message:
