@@ -4,8 +4,8 @@
 without it all run. One axis differs at a time from the newest, and the oldest of all and the newest
 of all are tried together. Each pair of Python and PySpark has a virtual environment in `.matrix`,
 and all share a cache there. Results stay in benchmarks/MATRIX.json, so that cells may run one by
-one; the table beside it, MATRIX.md, shows all, and README.md a summary
-(`python -m tests.generated_pages` writes it there).
+one; the table beside it, MATRIX.md, shows all, and docs/deploying.md a
+summary (`python -m tests.generated_pages` writes it there).
 """
 
 import argparse
@@ -276,7 +276,7 @@ not use them. `wheel`: the wheel, installed outside of the repository, runs the 
 
 
 def summary() -> str:
-    """Return the table for README.md: versions of an axis with the same result share a row.
+    """Return the table for docs/deploying.md: versions of an axis with the same result share a row.
 
     Versions without any result are named below it, and parts that some of the others lack.
     """

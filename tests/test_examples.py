@@ -29,20 +29,38 @@ LAST_LINES = {
 }
 
 
-@pytest.mark.parametrize("name", LAST_LINES)
-def test_example_writes_what_it_must(name: str, tmp_path: Path) -> None:
-    own = {"PYTHONPATH": str(ROOT), "TALLYSTICK_STATE_DIR": str(tmp_path / "state")}
-    run = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py"],
-        cwd=tmp_path,
+def run_program(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    own = {"PYTHONPATH": str(ROOT), "TALLYSTICK_STATE_DIR": str(folder / "state")}
+    return subprocess.run(
+        [sys.executable, program],
+        cwd=folder,
         env={**os.environ, **own},
         capture_output=True,
         text=True,
         timeout=300,
     )
 
+
+@pytest.mark.parametrize("name", LAST_LINES)
+def test_example_writes_what_it_must(name: str, tmp_path: Path) -> None:
+    run = run_program(EXAMPLES / f"{name}.py", tmp_path)
+
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == f"{LAST_LINES[name]}: as expected"
+
+
+def test_the_first_program_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    """In an empty folder, with nothing but the environment of `make setup`."""
+    readme = (ROOT / "README.md").read_text()
+    (program,) = re.findall(r"<!-- first program -->\n```python\n(.*?)```", readme, re.DOTALL)
+    promised = re.findall(r'`(\{"dest":.*?\})`', readme)
+    path = tmp_path / "first.py"
+    path.write_text(program.replace("/tmp/", f"{tmp_path}/"))
+
+    run = run_program(path, tmp_path)
+
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == sorted(promised)
 
 
 def test_each_example_is_short_and_listed() -> None:

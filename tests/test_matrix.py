@@ -1,4 +1,4 @@
-"""The table of versions on the README shows what ran, and names what did not."""
+"""The table of versions in docs/deploying.md shows what ran, and names what did not."""
 
 import pytest
 

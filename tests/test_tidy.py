@@ -26,7 +26,7 @@ DECIDES_FOR_SPARK = {
     STREAMING.parent / "__init__.py",
 }
 FUNCTION_LINES_MAX = 70
-MODULE_LINES_MAX = 450
+MODULE_LINES_MAX = 700
 
 # Layer: what its modules import besides itself, directly or through others.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -83,7 +83,7 @@ PURE_MAY_IMPORT = {
     "tallystick",
 }
 ONLY_HERE = {
-    "kafka": {"kafka/protocol.py"},  # its message classes are no public interface: one place
+    "kafka": set(),  # kafka-python: tests compare its codec with ours, and nothing else of it
 }
 MAY_RUN_BYTES = {
     "pickle": {"spark/gang/messages.py"},  # from a process that has proved the gang's secret

@@ -15,7 +15,7 @@ from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.cluster import READ_UNCOMMITTED, batch_limits, list_offsets
 from tallystick.kafka.error_policy import UNEXPLAINED
-from tallystick.kafka.producers_answer import ProducerStates
+from tallystick.kafka.messages import Rows
 from tallystick.kafka.protocol import by_topic, partitions_of
 from tallystick.kafka.transaction_size import STATE_TOPIC, remedy, size_of
 from tallystick.source.subscription import EARLIEST, LATEST
@@ -102,9 +102,9 @@ def producer_states(
 
 def _states_of(states: Any, producer_id: int) -> Iterable[Any]:
     """Return the entries of one producer among all of a day."""
-    if isinstance(states, ProducerStates):
-        return states.of(producer_id)
-    return (each for each in states if each.producer_id == producer_id)
+    if isinstance(states, Rows):
+        return states.where("producer_id", producer_id)
+    return (state for state in states if state.producer_id == producer_id)
 
 
 def last_sequences(

@@ -358,13 +358,16 @@ class Client:
         while True:
             response = self._ask_any(
                 lambda: protocol.FindCoordinatorRequest(
-                    key=target.key,
                     key_type=COORDINATOR_KINDS[target.kind],
                     coordinator_keys=[target.key],
+                    min_version=4,  # KIP-699: several keys
                 ),
                 deadline,
             )
-            found = response.coordinators[0] if response.coordinators else response
+            if not response.coordinators:
+                attempts.pause("an answer that names no coordinator")
+                continue
+            found = response.coordinators[0]
             code = [(found.error_code, self._subject(target))]
             names = self._judge(code, "FindCoordinator", EpochAbortedError, frozenset())
             if not names and not self.network.knows(found.node_id):

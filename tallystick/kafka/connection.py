@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tallystick.errors import UNREADABLE, AuthorizationError, OptionError
-from tallystick.kafka import oauth, protocol
+from tallystick.kafka import oauth, protocol, sasl
 from tallystick.kafka.config import KafkaConfig
 
 FRAME_BYTES_MAX = 1 << 30
@@ -249,7 +249,7 @@ class Connection:
         token = oauth.NO_TOKEN
         if name == "OAUTHBEARER":
             token = oauth.token_for(self._config, _left(deadline, self.name))
-        mechanism = protocol.sasl_mechanism(
+        login = sasl.conversation(
             name,
             host=host,
             username=self._config.sasl_username,
@@ -259,17 +259,14 @@ class Connection:
             extensions=self._config.sasl_extensions,
         )
         lifetime_ms = 0
-        while not mechanism.is_done():
-            request = protocol.SaslAuthenticateRequest(
-                auth_bytes=mechanism.auth_bytes(), max_version=2
-            )
+        message: bytes | None = next(login)
+        while message is not None:
+            request = protocol.SaslAuthenticateRequest(auth_bytes=message, max_version=2)
             response = self.ask(request, deadline)
             if response.error_code:
                 raise self._refused_login(response, token)
             try:
-                if name.startswith("SCRAM"):
-                    protocol.refuse_few_iterations(response.auth_bytes)
-                mechanism.receive(response.auth_bytes)
+                message = _next_message(login, response.auth_bytes)
             except UNREADABLE as error:
                 raise AuthorizationError(
                     f"SASL {name} with {self.name}: the broker's answer is wrong ({error})."
@@ -297,6 +294,14 @@ class Connection:
             f"the broker at {self.name} refused the login of {user!r} {said}. Check user name, "
             f"password and sasl.mechanism {config.sasl_mechanism}."
         )
+
+
+def _next_message(login: sasl.Conversation, answer: bytes) -> bytes | None:
+    """Return what the client sends after the broker's answer; None: the login is done."""
+    try:
+        return login.send(answer)
+    except StopIteration:
+        return None
 
 
 def _left(deadline: float, name: str) -> float:

@@ -1,8 +1,7 @@
 """The meaning of Kafka's error codes: what to do next, which of our errors to raise, when to retry.
 
-Every code belongs to one set. kafka-python's own `retriable` flags do not serve: they do not
-distinguish "same place again" from "look for the leader first", and count some final ones as
-neither.
+Every code belongs to one set. Kafka's own retriable errors do not serve: they do not distinguish
+"same place again" from "look for the leader first".
 """
 
 import random

@@ -47,7 +47,7 @@ from tallystick.kafka.fetch_request import (
     take_turn,
     topic_recreated,
 )
-from tallystick.kafka.protocol import NO_ID
+from tallystick.kafka.messages import NO_ID
 from tallystick.source.losses import LossPolicy
 from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import SplitRange, TopicPartition
@@ -272,9 +272,7 @@ class Turns:
         except OSError as error:
             self._strand(node, cursors, error)
         else:
-            self._under_way[node] = SplitRequest(
-                posted, until, request.API_VERSION, cursors, topic_ids
-            )
+            self._under_way[node] = SplitRequest(posted, until, request.version, cursors, topic_ids)
 
     def _named_by(self, cursors: Iterable[Cursor]) -> dict[str, UUID | None]:
         """Return, by topic, the id to ask with: the shown one (NO_ID: none), else a split's own."""

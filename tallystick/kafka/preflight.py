@@ -25,6 +25,7 @@ Operations = Collection[int]
 EVERYTHING: Operations = frozenset(OPERATION_CODES.values())
 """Also where a broker does not say: its refusal comes with the first request then."""
 NOTHING: Operations = frozenset()
+NOT_TOLD = -(1 << 31)
 NO_PRODUCER = -1
 NO_TOPIC = frozenset({"UnknownTopicOrPartition", "InvalidTopic"})
 """Missing topics are reported elsewhere."""
@@ -294,7 +295,7 @@ def _topic_operations(client: Client, topics: Iterable[str]) -> Mapping[str, Ope
         topic.name: (
             NOTHING
             if protocol.error_name(topic.error_code) in denied
-            else _told(topic.authorized_operations)
+            else _operations(topic.topic_authorized_operations)
         )
         for topic in response.topics
     }
@@ -324,7 +325,7 @@ def _group_operations(client: Client, group: str) -> Operations:
         Coordinator("group", group),
         lambda response: [(found.error_code, f"group {group!r}") for found in response.groups],
     )
-    return _told(response.groups[0].authorized_operations)
+    return _operations(response.groups[0].authorized_operations)
 
 
 def _transactional_operations(client: Client, transactional_id: str) -> Operations:
@@ -346,5 +347,8 @@ def _transactional_operations(client: Client, transactional_id: str) -> Operatio
     return EVERYTHING
 
 
-def _told(operations: Operations | None) -> Operations:
-    return EVERYTHING if operations is None else operations
+def _operations(bits: int) -> Operations:
+    """Return the operations of a bit field (KIP-430); a cluster without access control has none."""
+    if bits == NOT_TOLD:
+        return EVERYTHING
+    return frozenset(code for code in OPERATION_CODES.values() if bits >> code & 1)

@@ -2,14 +2,14 @@
 
 import io
 import json
-import struct
+import secrets
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from tallystick.errors import UNREADABLE, OptionError
-from tallystick.kafka import cluster, oauth, protocol, schema_registry
+from tallystick.kafka import cluster, oauth, protocol, sasl, schema_registry
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -20,7 +20,7 @@ from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.mutations import mutated_text
-from tests.kafka.fake_broker import REQUESTS, FakeBroker, answer, part
+from tests.kafka.fake_broker import REQUESTS, FakeBroker, answer, part, payload_of, read_request
 from tests.kafka.test_fetcher import Log
 
 PARTITION = TopicPartition("orders", 0)
@@ -42,19 +42,17 @@ class Wire(Network):
         self.damaged, self.broker = dict(damaged), broker
         self.sent: Answers = {}
         self._waiting: dict[int, tuple[protocol.SentRequest, bytes]] = {}
-        self._versions = {api: (0, each.max_version) for api, each in REQUESTS.items()}
+        self._versions = {api: (0, each.versions[1]) for api, each in REQUESTS.items()}
 
     def post(self, node: int, request: Any, deadline: float) -> PendingRequest:
         self._keep_pause(node, deadline)
         protocol.set_version(request, self._versions, "fake")
         correlation_id = len(self._waiting) + 1
         sent, frame = protocol.encode_request(request, correlation_id, "client")
-        api, version = struct.unpack(">hh", frame[4:8])
-        asked = REQUESTS[api].decode(frame[4:], version=version, header=True)
+        asked, _ = read_request(frame[4:])
         name = protocol.api_name(asked)
         response = self.broker.handlers[name](asked)
-        response.with_header(correlation_id)
-        payload = response.encode(framed=False, header=True)
+        payload = payload_of(asked, response, correlation_id)
         self.sent.setdefault(name, payload[4:])
         body = self.damaged.pop(name, payload[4:])
         self._waiting[correlation_id] = (sent, payload[:4] + body)
@@ -193,30 +191,15 @@ def _decoder(action: str) -> Decoder:
 # ---- logins and schema registries ----
 
 
-class Client256:
-    """The state of a SCRAM conversation with a known nonce."""
-
-    def __init__(self) -> None:
-        self.mechanism = protocol.sasl_mechanism(
-            "SCRAM-SHA-256",
-            host="h",
-            username="u",
-            password="p",
-            kerberos_service_name="",
-        )
-        self.mechanism._scram_client.nonce = b"n"  # type: ignore[attr-defined]
-        self.mechanism.auth_bytes()
-
-
 def read_scram(data: bytes, original: bytes) -> bool:
     """Take what a server says first, as a connection does."""
-    try:
-        protocol.refuse_few_iterations(data)
-        client = Client256()
-        client.mechanism.receive(data)
-        client.mechanism.auth_bytes()
-    except UNREADABLE:
-        return False
+    with patch.object(secrets, "token_hex", return_value="n"):
+        login = sasl.scram("sha256", "u", "p")
+        next(login)
+        try:
+            login.send(data)
+        except UNREADABLE:
+            return False
     return True
 
 

@@ -16,6 +16,7 @@ from tallystick.state.pyspark.values import struct_from_text
 from tests.fuzz import stored
 from tests.fuzz.child import run_case
 from tests.fuzz.decoders import DECODERS
+from tests.kafka.fake_broker import payload_of
 
 TOKEN = {"tallystick": 1, "lineage": "l", "checkpoint": "c", "manifest": "m"}
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -197,15 +198,13 @@ def test_an_answer_without_a_list_that_kafka_always_sends_is_no_answer(
 ) -> None:
     request_class = getattr(protocol, f"{name}Request")
     request = request_class(**({"groups": []} if name == "OffsetFetch" else {"topics": []}))
-    request.API_VERSION = {"Metadata": 12, "OffsetFetch": 8, "ListOffsets": 7}[name]
+    request.version = {"Metadata": 12, "OffsetFetch": 8, "ListOffsets": 7}[name]
     sent, _ = protocol.encode_request(request, 5, "client")
-    good = sent.header.get_response_class()(**({} if name != "Metadata" else {"cluster_id": "c"}))
-    bad = sent.header.get_response_class()(**{null: None})
-    frames = []
-    for each in (good, bad):
-        each.with_header(5)
-        frames.append(memoryview(each.encode(framed=False, header=True)))
+    good = payload_of(request, request.response(), 5)
+    length = 9  # after the header and the throttle time
+    assert good[length] == 1, "the list is empty"
+    bad = good[:length] + b"\0" + good[length + 1 :]
 
-    assert getattr(protocol.decode_response(sent, frames[0]), null) == []
+    assert getattr(protocol.decode_response(sent, memoryview(good)), null) == []
     with pytest.raises(ConnectionError, match="cannot be read"):
-        protocol.decode_response(sent, frames[1])
+        protocol.decode_response(sent, memoryview(bad))

@@ -8,14 +8,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Self
 
-from tallystick.kafka import protocol
+from tallystick.kafka import messages, protocol
 from tallystick.kafka.config import KafkaConfig
 
-REQUESTS = {
-    getattr(protocol, name).API_KEY: getattr(protocol, name)
-    for name in protocol.__all__
-    if name.endswith("Request") and name != "SentRequest"
-}
+REQUESTS = {kind.API_KEY: kind for kind in protocol.REQUESTS.values()}
 CLOSE = "close"
 """Hang up in place of an answer."""
 SILENCE = "silence"
@@ -28,12 +24,30 @@ Handler = Callable[[Any], Any]
 
 def answer(request: Any, **fields: Any) -> Any:
     """An answer of the class and version that belong to the request."""
-    return request.header.get_response_class()(**fields)
+    return request.response(**fields)
 
 
 def part(request: Any, name: str) -> Any:
     """A nested class of the answer."""
-    return getattr(request.header.get_response_class(), name)
+    return getattr(request.response, name)
+
+
+def read_request(frame: bytes) -> tuple[Any, int]:
+    """The request in a frame without its length, and its correlation id."""
+    api, version, correlation_id, size = struct.unpack(">hhih", frame[:10])
+    kind, start = REQUESTS[api], 10 + max(size, 0)
+    start += version >= kind.flexible_since  # no tagged fields
+    request = messages.decode(kind, version, kind.flexible_since, memoryview(frame)[start:])
+    return request, correlation_id
+
+
+def payload_of(request: Any, response: Any, correlation_id: int) -> bytes:
+    """The answer to a request as bytes, without a length."""
+    since = request.flexible_since
+    version = getattr(response, "version", request.version)
+    is_flexible = version >= since and protocol.api_name(request) != "ApiVersions"
+    header = struct.pack(">i", correlation_id) + b"\0" * is_flexible
+    return header + b"".join(messages.encode(response, version, since))
 
 
 class FakeBroker:
@@ -94,7 +108,7 @@ class FakeBroker:
         key = part(request, "ApiVersion")
         ranges = {
             cls.API_KEY: self.versions.get(
-                cls.__name__.removesuffix("Request"), (0, cls.max_version)
+                cls.__name__.removesuffix("Request"), (0, cls.versions[1])
             )
             for cls in REQUESTS.values()
         }
@@ -167,8 +181,7 @@ class FakeBroker:
         try:
             while head := stream.read(4):
                 frame = stream.read(*struct.unpack(">i", head))
-                api, version = struct.unpack(">hh", frame[:4])
-                request = REQUESTS[api].decode(frame, version=version, header=True)
+                request, correlation_id = read_request(frame)
                 name = protocol.api_name(request)
                 self.received.append((time.monotonic(), name, request))
                 response = self.handlers[name](request)
@@ -176,8 +189,8 @@ class FakeBroker:
                     break
                 if response is SILENCE:
                     continue
-                response.with_header(request.header.correlation_id)
-                connection.sendall(response.encode(framed=True, header=True))
+                payload = payload_of(request, response, correlation_id)
+                connection.sendall(struct.pack(">i", len(payload)) + payload)
         except OSError:
             pass
         except Exception as error:

@@ -63,9 +63,8 @@ def version_2(broker: FakeBroker) -> Callable[[Any], Any]:
         feature = type(response).FinalizedFeatureKey(
             name="transaction.version", max_version_level=2, min_version_level=1
         )
-        if request.API_VERSION >= 3:
+        if request.version >= 3:
             response.finalized_features = [feature]
-            response.tags = {"finalized_features"}
         return response
 
     return handler
@@ -306,10 +305,10 @@ def test_a_version_that_the_broker_does_not_speak_is_named(broker: FakeBroker) -
 
 def test_a_broker_that_knows_no_recent_api_versions_is_asked_in_the_oldest() -> None:
     def old(request: Any) -> Any:
-        if request.API_VERSION > 0:
-            return type(fake.tell_versions(request))(
-                error_code=CODES["UnsupportedVersion"], version=0
-            )
+        if request.version > 0:
+            refused = answer(request, error_code=CODES["UnsupportedVersion"])
+            refused.version = 0
+            return refused
         return fake.tell_versions(request)
 
     with FakeBroker() as fake:
@@ -472,7 +471,7 @@ def test_the_first_fence_takes_over_whoever_is_there(broker: FakeBroker) -> None
 
     (request,) = broker.asked("InitProducerId")
     assert (request.producer_id, request.producer_epoch) == (-1, -1)
-    assert request.API_VERSION <= 5
+    assert request.version <= 5
 
 
 def test_a_missing_right_names_what_is_missing(broker: FakeBroker) -> None:

@@ -446,7 +446,7 @@ def test_before_version_2_partitions_are_added_to_the_transaction_first(
 
     names = [name for _, name, _ in broker.received if name in ("AddPartitionsToTxn", "Produce")]
     assert names == ["AddPartitionsToTxn", "AddPartitionsToTxn", "Produce", "Produce"]
-    assert {request.API_VERSION for request in broker.asked("Produce")} == {11}
+    assert {request.version for request in broker.asked("Produce")} == {11}
 
 
 def test_a_topic_that_is_created_again_meanwhile_ends_the_epoch(
