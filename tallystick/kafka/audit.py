@@ -14,7 +14,7 @@ from tallystick.errors import AuthorizationError, BrokerUnavailableError, Tallys
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.cluster import READ_UNCOMMITTED, batch_limits, list_offsets
-from tallystick.kafka.error_policy import UNEXPLAINED
+from tallystick.kafka.error_policy import OUT_OF_RANGE, UNEXPLAINED
 from tallystick.kafka.messages import Rows
 from tallystick.kafka.protocol import by_topic, partitions_of
 from tallystick.kafka.transaction_size import STATE_TOPIC, remedy, size_of
@@ -29,7 +29,6 @@ PEEK_BYTES_MAX = 64 << 10
 """The bytes that are read at once where little more than a marker is expected."""
 PEEK_WAIT_MS = 100
 """The time for which a broker may hold back an empty answer while the marker is missing."""
-OUT_OF_RANGE = frozenset({"OffsetOutOfRange"})
 GONE_AFTER_S = 5.0
 """The time for which a log must lack a marker, once all were written, before that is believed: a
 leader that was deposed, or has just been elected, may show less of the log than there is."""

@@ -1,15 +1,22 @@
 """A cluster's account of itself: topics, where their logs begin and end, versions, settings."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node, Target
-from tallystick.kafka.error_policy import ABSENT, STALE, UNAUTHORIZED, Attempts, said
+from tallystick.kafka.error_policy import (
+    ABSENT,
+    OUT_OF_RANGE,
+    STALE,
+    UNAUTHORIZED,
+    Attempts,
+    said,
+)
 from tallystick.kafka.preflight import ClusterFacts, Replication
-from tallystick.kafka.protocol import topic_id_text
+from tallystick.kafka.protocol import topic_id_from, topic_id_text
 from tallystick.kafka.transaction_size import STATE_TOPIC
 from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
 from tallystick.values import TopicPartition
@@ -150,6 +157,70 @@ def list_offsets(
     assert at in (EARLIEST, LATEST), f"{at}: for timestamps there is offsets_for_times"
     times = dict.fromkeys(partitions, at)
     return _list_offsets(client, times, isolation, absent_after_s)
+
+
+def confirm_topic_ids(
+    client: Client,
+    topic_ids: Mapping[TopicPartition, str],
+    *,
+    absent_after_s: float | None = None,
+) -> set[TopicPartition]:
+    """Return the partitions whose leaders have the topic of that id.
+
+    ListOffsets names topics by name only. Where a topic was deleted and created again, a leader
+    that has not heard of it yet answers with the old log, while others name the new id. A Fetch
+    names a topic by its id, and a leader that has another one says so (KIP-516, ReplicaManager's
+    InconsistentTopicIdException): one that has answered it has given the old log up for good.
+
+    Args:
+        client: of the cluster.
+        topic_ids: the ids, as `describe_topics` returns them. A partition without one is believed,
+            and so is a broker that knows no Fetch by id.
+        absent_after_s: see `list_offsets`.
+
+    Raises:
+        AuthorizationError: a topic may not be read.
+        BrokerUnavailableError: the deadline passed.
+    """
+    topic_class = protocol.FetchRequest.FetchTopic
+    ids = {partition.topic: topic_id_from(text) for partition, text in topic_ids.items() if text}
+    names = {topic_id: topic for topic, topic_id in ids.items()}
+    unnamed = {partition for partition in topic_ids if partition.topic not in ids}
+
+    def make(asked: list[TopicPartition]) -> Any:
+        return protocol.FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=1,
+            topics=[
+                topic_class(
+                    topic=topic,
+                    topic_id=ids[topic],
+                    partitions=[
+                        topic_class.FetchPartition(
+                            partition=index, fetch_offset=0, partition_max_bytes=1
+                        )
+                        for index in indexes
+                    ],
+                )
+                for topic, indexes in protocol.by_topic(asked).items()
+            ],
+        )
+
+    def answers(response: Any) -> Iterator[tuple[TopicPartition, Any]]:
+        for topic in response.responses or []:
+            for part in topic.partitions:
+                name = topic.topic or names[topic.topic_id]
+                yield TopicPartition(name, part.partition_index), part
+
+    found = client.ask_leaders(
+        topic_ids.keys() - unnamed,
+        make,
+        answers,
+        accept=OUT_OF_RANGE,
+        absent_after_s=absent_after_s,
+    )
+    return unnamed | found.keys()
 
 
 def offsets_for_times(

@@ -50,8 +50,9 @@ STALE = frozenset(
     }
 )
 """Another broker is in charge: look up the leader or coordinator, then again."""
-ABSENT = frozenset({"UnknownTopicOrPartition", "UnknownTopicId"})
-"""Answers about a topic that does not exist, or that the broker has not heard of yet."""
+ABSENT = frozenset({"UnknownTopicOrPartition", "UnknownTopicId", "InconsistentTopicId"})
+"""Answers about a topic that does not exist, or that the broker has not heard of yet; it may have
+an older one of the name."""
 FENCED = frozenset(
     {
         "ProducerFenced",
@@ -81,6 +82,7 @@ UNAUTHORIZED = frozenset(
     }
 )
 """An ACL is missing: no retry will help before it is granted."""
+OUT_OF_RANGE = frozenset({"OffsetOutOfRange"})
 TOO_LARGE = frozenset({"MessageSizeTooLarge", "RecordListTooLarge"})
 """A record batch is larger than the topic's max.message.bytes, or than a segment of its log."""
 UNEXPLAINED = "Unknown"

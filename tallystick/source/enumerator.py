@@ -106,7 +106,7 @@ class Enumerator:
     def resolved(self, starts: Positions) -> None:
         """Take the starts of partitions that were `unresolved`."""
         for partition, offset in starts.items():
-            self._new_starts[partition, self._found_id(partition.topic)] = offset
+            self._new_starts[partition, self.found_id(partition.topic)] = offset
 
     def begun(self, earliest: Positions) -> None:
         """Take the first offsets that are left; needed where expired records are skipped."""
@@ -117,6 +117,11 @@ class Enumerator:
         self._ends = ends
 
     # --- questions ----------------------------------------------------------------------------
+
+    def found_id(self, topic: str) -> str:
+        """Return the id under which a topic was found; "": it was not, or has none."""
+        facts = self._found.get(topic)
+        return "" if facts is None else facts.topic_id
 
     @property
     def positions(self) -> Positions:
@@ -129,7 +134,7 @@ class Enumerator:
         return sorted(
             partition
             for partition in self._new
-            if (partition, self._found_id(partition.topic)) not in self._new_starts
+            if (partition, self.found_id(partition.topic)) not in self._new_starts
         )
 
     @property
@@ -194,7 +199,7 @@ class Enumerator:
         self._leave_removed(draft)
         self._replace_recreated(draft)
         for partition in sorted(self._new):
-            if (partition, self._found_id(partition.topic)) in self._new_starts:
+            if (partition, self.found_id(partition.topic)) in self._new_starts:
                 draft.start(partition, self._start_of(partition))
         self._skip_expired(draft)
         self._resume_truncated(draft)
@@ -231,12 +236,8 @@ class Enumerator:
             if partition not in positions or partition.topic in recreated
         ]
 
-    def _found_id(self, topic: str) -> str:
-        facts = self._found.get(topic)
-        return "" if facts is None else facts.topic_id
-
     def _start_of(self, partition: TopicPartition) -> int:
-        return self._new_starts[partition, self._found_id(partition.topic)]
+        return self._new_starts[partition, self.found_id(partition.topic)]
 
     def _recreated(self) -> set[str]:
         """Return topics that were found under another id than the one that was read.
@@ -250,7 +251,7 @@ class Enumerator:
         by_id = {
             topic
             for topic, topic_id in ids.items()
-            if topic_id and self._found_id(topic) not in ("", topic_id)
+            if topic_id and self.found_id(topic) not in ("", topic_id)
         }
         return by_id | {
             topic
@@ -291,7 +292,7 @@ class Enumerator:
             raise TopicRecreatedError(
                 f"topic {topic!r} was deleted and created again: its id was "
                 f"{self._known().topic_ids.get(topic) or 'not known'}, and is "
-                f"{self._found_id(topic)}; next to read were {self._positions_text(topic)}. What "
+                f"{self.found_id(topic)}; next to read were {self._positions_text(topic)}. What "
                 f"was unread in the old one is lost. {remedy}"
             )
 

@@ -180,3 +180,58 @@ def test_topic_ids_as_kafka_prints_them() -> None:
     assert topic_id_from(topic_id_text(topic_id)) == topic_id
     assert topic_id_text(topic_id) == "-LW1_wAAQACAAAEjRWeJqw"
     assert topic_id_text(topic_id_from("")) == ""
+
+
+class Leader:
+    """Answers each Fetch with one of these errors in turn, then with the last one."""
+
+    def __init__(self, *errors: str | None) -> None:
+        self.errors = list(errors)
+
+    def fetch(self, request: Any) -> Any:
+        name = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+        topic_class = part(request, "FetchableTopicResponse")
+        topics = [
+            topic_class(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                partitions=[
+                    topic_class.PartitionData(
+                        partition_index=each.partition, error_code=CODES[name], high_watermark=0
+                    )
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+        return answer(request, responses=topics)
+
+
+BOTH = {TopicPartition("orders", index): TOPIC_ID for index in (0, 1)}
+
+
+@pytest.mark.parametrize("last", [None, "OffsetOutOfRange"])
+def test_a_leader_that_has_another_topic_of_the_name_is_asked_until_it_has_this_one(
+    last: str | None,
+) -> None:
+    leader = Leader("InconsistentTopicId", "UnknownTopicId", "InconsistentTopicId", last)
+    with FakeBroker({"Fetch": leader.fetch}) as broker:
+        assert cluster.confirm_topic_ids(Client(broker.config()), BOTH) == BOTH.keys()
+        asked = broker.asked("Fetch")
+    assert len(asked) == 4
+    assert {topic.topic_id for request in asked for topic in request.topics} == {uuid.UUID(int=7)}
+
+
+def test_a_leader_that_goes_on_having_another_topic_of_the_name_is_left_out() -> None:
+    with FakeBroker({"Fetch": Leader("InconsistentTopicId").fetch}) as broker:
+        found = cluster.confirm_topic_ids(Client(broker.config()), BOTH, absent_after_s=0.2)
+    assert found == set()
+
+
+def test_what_has_no_id_and_what_knows_no_fetch_by_id_is_believed() -> None:
+    with FakeBroker({"Fetch": Leader(None).fetch}, {"Fetch": (4, 12)}) as broker:
+        assert cluster.confirm_topic_ids(Client(broker.config()), BOTH) == BOTH.keys()
+        assert [topic.topic for topic in broker.asked("Fetch")[0].topics] == ["orders"]
+        nameless = dict.fromkeys(BOTH, "")
+        assert cluster.confirm_topic_ids(Client(broker.config()), nameless) == BOTH.keys()
+        assert len(broker.asked("Fetch")) == 1

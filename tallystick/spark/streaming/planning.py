@@ -6,12 +6,17 @@ query. It remembers nothing that matters: each plan starts from where the epoch 
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.cluster import METADATA_LAG_MAX_S, READ_UNCOMMITTED, list_offsets
+from tallystick.kafka.cluster import (
+    METADATA_LAG_MAX_S,
+    READ_UNCOMMITTED,
+    confirm_topic_ids,
+    list_offsets,
+)
 from tallystick.options.source import SourceOptions
 from tallystick.source.enumerator import Enumerator, Plan
 from tallystick.source.losses import SKIP
@@ -125,8 +130,8 @@ class StreamPlanner:
             self._discover(start)
         if not (self._is_bounded_by_now and self._ends):
             self._look(start)
-        elif unresolved := self._enumerator.unresolved:  # planned again, after the same look
-            self._enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
+        else:  # planned again, after the same look
+            self._resolve_new()
 
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         """Return what `next` does, by the newest look."""
@@ -218,6 +223,7 @@ class StreamPlanner:
         self._enumerator.discovered(found, time.time_ns() // 1_000_000)
         self._has_looked, self._discovered_at = True, time.monotonic()
         partitions = self._enumerator.unresolved
+        confirm_topic_ids(self._broker.client, self._ids_of(partitions))
         starts = resolve(self._broker, options.start, partitions, STARTING)
         given = {
             p: starts[p]
@@ -237,9 +243,7 @@ class StreamPlanner:
     def _look(self, start: SourceOffsets) -> None:
         """Pass the beginnings and ends of logs to the enumerator."""
         enumerator = self._enumerator
-        unresolved = enumerator.unresolved
-        if unresolved:
-            enumerator.resolved(self._list_offsets(unresolved, EARLIEST))
+        self._resolve_new()
         self._see_ends()
         if enumerator.suspicious:
             self._discover(start)
@@ -247,6 +251,24 @@ class StreamPlanner:
             self._tell_truncated_from_uncommitted()
         if self._options.policy.expired == SKIP:
             enumerator.begun(self._list_offsets(enumerator.readable, EARLIEST))
+
+    def _resolve_new(self) -> None:
+        """Start what is new where its log begins, once its leader has the topic that was found.
+
+        Before that, the leader lists offsets of a deleted topic of the same name: to take their end
+        for the new one's is to wait for records that nobody has written, or to lose what was.
+        """
+        ids = self._ids_of(self._enumerator.unresolved)
+        if not ids:
+            return
+        client = self._broker.client
+        confirmed = confirm_topic_ids(client, ids, absent_after_s=METADATA_LAG_MAX_S)
+        self._enumerator.resolved(self._list_offsets(sorted(confirmed), EARLIEST))
+        if len(confirmed) < len(ids):
+            self._has_looked = False  # the topic may be gone again, or another one
+
+    def _ids_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+        return {each: self._enumerator.found_id(each.topic) for each in partitions}
 
     def _see_ends(self) -> None:
         self._ends = self._list_offsets(self._enumerator.readable, LATEST)
