@@ -20,6 +20,7 @@ RECORD_OVERHEAD = 3
 """A record takes at most this many bytes more in the joined text: `{}` and a newline."""
 
 _NULL = np.frombuffer(b"null", np.uint8)
+_N, _I = np.uint8(0x4E), np.uint8(0x49)
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _BASE64 = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
@@ -82,21 +83,33 @@ def _break_to_tab(text):  # type: ignore[no-untyped-def]
     return True
 
 
+@inner_kernel
+def _may_have_odd_word(text):  # type: ignore[no-untyped-def]
+    """True if NaN or Inf is anywhere; no early end, so that it becomes vector instructions."""
+    low = np.uint8(0xFF)
+    first, second, third = text[:-2], text[1:-1], text[2:]
+    for index in range(len(third)):
+        nan = np.uint8((first[index] ^ _N) | (second[index] ^ np.uint8(0x61)) | (third[index] ^ _N))
+        inf = np.uint8(
+            (first[index] ^ _I) | (second[index] ^ np.uint8(0x6E)) | (third[index] ^ np.uint8(0x66))
+        )
+        low = min(low, min(nan, inf))
+    return low == 0
+
+
 @numba.njit(cache=True, nogil=True)
 def has_odd_word(text):  # type: ignore[no-untyped-def]
-    """True if a word in the place of a value begins like NaN or Inf, maybe inside a string.
-
-    No early end, so that it becomes vector instructions.
-    """
-    found = np.uint8(0)
-    before, first, second, third = text[:-3], text[1:-2], text[2:-1], text[3:]
-    for index in range(len(third)):
-        byte, middle = before[index], second[index]
-        nan = (first[index] == 0x4E) & (middle == 0x61) & (third[index] == 0x4E)
-        inf = (first[index] == 0x49) & (middle == 0x6E) & (third[index] == 0x66)
-        begins = (byte <= 0x20) | (byte == 0x3A) | (byte == 0x2C) | (byte == 0x5B) | (byte == 0x2D)
-        found |= np.uint8((nan | inf) & begins)
-    return found != 0
+    """True if a word in the place of a value begins like NaN or Inf, maybe inside a string."""
+    if not _may_have_odd_word(text):
+        return False
+    for index in range(1, len(text) - 2):
+        byte = text[index]
+        nan = byte == _N and text[index + 1] == 0x61 and text[index + 2] == _N
+        if nan or (byte == _I and text[index + 1] == 0x6E and text[index + 2] == 0x66):
+            before = text[index - 1]
+            if before <= 0x20 or before in (0x3A, 0x2C, 0x5B, 0x2D):  # : , [ -
+                return True
+    return False
 
 
 @inner_kernel

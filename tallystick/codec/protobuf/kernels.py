@@ -15,6 +15,7 @@ import numpy as np
 
 from tallystick.codec.avro.kernels import _is_text
 from tallystick.codec.memory import (
+    inlined_kernel,
     inner_kernel,
     load8,
     load32,
@@ -54,10 +55,10 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @inner_kernel
-def _varint_of(size_max, at, end):  # type: ignore[no-untyped-def]
+def _varint(at, end):  # type: ignore[no-untyped-def]
     """(value, address after it); instead of the address a negated problem when it is none."""
     value = np.uint64(0)
-    for index in range(size_max):
+    for index in range(VARINT_SIZE_MAX):
         if at >= end:
             return value, np.int64(-TRUNCATED)
         byte = load8(at)
@@ -66,11 +67,6 @@ def _varint_of(size_max, at, end):  # type: ignore[no-untyped-def]
         if byte < np.uint64(0x80):
             return value, np.int64(at)
     return value, np.int64(-VARINT_TOO_LONG)
-
-
-@inner_kernel
-def _varint(at, end):  # type: ignore[no-untyped-def]
-    return _varint_of(VARINT_SIZE_MAX, at, end)
 
 
 @inner_kernel
@@ -100,8 +96,9 @@ def _skip(wire, at, end):  # type: ignore[no-untyped-def]
 @inner_kernel
 def _tag(at, end):  # type: ignore[no-untyped-def]
     """(field number, wire type, address after it)."""
-    tag, at = _varint_of(TAG_SIZE_MAX, at, end)
-    if at == -VARINT_TOO_LONG:
+    begin = at
+    tag, at = _varint(at, end)
+    if at > begin + TAG_SIZE_MAX or at == -VARINT_TOO_LONG:
         at = np.int64(-TAG_TOO_LONG)
     elif at >= 0 and (tag < np.uint64(8) or tag >= np.uint64(2**32)):
         at = np.int64(-NO_FIELD)
@@ -163,9 +160,8 @@ def _scalar(kind, at, end):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _is_stray(fields, index, value):  # type: ignore[no-untyped-def]
+def _is_stray(symbols, count, value):  # type: ignore[no-untyped-def]
     """True for a number that the closed enum of a field does not have: it is an unknown field."""
-    count, symbols = fields[index, SYMBOL_COUNT], fields[index, SYMBOLS]
     low, high = np.int64(0), count
     if count == 0:
         return False
@@ -179,15 +175,14 @@ def _is_stray(fields, index, value):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _packed(fields, index, at, end, target, cursor):  # type: ignore[no-untyped-def]
+def _packed(kind, symbols, symbol_count, at, end, target, cursor):  # type: ignore[no-untyped-def]
     """(how many numbers stand in a range, or a negated problem); written too, given a target."""
     count = np.int64(0)
-    kind = fields[index, KIND]
     while at < end:
         value, at = _scalar(kind, at, end)
         if at < 0:
             return np.int64(-PACKED_SIZE)
-        if _is_stray(fields, index, value):
+        if symbol_count != 0 and _is_stray(symbols, symbol_count, value):
             continue
         if target != 0:
             store64(target + 8 * (cursor + count), np.uint64(value))
@@ -195,7 +190,7 @@ def _packed(fields, index, at, end, target, cursor):  # type: ignore[no-untyped-
     return count
 
 
-@inner_kernel
+@inlined_kernel
 def _known_field(fields, places, number, near):  # type: ignore[no-untyped-def]
     """Return the index of a field, -1 if nobody asked for it; they mostly come in their order."""
     if near < len(fields) and fields[near, NUMBER] == number:
@@ -258,18 +253,18 @@ def _value(kind, wire, at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _occurrences(  # type: ignore[no-untyped-def]
-    fields, index, wire, value, size, items, item_sizes, cursor
+    kind, symbols, symbol_count, wire, value, size, items, item_sizes, cursor
 ):
     """Return how many values an occurrence of a field has, or a negated problem."""
-    if wire == SIZED and fields[index, KIND] < BYTES:
-        return _packed(fields, index, value, value + size, items, cursor)
+    if wire == SIZED and kind < BYTES:
+        return _packed(kind, symbols, symbol_count, value, value + size, items, cursor)
     if items != 0:
         store64(items + 8 * cursor, np.uint64(value))
         store64(item_sizes + 8 * cursor, np.uint64(size))
     return np.int64(1)
 
 
-@inner_kernel
+@inlined_kernel
 def _take_oneof(oneof, index, row, order, counts, items, cursors, holders):  # type: ignore[no-untyped-def]
     """Make a field the member of its oneof that has a value, and the one before it absent."""
     before = holders[oneof]
@@ -281,7 +276,7 @@ def _take_oneof(oneof, index, row, order, counts, items, cursors, holders):  # t
     holders[oneof] = index if index < len(order) else -1
 
 
-@inner_kernel
+@inlined_kernel
 def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, for speed
     row,
     at,
@@ -323,7 +318,7 @@ def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, f
             is_stray = False
             if kind == ENUM:
                 value, at = _scalar(kind, at, end)
-                is_stray = _is_stray(fields, index, value)
+                is_stray = _is_stray(fields[index, SYMBOLS], fields[index, SYMBOL_COUNT], value)
             if at >= 0 and not is_stray:
                 _take_oneof(oneof, index, row, order, counts, items, cursors, holders)
             continue
@@ -331,14 +326,16 @@ def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, f
         value, size, at = _value(kind, wire, at, end)
         if at < 0:
             break
-        if kind == ENUM and not is_packed and _is_stray(fields, index, value):
+        symbols, symbol_count = fields[index, SYMBOLS], fields[index, SYMBOL_COUNT]
+        if symbol_count != 0 and not is_packed and _is_stray(symbols, symbol_count, value):
             strays[row] = True
             continue
         if oneof >= 0:
             _take_oneof(oneof, index, row, order, counts, items, cursors, holders)
         cursor = cursors[index]
         count = _occurrences(
-            fields, index, wire, value, size, items[index], item_sizes[index], cursor
+            *(kind, symbols, symbol_count, wire, value, size),
+            *(items[index], item_sizes[index], cursor),
         )
         if count < 0:
             return count
