@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tallystick.epoch.two_phase import Owner, RunFacts
+from tallystick.host.worker_cache import WorkerCache
 from tallystick.options.sink import WriteOptions, parse_write_options
 from tallystick.spark.streaming import stream_writer
 
@@ -30,7 +31,8 @@ class FakeSink:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeSink]:
     """All sinks, in the order in which they were made."""
     monkeypatch.setattr(stream_writer, "KafkaTaskSink", FakeSink)
-    monkeypatch.setattr(stream_writer, "_sinks", {})
+    kept: Any = WorkerCache(lambda connected: connected.sink.close())
+    monkeypatch.setattr(stream_writer, "_sinks", kept)
     FakeSink.made = []
     return FakeSink.made
 
