@@ -75,3 +75,8 @@ def _check_own(
 def delays_ms(**delays: str | int) -> dict[str, int]:
     """Return delays in ms, by the names of the fields of `Process`."""
     return {f"{name}_ms": duration_ms(name, delay) for name, delay in delays.items()}
+
+
+def ahead_ms(given: str | int | None) -> int | None:
+    """Return how far event times may be ahead of the clock, in ms; None: as far as they say."""
+    return None if given is None else duration_ms("event_time_max_ahead", given)

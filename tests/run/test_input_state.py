@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from tallystick.run import epoch_clock
 from tallystick.run.event_times import InputState
 from tallystick.run.input_planning import InputPlanner, InputPlanners, text_of
 from tallystick.run.keyed_epoch import KeyedSteps
@@ -48,7 +49,9 @@ class Planner:
 def clock(monkeypatch):
     now = SimpleNamespace(ms=NOW_MS)
     fake = SimpleNamespace(monotonic=lambda: now.ms / 1000, time_ns=lambda: now.ms * 1_000_000)
+    fake.monotonic_ns = fake.time_ns
     monkeypatch.setattr(pipeline_loop, "time", fake)
+    monkeypatch.setattr(epoch_clock, "time", fake)
     return now
 
 
@@ -60,10 +63,11 @@ def loop(
     timed = vectorised(lambda batch: Update(), state="n bigint", time_mode=time_mode, output=EVENTS)
     timing = {"event_time": "at", "idle_after_ms": IDLE_MS, "idle_advance": advance}
     run = SimpleNamespace(
+        name="loop",
         keyed=KeyedSteps((step(timed, **timing),)),
         parts=PartTimes(lambda _: None),
         cluster=SimpleNamespace(context=SimpleNamespace(_jsc=object())),
-        make_engine=lambda batch, source: given.append(source),
+        make_engine=lambda batch, source: given.append(replace(source, clock_ms=None)),
     )
     return PlannedByUs(run, InputPlanners([InputPlanner(ONLY_INPUT, planner)]), None), given
 
