@@ -185,6 +185,7 @@ class InputState:
         begun: those that the epoch begins to read, perhaps again: what an earlier topic of the
             same name held says nothing of this one.
         ended: those that the epoch reads to where reading ends for good: nothing comes after.
+        arrived: those of which the epoch reads records, and whose records before had event times.
         is_over: all inputs are at such an end; those without event times too, if they have one.
         clock_ms: the time by which pauses are measured; None: the epoch's own clock. No jump of the
             driver's clock moves it.
@@ -196,6 +197,43 @@ class InputState:
     ended: frozenset[TopicPartition] = frozenset()
     is_over: bool = False
     clock_ms: int | None = None
+    arrived: frozenset[TopicPartition] = frozenset()
+
+
+IN_USE = TopicPartition("", 0)
+"""The name of no partition, under which a step's state keeps the watermark that its newest epoch
+went by, where the next one may have to go by an earlier one than that epoch left."""
+
+
+def in_use(base: StepState, source: InputState, rule: WatermarkRule) -> StepState:
+    """Return a step's state with the watermark that an epoch goes by.
+
+    An epoch leaves a watermark that does not wait for partitions which were read to their ends.
+    Where these have records by the next epoch, they have unread records after all, and are waited
+    for as all such partitions are. The watermark that was in use already never goes back.
+
+    Args:
+        base: the committed state.
+        source: the state of the input, as the epoch is planned.
+        rule: of the step.
+    """
+    used = [each for each in base.partition_times if each[:2] == IN_USE]
+    if not used or base.watermark_ms is None:
+        return base
+    times = tuple(each for each in base.partition_times if each[:2] != IN_USE)
+    base = replace(base, partition_times=times)
+    latest = {TopicPartition(*each[:2]): each.latest_ms for each in times}
+    arrived = [
+        None if at in source.begun else latest.get(at) for at in source.arrived & source.partitions
+    ]
+    if not arrived:
+        return base
+    known = [ms for ms in arrived if ms is not None]
+    if len(known) < len(arrived):  # nobody knows yet what the others may bring
+        return replace(base, watermark_ms=used[0].latest_ms)
+    waiting_ms = min(base.watermark_ms, min(known) - rule.delay_ms - 1)
+    used_ms = waiting_ms if used[0].latest_ms is None else used[0].latest_ms
+    return replace(base, watermark_ms=max(waiting_ms, used_ms))
 
 
 def advanced(
@@ -208,7 +246,7 @@ def advanced(
     """Return a step's state with the watermark after an epoch.
 
     Args:
-        base: its state.
+        base: its state, with the watermark that the epoch went by.
         read_ms: the latest event time of each partition that the epoch read rows of, if any.
         source: what was planned, and what is left.
         timestamp_ms: the epoch's clock.
@@ -231,7 +269,13 @@ def advanced(
             watermark_ms += max(0, now_ms - max(times[at].seen_ms for at in latest))
     if base.watermark_ms is not None:
         watermark_ms = max(watermark_ms, base.watermark_ms)
-    return replace(after, watermark_ms=watermark_ms)
+    after = replace(after, watermark_ms=watermark_ms)
+    known = [latest.get(at) for at in source.partitions - source.ended]
+    may_be_behind = any(ms is None or ms - rule.delay_ms <= watermark_ms for ms in known)
+    if watermark_ms == base.watermark_ms or not may_be_behind:
+        return after
+    before = PartitionTime(*IN_USE, base.watermark_ms, 0)
+    return replace(after, partition_times=(before, *after.partition_times))
 
 
 class EventTimesOfEpoch(NamedTuple):
@@ -264,7 +308,11 @@ class EventTimesOfEpoch(NamedTuple):
     ) -> Self:
         """Return it, as `advanced` took it; `after` is what that returned."""
         now_ms = timestamp_ms if source.clock_ms is None else source.clock_ms
-        times = {TopicPartition(*each[:2]): each for each in after.partition_times}
+        times = {
+            at: each
+            for each in after.partition_times
+            if (at := TopicPartition(*each[:2])) != IN_USE
+        }
         waited_for = _waited_for(times, source, now_ms, rule)
         latest = {at: times[at].latest_ms if at in times else None for at in waited_for}
         slowest = min(

@@ -20,6 +20,7 @@ from tallystick.run.event_times import (
     Note,
     advanced,
     ahead,
+    in_use,
     latest_of,
 )
 from tallystick.run.exchange import check_same_attempts
@@ -233,6 +234,8 @@ class KeyedSteps:
         """
         version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
         bases = tuple(islice(all_bases, len(self.steps)))
+        if bases and source is not None and self.event_time is not None:
+            bases = (in_use(bases[0], source, self.steps[0].watermark_rule), *bases[1:])
         of_tables = tuple(islice(all_bases, len(self.tables)))
         tables = self._table_plans(version, of_tables, control or {})
         lists = self._list_plans(version, tuple(all_bases), state)

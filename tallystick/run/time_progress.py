@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tallystick.run.event_times import EventTimesOfEpoch, InputState
-from tallystick.run.input_planning import Positions
 from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.source.offsets import of_input
+from tallystick.source.offsets import from_text, of_input
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 
@@ -23,6 +22,9 @@ NAMED_MAX = 50
 class TimeProgress:
     """Follows the event times of a run's partitions, and which of them wait for others.
 
+    A partition is mute if no event time came of the newest records that were read of it: functions
+    drop its rows, or these have none. How far it is then is not known, and nobody waits for it.
+
     Args:
         name: of the pipeline.
     """
@@ -35,18 +37,25 @@ class TimeProgress:
         self._held: frozenset[TopicPartition] = frozenset()
         self._told_s: float | None = None
 
-    def planned(self, start: Positions, stops: Positions) -> None:
-        """Take in which partitions the next epoch reads."""
+    def planned(self, start: Iterable[str], stops: Iterable[str]) -> frozenset[TopicPartition]:
+        """Take in what the next epoch reads; return the partitions that may bring event times.
+
+        Args:
+            start: the positions before, as a manifest has them.
+            stops: those where it ends.
+        """
+        known = {each.input: each.positions for each in map(from_text, start)}
         self._moving = frozenset(
-            of_input(after.input, at)
-            for before, after in zip(start, stops, strict=True)
-            for at, position in after.positions.items()
-            if position != before.positions.get(at)
+            of_input(stop.input, at)
+            for stop in map(from_text, stops)
+            for at, position in stop.positions.items()
+            if position != known.get(stop.input, {}).get(at) or at in stop.starts
         )
+        return self._moving - self._mute
 
     def note(self, times: EventTimesOfEpoch) -> None:
         """Take in what an epoch left; see `KeyedSteps.on_event_times`."""
-        self._newest, self._mute = times, self._moving - times.timed
+        self._newest, self._mute = times, (self._mute | self._moving) - times.timed
 
     def ahead(
         self, keyed: KeyedSteps, state: tuple[StepState, ...], source: InputState

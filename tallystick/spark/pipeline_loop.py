@@ -164,7 +164,6 @@ class PlannedByUs:
         count = count_of(positions, stops)
         is_held_back = len(stops) > 1 and self._inputs.is_held_back(positions, stops)
         self._begun = _Begun(at_s, bound, count, count < self._inputs.waiting, is_held_back)
-        self._times.planned(positions, stops)
         return PlannedEpoch(begins, _texts(stops))
 
     def ended(self) -> None:
@@ -195,7 +194,10 @@ class PlannedByUs:
         paused_at_ms = self._paused_at_ms or self._pauses.now_ms()
         self._checkpoint_id = checkpoint_id
         self._has_run = True
-        return self._run.make_engine(self._ran, self._inputs.state(self.shown, paused_at_ms))
+        source = self._inputs.state(self.shown, paused_at_ms)
+        if self._run.keyed.event_time is not None:
+            source = replace(source, arrived=self._times.planned(start, sources))
+        return self._run.make_engine(self._ran, source)
 
     def _is_watermark_due(self, positions: Positions, state: tuple[StepState, ...]) -> bool:
         """True if an epoch is to be run only for a partition that became idle, or at the end."""

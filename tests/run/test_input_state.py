@@ -67,7 +67,9 @@ def loop(
         keyed=KeyedSteps((step(timed, **timing),)),
         parts=PartTimes(lambda _: None),
         cluster=SimpleNamespace(context=SimpleNamespace(_jsc=object())),
-        make_engine=lambda batch, source: given.append(replace(source, clock_ms=None)),
+        make_engine=lambda batch, source: given.append(
+            replace(source, clock_ms=None, arrived=frozenset())
+        ),
     )
     return PlannedByUs(run, InputPlanners([InputPlanner(ONLY_INPUT, planner)]), None), given
 
@@ -93,7 +95,11 @@ def test_what_lies_beyond_the_end_of_a_stream_is_not_waited_for():
     """It is never read: its partition would hold up the watermark for good."""
     source, given = loop(Planner({A: 10, B: 7}))
     source.engine(2, at({A: 4, B: 4}), at({A: 9, B: 4}, stops={A: 9, B: 5}))
-    assert given == [InputState(frozenset({A, B}), frozenset({B}))]
+    assert given == [InputState(frozenset({A, B}), frozenset({B}), ended=frozenset({A}))]
+    source.engine(3, at({A: 9, B: 4}), at({A: 9, B: 5}, stops={A: 9, B: 5}))
+    assert given[1] == InputState(
+        frozenset({A, B}), frozenset(), ended=frozenset({A, B}), is_over=True
+    )
 
 
 def test_a_partition_whose_topic_is_missed_has_nothing_more_to_read():
