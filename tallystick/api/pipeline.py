@@ -31,7 +31,7 @@ from tallystick.api.explained import explained
 from tallystick.api.kafka_sink import check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.live_page import open_live_page
-from tallystick.api.process_arguments import ahead_ms, delays_ms, processor_of
+from tallystick.api.process_arguments import ahead_ms, delays_ms, processor_of, uids_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
 from tallystick.api.tables import MapFunction, State, lists_in, map_step, tables_in
@@ -221,7 +221,7 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        dropped, accepted = _uids(allow_dropped_state), frozenset(accept)
+        dropped, accepted = uids_of(allow_dropped_state), frozenset(accept)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
         self._check_whole(execution)
@@ -444,9 +444,3 @@ class KeyedPipeline:
 
 _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
-
-
-def _uids(uids: Collection[str]) -> frozenset[str]:
-    if isinstance(uids, str):
-        raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")
-    return frozenset(uids)

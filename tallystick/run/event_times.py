@@ -217,8 +217,9 @@ def in_use(base: StepState, source: InputState, rule: WatermarkRule) -> StepStat
         source: the state of the input, as the epoch is planned.
         rule: of the step.
     """
-    used = [each for each in base.partition_times if each[:2] == IN_USE]
-    if not used or base.watermark_ms is None:
+    left_ms = base.watermark_ms
+    used = [each.latest_ms for each in base.partition_times if each[:2] == IN_USE]
+    if not used or left_ms is None:
         return base
     times = tuple(each for each in base.partition_times if each[:2] != IN_USE)
     base = replace(base, partition_times=times)
@@ -230,10 +231,9 @@ def in_use(base: StepState, source: InputState, rule: WatermarkRule) -> StepStat
         return base
     known = [ms for ms in arrived if ms is not None]
     if len(known) < len(arrived):  # nobody knows yet what the others may bring
-        return replace(base, watermark_ms=used[0].latest_ms)
-    waiting_ms = min(base.watermark_ms, min(known) - rule.delay_ms - 1)
-    used_ms = waiting_ms if used[0].latest_ms is None else used[0].latest_ms
-    return replace(base, watermark_ms=max(waiting_ms, used_ms))
+        return replace(base, watermark_ms=used[0])
+    waiting_ms = min(left_ms, min(known) - rule.delay_ms - 1)
+    return replace(base, watermark_ms=max(waiting_ms, waiting_ms if used[0] is None else used[0]))
 
 
 def advanced(
@@ -279,7 +279,7 @@ def advanced(
 
 
 class EventTimesOfEpoch(NamedTuple):
-    """What an epoch left of the event times of partitions, for the progress and the page.
+    """The event times of partitions after an epoch, for the progress and the page.
 
     Args:
         watermark_ms: of the step; None: there is none yet.

@@ -20,21 +20,20 @@ from tallystick.run.event_times import (
     Note,
     advanced,
     ahead,
-    in_use,
     latest_of,
 )
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, TaskNote
 from tallystick.run.lists import ListPlan, ListStep, lists_after
+from tallystick.run.requirements import wanted_of_list, wanted_of_step, wanted_of_table
 from tallystick.run.route_plan import RoutePlan
 from tallystick.run.sink_task import FanOut, check_notes, split_notes
-from tallystick.run.step_times import final_stage, warn_of_dropped
+from tallystick.run.step_times import bases_in_use, final_stage, warn_of_dropped
 from tallystick.run.tables import TablePlan, TableStep, tables_after, with_tables
 from tallystick.run.task import BatchFunction, EncodePlan, Outlet, Report
-from tallystick.state.broadcast_table import WHOLE
 from tallystick.state.catalog import StateFile, StepState, Version
-from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
+from tallystick.state.compatibility import check, settle, starting_point
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -42,7 +41,6 @@ from tallystick.state.functions.processing import (
     HasInitialState,
     StateDeclaration,
 )
-from tallystick.state.list_state import ALL_TASKS, PLACE
 from tallystick.state.overlay import FINAL_WATERMARK_MS, EpochTime
 from tallystick.values import SplitRange, TopicPartition
 
@@ -95,8 +93,8 @@ class KeyedSteps:
 
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""
-        wanted = [*map(_wanted, self.steps), *map(_wanted_of_table, self.tables)]
-        wanted += [_wanted_of_list(each, self.task_count) for each in self.lists]
+        wanted = [*map(wanted_of_step, self.steps), *map(wanted_of_table, self.tables)]
+        wanted += [wanted_of_list(each, self.task_count) for each in self.lists]
         kept = check(wanted, state, self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
@@ -234,8 +232,8 @@ class KeyedSteps:
         """
         version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
         bases = tuple(islice(all_bases, len(self.steps)))
-        if bases and source is not None and self.event_time is not None:
-            bases = (in_use(bases[0], source, self.steps[0].watermark_rule), *bases[1:])
+        if source is not None and self.event_time is not None:
+            bases = bases_in_use(self.steps, bases, source)
         of_tables = tuple(islice(all_bases, len(self.tables)))
         tables = self._table_plans(version, of_tables, control or {})
         lists = self._list_plans(version, tuple(all_bases), state)
@@ -317,24 +315,6 @@ def _started(step: KeyedStep, base: StepState) -> KeyedStep:
     if base.version is None or not isinstance(step.processor, HasInitialState):
         return step
     return replace(step, processor=step.processor.started())
-
-
-def _wanted(step: KeyedStep) -> StepRequirement:
-    return StepRequirement(
-        step.uid,
-        step.key.schema_text,
-        step.max_parallelism,
-        step.parallelism,
-        step.processor.time_mode,
-    )
-
-
-def _wanted_of_table(table: TableStep) -> StepRequirement:
-    return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
-
-
-def _wanted_of_list(its: ListStep, task_count: int) -> StepRequirement:
-    return StepRequirement(its.uid, PLACE.schema_text, ALL_TASKS.count, task_count)
 
 
 @dataclass(frozen=True)

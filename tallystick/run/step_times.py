@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Sequence
 
+from tallystick.run.event_times import InputState, in_use
 from tallystick.run.keyed_task import KeyedStep, ProcessPlan, TaskNote
+from tallystick.state.catalog import StepState
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,13 @@ def final_stage(steps: Sequence[KeyedStep]) -> int:
         if step.processor.has_timers:
             return 0
     return 0
+
+
+def bases_in_use(
+    steps: Sequence[KeyedStep], bases: tuple[StepState, ...], source: InputState
+) -> tuple[StepState, ...]:
+    """Return what steps go on from, with the watermark that an epoch goes by; see `in_use`."""
+    return (in_use(bases[0], source, steps[0].watermark_rule), *bases[1:])
 
 
 def warn_of_dropped(plan: ProcessPlan, notes: Sequence[TaskNote]) -> None:

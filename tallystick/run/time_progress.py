@@ -1,4 +1,4 @@
-"""What a run knows of its partitions' event times: for its plans, its progress and its log."""
+"""The event times of a run's partitions, for its plans, its progress and its log."""
 
 import logging
 import time

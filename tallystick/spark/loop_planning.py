@@ -1,4 +1,4 @@
-"""What bounds the epochs of a run, and what plans its inputs."""
+"""The planners of a run's inputs, and the bounds of its epochs."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The watermark at the end of all inputs: everything comes out, nothing stays, and nothing twice."""
+"""The watermark at the end of all inputs: all comes out, nothing stays, and nothing comes twice."""
 
 from typing import Any
 
