@@ -199,6 +199,10 @@ def _state(step: KeyedStep) -> str:
         time += f"; partitions that are read to their ends are idle after {step.idle_after_ms} ms"
     if step.idle_advance:
         time += "; where all are idle, the watermark goes on with the clock"
+    if step.event_time_max_ahead_ms is not None:
+        time += (
+            f"; rows more than {step.event_time_max_ahead_ms} ms ahead of the clock are left out"
+        )
     if step.max_drift_ms:
         time += (
             f"; partitions wait that are ahead of the slowest by more than {step.max_drift_ms} ms"

@@ -31,7 +31,7 @@ from tallystick.api.explained import explained
 from tallystick.api.kafka_sink import check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.live_page import open_live_page
-from tallystick.api.process_arguments import delays_ms, processor_of
+from tallystick.api.process_arguments import ahead_ms, delays_ms, processor_of, uids_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
 from tallystick.api.tables import MapFunction, State, lists_in, map_step, tables_in
@@ -222,20 +222,21 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        place, dropped = resolved(checkpoint), _uids(allow_dropped_state)
-        is_light = execution != "jobs" and not any(isinstance(one, Transform) for one in self.steps)
+        place, dropped = resolved(checkpoint), uids_of(allow_dropped_state)
+        accepted = frozenset(accept)
+        has_transform = any(isinstance(step, Transform) for step in self.steps)
+        is_light = execution != "jobs" and not has_transform
         self._check_whole(execution)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         try:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
-                return start_loop(run, place, trigger, frozenset(accept))
+                return start_loop(run, place, trigger, accepted)
             live = open_live_page(
                 ui_port, place, self.inputs.sources, self.topology, trigger, listener
             )
-            query = start_loop(
-                self._run(cluster, execution, live, dropped), place, trigger, frozenset(accept)
-            )
+            run = self._run(cluster, execution, live, dropped)
+            query = start_loop(run, place, trigger, accepted)
             live.show(query)
             return query
         except BaseException:
@@ -371,6 +372,7 @@ class KeyedPipeline:
         max_drift: str | int = 0,
         watermark_column: str | None = None,
         idle_advance: bool = False,
+        event_time_max_ahead: str | int | None = None,
         rows: str = "row",
         initial_state: DataFrame | None = None,
     ) -> Pipeline:
@@ -379,8 +381,7 @@ class KeyedPipeline:
         Args:
             function: a PySpark `StatefulProcessor`, as for `transformWithState`; or one of ours,
                 `vectorised(...)` and the ready-made ones.
-            output: the columns that it puts out, as DDL or as an Arrow schema. The ready-made ones
-                have theirs.
+            output: the columns that it puts out, as DDL or Arrow schema; the ready-made ones know.
             parallelism: how many tasks share the key groups; None: as many as Spark runs at a time.
                 It may be another one at each start.
             uid: names the state, for as long as it lives. None, where this is the only step with
@@ -390,8 +391,7 @@ class KeyedPipeline:
             event_time: the column of event times, a timestamp or bigint in ms; of named inputs,
                 by name, for those that have such times.
             watermark_delay: how much later than the latest row of its partition another one may
-                come, in ms or as text such as "10 seconds". What comes later still is dropped with
-                time mode EventTime.
+                come, in ms or as text such as "10 seconds"; later ones are dropped (EventTime).
             idle_after: how long the watermark waits for a partition that is read to its end, in ms
                 or as such a text; for one with unread records it always does. First step only.
             max_drift: how far a partition with unread records may be ahead of the slowest such one,
@@ -401,6 +401,8 @@ class KeyedPipeline:
                 nothing new. A partition is waited for until it is idle. First step only.
             idle_advance: where all partitions have been idle for `idle_after`, let the watermark go
                 on with the clock: by as much as has passed since the newest rows.
+            event_time_max_ahead: how far a row's event time may be ahead of the clock, such as "1
+                hour"; a row beyond does not move the watermark, and is a dead letter or late.
             rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
                 "pandas" (as `transformWithStateInPandas`).
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
@@ -421,6 +423,7 @@ class KeyedPipeline:
             event_time=event_time,
             watermark_column=watermark_column,
             idle_advance=idle_advance,
+            event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
             **delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),
@@ -442,9 +445,3 @@ class KeyedPipeline:
 
 _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
-
-
-def _uids(uids: Collection[str]) -> frozenset[str]:
-    if isinstance(uids, str):
-        raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")
-    return frozenset(uids)

@@ -1,6 +1,7 @@
 """The arguments of `process`, checked."""
 
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from pyspark.sql import DataFrame
@@ -75,3 +76,19 @@ def _check_own(
 def delays_ms(**delays: str | int) -> dict[str, int]:
     """Return delays in ms, by the names of the fields of `Process`."""
     return {f"{name}_ms": duration_ms(name, delay) for name, delay in delays.items()}
+
+
+def ahead_ms(given: str | int | None) -> int | None:
+    """Return how far event times may be ahead of the clock, in ms; None: as far as they say."""
+    return None if given is None else duration_ms("event_time_max_ahead", given)
+
+
+def uids_of(uids: Collection[str]) -> frozenset[str]:
+    """Return the uids that `allow_dropped_state` names.
+
+    Raises:
+        OptionError: one text was given, and no list.
+    """
+    if isinstance(uids, str):
+        raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")
+    return frozenset(uids)

@@ -252,13 +252,17 @@ def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
     yield "tallystick_state_written_bytes_total", one, counts.written_bytes
     yield "tallystick_last_commit_seconds", one, counts.committed_ms / 1000
     now_ms, since_ms = time.time_ns() // 1_000_000, counts.open_since_ms
-    yield "tallystick_epoch_open_seconds", one, (now_ms - since_ms) / 1000 if since_ms else 0
+    yield "tallystick_epoch_open_seconds", one, max(0, now_ms - since_ms) / 1000 if since_ms else 0
     if counts.timeout_ms is not None:
         yield "tallystick_transaction_timeout_seconds", one, counts.timeout_ms / 1000
     for sink, begun_ms in counts.open_since().items():
         oldest_ms = min(filter(None, begun_ms), default=now_ms)
         yield "tallystick_open_transactions", (name, sink), len(begun_ms)
-        yield "tallystick_oldest_transaction_seconds", (name, sink), (now_ms - oldest_ms) / 1000
+        yield (
+            "tallystick_oldest_transaction_seconds",
+            (name, sink),
+            max(0, now_ms - oldest_ms) / 1000,
+        )
     for error, count in list(counts.failures.items()):
         yield "tallystick_epoch_failures_total", (name, error), count
     for error, count in list(counts.aborted.items()):

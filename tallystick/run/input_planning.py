@@ -6,7 +6,7 @@ something to read, so that a backlog of one does not hold up another.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -101,7 +101,8 @@ class InputPlanner:
         planner: asks its cluster.
         offset_count_max: the most that an epoch may span; None: the user sets none.
         takes_all: it reads all there is in one epoch.
-        waits: the watermark waits for its partitions.
+        waits: the watermark waits for its partitions; not for those of a broadcast table, or of an
+            input whose rows have no event times.
     """
 
     uid: str
@@ -218,24 +219,59 @@ class InputPlanners:
             uid: None if ends is None else replace(ends, input=uid) for uid, ends in found.items()
         }
 
-    def state(self, stops: Positions) -> InputState:
-        """Return the state of the input for an epoch up to `stops`, by the newest look at it."""
+    def state(self, stops: Positions, clock_ms: int | None = None) -> InputState:
+        """Return the state of the input for an epoch up to `stops`, by the newest look at it.
+
+        Args:
+            stops: where the epoch ends.
+            clock_ms: see `InputState`.
+        """
         all_ends = self.latest()
         without = {each.uid for each in self._inputs if not each.waits}
         partitions: set[TopicPartition] = set()
         unfinished: set[TopicPartition] = set()
         begun: set[TopicPartition] = set()
+        ended: set[TopicPartition] = set()
         for stop in (each for each in stops if each.input not in without):
             ends, last = all_ends.get(stop.input), stop.stops or {}
             for at, position in stop.positions.items():
                 name = of_input(stop.input, at)
                 partitions.add(name)
+                if _is_at_end(stop, at):
+                    ended.add(name)
                 end = None if ends is None else ends.positions.get(at, position)
                 # Not looked yet: an epoch of an earlier run runs again.
                 if end is None or min(end, last.get(at, end)) > position:
                     unfinished.add(name)
             begun |= {of_input(stop.input, at) for at in stop.starts}
-        return InputState(frozenset(partitions), frozenset(unfinished), frozenset(begun))
+        return InputState(
+            frozenset(partitions),
+            frozenset(unfinished),
+            frozenset(begun),
+            frozenset(ended),
+            is_over=self._are_over(stops, without),
+            clock_ms=clock_ms,
+        )
+
+    @staticmethod
+    def _are_over(stops: Positions, without: Collection[str]) -> bool:
+        """True if nothing can come any more that has an event time, or goes by an end of its own.
+
+        Args:
+            stops: where an epoch ends.
+            without: inputs whose rows have no event times: they are waited for if they have an end.
+        """
+        waited_for = [each for each in stops if each.stops is not None or each.input not in without]
+        return any(each.input not in without for each in waited_for) and all(
+            not each.initial and all(_is_at_end(each, at) for at in each.positions)
+            for each in waited_for
+        )
+
+
+def _is_at_end(offsets: SourceOffsets, partition: TopicPartition) -> bool:
+    """True if a partition is read to where reading ends for good."""
+    stop = None if offsets.stops is None else offsets.stops.get(partition)
+    return stop is not None and offsets.positions[partition] >= stop
 
 
 def count_of(start: Sequence[SourceOffsets], stops: Sequence[SourceOffsets]) -> int:

@@ -14,17 +14,26 @@ import pyarrow as pa
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.ports import EpochResult
-from tallystick.run.event_times import InputState, Note, advanced, ahead, latest_of
+from tallystick.run.event_times import (
+    EventTimesOfEpoch,
+    InputState,
+    Note,
+    advanced,
+    ahead,
+    latest_of,
+)
 from tallystick.run.exchange import check_same_attempts
 from tallystick.run.keyed_slices import SLICE_BYTES
-from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, RoutePlan, TaskNote
+from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, TaskNote
 from tallystick.run.lists import ListPlan, ListStep, lists_after
+from tallystick.run.requirements import wanted_of_list, wanted_of_step, wanted_of_table
+from tallystick.run.route_plan import RoutePlan
 from tallystick.run.sink_task import FanOut, check_notes, split_notes
+from tallystick.run.step_times import bases_in_use, final_stage, warn_of_dropped
 from tallystick.run.tables import TablePlan, TableStep, tables_after, with_tables
 from tallystick.run.task import BatchFunction, EncodePlan, Outlet, Report
-from tallystick.state.broadcast_table import WHOLE
 from tallystick.state.catalog import StateFile, StepState, Version
-from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
+from tallystick.state.compatibility import check, settle, starting_point
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -32,8 +41,7 @@ from tallystick.state.functions.processing import (
     HasInitialState,
     StateDeclaration,
 )
-from tallystick.state.list_state import ALL_TASKS, PLACE
-from tallystick.state.overlay import EpochTime
+from tallystick.state.overlay import FINAL_WATERMARK_MS, EpochTime
 from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -58,6 +66,7 @@ class KeyedSteps:
         slice_bytes: rows that a task holds at a time.
         on_share: told, after each epoch, how many bytes of rows its busiest task had.
         on_times: told, after each epoch, how long its tasks took.
+        on_event_times: told, after each epoch of which readers note the event times, what they are.
         tables: the broadcast tables of the pipeline.
         lists: the list states of its readers.
     """
@@ -70,6 +79,7 @@ class KeyedSteps:
     slice_bytes: int = SLICE_BYTES
     on_share: Callable[[int], None] = _ignore
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+    on_event_times: Callable[[EventTimesOfEpoch], None] = _ignore
     tables: tuple[TableStep, ...] = ()
     lists: tuple[ListStep, ...] = ()
 
@@ -83,8 +93,8 @@ class KeyedSteps:
 
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""
-        wanted = [*map(_wanted, self.steps), *map(_wanted_of_table, self.tables)]
-        wanted += [_wanted_of_list(each, self.task_count) for each in self.lists]
+        wanted = [*map(wanted_of_step, self.steps), *map(wanted_of_table, self.tables)]
+        wanted += [wanted_of_list(each, self.task_count) for each in self.lists]
         kept = check(wanted, state, self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
@@ -152,24 +162,29 @@ class KeyedSteps:
         """The most that a partition may be ahead of the slowest; 0: none waits."""
         return self.steps[0].max_drift_ms if self.steps else 0
 
-    def ahead(self, state: Iterable[StepState], source: InputState) -> frozenset[TopicPartition]:
+    def ahead(
+        self,
+        state: Iterable[StepState],
+        mute: frozenset[TopicPartition],
+        source: InputState,
+    ) -> frozenset[TopicPartition]:
         """Return the partitions that are to wait; see `event_times.ahead`."""
         times = [
             it for each in state if each.uid == self.steps[0].uid for it in each.partition_times
         ]
-        return ahead(times, source, self.max_drift_ms)
+        return ahead(times, source, self.max_drift_ms, mute)
 
     def is_watermark_due(
         self, state: Iterable[StepState], source: InputState, timestamp_ms: int
     ) -> bool:
-        """True if an epoch without rows would move the watermark of the first step.
+        """True if an epoch without rows would move the watermark of the first step with one.
 
         Args:
             state: the committed one.
             source: the state of the input, when nothing is to be read.
             timestamp_ms: the clock that the epoch would have.
         """
-        first = self.steps[0]
+        first = self.steps[max(0, final_stage(self.steps) - 1) if source.is_over else 0]
         standing = replace(first.watermark_rule, idle_advance=False)
         for each in state:
             if each.uid != first.uid:
@@ -200,6 +215,8 @@ class KeyedSteps:
         last: EncodePlan | FanOut,
         source: InputState | None = None,
         control: Mapping[str, tuple[SplitRange, ...]] | None = None,
+        *,
+        is_over: bool = False,
     ) -> "KeyedEpoch":
         """Plan one epoch.
 
@@ -211,9 +228,12 @@ class KeyedSteps:
             last: where the rows go in the end; with the functions of a pipeline without steps.
             source: the state of the input; None: rows come with no partition.
             control: what is new for the tables, by uid.
+            is_over: the epoch ends where all inputs end, where `source` does not say it.
         """
         version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
         bases = tuple(islice(all_bases, len(self.steps)))
+        if source is not None and self.event_time is not None:
+            bases = bases_in_use(self.steps, bases, source)
         of_tables = tuple(islice(all_bases, len(self.tables)))
         tables = self._table_plans(version, of_tables, control or {})
         lists = self._list_plans(version, tuple(all_bases), state)
@@ -253,7 +273,9 @@ class KeyedSteps:
             may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
             on_share=self.on_share,
             on_times=self.on_times,
+            on_event_times=self.on_event_times,
             source=source,
+            final_stage=final_stage(self.steps) if is_over or (source and source.is_over) else 0,
             tables=tables,
             lists=lists,
         )
@@ -295,24 +317,6 @@ def _started(step: KeyedStep, base: StepState) -> KeyedStep:
     return replace(step, processor=step.processor.started())
 
 
-def _wanted(step: KeyedStep) -> StepRequirement:
-    return StepRequirement(
-        step.uid,
-        step.key.schema_text,
-        step.max_parallelism,
-        step.parallelism,
-        step.processor.time_mode,
-    )
-
-
-def _wanted_of_table(table: TableStep) -> StepRequirement:
-    return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
-
-
-def _wanted_of_list(its: ListStep, task_count: int) -> StepRequirement:
-    return StepRequirement(its.uid, PLACE.schema_text, ALL_TASKS.count, task_count)
-
-
 @dataclass(frozen=True)
 class KeyedEpoch:
     """One epoch's way through the tasks.
@@ -327,7 +331,9 @@ class KeyedEpoch:
         may_leave_strays: see `FanOut`.
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
+        on_event_times: see `KeyedSteps`.
         source: see `KeyedSteps.epoch`.
+        final_stage: see `step_times.final_stage`; 0: more may come.
         tables: broadcast ones, in this epoch.
         lists: list states, in this epoch.
     """
@@ -340,7 +346,9 @@ class KeyedEpoch:
     may_leave_strays: bool = False
     on_share: Callable[[int], None] = _ignore
     on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+    on_event_times: Callable[[EventTimesOfEpoch], None] = _ignore
     source: InputState | None = None
+    final_stage: int = 0
     tables: tuple[TablePlan, ...] = ()
     lists: tuple[ListPlan, ...] = ()
 
@@ -397,23 +405,21 @@ class KeyedEpoch:
 
     def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote], read: list[Note]) -> StepState:
         """A step's state at the end of the epoch."""
-        base, late = plan.base, sum(note.late for note in notes)
-        if late:
-            logger.warning(
-                "step %s, epoch %d: %d rows came later than the watermark (%d ms) and were dropped",
-                base.uid,
-                self.version.epoch,
-                late,
-                base.watermark_ms,
-            )
+        base = plan.base
+        warn_of_dropped(plan, notes)
         files: list[StateFile] = [file for note in notes for file in note.files]
         # The first epoch counts even if it left nothing: initial state is put in once.
         is_new = files or base.version is None
         after = extend(base, self.version, files) if is_new else base
         if plan.step.event_time and plan.stage == 1 and self.source is not None:
             now_ms, rule = plan.time.timestamp_ms, plan.step.watermark_rule
-            return advanced(after, latest_of(read), self.source, now_ms, rule)
+            read_ms = latest_of(read)
+            after = advanced(after, read_ms, self.source, now_ms, rule)
+            self.on_event_times(EventTimesOfEpoch.of(after, read_ms, self.source, now_ms, rule))
+            return after
         after = replace(after, partition_times=())  # of an earlier pipeline, where there are any
+        if plan.stage == self.final_stage:
+            return replace(after, watermark_ms=FINAL_WATERMARK_MS)
         times = [note.event_time_max_ms for note in notes if note.event_time_max_ms is not None]
         if not times:
             return after

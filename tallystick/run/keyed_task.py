@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import ClassVar, Protocol, Self
+from typing import Protocol, Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,19 +29,16 @@ from tallystick.errors import EpochAbortedError
 from tallystick.host.origin import Place, place_to_be_set
 from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
 from tallystick.ports import StateStore, Storage
-from tallystick.run.event_times import WatermarkRule, in_units
+from tallystick.run.event_times import WatermarkRule, in_units, not_after
 from tallystick.run.exchange import NO_TOPIC, Attempt, Frame, FrameSources
-from tallystick.run.frames import conform, from_ipc, to_ipc
+from tallystick.run.frames import conform, from_ipc
 from tallystick.run.keyed_slices import SLICE_BYTES, Slices
-from tallystick.run.outputs import conformed, passed_by, passing
+from tallystick.run.outputs import conformed, passed_by
 from tallystick.run.tables import TablePlan
 from tallystick.run.task import (
     BatchFunction,
-    OpenOutlet,
     Outlet,
     Sent,
-    StatelessOutlet,
-    apply,
     send,
 )
 from tallystick.state.catalog import StateFile, StepState
@@ -55,8 +51,9 @@ from tallystick.state.functions.processing import (
     StateDeclaration,
     Work,
     check_event_times,
+    late_output,
 )
-from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
+from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import EmptyView, EpochTime, Overlay, StateView
 
@@ -88,6 +85,8 @@ class KeyedStep:
             before it is not read on; 0: as far as it gets.
         watermark_column: holds watermarks of producers; None: they follow from event times.
         idle_advance: see `WatermarkRule`.
+        event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
+            as far as it says.
     """
 
     uid: str
@@ -106,6 +105,7 @@ class KeyedStep:
     outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
     watermark_column: str | None = None
     idle_advance: bool = False
+    event_time_max_ahead_ms: int | None = None
 
     @property
     def watermark_rule(self) -> WatermarkRule:
@@ -140,59 +140,6 @@ class Doors(Protocol):
 
 
 @dataclass(frozen=True)
-class RoutePlan:
-    """The way of rows to the tasks that own their keys.
-
-    Args:
-        step: whose tasks they are.
-        max_parallelism: its key groups.
-        target_count: its tasks.
-        functions: what rows pass through first.
-    """
-
-    step: KeyedStep
-    max_parallelism: int
-    target_count: int
-    functions: tuple[BatchFunction, ...] = ()
-    part: ClassVar[str] = EXCHANGE
-
-    def begun(self, source: int, attempt: int, attempt_number: int) -> OpenOutlet:
-        """See `Outlet.begun`."""
-        return StatelessOutlet(self.frames, source, attempt)
-
-    def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
-        """Yield a batch's frames; what only passes through goes by one task, and stays in order."""
-        parts = apply(self.functions, sent) if isinstance(sent, pa.RecordBatch) else [sent]
-        for part in parts:
-            if not isinstance(part, pa.RecordBatch):
-                yield passing(part, source % self.target_count, source, sequence, attempt)
-                sequence += 1
-                continue
-            for target, rows in self._split(part):
-                yield Frame(
-                    target, source, sequence, NO_TOPIC, 0, rows.num_rows, to_ipc(rows), attempt
-                )
-                sequence += 1
-
-    def _split(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of each task, in their order."""
-        rows = conform(rows, self.step.columns, f"step {self.step.uid}: the rows that come to it")
-        rows = rows.select(self.step.routed.names)
-        if self.target_count == 1:
-            yield 0, rows
-            return
-        groups = key_groups_of(self.step.key.hash_codes(rows), self.max_parallelism)
-        # As `operator_index`; 16 bits are sorted by radix.
-        targets = (groups * self.target_count // self.max_parallelism).astype(np.uint16)
-        order = np.argsort(targets, kind="stable")
-        ordered = rows.take(pa.array(order))
-        bounds = np.searchsorted(targets[order], np.arange(self.target_count + 1))
-        for target in np.flatnonzero(np.diff(bounds)).tolist():
-            first, stop = int(bounds[target]), int(bounds[target + 1])
-            yield target, ordered.slice(first, stop - first)
-
-
-@dataclass(frozen=True)
 class TaskNote:
     """A report of what one attempt of a keyed task left, for the driver.
 
@@ -202,8 +149,9 @@ class TaskNote:
         files: that hold what changed, and snapshots.
         attempts: whose rows it had.
         event_time_max_ms: the latest event time among its rows; None: there was none.
-        late: how many rows it dropped because their event time had passed.
+        late: how many rows it dropped because their event time had passed, or was too far ahead.
         byte_count: of the rows that it processed, in memory.
+        early: how many of the late ones were too far ahead of the clock.
     """
 
     uid: str
@@ -213,6 +161,7 @@ class TaskNote:
     event_time_max_ms: int | None = None
     late: int = 0
     byte_count: int = 0
+    early: int = 0
 
     def to_json(self) -> str:
         """Return the text that travels in a frame."""
@@ -235,6 +184,7 @@ class _TaskResult:
     event_time_max_ms: int | None = None
     late: int = 0
     byte_count: int = 0
+    early: int = 0
 
 
 @dataclass(frozen=True)
@@ -290,6 +240,7 @@ class ProcessPlan:
                 event_time_max_ms=left.event_time_max_ms,
                 late=left.late,
                 byte_count=left.byte_count,
+                early=left.early,
             )
             of_tables = [note for each in self.tables for note in each.notes()]
             return [own.to_json(), *heard.notes, *of_tables]
@@ -316,7 +267,10 @@ class ProcessPlan:
                     yield passed
                 else:
                     with counted_as(EXCHANGE):
-                        slices.add(self._in_time(from_ipc(frame.data), left))
+                        believed, early = self._believed(from_ipc(frame.data), left)
+                        slices.add(self._in_time(believed, left))
+                    if early is not None:
+                        yield early
             left.byte_count = slices.byte_count
             is_first = self.base.version is None  # there may be an initial state
             has_work = slices.row_count > 0 or self.step.processor.has_timers or is_first
@@ -378,6 +332,24 @@ class ProcessPlan:
                 written_in=epoch,
                 state_ids=[each.state_id for each in self.base.fields],
             )
+
+    def _believed(
+        self, rows: pa.RecordBatch, left: _TaskResult
+    ) -> tuple[pa.RecordBatch, SideRows | None]:
+        """Return the rows that are not too far ahead of the clock; the others as late ones are."""
+        column, most_ms = self.step.event_time, self.step.event_time_max_ahead_ms
+        if column is None or most_ms is None:
+            return rows, None
+        _, after = not_after(rows.column(column), self.time.timestamp_ms + most_ms)
+        if after is None:
+            return rows, None
+        early, output = rows.filter(after), late_output(self.step.processor)
+        rows = rows.filter(pc.invert(after))
+        if output is not None:
+            return rows, SideRows(output, early)
+        left.early += early.num_rows
+        left.late += early.num_rows
+        return rows, None
 
     def _in_time(self, rows: pa.RecordBatch, left: _TaskResult) -> pa.RecordBatch:
         """The rows that are not late.

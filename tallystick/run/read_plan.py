@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 
 import numpy as np
@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.codec.formats import DEADLETTER, DROPMALFORMED, PERMISSIVE
-from tallystick.codec.layout import Layout, LayoutRows
+from tallystick.codec.layout import Layout, LayoutRows, dead_letters
 from tallystick.host import stopwatch as clock
 from tallystick.host.origin import Place, place_to_be_set
 from tallystick.ports import Fetch
-from tallystick.run.event_times import TimesRead
+from tallystick.run.event_times import TimesRead, not_after
 from tallystick.run.exchange import Frame
 from tallystick.run.outputs import DeadLetters
 from tallystick.run.task import BatchFunction, Outlet, Sent, apply, send
@@ -38,6 +38,9 @@ class ReadPlan:
         functions: what rows pass through.
         event_time: the column whose latest value of each partition the driver is told, as the
             keyed step has it; None: nobody asks.
+        event_time_limit_ms: the latest event time that is believed in this epoch; None: any is.
+        source_time: the column of the layout that is the event time as it is, where records beyond
+            that limit are to be dead letters; None: they are not.
         input: the id of the pipeline's input.
     """
 
@@ -47,6 +50,8 @@ class ReadPlan:
     functions: tuple[BatchFunction, ...] = ()
     event_time: pa.Field | None = None
     input: str = ONLY_INPUT
+    event_time_limit_ms: int | None = None
+    source_time: str | None = None
 
     def read(self, splits: Iterable[SplitRange]) -> Iterator[pa.RecordBatch]:
         """The well-formed rows of all splits, in order within each; the functions have no others.
@@ -71,6 +76,17 @@ class ReadPlan:
         for _, built in self._built(splits):
             if built.dead_letters is not None:
                 yield DeadLetters(built.dead_letters)
+
+    def until(self, timestamp_ms: int, most_ms: int | None) -> "ReadPlan":
+        """Return it for an epoch: up to which event time rows are believed.
+
+        Args:
+            timestamp_ms: the epoch's clock.
+            most_ms: how far a row's event time may be ahead of it; None: as far as it says.
+        """
+        if most_ms is None:
+            return self
+        return replace(self, event_time_limit_ms=timestamp_ms + most_ms)
 
     def send(
         self,
@@ -105,10 +121,39 @@ class ReadPlan:
                 clock.count(clock.READ_RECORDS, records.num_rows)
                 with clock.counted_as(clock.DECODE):
                     built = self.layout.build(records, split.topic_partition)
+                    built = self._believed(built, records, split.topic_partition)
                 left_out.note(split.topic_partition, built.reasons)
                 yield split.topic_partition, built
         finally:
             left_out.tell()
+
+    def _believed(
+        self, built: LayoutRows, records: pa.RecordBatch, partition: TopicPartition
+    ) -> LayoutRows:
+        """Return what was built without records whose event time is too far ahead of the clock."""
+        if self.source_time is None or self.layout.mode != DEADLETTER:
+            return built
+        times = built.rows.column(self.source_time)
+        _, after = not_after(times, self.event_time_limit_ms)
+        if after is None:
+            return built
+        rows = np.flatnonzero(after.to_numpy(zero_copy_only=False)).tolist()
+        reasons = {
+            row: f"its event time, {times[row]}, is further ahead of the clock than "
+            f"event_time_max_ahead: later than {self.event_time_limit_ms} ms since 1970"
+            for row in rows
+        }
+        offsets = records.column("offset").to_pylist()
+        whole = [row for row, offset in enumerate(offsets) if offset not in built.reasons]
+        malformed = {
+            **{row: built.reasons[at] for row, at in enumerate(offsets) if at in built.reasons},
+            **{whole[row]: reason for row, reason in reasons.items()},
+        }
+        return LayoutRows(
+            built.rows.filter(pc.invert(after)),
+            {offsets[row]: reason for row, reason in sorted(malformed.items())},
+            dead_letters(records, dict(sorted(malformed.items())), partition),
+        )
 
 
 def send_read(
@@ -127,7 +172,8 @@ def send_read(
         attempt_number: Spark's.
         notes: asked when all is read; what the driver is told besides.
     """
-    times = TimesRead(parts[0][0].event_time)
+    first = parts[0][0]
+    times = TimesRead(first.event_time, first.event_time_limit_ms)
     read = (each for plan, splits in parts for each in plan.read_both(splits, times))
     return send(outlet, read, source, lambda: [*times.notes(), *notes()], attempt_number)
 

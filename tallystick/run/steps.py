@@ -89,6 +89,8 @@ class Process:
             before it is not read on; 0: as far as it gets.
         watermark_column: holds watermarks of producers; None: they follow from event times.
         idle_advance: the watermark goes on with the epochs' clock where all partitions are idle.
+        event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
+            as far as it says.
         inputs: the key and the event time of each named input; none where rows come in one stream.
     """
 
@@ -104,6 +106,7 @@ class Process:
     max_drift_ms: int = 0
     watermark_column: str | None = None
     idle_advance: bool = False
+    event_time_max_ahead_ms: int | None = None
     inputs: tuple[tuple[tuple[str, ...], str | None], ...] = ()
 
     def __post_init__(self) -> None:

@@ -101,6 +101,7 @@ class DataFrameEngine:
         spark: runs it.
         rows: makes the DataFrame, once per attempt of the epoch.
         dead_letters: where malformed records are to be found, by a second reading; None: nowhere.
+        is_over: the epoch ends where all inputs end.
     """
 
     spark: SparkSession
@@ -110,13 +111,16 @@ class DataFrameEngine:
     dead_letters: Unread | None = None
     keyed: KeyedSteps = NO_STEPS
     timestamp_ms: int = 0
+    is_over: bool = False
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochResult:
         """Encode and write all rows into the producer's open transaction."""
         last = self.last(checkpoint_id)
-        epoch = self.keyed.epoch(checkpoint_id, self.timestamp_ms, _token(), state, last)
+        epoch = self.keyed.epoch(
+            checkpoint_id, self.timestamp_ms, _token(), state, last, is_over=self.is_over
+        )
         write = replace(self.write(producer), stage=epoch.stage)
         with Shipment(self.spark.sparkContext) as shipment:
             rows = self.rows(shipment)

@@ -19,8 +19,9 @@ from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.preflight import missing_rights, refuse
 from tallystick.options.source import is_bounded, parse_source_options
 from tallystick.run.frames import conform
+from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.read_plan import ReadPlan
-from tallystick.run.steps import Columns, MapBatches, Process, Step
+from tallystick.run.steps import Columns, MapBatches, Process, Stages, Step
 from tallystick.run.task import BatchFunction
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.splits import plan_splits
@@ -86,6 +87,20 @@ class PipelineInput:
         self.read = ReadPlan(fetch, layout, self.options.policy, input=self.uid)
         self.cluster_id = ""
         self.topics: Collection[str] = ()
+        self.event_time: str | None = None
+        """The column of its own that holds event times, if it is a named input with such times."""
+
+    @property
+    def is_timed(self) -> bool:
+        """True if the watermark goes by its rows; a named input may have no event times."""
+        return self.waits and (not self.name or self.event_time is not None)
+
+    def source_time(self, steps: Sequence[KeyedStep], stages: Stages) -> str | None:
+        """Return the column of its records that is the event time, if no function is in between."""
+        if not steps or self.steps or stages.before:
+            return None
+        name = self.event_time if self.name else steps[0].event_time
+        return name if name in self.read.layout.schema.names else None
 
     def ticking(self, ticks: Mapping[str, str]) -> None:
         """Take the planner's options for timers in."""
@@ -209,6 +224,7 @@ def _keyed_input(
 ) -> KeyedInput:
     """Return an input of a step; Kafka's columns that it does not need are not even made."""
     its = first.processor
+    each.event_time = event_time
     if not isinstance(its, ByColumns) or its.carried is None:
         return KeyedInput(each.name, schema, key, event_time)
     layout = each.read.layout

@@ -138,6 +138,7 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         max_drift_ms=step.max_drift_ms,
         watermark_column=step.watermark_column,
         idle_advance=step.idle_advance,
+        event_time_max_ahead_ms=step.event_time_max_ahead_ms,
     )
 
 
@@ -238,8 +239,9 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
             "idle_after": step.idle_after_ms,
             "max_drift": step.max_drift_ms,
             "watermark_column": step.watermark_column,
+            "event_time_max_ahead": step.event_time_max_ahead_ms,
         }
-        for name in (each for each, value in given.items() if value):
+        for name in (each for each, value in given.items() if value not in (0, None)):
             raise OptionError(
                 f"step {uid}: {name}= does nothing without event_time=, the column that it is "
                 f"about: name it, or leave {name} out"

@@ -30,10 +30,9 @@ from tallystick.host.stopwatch import (
     WRITTEN_FILES,
 )
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.config import KafkaConfig
 from tallystick.ports import Engine, PlannedEpoch
+from tallystick.run.epoch_clock import EpochClock, SteadyClock
 from tallystick.run.input_planning import (
-    InputPlanner,
     InputPlanners,
     Positions,
     by_input,
@@ -42,13 +41,15 @@ from tallystick.run.input_planning import (
 )
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
-from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
+from tallystick.run.sizing import EpochSizes, Reason, SizeBound, SizedEpoch
+from tallystick.run.step_times import final_stage
+from tallystick.run.time_progress import TimeProgress
 from tallystick.source.offsets import next_tick, unmoved
 from tallystick.spark.cluster import JOBS
+from tallystick.spark.loop_planning import planners_of, sizes_of
 from tallystick.spark.pipeline_run import PipelineRun, check_checkpoint
 from tallystick.spark.streaming.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.spark.streaming.offset_reporter import observe
-from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 
@@ -94,6 +95,8 @@ class PlannedByUs:
         inputs: plan what each input reads.
         sizes: bounds the epochs; None: nothing does.
         on_idle: called with the positions where nothing is to be read; says if other sinks are due.
+        clock: that epochs have.
+        pauses: by which pauses are measured.
     """
 
     def __init__(
@@ -102,17 +105,26 @@ class PlannedByUs:
         inputs: InputPlanners,
         sizes: EpochSizes | None,
         on_idle: Callable[[Positions], bool] = lambda _: False,
+        clock: EpochClock | None = None,
+        pauses: SteadyClock | None = None,
     ) -> None:
         self._run = run
         self._inputs = inputs
         self._sizes = sizes
         self._on_idle = on_idle
-        run.keyed = replace(run.keyed, on_share=self._note_share, on_times=run.parts.note_tasks)
+        self._clock, self._pauses = clock or EpochClock(), pauses or SteadyClock()
+        self._times = TimeProgress(run.name)
+        run.keyed = replace(
+            run.keyed,
+            on_share=self._note_share,
+            on_times=run.parts.note_tasks,
+            on_event_times=self._times.note,
+        )
         self._share_bytes = 0
         self._begun: _Begun | None = None
         self._has_run = False
         self._newest: _Begun | None = None
-        self._planned_at_ms = 0
+        self._planned_at_ms = self._paused_at_ms = 0
         self._ends_with_records = False
         self._ran = LoopEpoch((), (), 0)
         self._checkpoint_id = -1
@@ -129,7 +141,8 @@ class PlannedByUs:
         if self._run.cluster.context._jsc is None:
             raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
         self._run.keyed.check(state)
-        self._planned_at_ms = time.time_ns() // 1_000_000
+        self._planned_at_ms = self._clock.now_ms()
+        self._paused_at_ms = self._pauses.now_ms(_newest_seen_ms(state))
         at_s = time.monotonic()
         # The first plan of a lineage is made twice: for its seed, and for its first epoch.
         if self._begun is not None and self._has_run and self._sizes is not None:
@@ -137,7 +150,7 @@ class PlannedByUs:
         bound = None if self._sizes is None else self._sizes.bound()
         positions = self._inputs.positions(start)
         count_max, keyed = None if bound is None else bound.offset_count, self._run.keyed
-        ahead = partial(keyed.ahead, state) if keyed.max_drift_ms else None
+        ahead = partial(self._times.ahead, keyed, state) if keyed.max_drift_ms else None
         stops = self._inputs.next(positions, count_max, ahead)
         begins = start or _texts(positions)
         self._begun, self._has_run, self._share_bytes = None, False, 0
@@ -176,19 +189,25 @@ class PlannedByUs:
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
     ) -> Engine:
         """See `ports.EpochSource.engine`."""
-        at_ms = self._planned_at_ms or time.time_ns() // 1_000_000
+        at_ms = self._planned_at_ms or self._clock.now_ms()
         self._ran = LoopEpoch(sources, start, at_ms)
+        paused_at_ms = self._paused_at_ms or self._pauses.now_ms()
         self._checkpoint_id = checkpoint_id
         self._has_run = True
-        return self._run.make_engine(self._ran, self._inputs.state(self.shown))
+        source = self._inputs.state(self.shown, paused_at_ms)
+        if self._run.keyed.event_time is not None:
+            source = replace(source, arrived=self._times.planned(start, sources))
+        return self._run.make_engine(self._ran, source)
 
     def _is_watermark_due(self, positions: Positions, state: tuple[StepState, ...]) -> bool:
-        """True if an epoch is to be run only because a partition has become idle."""
+        """True if an epoch is to be run only for a partition that became idle, or at the end."""
         keyed = self._run.keyed
-        is_new = any(each.initial for each in positions)
-        if is_new or self._ends_with_records or not keyed.has_idle_partitions:
+        if any(each.initial for each in positions) or not keyed.tick_count:
             return False
-        source = self._inputs.state(tuple(map(unmoved, positions)))
+        source = self._inputs.state(tuple(map(unmoved, positions)), self._paused_at_ms)
+        may_become_idle = keyed.has_idle_partitions and not self._ends_with_records
+        if not (may_become_idle or (source.is_over and final_stage(keyed.steps))):
+            return False
         return keyed.is_watermark_due(state, source, self._planned_at_ms)
 
     @property
@@ -211,6 +230,7 @@ class PlannedByUs:
                 "bytes": parts.count(WRITTEN_FILE_BYTES),
             },
             "epochSize": self._size(),
+            "eventTimes": self._times.describe(),
             "sources": self._sources(),
         }
 
@@ -243,42 +263,6 @@ class PlannedByUs:
             "because": "max_offsets_per_trigger is 'all'" if bound is None else bound.reason.value,
             "bytesOfBusiestTask": self._share_bytes,
         }
-
-
-def sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
-    """Return what bounds the epochs of a run; None where the user wants all there is in one."""
-    its = run.inputs
-    counts = [each.options.offset_count_max if each.is_bounded else None for each in its]
-    if all(each.is_bounded and each.options.offset_count_max is None for each in its):
-        return None
-    known = [each for each in counts if each is not None]
-    limits = SizeLimits(
-        interval_s=when.interval_ms / 1000,
-        timeout_s=run.transaction_timeout_ms / 1000,
-        task_bytes_max=min(each.options.task_bytes_max for each in its),
-        offset_count_max=sum(known) if len(known) == len(its) else None,
-    )
-    return EpochSizes(limits)
-
-
-def planners_of(
-    run: PipelineRun, brokers: Mapping[KafkaConfig, KafkaBroker], accepted: frozenset[str]
-) -> InputPlanners:
-    """Return what plans the inputs of a run."""
-    return InputPlanners(
-        [
-            InputPlanner(
-                uid=each.uid,
-                planner=StreamPlanner(brokers[each.config], each.options),
-                offset_count_max=each.options.offset_count_max if each.is_bounded else None,
-                takes_all=not each.waits
-                or (each.is_bounded and each.options.offset_count_max is None),
-                waits=each.waits,
-            )
-            for each in run.all_inputs
-        ],
-        accepted,
-    )
 
 
 class _Run:
@@ -406,6 +390,12 @@ def opened(checkpoint: str, name: str) -> FileStorage:
     if not folder.manifest_paths() and folder.planned_by_spark():
         raise begins_nowhere(Identity(name, "", storage.location))
     return storage
+
+
+def _newest_seen_ms(state: tuple[StepState, ...]) -> int:
+    """Return the latest time that an epoch, perhaps of an earlier run, gave to its partitions."""
+    seen = (times.seen_ms for each in state for times in each.partition_times)
+    return max(seen, default=0)
 
 
 def start_loop(

@@ -128,6 +128,7 @@ class PipelineRun:
                 each.read,
                 functions=(*before, *self._stages.before),
                 event_time=self.keyed.event_time,
+                source_time=None if has_transform else each.source_time(keyed, self._stages),
             )
             each.ticking(_ticks(self.keyed))
         self._split_count_mins = {
@@ -348,8 +349,9 @@ class PipelineRun:
         twice = unread if value_mode_of(self.inputs) == DEADLETTER else None
         after = () if self.keyed.steps else stages.after
         rows = partial(self._rows, unread, stages.frames)
+        is_over = source is not None and source.is_over
         return engine_of(
-            sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms
+            sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms, is_over
         )
 
     def _unread(self, batch: EpochInput) -> Unread:
@@ -381,10 +383,9 @@ class PipelineRun:
             for each in self.tables
             if each.uid in stops
         }
-        return Unread(
-            tuple(UnreadInput(part, each.read) for each, part in zip(its, shares, strict=True)),
-            control,
-        )
+        most_ms = self.keyed.steps[0].event_time_max_ahead_ms if self.keyed.steps else None
+        reads = [each.read.until(batch.timestamp_ms, most_ms) for each in its]
+        return Unread(tuple(map(UnreadInput, shares, reads)), control)
 
     def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
         """Return an epoch's rows after the `transform` steps."""

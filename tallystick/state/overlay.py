@@ -72,6 +72,20 @@ class EmptyView:
         return iter(())
 
 
+FINAL_WATERMARK_MS = (1 << 62) // 1000
+"""The watermark at the end of all inputs, as Flink's MAX_WATERMARK: after every event time. Half of
+what 64 bits hold in microseconds, so that a user's function can add a delay or a gap to it."""
+_LAST_EVENT_MS = 253_402_300_800_000
+"""The end of the year 9999, in which all event times lie."""
+TIMERS_END_MS = (1 << 63) - 1
+"""No timer is due later."""
+
+
+def is_final(watermark_ms: int | None) -> bool:
+    """True if a watermark is that of the end of all inputs, perhaps less a delay."""
+    return watermark_ms is not None and watermark_ms >= _LAST_EVENT_MS
+
+
 class EpochTime(NamedTuple):
     """The clock of an epoch: the same for each of its attempts.
 
@@ -81,6 +95,11 @@ class EpochTime(NamedTuple):
 
     timestamp_ms: int
     watermark_ms: int | None = None
+
+    @property
+    def event_timers_until_ms(self) -> int | None:
+        """The moment up to which timers of event time are due: at the end of all inputs, all."""
+        return TIMERS_END_MS if is_final(self.watermark_ms) else self.watermark_ms
 
 
 class Overlay:

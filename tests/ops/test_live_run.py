@@ -7,8 +7,10 @@ import pytest
 from tallystick.epoch import protocol
 from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.epoch.manifest import epoch_of
-from tallystick.ops.ui.facts import EpochFact, PageFacts
+from tallystick.ops.ui import rendering
+from tallystick.ops.ui.facts import EpochFact, EventTimesFact, PageFacts, StepFact
 from tallystick.ops.ui.live_run import BEGINS, LiveRun
+from tallystick.state.overlay import FINAL_WATERMARK_MS
 from tallystick.values import Producer
 
 EMPTY = CheckFinding(Severity.WARNING, "checkpoint", "it holds no committed epoch")
@@ -62,3 +64,24 @@ def test_a_checkpoint_that_is_empty_after_an_epoch_is_an_error(clock):
 
 def test_what_was_found_counts_where_kafka_was_not_asked(clock):
     assert LiveRun(None).add_to(replace(LOOKED, kafka=False)).findings == (EMPTY,)
+
+
+@pytest.mark.parametrize(
+    ("watermark_ms", "words"),
+    [
+        (FINAL_WATERMARK_MS, "Watermark at the end of all inputs."),
+        (1_764_000_000_000_000, "1764000000000000 ms since 1970, after the year 9999"),
+        (-70_000_000_000_000, "-70000000000000 ms since 1970, before the year 1"),
+        (253_402_300_799_999, "9999-12-31 23:59:59 UTC"),
+    ],
+)
+def test_the_page_is_shown_whatever_watermark_a_checkpoint_holds(watermark_ms, words):
+    step = StepFact("s", watermark_ms, 0, 0, 128, (), 0.0)
+    assert words in rendering.page(PageFacts("p", "/tmp/x", 1_700_000_000_000, steps=(step,)))
+
+
+def test_the_page_says_what_the_watermark_waits_for_what_idles_and_what_is_not_read_on():
+    times = EventTimesFact(3, "bids-0", 12, ("people-0", "people-1"), 1, 2, ("bids-1", "bids-2"))
+    shown = rendering.page(PageFacts("p", "/tmp/x", 0, event_times=times))
+    assert "waits for 3, bids-0 is the slowest; 12 idle, and not waited for: people-0" in shown
+    assert "1 at the end of their stream; 2 not read on because of max_drift: bids-1" in shown

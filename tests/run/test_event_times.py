@@ -15,7 +15,10 @@ from tallystick.run.event_times import (
     TimesRead,
     WatermarkRule,
     advanced,
+    ahead,
+    in_use,
     latest_of,
+    not_after,
 )
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.sink_task import split_notes
@@ -24,6 +27,7 @@ from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME
 from tallystick.state.functions.vectorised import vectorised
+from tallystick.state.overlay import FINAL_WATERMARK_MS, EpochTime, is_final
 from tallystick.values import TopicPartition
 from tests.keyed_job import EVENTS, Job, by_user, events, finish, routed, step
 
@@ -145,10 +149,12 @@ def test_where_all_are_idle_the_watermark_may_go_on_with_the_clock():
     assert state.watermark_ms == 950 - 10 + 1000, "since the newest rows"
     back = after(state, {}, at=NOW + 1401, **its)
     assert back.watermark_ms == state.watermark_ms + 1
-    assert after(back, {}, at=NOW + 1350, **its) == back, "the clock was put back"
+    again = after(back, {}, at=NOW + 1350, **its)
+    assert again.watermark_ms == back.watermark_ms, "the clock was put back"
     state = after(back, {A: 1900}, at=NOW + 9000, **its)
     assert state.watermark_ms == back.watermark_ms, "A is waited for, and is behind"
-    assert after(state, {}, {B}, at=NOW + 99_000, **its) == state, "B has unread records"
+    late = after(state, {}, {B}, at=NOW + 99_000, **its)
+    assert late.watermark_ms == state.watermark_ms, "B has unread records"
 
 
 def test_promised_watermarks_wait_for_all_partitions_as_long_as_it_takes():
@@ -398,3 +404,119 @@ def test_a_step_whose_rows_come_with_no_partition_any_more_forgets_their_times()
     read.job.run([events(("a", 1, 300))])
     assert read.job.state[0].partition_times == ()
     assert read.job.state[0].watermark_ms == 290
+
+
+# --- the end of all inputs, and inputs of different paces ---------------------------------------
+
+
+def test_a_partition_that_is_over_is_not_waited_for_not_even_for_its_promise():
+    over = InputState(frozenset({A, B}), frozenset({B}), ended=frozenset({A}))
+    state = advanced(STATE, {A: 100, B: 500}, over, NOW, WatermarkRule(is_promised=True))
+    assert state.watermark_ms == 499
+    state = advanced(STATE, {A: 100, B: 500}, over, NOW, WatermarkRule(idle_after_ms=60_000))
+    assert state.watermark_ms == 499
+
+
+@pytest.mark.parametrize("rule", [WatermarkRule(10), WatermarkRule(is_promised=True)])
+@pytest.mark.parametrize("read", [{}, {A: 100}], ids=["nothing was read", "rows"])
+def test_at_the_end_of_all_inputs_the_watermark_is_the_final_one_and_stays_it(rule, read):
+    over = InputState(frozenset({A}), frozenset(), ended=frozenset({A}), is_over=True)
+    state = advanced(STATE, read, over, NOW, rule)
+    assert state.watermark_ms == FINAL_WATERMARK_MS
+    again = StepState.from_json(json.loads(json.dumps(state.to_json())))
+    assert advanced(again, {}, over, NOW + 1, rule).watermark_ms == FINAL_WATERMARK_MS
+    assert is_final(state.watermark_ms)
+    assert EpochTime(NOW, state.watermark_ms).event_timers_until_ms == (1 << 63) - 1
+
+
+def paced(base: StepState, read: dict, **further) -> tuple[StepState, int | None]:
+    """Run an epoch that reads these partitions to their ends; return what it went by too."""
+    source = InputState(frozenset({A, B}), frozenset(), arrived=frozenset(read), **further)
+    base = in_use(base, source, WatermarkRule())
+    return advanced(base, read, source, NOW, WatermarkRule()), base.watermark_ms
+
+
+def test_a_partition_whose_next_records_are_there_is_waited_for_though_it_was_read_to_its_end():
+    """Two inputs, each read to its end in each epoch; one is behind by an hour."""
+    state, went_by = paced(STATE, {A: 100, B: 3_600_100})
+    assert state.watermark_ms == 3_600_100, "as long as nothing comes"
+    for second in range(1000, 9000, 1000):
+        state, went_by = paced(state, {A: second, B: 3_600_100 + second})
+        assert went_by is None or went_by < second, "no row of A is late"
+        state = StepState.from_json(json.loads(json.dumps(state.to_json())))
+    state, went_by = paced(state, {B: 3_700_000})
+    assert went_by == 3_608_099, "A brings nothing, and is not waited for"
+    _, went_by = paced(state, {A: 9000})
+    assert went_by == 3_608_099, "what was in use does not go back"
+    _, went_by = paced(state, {})
+    assert went_by == 3_700_000, "an epoch for timers"
+
+
+def test_what_arrives_first_is_waited_for_and_what_is_ready_holds_nobody():
+    state, _ = paced(STATE, {B: 500})
+    _, went_by = paced(state, {A: 7})
+    assert went_by is None, "nobody knows what A brings"
+    _, went_by = paced(state, {B: 600})
+    assert went_by == 499
+
+
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), min_size=2, max_size=3))
+def test_no_row_is_late_while_each_look_finds_records_of_all(logs):
+    """Each partition is in order, an epoch reads a record of each; they may lie apart."""
+    rows = [sorted(log) for log in logs]
+    names = [TopicPartition("t", index) for index in range(len(rows))]
+    state = STATE
+    for number in range(min(map(len, rows))):
+        read = {name: log[number] for name, log in zip(names, rows, strict=True)}
+        source = InputState(frozenset(names), frozenset(), arrived=frozenset(names))
+        base = in_use(state, source, WatermarkRule())
+        assert all(at > _mark(base) for at in read.values()), (read, base)
+        state = advanced(base, read, source, NOW, WatermarkRule())
+
+
+def test_rows_of_an_input_without_event_times_are_not_waited_for():
+    """Its partitions are not among those of the state; readers note that they had rows."""
+    source = InputState(frozenset({A}), frozenset())
+    state = advanced(STATE, {A: 100, B: None}, source, NOW, WatermarkRule(idle_after_ms=1000))
+    state = advanced(state, {B: None}, source, NOW + 1000, WatermarkRule(idle_after_ms=1000))
+    assert state.watermark_ms == 100
+    assert all(each[:2] != B for each in state.partition_times)
+
+
+def test_a_clock_that_was_ahead_for_one_epoch_holds_nobody():
+    day = 86_400_000
+    for idle_after in (0, 1000):
+        state = after(STATE, {A: 100, B: 100}, at=NOW + day, partitions={A, B})
+        its = {"partitions": {A, B}, "idle_after": idle_after}
+        state = after(state, {A: 200}, at=NOW, **its)
+        state = after(state, {A: 300}, at=NOW + 1000, **its)
+        assert state.watermark_ms in (299, 300), "B is idle by then"
+
+
+def test_partitions_whose_rows_do_not_come_through_hold_nobody_up():
+    state = after(STATE, {A: 100, B: 3_600_000}, {A, B})
+    source = InputState(frozenset({A, B}), frozenset({A, B}))
+    times = state.partition_times
+    assert ahead(times, source, 60_000) == {B}
+    assert ahead(times, source, 60_000, mute=frozenset({A})) == frozenset()
+    assert ahead(times, source, 60_000, mute=frozenset({A, B})) == frozenset()
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "double in ms"])
+def test_readers_do_not_believe_times_that_are_too_far_ahead(kind):
+    of_rows = KINDS[kind]
+    times = pa.array([1_000, 61_000, 61_001, None]).cast(pa.int64())
+    if pa.types.is_timestamp(of_rows):
+        times = times.cast(pa.timestamp("ms")).cast(of_rows, safe=False)
+        times = times.cast(pa.timestamp(of_rows.unit, of_rows.tz), safe=False)
+    believed, early = not_after(times, 61_000)
+    assert (
+        early is None
+        if of_rows == pa.timestamp("s", "UTC")
+        else early.to_pylist() == [*(False, False, True, False)]
+    )
+    read = TimesRead(pa.field("at", of_rows), limit_ms=61_000)
+    read.note(A, pa.record_batch({"at": times}))
+    notes = split_notes(read.notes())
+    assert latest_of(notes.event_times) == {A: 61_000}
+    assert believed.null_count == (1 if early is None else 2)

@@ -6,7 +6,7 @@ import pytest
 
 from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
-from tallystick.run.keyed_task import RoutePlan
+from tallystick.run.route_plan import RoutePlan
 from tallystick.run.sink_task import FanOut
 from tallystick.run.task import EncodePlan, Route, apply, send
 from tallystick.state.functions.keyed_batch import Update

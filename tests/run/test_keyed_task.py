@@ -14,12 +14,17 @@ from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionErr
 from tallystick.run import keyed_epoch, keyed_task
 from tallystick.run.frames import from_ipc, to_ipc
 from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.keyed_task import _TaskResult
 from tallystick.run.outputs import DeadLetters
 from tallystick.state import file_sets
 from tallystick.state.catalog import SNAPSHOT, StepState
+from tallystick.state.functions.aggregates import count
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
 from tallystick.state.functions.vectorised import vectorised
+from tallystick.state.functions.windowed import windowed
+from tallystick.state.functions.windows import tumbling
+from tallystick.state.keys import KeyCodec
 from tests.keyed_job import (
     EVENTS,
     Job,
@@ -257,22 +262,25 @@ def test_late_rows_are_dropped_and_told_and_the_watermark_is_that_of_earlier_epo
 
 @pytest.mark.parametrize("unit", ["bigint in ms", "s", "ms", "us"])
 def test_a_time_that_cannot_be_moves_no_watermark(unit):
+    """Today in microseconds, in a column of milliseconds, is the year 57,868."""
     per_second = {"s": 1, "us": 1_000_000}.get(unit, 1000)
     kind = pa.int64() if unit == "bigint in ms" else pa.timestamp(unit)
     columns = EVENTS.set(EVENTS.get_field_index("at"), pa.field("at", kind))
     timed = vectorised(lambda _: Update(), state="", time_mode=EVENT_TIME)
     job = Job((step(timed, columns=columns, event_time="at"),))
-    far = (1 << 62) // 1_000_000 * per_second
+    far = 253_402_128_000 * per_second
 
     def at(time):
         return pa.record_batch([["a"], [1], pa.array([time]).cast(kind)], schema=columns)
 
-    job.run([at(far - per_second)])
+    job.run([at(far)])
     kept = job.state
     with pytest.raises(RecordError, match=r"step count: event_time='at': \d+ m?u?s since 1970"):
         job.run([at(far + per_second)])
-    with pytest.raises(RecordError, match="more than 146,000 years away"):
+    with pytest.raises(RecordError, match="is not within the years 1 to 9999"):
         job.run([at(-(1 << 63) + 1)])
+    with pytest.raises(RecordError, match="is not within the years 1 to 9999"):
+        job.run([at(1_764_000_000_000 * per_second)])
     assert job.state == kept
 
 
@@ -365,3 +373,40 @@ def test_only_columns_that_are_read_travel():
     job = Job((step(vectorised(numbering, state="n bigint", reads=["n"])),))
 
     assert job.steps[0].routed.names == [name for name in EVENTS.names if name in ("user", "n")]
+
+
+def test_rows_too_far_ahead_of_the_clock_are_left_out_and_move_no_watermark(caplog):
+    timed = vectorised(numbering, state="n bigint", time_mode=EVENT_TIME)
+    job = Job((step(timed, event_time="at", event_time_max_ahead_ms=1000),))
+    now_ms = job.plan().plans[0].time.timestamp_ms
+    far_ms = now_ms + 1001
+
+    with caplog.at_level(logging.WARNING, logger="tallystick"):
+        rows = job.run([events(("a", 1, now_ms + 1000), ("b", 2, far_ms), ("c", 3, far_ms * 1000))])
+
+    assert by_user(rows) == {"a": [1]}
+    assert job.late == (("count", 2),)
+    assert job.state[0].watermark_ms == now_ms + 1000
+    assert (
+        "2 rows were further ahead of the clock than event_time_max_ahead (1000 ms)" in caplog.text
+    )
+    assert "later than the watermark" not in caplog.text
+
+
+def test_rows_too_far_ahead_go_to_the_output_of_late_rows_if_there_is_one():
+    made = windowed(tumbling(10), {"n": count()}, late="late").make(EVENTS)
+    key = KeyCodec(pa.schema([EVENTS.field("user")]))
+    windows = replace(
+        step(NUMBERING.processor, event_time="at", event_time_max_ahead_ms=1000),
+        processor=made,
+        declared=made.declared(key),
+        output=made.output(key.schema, EVENTS),
+        outputs=made.outputs(key.schema, EVENTS),
+    )
+    (plan,) = Job((windows,)).plan().plans
+    far = events(("a", 1, plan.time.timestamp_ms + 1001), ("a", 2, 5))
+    left = _TaskResult()
+    believed, early = plan._believed(far, left)
+    assert believed.column("n").to_pylist() == [2]
+    assert (early.output, early.rows.column("n").to_pylist()) == ("late", [1])
+    assert (left.late, left.early) == (0, 0)

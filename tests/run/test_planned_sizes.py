@@ -54,6 +54,7 @@ def clock(monkeypatch):
 def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, SimpleNamespace]:
     cluster = SimpleNamespace(context=SimpleNamespace(_jsc=object()))
     run = SimpleNamespace(
+        name="sized",
         keyed=KeyedSteps(),
         parts=PartTimes(lambda _: None),
         cluster=cluster,

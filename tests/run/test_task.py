@@ -144,3 +144,20 @@ def decoded(frame: Frame) -> pa.RecordBatch:
         aborted=None,
         headers=True,
     ).batch
+
+
+def test_records_from_the_future_are_dead_letters_beside_malformed_ones(tallystick_kafka, splits):
+    read = plan(tallystick_kafka, "deadletter", source_time="n").until(7, 3)
+
+    assert read.event_time_limit_ms == 10
+    kept = [n for n in range(11) if n not in POISON_AT]
+    assert offsets(read.read(splits), 1) == kept, "one without a time too"
+    letters = [
+        row for each in read.read_dead_letters(splits[:1]) for row in each.records.to_pylist()
+    ]
+    aside = [n for n in range(RECORD_COUNT) if n not in kept]
+    assert [header(each, 4) for each in letters] == [b"%d" % n for n in aside]
+    reasons = dict(zip(aside, [header(each, 1) for each in letters], strict=True))
+    assert reasons[3] == b"it is not one JSON object, from { to }"
+    assert b"its event time, 11, is further ahead of the clock" in reasons[11]
+    assert plan(tallystick_kafka, "deadletter", source_time="n").until(7, None).source_time == "n"

@@ -58,6 +58,8 @@ class Fault(Enum):
     REPORT_LATE = "what an orphan says reaches the gang that came after its own"
     FRAMES_LATE = "frames of an epoch that was given up arrive in its next run"
     RESCALED_LIVE = "a query is rescaled between two epochs"
+    # The clock of a driver's machine.
+    CLOCK_JUMPED = "the clock of a driver's machine is a day ahead, or back, for one epoch"
     # Other sinks, and the log of decisions where none of them is Kafka's.
     SINK_REFUSED = "another system gives no answer and did nothing"
     SINK_LOST_REPLY = "another system acted, the reply is lost"
@@ -135,6 +137,7 @@ RATIOS = {
     Fault.REPORT_LATE: 0.8,
     Fault.FRAMES_LATE: 0.1,
     Fault.RESCALED_LIVE: 0.2,
+    Fault.CLOCK_JUMPED: 0.3,
     Fault.SINK_REFUSED: 0.04,
     Fault.SINK_LOST_REPLY: 0.04,
     Fault.SINK_LATE: 0.04,

@@ -22,6 +22,7 @@ from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, Rep
 from tallystick.run.gang.share import Made, Share, WriteStep
 from tallystick.run.keyed_task import ProcessPlan
 from tallystick.run.task import Report
+from tallystick.state.catalog import StepState
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.scheduler import Crash, Process
 
@@ -57,6 +58,10 @@ class Around(Protocol):
 
     def pass_by(self, process: Process) -> None:
         """Let time pass; the process may be paused, or die, here."""
+        ...
+
+    def pauses_ms(self, process: Process, state: tuple[StepState, ...]) -> int:
+        """The time by which a driver measures pauses."""
         ...
 
     def start(self, process: Process) -> None:

@@ -95,6 +95,10 @@ class KeyedSurroundings(Surroundings, Protocol):
         """A name that no other run will draw."""
         ...
 
+    def pauses_ms(self, process: Process, state: tuple[StepState, ...]) -> int:
+        """The time by which a driver measures pauses."""
+        ...
+
 
 @dataclass(frozen=True)
 class EpochInput:
@@ -119,10 +123,9 @@ class EpochInput:
             return None
         return Reading(epoch, self.ranges, rules_in(self.all_rules), dice)
 
-    @property
-    def state(self) -> InputState:
+    def state(self, clock_ms: int) -> InputState:
         """The state of the input: no partition has more."""
-        return InputState(frozenset(self.ranges), frozenset())
+        return InputState(frozenset(self.ranges), frozenset(), clock_ms=clock_ms)
 
 
 class KeyedEngine(SimulatedEngine):
@@ -167,7 +170,7 @@ class KeyedEngine(SimulatedEngine):
         token = self._keyed_world.nonce()
         self._encode = encode_plan(self._output)
         steps = with_records(self._steps, self._unread)
-        unread = self._unread.state
+        unread = self._unread.state(self._keyed_world.pauses_ms(self._process, state))
         last: EncodePlan | FanOut = self._encode
         if self._branches is not None:
             last = self._branches.outlet(checkpoint_id, self._unread.lineage, self._encode)

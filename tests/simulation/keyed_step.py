@@ -39,6 +39,8 @@ GROUP_COUNT = 4
 """Keys of the second step: not a part of the first one's, so that rows go to other tasks."""
 WINDOW_MS = 8
 WINDOW_DELAY_MS = 16
+IDLE_AFTER_MS = 1 << 40
+"""More than a world lasts, and less than a jump of a clock: no partition becomes idle."""
 MAX_PARALLELISM = 8
 COLUMNS = pa.schema(
     [
@@ -113,7 +115,7 @@ def keyed_steps(parallelism: int, doors: Doors, pipeline: Pipeline) -> KeyedStep
         max_parallelism=MAX_PARALLELISM,
         parallelism=parallelism,
         event_time="time" if has_two_inputs else "key",
-        idle_after_ms=1 if has_two_inputs else 0,
+        idle_after_ms=IDLE_AFTER_MS if has_two_inputs else 0,
     )
     steps = (step, _windows_step(parallelism)) if pipeline.has_windows else (step,)
     return KeyedSteps(steps, parallelism, doors)

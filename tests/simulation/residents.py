@@ -106,6 +106,10 @@ class Residents:
         if self._gang is not None and not self._gang.is_lost:
             self._gang.leave()
 
+    def pauses_ms(self, state: tuple[StepState, ...]) -> int:
+        """The time by which the driver measures pauses."""
+        return self._world.pauses_ms(self._process, state)
+
     def give_up(self) -> None:
         """The driver's process is gone."""
         if self._gang is not None:
@@ -170,7 +174,8 @@ class GangEngine:
             keyed = with_records(keyed, place.unread)
         nonce = self._world.nonce()
         control = rules_splits(place.unread.rules)
-        epoch = keyed.epoch(checkpoint_id, 0, nonce, state, last, place.unread.state, control)
+        unread = place.unread.state(self._residents.pauses_ms(state))
+        epoch = keyed.epoch(checkpoint_id, 0, nonce, state, last, unread, control)
         plans = rewriting(self._world, epoch.plans)
         epoch = replace(epoch, plans=plans)
         reports = self._residents.run(partial(self._order, epoch, producer, rows))

@@ -180,7 +180,9 @@ class StateOracle:
             return
         if self.has_windows:
             self._check_windows(epoch, state[1], files)
-        times = [each for each in state[0].partition_times if each.latest_ms is not None]
+        # Under no topic's name there is the watermark that was in use.
+        of_partitions = [each for each in state[0].partition_times if each.topic]
+        times = [each for each in of_partitions if each.latest_ms is not None]
         noted = {TopicPartition(*each[:2]): each.latest_ms for each in times}
         if noted != self.latest:
             self._note(f"epoch {epoch}: its event times are {noted}, expected {self.latest}")

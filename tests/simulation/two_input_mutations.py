@@ -9,6 +9,7 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.protocol import WriteManifest
 from tallystick.run import event_times, input_planning, keyed_epoch, read_plan
 from tallystick.run.driver import Driver
+from tallystick.run.epoch_clock import SteadyClock
 from tallystick.run.input_planning import InputPlanners
 from tallystick.run.keyed_task import ProcessPlan
 from tallystick.source.offsets import from_json
@@ -92,6 +93,11 @@ def _(original: Any) -> Any:
 @mutation("the watermark does not wait for an input without rows", event_times, "_times_after")
 def _(original: Any) -> Any:
     return lambda *read, is_waiting: original(*read, is_waiting=False)
+
+
+@mutation("pauses are measured by a clock that jumps", SteadyClock, "__init__", Fault.CLOCK_JUMPED)
+def _(original: Any) -> Any:
+    return lambda self, wall, _: original(self, wall, wall)
 
 
 @mutation("rows are not judged by the watermark of the manifest", ProcessPlan, "_in_time")

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.keyed_task import Doors
+from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.branches import Branches
 from tests.simulation.engine import Attempt
@@ -64,6 +65,10 @@ class Outside(Protocol):
 
     def nonce(self) -> str:
         """A name that no other run will draw."""
+        ...
+
+    def pauses_ms(self, process: Process, state: tuple[StepState, ...]) -> int:
+        """The time by which a driver measures pauses."""
         ...
 
 

@@ -20,7 +20,9 @@ from tallystick.epoch.tokens import Token, decode_token
 from tallystick.errors import RetriableError, StorageError, TallystickError
 from tallystick.ports import Decider, Engine
 from tallystick.run.driver import Driver
+from tallystick.run.epoch_clock import SteadyClock
 from tallystick.run.transaction_decider import Target, TransactionDecider
+from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.checker import Checker, offered_words, stated_after
@@ -64,6 +66,7 @@ CONTROL = Source("elsewhere", "other-group", (RULES_SPLIT,), TABLE)
 """The topic of a table."""
 TARGET = Target("tallystick-sim", TOKEN_GROUP, OUTPUT[0], "sink")
 
+JUMP_MS = 1 << 45
 STEPS_MAX = 20_000
 """A world that takes longer has a driver that goes round in circles."""
 STARTS_MAX = 8
@@ -102,6 +105,8 @@ class World:
         self.trace: list[str] = []
         self.accepted: set[str] = set()
         self.backup: dict[str, bytes] = {}  # of files that were sabotaged
+        self._pauses: dict[str, SteadyClock] = {}  # of each driver
+        self._jump_ms = 0  # of the clock of the driver that looks at it now
         self.has_other_decider = False  # of the drivers that start now
         self.repeated: list[Row] = []  # what a person agreed to have in the output twice
         self._scheduler = Scheduler(self.dice)
@@ -247,6 +252,24 @@ class World:
     # Clock
     def sleep(self, seconds: float) -> None:
         """See `ports.Clock.sleep`: time is the world's own."""
+
+    def pauses_ms(self, process: Process, state: tuple[StepState, ...]) -> int:
+        """Return the time by which a driver measures pauses; its machine's clock may jump.
+
+        One that is ahead when a run begins is not told from a job that was down for so long.
+        """
+        if not self.has_two_inputs:
+            return 0
+        known_ms = max((each.seen_ms for step in state for each in step.partition_times), default=0)
+        begins, jump_ms = process.name not in self._pauses, 0
+        if (known_ms or not begins) and self.plan.strikes(Fault.CLOCK_JUMPED):
+            jump_ms = -JUMP_MS if begins else self.dice.choice((-JUMP_MS, JUMP_MS))
+            self.tell(f"{process.name}'s clock jumps by {jump_ms} ms")
+        self._jump_ms = jump_ms
+        if begins:
+            clock = SteadyClock(lambda: self.step + self._jump_ms, lambda: self.step)
+            self._pauses[process.name] = clock
+        return self._pauses[process.name].now_ms(known_ms)
 
     def nonce(self) -> str:
         """See `ports.Clock.nonce`."""

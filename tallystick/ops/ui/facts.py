@@ -174,6 +174,29 @@ class RunFact:
 
 
 @dataclass(frozen=True, slots=True)
+class EventTimesFact:
+    """The partitions of a run, by what the watermark of its first step makes of them.
+
+    Args:
+        waited_for: how many the watermark waits for.
+        slowest: of these, the one that holds it; "": none does.
+        idle_count: how many are not waited for: they are read to their ends.
+        idle: the first of them.
+        ended_count: how many are at the end of their stream.
+        held_count: how many are not read on, since they are too far ahead of the slowest.
+        held: the first of them.
+    """
+
+    waited_for: int
+    slowest: str
+    idle_count: int
+    idle: tuple[str, ...]
+    ended_count: int
+    held_count: int
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PageFacts:
     """The whole page.
 
@@ -193,6 +216,7 @@ class PageFacts:
         errors: of this run, the newest last.
         run: None: no run in this process.
         kafka: whether Kafka was asked, and answered.
+        event_times: of the run; None: no run in this process, or none of its steps has event times.
     """
 
     name: str
@@ -210,6 +234,7 @@ class PageFacts:
     errors: tuple[ErrorFact, ...] = ()
     run: RunFact | None = None
     kafka: bool = False
+    event_times: EventTimesFact | None = None
 
     @property
     def read_name(self) -> str:

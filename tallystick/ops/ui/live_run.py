@@ -12,7 +12,14 @@ from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import NOT_SHOWN, TallystickError
 from tallystick.ops.remedies import remedy_of
-from tallystick.ops.ui.facts import EpochFact, ErrorFact, PageFacts, PartitionFact, RunFact
+from tallystick.ops.ui.facts import (
+    EpochFact,
+    ErrorFact,
+    EventTimesFact,
+    PageFacts,
+    PartitionFact,
+    RunFact,
+)
 from tallystick.run.driver import Listener
 from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
 from tallystick.run.query import PROGRESS_COUNT, Query
@@ -22,6 +29,8 @@ from tallystick.spark.progress import source_progress
 from tallystick.values import ProducedRange
 
 ERRORS_KEPT = 20
+EVENT_TIMES_SHOWN = 10
+"""The most partitions that are named of a kind."""
 BEGINS = CheckFinding(Severity.INFO, "checkpoint", "the first epoch has not ended yet")
 THROUGHPUT_EPOCHS = 20
 """The throughput is that of this many newest epochs."""
@@ -120,6 +129,7 @@ class LiveRun:
             steps=self._steps(facts, query),
             errors=self._all_errors(query, facts.checkpoint),
             run=self._run(query, epochs),
+            event_times=_event_times(newest),
         )
 
     def _steps(self, facts: PageFacts, query: Query) -> Any:
@@ -233,6 +243,23 @@ def _partitions(
             end = max((it for it in known if it is not None), default=None)
             found.append(PartitionFact(*name, position, end))
     return tuple(found)
+
+
+def _event_times(progress: Mapping[str, Any] | None) -> EventTimesFact | None:
+    """Return what the newest epoch says of the event times of partitions."""
+    found = (progress or {}).get("eventTimes")
+    if found is None:
+        return None
+    counts = found["counts"]
+    return EventTimesFact(
+        waited_for=counts["waitedFor"],
+        slowest=found["slowest"] or "",
+        idle_count=counts["idle"],
+        idle=tuple(found["idle"][:EVENT_TIMES_SHOWN]),
+        ended_count=counts["ended"],
+        held_count=counts["held"],
+        held=tuple(found["held"][:EVENT_TIMES_SHOWN]),
+    )
 
 
 def _place(output: ProducedRange | Committable) -> str:

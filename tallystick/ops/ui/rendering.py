@@ -1,7 +1,7 @@
 """The page's HTML: a frame that stays, and sections that are sent again when they have changed."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tallystick.epoch.findings import Severity
 from tallystick.ops.cli_show import printable, size_text, time_text
 from tallystick.ops.ui.facts import PageFacts
+from tallystick.state.overlay import FINAL_WATERMARK_MS, is_final
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HERE = Path(__file__).parent
 SECTIONS = ("summary", "findings", "epochs", "sources", "state", "transactions", "errors")
 """Each is a template, and an element of the page."""
@@ -50,6 +52,7 @@ def _environment() -> Environment:
         finalize=_shown,
     )
     made.filters |= {"count": _count, "size": size_text, "duration": time_text, "utc": _utc}
+    made.tests["final"] = is_final
     made.globals |= {"worst": _worst, "Severity": Severity}
     return made
 
@@ -65,9 +68,15 @@ def _count(value: float | None) -> str:
 
 
 def _utc(ms: int | None) -> str:
+    """Write a time; whatever a checkpoint holds, the page is shown."""
     if ms is None:
         return "not known"
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if ms == FINAL_WATERMARK_MS:
+        return "at the end of all inputs"
+    try:
+        return (EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except OverflowError:
+        return f"{ms} ms since 1970, {'after the year 9999' if ms > 0 else 'before the year 1'}"
 
 
 def _worst(facts: PageFacts) -> Mapping[str, int]:

@@ -90,6 +90,7 @@ def engine_of(
     dead_letters: Unread | None = None,
     keyed: KeyedSteps = NO_STEPS,
     timestamp_ms: int = 0,
+    is_over: bool = False,
 ) -> DataFrameEngine:
     """Return the engine of an epoch over a DataFrame, and the malformed records left out of it."""
     return DataFrameEngine(
@@ -100,4 +101,5 @@ def engine_of(
         dead_letters,
         keyed,
         timestamp_ms,
+        is_over,
     )

@@ -18,6 +18,7 @@ from tallystick.kafka.cluster import (
     list_offsets,
 )
 from tallystick.options.source import SourceOptions
+from tallystick.run.epoch_clock import SteadyClock
 from tallystick.source.enumerator import Enumerator, Plan
 from tallystick.source.losses import SKIP
 from tallystick.source.offsets import SourceOffsets, next_tick
@@ -65,6 +66,8 @@ class StreamPlanner:
         self.waiting = 0
         """The number of offsets readable at the newest plan, those beyond its limit too."""
         self._has_looked = False
+        self._pauses = SteadyClock()
+        """Says for how long a topic has been missed."""
         self._discovered_at = 0.0
         self._planned_at: float | None = None
         self._ticked_at = 0.0
@@ -157,7 +160,7 @@ class StreamPlanner:
         known = {partition.topic for partition in start.positions}
         missed = self._enumerator.missed
         found = find_topics(self._broker, self._options.subscription, known)
-        self._enumerator.discovered(found, time.time_ns() // 1_000_000)
+        self._enumerator.discovered(found, self._pauses.now_ms(max(start.gone.values(), default=0)))
         for topic in sorted(self._enumerator.missed - missed):
             logger.warning("topic %r is gone; its positions are kept for now", topic)
         for topic in sorted(missed - self._enumerator.missed):
@@ -220,7 +223,7 @@ class StreamPlanner:
         options = self._options
         found = find_topics(self._broker, options.subscription)
         check_named(self._broker, options.subscription, found)
-        self._enumerator.discovered(found, time.time_ns() // 1_000_000)
+        self._enumerator.discovered(found, self._pauses.now_ms())
         self._has_looked, self._discovered_at = True, time.monotonic()
         partitions = self._enumerator.unresolved
         confirm_topic_ids(self._broker.client, self._ids_of(partitions))

@@ -29,6 +29,7 @@ from tallystick.state.functions.window_output import Clock, WindowOutput
 from tallystick.state.functions.windows import NEVER, US_PER_MS, Windows
 from tallystick.state.keys import KeyCodec
 from tallystick.state.numpy_columns import places_in
+from tallystick.state.overlay import is_final
 from tallystick.state.row_codec import ColumnsCodec
 
 _OPEN = pa.field("$open", pa.bool_())
@@ -116,6 +117,7 @@ class _Epoch:
         self.panes = panes
         self._function, self._work = function, work
         self._windows, self._folds = function.windows, function.folds
+        self._is_over = is_final(function.clock.until_ms(work.time))
         self._closed = self._edge(function.clock.closed_us(work.time))
         """Windows that end here or before are closed."""
         self._gone = self._edge(function.clock.gone_us(work.time))
@@ -124,6 +126,8 @@ class _Epoch:
     def _edge(self, moment_us: int | None) -> int:
         if moment_us is None:
             return NEVER
+        if self._is_over:
+            return moment_us  # after the edges of all windows; calendars end before
         return int(self._windows.edges_at(np.array([moment_us]))[0])
 
     def close(self, due: Due) -> Output:

@@ -155,10 +155,20 @@ class JudgesLateness(Protocol):
     judges_lateness: bool
 
 
-EVENT_TIME_US_MAX = 1 << 62
-"""146,000 years; half of what 64 bits hold, so that a delay or a gap may be as long."""
+def late_output(processor: Processor) -> str | None:
+    """Return the name of a processor's output for late rows; None: it has none, and drops them."""
+    clock = getattr(processor, "clock", None)
+    name = getattr(clock, "late", DROP)
+    return None if name == DROP else str(name)
+
+
+DROP = "drop"
+"""The fate of late rows, where they have no output."""
+YEARS_US = (-62_135_510_400_000_000, 253_402_128_000_000_000)
+"""The event times that there may be, of rows and of producers' promises: a day within the years
+1 to 9999, beyond which time zones and Python's dates know nothing."""
 _US_PER_MS = 1000
-_MICROS = {"s": 1_000_000, "ms": 1000, "us": 1}
+_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def check_event_times(column: pa.Array, what: str) -> None:
@@ -166,23 +176,22 @@ def check_event_times(column: pa.Array, what: str) -> None:
 
     Args:
         column: timestamps, or milliseconds since 1970 as whole numbers.
-        what: it is, for the message.
+        what: names them, for the message.
 
     Raises:
-        RecordError: a time is more than 146,000 years from 1970; the watermark would stay there,
-            and every later row would be late.
+        RecordError: a time is not within the years 1 to 9999: the watermark would stay there, and
+            every later row would be late.
     """
     unit = column.type.unit if pa.types.is_timestamp(column.type) else "ms"
-    if unit not in _MICROS:
-        return  # nanoseconds: 64 bits of them are 292 years
-    bound = EVENT_TIME_US_MAX // _MICROS[unit]
+    first, last = (bound * _PER_SECOND[unit] // 1_000_000 for bound in YEARS_US)
     ends = pc.min_max(column.cast(pa.int64())).as_py()
-    for found in ends.values():
-        if found is not None and abs(found) > bound:
+    for time in ends.values():
+        if time is not None and not first <= time <= last:
+            hint = "" if pa.types.is_timestamp(column.type) else "Is it in micro- or nanoseconds? "
             raise RecordError(
-                f"{what}: {found} {unit} since 1970 is more than 146,000 years away, and no event "
-                f"time. Is it in micro- or nanoseconds? Divide it in a map_batches before, or make "
-                f"it null."
+                f"{what}: {time} {unit} since 1970 is not within the years 1 to 9999, and no event "
+                f"time. {hint}Correct it in a map_batches before, make it null, or filter it out "
+                f"there; process(event_time_max_ahead=…) leaves out rows from the future."
             )
 
 

@@ -199,7 +199,7 @@ class VectorisedFunction:
         """Return the moment up to which timers are due; None: none can be."""
         if self._time_mode == PROCESSING_TIME:
             return work.time.timestamp_ms
-        return work.time.watermark_ms if self._time_mode == EVENT_TIME else None
+        return work.time.event_timers_until_ms if self._time_mode == EVENT_TIME else None
 
     def _read(self, work: Work, keys: Keys) -> "_KeyStates":
         if self._codec is None:

@@ -7,18 +7,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.errors import RecordError
 from tallystick.state.functions.folds import Folds
 from tallystick.state.functions.keyed_batch import Int64Array
-from tallystick.state.functions.processing import PROCESSING_TIME, SideRows, Work, event_times
+from tallystick.state.functions.processing import (
+    DROP,
+    PROCESSING_TIME,
+    SideRows,
+    Work,
+    event_times,
+)
 from tallystick.state.functions.windows import US_PER_MS
-from tallystick.state.overlay import EpochTime
+from tallystick.state.overlay import EpochTime, is_final
 
 MOMENT = pa.timestamp("us", tz="UTC")
 WINDOW_START, WINDOW_END, IS_FINAL = "window_start", "window_end", "is_final"
-DROP = "drop"
-YEARS_US = (-62_135_510_400_000_000, 253_402_128_000_000_000)
-"""A day within the years 1 to 9999, beyond which time zones and Python's dates know nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,14 @@ class Clock:
         return None if until_ms is None else (until_ms + 1) * US_PER_MS
 
     def gone_us(self, time: EpochTime) -> int | None:
-        """Return the moment; a window that ends then or before is gone."""
+        """Return the moment; a window that ends then or before is gone.
+
+        At the end of all inputs nothing is late any more, and nothing is kept for it.
+        """
         closed_us = self.closed_us(time)
-        return None if closed_us is None else closed_us - self.lateness_ms * US_PER_MS
+        if closed_us is None or is_final(self.until_ms(time)):
+            return closed_us
+        return closed_us - self.lateness_ms * US_PER_MS
 
     def times_us(self, work: Work) -> Int64Array:
         """Return the time of each row.
@@ -66,15 +73,7 @@ class Clock:
             return np.full(work.rows.num_rows, work.time.timestamp_ms * US_PER_MS)
         assert work.event_time is not None, "checked before the start"
         what = f"event_time={work.event_time!r}"
-        times = event_times(work.rows.column(work.event_time), what)
-        first, last = int(times.min()), int(times.max())
-        if first < YEARS_US[0] or last > YEARS_US[1]:
-            raise RecordError(
-                f"{what}: {first if first < YEARS_US[0] else last} us since 1970 is not within the "
-                f"years 1 to 9999, in which windows are. Correct it, or filter it out in a "
-                f"map_batches before"
-            )
-        return times
+        return event_times(work.rows.column(work.event_time), what)
 
     def outputs(self, rows: pa.Schema) -> dict[str, pa.Schema]:
         """Return the output of late rows; none if they are dropped."""

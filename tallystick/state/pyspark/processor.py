@@ -85,7 +85,7 @@ class RowTask:
             PROCESSING_TIME: TimerValues(now, 0),
             EVENT_TIME: TimerValues(now, watermark),
         }[time_mode]
-        self._due_until = watermark if time_mode == EVENT_TIME else now
+        self._due_until = (work.time.event_timers_until_ms or 0) if time_mode == EVENT_TIME else now
         self._current = CurrentKey(work.overlay, now)
         self._timers = Timers(work.overlay, self._current)
         self._single = [f for f in work.fields.values() if f.kind in (VALUE, LIST)]

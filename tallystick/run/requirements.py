@@ -1,0 +1,29 @@
+"""The requirements of steps, tables and lists on the state that they go on from."""
+
+from tallystick.run.keyed_task import KeyedStep
+from tallystick.run.lists import ListStep
+from tallystick.run.tables import TableStep
+from tallystick.state.broadcast_table import WHOLE
+from tallystick.state.compatibility import StepRequirement
+from tallystick.state.list_state import ALL_TASKS, PLACE
+
+
+def wanted_of_step(step: KeyedStep) -> StepRequirement:
+    """Return what a keyed step needs of its state."""
+    return StepRequirement(
+        step.uid,
+        step.key.schema_text,
+        step.max_parallelism,
+        step.parallelism,
+        step.processor.time_mode,
+    )
+
+
+def wanted_of_table(table: TableStep) -> StepRequirement:
+    """Return what a broadcast table needs of its state."""
+    return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
+
+
+def wanted_of_list(its: ListStep, task_count: int) -> StepRequirement:
+    """Return what a list state of readers needs."""
+    return StepRequirement(its.uid, PLACE.schema_text, ALL_TASKS.count, task_count)

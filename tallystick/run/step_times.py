@@ -1,0 +1,53 @@
+"""The step that learns of the end of all event times, and the rows that event times cost."""
+
+import logging
+from collections.abc import Sequence
+
+from tallystick.run.event_times import InputState, in_use
+from tallystick.run.keyed_task import KeyedStep, ProcessPlan, TaskNote
+from tallystick.state.catalog import StepState
+
+logger = logging.getLogger(__name__)
+
+
+def final_stage(steps: Sequence[KeyedStep]) -> int:
+    """Return the step that gets the final watermark at the end of all inputs, from 1; 0: none does.
+
+    It is the first one with event times. Where one before it has timers of the clock, these may
+    still make rows for it.
+    """
+    for stage, step in enumerate(steps, 1):
+        if step.event_time:
+            return stage
+        if step.processor.has_timers:
+            return 0
+    return 0
+
+
+def bases_in_use(
+    steps: Sequence[KeyedStep], bases: tuple[StepState, ...], source: InputState
+) -> tuple[StepState, ...]:
+    """Return what steps go on from, with the watermark that an epoch goes by; see `in_use`."""
+    return (in_use(bases[0], source, steps[0].watermark_rule), *bases[1:])
+
+
+def warn_of_dropped(plan: ProcessPlan, notes: Sequence[TaskNote]) -> None:
+    """Warn of rows that a step dropped because of their event times."""
+    early = sum(note.early for note in notes)
+    late = sum(note.late for note in notes) - early
+    where = (plan.base.uid, plan.checkpoint_id)
+    if late:
+        logger.warning(
+            "step %s, epoch %d: %d rows came later than the watermark (%s ms) and were dropped",
+            *where,
+            late,
+            plan.base.watermark_ms,
+        )
+    if early:
+        logger.warning(
+            "step %s, epoch %d: %d rows were further ahead of the clock than event_time_max_ahead "
+            "(%s ms) and were dropped",
+            *where,
+            early,
+            plan.step.event_time_max_ahead_ms,
+        )
