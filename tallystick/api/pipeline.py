@@ -384,8 +384,7 @@ class KeyedPipeline:
             output: the columns that it puts out, as DDL or Arrow schema; the ready-made ones know.
             parallelism: how many tasks share the key groups; None: as many as Spark runs at a time.
                 It may be another one at each start.
-            uid: names the state, for as long as it lives. None, where this is the only step with
-                state: `process-1`, which it has to be given when another one joins it.
+            uid: names the state, for as long as it lives. None: `process-1`, of an only step.
             time_mode: Spark's: "None", "ProcessingTime" or "EventTime"; None: the function's own,
                 and for a `StatefulProcessor` "None".
             event_time: the column of event times, a timestamp or bigint in ms; of named inputs,
@@ -401,8 +400,8 @@ class KeyedPipeline:
                 nothing new. A partition is waited for until it is idle. First step only.
             idle_advance: where all partitions have been idle for `idle_after`, let the watermark go
                 on with the clock: by as much as has passed since the newest rows.
-            event_time_max_ahead: how far a row's event time may be ahead of the clock, such as "1
-                hour"; a row beyond does not move the watermark, and is a dead letter or late.
+            event_time_max_ahead: how far event times may be ahead of the clock; rows beyond are
+                dead letters or late.
             rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
                 "pandas" (as `transformWithStateInPandas`).
             initial_state: the rows for its `handleInitialState`, with the columns of the key.

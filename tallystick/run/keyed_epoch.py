@@ -215,7 +215,6 @@ class KeyedSteps:
         last: EncodePlan | FanOut,
         source: InputState | None = None,
         control: Mapping[str, tuple[SplitRange, ...]] | None = None,
-        *,
         is_over: bool = False,
     ) -> "KeyedEpoch":
         """Plan one epoch.
@@ -228,12 +227,10 @@ class KeyedSteps:
             last: where the rows go in the end; with the functions of a pipeline without steps.
             source: the state of the input; None: rows come with no partition.
             control: what is new for the tables, by uid.
-            is_over: the epoch ends where all inputs end, where `source` does not say it.
+            is_over: all inputs end here, where `source` does not say it.
         """
         version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
-        bases = tuple(islice(all_bases, len(self.steps)))
-        if source is not None and self.event_time is not None:
-            bases = bases_in_use(self.steps, bases, source)
+        bases = bases_in_use(self.steps, tuple(islice(all_bases, len(self.steps))), source)
         of_tables = tuple(islice(all_bases, len(self.tables)))
         tables = self._table_plans(version, of_tables, control or {})
         lists = self._list_plans(version, tuple(all_bases), state)

@@ -25,9 +25,11 @@ def final_stage(steps: Sequence[KeyedStep]) -> int:
 
 
 def bases_in_use(
-    steps: Sequence[KeyedStep], bases: tuple[StepState, ...], source: InputState
+    steps: Sequence[KeyedStep], bases: tuple[StepState, ...], source: InputState | None
 ) -> tuple[StepState, ...]:
     """Return what steps go on from, with the watermark that an epoch goes by; see `in_use`."""
+    if source is None or not steps or not steps[0].event_time:
+        return bases
     return (in_use(bases[0], source, steps[0].watermark_rule), *bases[1:])
 
 
