@@ -87,6 +87,7 @@ class KeyedStep:
             before it is not read on; 0: as far as it gets.
         watermark_column: holds watermarks of producers; None: they follow from event times.
         idle_advance: see `WatermarkRule`.
+        input_times: the column of event times of each named input that has one.
     """
 
     uid: str
@@ -105,6 +106,7 @@ class KeyedStep:
     outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
     watermark_column: str | None = None
     idle_advance: bool = False
+    input_times: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def watermark_rule(self) -> WatermarkRule:

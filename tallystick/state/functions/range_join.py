@@ -78,6 +78,16 @@ class Reach(Protocol):
         """Return the columns that it adds, for rows of either side."""
         ...
 
+    @property
+    def lags_ms(self) -> tuple[int, int]:
+        """By how much the times of each side's rows may be behind, when they are put out."""
+        ...
+
+    @property
+    def own_lags_ms(self) -> Mapping[str, int]:
+        """The columns that it adds, and by how much their times may be behind."""
+        ...
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -96,6 +106,16 @@ class Interval:
     def values(self, times: Int64Array) -> list[pa.Array]:
         """See `Reach.values`."""
         return []
+
+    @property
+    def lags_ms(self) -> tuple[int, int]:
+        """See `Reach.lags_ms`; as Flink's RowTimeIntervalJoin delays the watermark."""
+        return max(0, self.upper), max(0, -self.lower)
+
+    @property
+    def own_lags_ms(self) -> Mapping[str, int]:
+        """See `Reach.own_lags_ms`."""
+        return {}
 
 
 _MOMENT = pa.timestamp("us", tz="UTC")
@@ -121,6 +141,17 @@ class Window:
         """See `Reach.values`."""
         first, last = self.partners(LEFT, times)
         return [moments_of(first), moments_of(last + 1)]
+
+    @property
+    def lags_ms(self) -> tuple[int, int]:
+        """See `Reach.lags_ms`."""
+        return self.size - 1, self.size - 1
+
+    @property
+    def own_lags_ms(self) -> Mapping[str, int]:
+        """See `Reach.own_lags_ms`."""
+        first, last = (each.name for each in self.fields)
+        return {first: self.size - 1, last: 0}
 
 
 def interval_join(
@@ -251,6 +282,11 @@ class RangeJoin:
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """Return the columns of the key and of both sides."""
         return self.columns.output
+
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+        """See `PutsOutTimes`."""
+        of_rows = self.columns.lags_of(times, self.reach.lags_ms)
+        return {**of_rows, **self.reach.own_lags_ms}
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""

@@ -3,7 +3,7 @@
 aggregate({"count": count(), "sum": sum("amount")}, each="record", keep=["ts"])
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tallystick.errors import OptionError
 from tallystick.state.functions import fold_kernels
 from tallystick.state.functions.aggregates import Aggregate, kind_in
-from tallystick.state.functions.folds import typed
+from tallystick.state.functions.folds import LATEST, picked, typed
 from tallystick.state.functions.keyed_batch import (
     Int64Array,
     KeyedBatch,
@@ -30,7 +30,6 @@ from tallystick.state.functions.vectorised import (
     ByColumns,
     VectorisedFunction,
     beside_key,
-    vectorised,
 )
 from tallystick.state.numpy_columns import explode, lists_of
 from tallystick.state.schema import type_of
@@ -108,8 +107,13 @@ def _aggregate(
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [rows.field(name) for name in keep], schema)
 
+    def lags(key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+        passed = {name: lag_ms for name, lag_ms in times.items() if name in {*key, *keep}}
+        picks = {name: one.pick for name, one in columns.items()}
+        return {**passed, **picked(picks, times, LATEST)}
+
     function = per_epoch if each == EACH_EPOCH else per_record
-    return vectorised(function, state=schema, reads=reads, output=output)
+    return VectorisedFunction(function, schema, NO_TIME, reads, output, lags=lags)
 
 
 def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
@@ -139,8 +143,12 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
         return Update(new, {"seen": np.ones(len(batch), np.bool_)}, timers)
 
     mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
-    return vectorised(
-        first_only, state="seen boolean", time_mode=mode, output=lambda key, rows: rows
+    return VectorisedFunction(
+        first_only,
+        pa.schema([("seen", pa.bool_())]),
+        mode,
+        output=lambda key, rows: rows,
+        lags=lambda key, times: times,
     )
 
 
@@ -174,7 +182,14 @@ def _top_n(n: int, column: str, kind: pa.DataType) -> VectorisedFunction:
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [], [pa.field(column, pa.list_(kind))])
 
-    return vectorised(greatest, state=state, reads=[column], output=output)
+    return VectorisedFunction(
+        greatest,
+        state,
+        NO_TIME,
+        [column],
+        output,
+        lags=lambda key, times: {name: lag for name, lag in times.items() if name in key},
+    )
 
 
 def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
@@ -219,7 +234,13 @@ def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
         return beside_key(key, [], _SESSION)
 
     return VectorisedFunction(
-        step, _SESSIONS, EVENT_TIME, [time_column], output, event_time=time_column
+        step,
+        _SESSIONS,
+        EVENT_TIME,
+        [time_column],
+        output,
+        event_time=time_column,
+        lags=lambda key, times: {"end": gap_ms},
     )
 
 

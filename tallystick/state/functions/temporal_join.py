@@ -97,6 +97,10 @@ class TemporalJoin:
         """Return the columns of the key and of both sides."""
         return self.columns.output
 
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+        """See `PutsOutTimes`: a left row comes out when its time has come; a right one is old."""
+        return self.columns.lags_of(times, (0, None))
+
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""
         for keys, new in visits(self.columns, self.states, work):
