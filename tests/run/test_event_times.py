@@ -21,8 +21,10 @@ from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.sink_task import split_notes
 from tallystick.run.task import send
 from tallystick.state.catalog import PartitionTime, StepState
+from tallystick.state.functions.aggregates import count
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME
+from tallystick.state.functions.ready_made import aggregate
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.values import TopicPartition
 from tests.keyed_job import EVENTS, Job, by_user, events, finish, routed, step

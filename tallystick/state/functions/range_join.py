@@ -295,16 +295,27 @@ class RangeJoin:
 
 
 def visits(
-    columns: JoinColumns, states: Sequence[RowState], work: Work
+    columns: JoinColumns,
+    states: Sequence[RowState],
+    work: Work,
+    judged: Collection[int] = (LEFT, RIGHT),
 ) -> Iterator[tuple[Keys, list[Rows]]]:
-    """Yield the keys of an epoch, some at a time, with the rows of each side that are not late."""
+    """Yield the keys of an epoch, some at a time, with the rows of each side that are not late.
+
+    Args:
+        columns: of the join.
+        states: of its sides.
+        work: of the epoch.
+        judged: the sides whose rows may be late; those of others all stay.
+    """
     codes, keys = keys_at_work(work, work.fields[SIDES[LEFT]].state_id)
     new = []
     for side, state in enumerate(states):
         at, values = columns.part_of(side, work.rows)
         times = columns.times_of(side, work.rows, at)
-        on_time = in_time(times, work.time.watermark_ms)
+        on_time = in_time(times, work.time.watermark_ms if side in judged else None)
         if not on_time.all():
+            work.late.append(int((~on_time).sum()))
             kept = np.flatnonzero(on_time)
             at, times, values = at[kept], times[kept], tuple(taken(values, kept))
         new.append(state.new_rows(codes[at], times, values))
