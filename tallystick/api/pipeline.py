@@ -390,12 +390,10 @@ class KeyedPipeline:
             event_time: the column of event times, a timestamp or bigint in ms; of named inputs,
                 by name, for those that have such times.
             watermark_delay: how much later than the latest row of its partition another one may
-                come, in ms or as text such as "10 seconds". What comes later still is dropped with
-                time mode EventTime. Of a later step: how much earlier the times of its rows may be
-                than those that the step before puts out; for columns that a function made.
+                come, in ms or as text such as "10 seconds"; with EventTime the others are dropped.
+                Later steps: how much earlier a function makes times, and none of the next four.
             idle_after: how long the watermark waits for a partition that is read to its end, in ms
-                or as such a text; for one with unread records it always does. Only
-                of the first step with event time, as the next three.
+                or as such a text; for one with unread records it always does.
             max_drift: how far a partition with unread records may be ahead of the slowest such one,
                 before it is not read on; 0: as far as it gets.
             watermark_column: a column, as `event_time`, in which producers promise that no row

@@ -26,8 +26,8 @@ TIME = "$time"
 """The column of the rows that holds their event times, in microseconds; `add` finds it there."""
 
 LATEST, ANY = "latest", "any"
-"""Which of a column's values an aggregate is: of times, one not before that of the newest row, or
-that of some row."""
+"""The value that an aggregate picks of a column: of times, one not before the newest row's, or some
+row's."""
 
 Columns = Sequence[pa.Array]
 

@@ -79,13 +79,8 @@ class Reach(Protocol):
         ...
 
     @property
-    def lags_ms(self) -> tuple[int, int]:
-        """By how much the times of each side's rows may be behind, when they are put out."""
-        ...
-
-    @property
-    def own_lags_ms(self) -> Mapping[str, int]:
-        """The columns that it adds, and by how much their times may be behind."""
+    def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
+        """By how much times of each side, and of columns that it adds, are behind at most."""
         ...
 
 
@@ -108,14 +103,9 @@ class Interval:
         return []
 
     @property
-    def lags_ms(self) -> tuple[int, int]:
+    def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
         """See `Reach.lags_ms`; as Flink's RowTimeIntervalJoin delays the watermark."""
-        return max(0, self.upper), max(0, -self.lower)
-
-    @property
-    def own_lags_ms(self) -> Mapping[str, int]:
-        """See `Reach.own_lags_ms`."""
-        return {}
+        return max(0, self.upper), max(0, -self.lower), {}
 
 
 _MOMENT = pa.timestamp("us", tz="UTC")
@@ -143,15 +133,10 @@ class Window:
         return [moments_of(first), moments_of(last + 1)]
 
     @property
-    def lags_ms(self) -> tuple[int, int]:
+    def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
         """See `Reach.lags_ms`."""
-        return self.size - 1, self.size - 1
-
-    @property
-    def own_lags_ms(self) -> Mapping[str, int]:
-        """See `Reach.own_lags_ms`."""
-        first, last = (each.name for each in self.fields)
-        return {first: self.size - 1, last: 0}
+        whole, (first, last) = self.size - 1, (each.name for each in self.fields)
+        return whole, whole, {first: whole, last: 0}
 
 
 def interval_join(
@@ -285,8 +270,8 @@ class RangeJoin:
 
     def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
         """See `PutsOutTimes`."""
-        of_rows = self.columns.lags_of(times, self.reach.lags_ms)
-        return {**of_rows, **self.reach.own_lags_ms}
+        *sides, own = self.reach.lags_ms
+        return {**self.columns.lags_of(times, sides), **own}
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""
