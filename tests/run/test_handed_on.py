@@ -421,3 +421,48 @@ def test_windows_behind_a_join_get_all_of_its_rows(name, seed):
     expected = {(u, t // 50 * 50) for u, t in found if t is not None and u != FAR}
     assert out == Counter(expected)
     assert feed.late == 0
+
+
+# --- over restarts and at the end ---------------------------------------------------------------
+
+
+def hours() -> tuple[KeyedStep, ...]:
+    """Windows of windows, as a user writes them."""
+    minutes = windowed(tumbling(60), {"n": count()}).make(READ)
+    columns = minutes.output(pa.schema([READ.field("user")]), READ)
+    made = windowed(tumbling(600), {"n": count()}).make(columns)
+    output = made.output(pa.schema([READ.field("user")]), columns)
+    first = step(minutes, uid="minutes", columns=READ, output=columns, event_time="at")
+    second = step(
+        made,
+        uid="hours",
+        columns=columns,
+        output=output,
+        event_time="window_start",
+        functions=(plain("window_start"),),
+    )
+    return first, second
+
+
+def rows_at(*times: int) -> list[pa.RecordBatch]:
+    return [pa.record_batch({"user": ["u"] * len(times), "at": pa.array(times, pa.int64())})]
+
+
+def test_a_step_is_handed_what_the_one_before_fired_by_less_the_size_of_its_windows():
+    feed = Feed(random.Random(1), hours())
+    marks = []
+    for times in ((100,), (700,), (), ()):
+        feed.epoch(rows_at(*times), ())
+        marks.append([each.watermark_ms for each in feed.job.state])
+    assert marks == [[100, None], [700, 100 - 59], [700, 700 - 59], [700, 700 - 59]]
+
+
+def test_a_watermark_of_an_earlier_release_never_goes_back():
+    """It was the greatest time that had come, which the one that is handed on has yet to reach."""
+    feed = Feed(random.Random(1), hours())
+    feed.epoch(rows_at(100), ())
+    first, second = feed.job.state
+    feed.job.state = (first, replace(second, watermark_ms=300))
+    for at, expected in ((330, 300), (900, 300), (901, 900 - 59)):
+        feed.epoch(rows_at(at), ())
+        assert feed.job.state[1].watermark_ms == expected
