@@ -10,7 +10,9 @@ from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
+from tallystick.run.handed_on import HandedOn, handed_on
 from tallystick.run.input_planning import by_input, check_none_gone
+from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.outputs import Selection
 from tallystick.run.steps import MapBatches, Process, Step
@@ -153,6 +155,7 @@ def _steps(
             keys = "; ".join(f"{each.name}: {', '.join(key)}" for each, (key, _) in pairs)
         yield name, f"process, uid {its.uid}, key_by {keys}"
         yield "", f"state: {_state(its)}{'' if has_state or manifest is None else ' (new)'}"
+        yield from _watermark(run.keyed, its)
         yield "", f"puts out: {ddl_of(its.output)}"
         yield from _outputs(run, its.outputs)
         groups = f"{start.max_parallelism} key groups"
@@ -170,6 +173,43 @@ def _steps(
         )
         stored, copied = state_places(run.cluster, its.uid)
         yield "", f"state lies in {stored} of the checkpoint; copies on each host in {copied}"
+
+
+def _watermark(keyed: KeyedSteps, its: KeyedStep) -> Iterator[tuple[str, str]]:
+    """Report where a step's watermark comes from, and what nobody can promise of it."""
+    given = handed_on(keyed.steps)[keyed.steps.index(its)]
+    if its.event_time is None:
+        return
+    if given is not None:
+        giver = keyed.steps[given.giver].uid
+        yield "", f"watermark: that of step {giver}, handed on; {_behind(its, given, giver)}"
+    elif keyed.event_time is None:
+        yield (
+            "",
+            (
+                f"watermark: the latest {its.event_time} of its rows, from any partition: rows of "
+                f"one that lags by more than the delay are late"
+            ),
+        )
+    elif its is not keyed.steps[0]:
+        yield (
+            "",
+            (
+                f"watermark: by partition, of {its.event_time} as it is before step "
+                f"{keyed.steps[0].uid}, which must not make it earlier"
+            ),
+        )
+
+
+def _behind(its: KeyedStep, given: HandedOn, giver: str) -> str:
+    """Report how far a step's event times may be behind the watermark that it is handed."""
+    if given.is_known:
+        return f"{its.event_time} is up to {given.lag_ms} ms behind it, so no row is late"
+    return (
+        f"{its.event_time} is made by a function of yours after step {giver}, and taken to be up "
+        f"to {given.lag_ms} ms behind it: where it may be earlier, watermark_delay= has to say by "
+        f"how much, or such rows are late"
+    )
 
 
 def _name(function: object) -> str:

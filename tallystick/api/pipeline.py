@@ -390,14 +390,15 @@ class KeyedPipeline:
             event_time: the column of event times, a timestamp or bigint in ms; of named inputs,
                 by name, for those that have such times.
             watermark_delay: how much later than the latest row of its partition another one may
-                come, in ms or as text such as "10 seconds"; later ones are dropped (EventTime).
+                come, in ms or as text such as "10 seconds"; with EventTime the others are dropped.
+                Later steps: how much earlier a function makes times, and none of the next four.
             idle_after: how long the watermark waits for a partition that is read to its end, in ms
-                or as such a text; for one with unread records it always does. First step only.
+                or as such a text; for one with unread records it always does.
             max_drift: how far a partition with unread records may be ahead of the slowest such one,
-                before it is not read on; 0: as far as it gets. First step only.
+                before it is not read on; 0: as far as it gets.
             watermark_column: a column, as `event_time`, in which producers promise that no row
                 before that time comes later in its partition, in place of `watermark_delay`; null:
-                nothing new. A partition is waited for until it is idle. First step only.
+                nothing new. A partition is waited for until it is idle.
             idle_advance: where all partitions have been idle for `idle_after`, let the watermark go
                 on with the clock: by as much as has passed since the newest rows.
             event_time_max_ahead: how far event times may be ahead of the clock; rows beyond are

@@ -45,6 +45,11 @@ def in_units(column: pa.Array) -> tuple[pa.Array, int]:
     return micros.cast(pa.int64()), 1000
 
 
+def is_time_column(column: pa.Field) -> bool:
+    """True if a column can hold event times: of type timestamp, or int64 in milliseconds."""
+    return bool(pa.types.is_timestamp(column.type) or pa.types.is_int64(column.type))
+
+
 def check_time_column(
     uid: str, columns: pa.Schema, name: str, argument: str = "event_time"
 ) -> None:
@@ -58,7 +63,7 @@ def check_time_column(
             f"step {uid}: {argument}={name!r} is not among the columns {columns.names}"
         )
     kind = columns.field(name).type
-    if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
+    if not is_time_column(columns.field(name)):
         raise OptionError(
             f"step {uid}: {argument}={name!r} is of type {kind}: expected timestamp, or bigint in "
             f"milliseconds since 1970"

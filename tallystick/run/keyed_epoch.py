@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import pyarrow as pa
@@ -17,12 +18,12 @@ from tallystick.ports import EpochResult
 from tallystick.run.event_times import (
     EventTimesOfEpoch,
     InputState,
-    Note,
     advanced,
     ahead,
     latest_of,
 )
 from tallystick.run.exchange import check_same_attempts
+from tallystick.run.handed_on import first_timed, noted_column, with_watermarks
 from tallystick.run.keyed_slices import SLICE_BYTES
 from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan, TaskNote
 from tallystick.run.lists import ListPlan, ListStep, lists_after
@@ -41,7 +42,7 @@ from tallystick.state.functions.processing import (
     HasInitialState,
     StateDeclaration,
 )
-from tallystick.state.overlay import FINAL_WATERMARK_MS, EpochTime
+from tallystick.state.overlay import EpochTime
 from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class KeyedSteps:
         on_event_times: told, after each epoch of which readers note the event times, what they are.
         tables: the broadcast tables of the pipeline.
         lists: the list states of its readers.
+        is_noted: readers note event times; not behind DataFrame code.
     """
 
     steps: tuple[KeyedStep, ...] = ()
@@ -82,6 +84,7 @@ class KeyedSteps:
     on_event_times: Callable[[EventTimesOfEpoch], None] = _ignore
     tables: tuple[TableStep, ...] = ()
     lists: tuple[ListStep, ...] = ()
+    is_noted: bool = True
 
     def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what each step goes on from.
@@ -135,32 +138,38 @@ class KeyedSteps:
     @property
     def tick_count(self) -> int:
         """The number of epochs without rows that new rows may need: each step moves the next."""
-        return self._timed_by(EVENT_TIME)
+        fires = [
+            at
+            for at, step in enumerate(self.steps)
+            if step.processor.has_timers and step.processor.time_mode == EVENT_TIME
+        ]
+        through = self.steps[: max(fires, default=-1) + 1]
+        return sum(step.event_time is not None for step in through)
 
     @property
     def event_time(self) -> pa.Field | None:
-        """The first step's column that readers note the latest time of by partition; None: none."""
-        named = (
-            step.columns.field(step.watermark_column or step.event_time)
-            for step in self.steps[:1]
-            if step.event_time
-        )
-        return next(named, None)
+        """The column that readers note the latest time of by partition; None: none."""
+        timed = self.first_timed
+        if timed is None or not self.is_noted:
+            return None
+        return noted_column(self.steps[0], timed)
+
+    @cached_property
+    def first_timed(self) -> KeyedStep | None:
+        """The first step with event time, whose watermark follows from the partitions."""
+        at = first_timed(self.steps)
+        return None if at is None else self.steps[at]
 
     @property
     def has_idle_partitions(self) -> bool:
-        """True if timers of the first step may wait for a partition to become idle."""
-        return any(
-            step.idle_after_ms > 0
-            and step.processor.has_timers
-            and step.processor.time_mode == EVENT_TIME
-            for step in self.steps[:1]
-        )
+        """True if timers may wait for a partition to become idle."""
+        timed = self.first_timed
+        return timed is not None and timed.idle_after_ms > 0 and self._timed_by(EVENT_TIME) > 0
 
     @property
     def max_drift_ms(self) -> int:
         """The most that a partition may be ahead of the slowest; 0: none waits."""
-        return self.steps[0].max_drift_ms if self.steps else 0
+        return self.first_timed.max_drift_ms if self.first_timed else 0
 
     def ahead(
         self,
@@ -169,22 +178,22 @@ class KeyedSteps:
         source: InputState,
     ) -> frozenset[TopicPartition]:
         """Return the partitions that are to wait; see `event_times.ahead`."""
-        times = [
-            it for each in state if each.uid == self.steps[0].uid for it in each.partition_times
-        ]
+        uid = None if self.first_timed is None else self.first_timed.uid
+        times = [it for each in state if each.uid == uid for it in each.partition_times]
         return ahead(times, source, self.max_drift_ms, mute)
 
     def is_watermark_due(
         self, state: Iterable[StepState], source: InputState, timestamp_ms: int
     ) -> bool:
-        """True if an epoch without rows would move the watermark of the first step with one.
+        """True if an epoch without rows would move the watermark of the first timed step.
 
         Args:
             state: the committed one.
             source: the state of the input, when nothing is to be read.
             timestamp_ms: the clock that the epoch would have.
         """
-        first = self.steps[max(0, final_stage(self.steps) - 1) if source.is_over else 0]
+        first = self.first_timed
+        assert first is not None, "asked where partitions may become idle"
         standing = replace(first.watermark_rule, idle_advance=False)
         for each in state:
             if each.uid != first.uid:
@@ -271,7 +280,7 @@ class KeyedSteps:
             on_share=self.on_share,
             on_times=self.on_times,
             on_event_times=self.on_event_times,
-            source=source,
+            source=None if self.event_time is None else source,
             final_stage=final_stage(self.steps) if is_over or (source and source.is_over) else 0,
             tables=tables,
             lists=lists,
@@ -329,7 +338,7 @@ class KeyedEpoch:
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
         on_event_times: see `KeyedSteps`.
-        source: see `KeyedSteps.epoch`.
+        source: see `KeyedSteps.epoch`; None too where readers note no times.
         final_stage: see `step_times.final_stage`; 0: more may come.
         tables: broadcast ones, in this epoch.
         lists: list states, in this epoch.
@@ -371,11 +380,13 @@ class KeyedEpoch:
         if self.has_sinks:
             heard = [attempt for report in reports for attempt in report.attempts]
             check_notes(prepared, heard, self.stage)
-        state = tuple(
-            self._after(plan, [note for note in notes if note.uid == plan.base.uid], read)
-            for plan in self.plans
-        )
-        state += (*tables_after(self.tables, of_tables), *lists_after(self.lists, of_lists))
+        by_step = [[note for note in notes if note.uid == p.base.uid] for p in self.plans]
+        steps = [self._after(plan, own) for plan, own in zip(self.plans, by_step, strict=True)]
+        own_ms = [[note.event_time_max_ms for note in own] for own in by_step]
+        read_ms = latest_of(read)
+        steps = with_watermarks(self.plans, steps, self.source, read_ms, own_ms, self.final_stage)
+        self._tell_event_times(steps, read_ms)
+        state = (*steps, *tables_after(self.tables, of_tables), *lists_after(self.lists, of_lists))
         self.on_share(max((note.byte_count for note in notes), default=0))
         self.on_times(times)
         late = Counter[str]()
@@ -400,27 +411,20 @@ class KeyedEpoch:
                 f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
             )
 
-    def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote], read: list[Note]) -> StepState:
-        """A step's state at the end of the epoch."""
-        base = plan.base
+    def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote]) -> StepState:
+        """A step's state at the end of the epoch, with the watermark that it had."""
         warn_of_dropped(plan, notes)
         files: list[StateFile] = [file for note in notes for file in note.files]
         # The first epoch counts even if it left nothing: initial state is put in once.
-        is_new = files or base.version is None
-        after = extend(base, self.version, files) if is_new else base
-        if plan.step.event_time and plan.stage == 1 and self.source is not None:
-            now_ms, rule = plan.time.timestamp_ms, plan.step.watermark_rule
-            read_ms = latest_of(read)
-            after = advanced(after, read_ms, self.source, now_ms, rule)
-            self.on_event_times(EventTimesOfEpoch.of(after, read_ms, self.source, now_ms, rule))
-            return after
-        after = replace(after, partition_times=())  # of an earlier pipeline, where there are any
-        if plan.stage == self.final_stage:
-            return replace(after, watermark_ms=FINAL_WATERMARK_MS)
-        times = [note.event_time_max_ms for note in notes if note.event_time_max_ms is not None]
-        if not times:
-            return after
-        watermark_ms = max(times) - plan.step.watermark_delay_ms
-        if base.watermark_ms is not None:
-            watermark_ms = max(watermark_ms, base.watermark_ms)
-        return replace(after, watermark_ms=watermark_ms)
+        is_new = files or plan.base.version is None
+        return extend(plan.base, self.version, files) if is_new else plan.base
+
+    def _tell_event_times(
+        self, steps: Sequence[StepState], read_ms: Mapping[TopicPartition, int | None]
+    ) -> None:
+        """Report the times of the partitions, as the first step with event time goes by them."""
+        at = first_timed([plan.step for plan in self.plans])
+        if at is None or self.source is None:
+            return
+        now_ms, rule = self.plans[at].time.timestamp_ms, self.plans[at].step.watermark_rule
+        self.on_event_times(EventTimesOfEpoch.of(steps[at], read_ms, self.source, now_ms, rule))

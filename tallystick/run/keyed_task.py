@@ -87,6 +87,7 @@ class KeyedStep:
         idle_advance: see `WatermarkRule`.
         event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
             as far as it says.
+        input_times: the column of event times of each named input that has one.
     """
 
     uid: str
@@ -106,6 +107,7 @@ class KeyedStep:
     watermark_column: str | None = None
     idle_advance: bool = False
     event_time_max_ahead_ms: int | None = None
+    input_times: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def watermark_rule(self) -> WatermarkRule:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from tallystick.run.event_times import InputState, in_use
+from tallystick.run.handed_on import first_timed
 from tallystick.run.keyed_task import KeyedStep, ProcessPlan, TaskNote
 from tallystick.state.catalog import StepState
 
@@ -28,9 +29,14 @@ def bases_in_use(
     steps: Sequence[KeyedStep], bases: tuple[StepState, ...], source: InputState | None
 ) -> tuple[StepState, ...]:
     """Return what steps go on from, with the watermark that an epoch goes by; see `in_use`."""
-    if source is None or not steps or not steps[0].event_time:
+    at = first_timed(steps)
+    if source is None or at is None:
         return bases
-    return (in_use(bases[0], source, steps[0].watermark_rule), *bases[1:])
+    return (
+        *bases[:at],
+        in_use(bases[at], source, steps[at].watermark_rule),
+        *bases[at + 1 :],
+    )
 
 
 def warn_of_dropped(plan: ProcessPlan, notes: Sequence[TaskNote]) -> None:

@@ -1,7 +1,7 @@
 """The keyed steps of a pipeline with all types known."""
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,16 +16,19 @@ from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError, RecordError
 from tallystick.run.event_times import check_time_column
 from tallystick.run.frames import conform
+from tallystick.run.handed_on import first_timed, noted_column
 from tallystick.run.keyed_task import KeyedStep
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import transformed
 from tallystick.spark.gang.messages import dumps
+from tallystick.state.functions.inputs import TIME
 from tallystick.state.functions.join_columns import inputs_in
 from tallystick.state.functions.processing import (
     EVENT_TIME,
     NO_TIME,
+    PROCESSING_TIME,
     TIME_MODES,
     HasInitialState,
     HasOutputs,
@@ -53,20 +56,53 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
             "watermark_column": stage.step.watermark_column,
         }
         for name in (each for each, given in timing.items() if given):
-            if not steps and stages.frames is None:
-                continue
-            raise OptionError(
-                f"step {stage.uid}: {name}= does nothing behind another keyed step or a "
-                f"transform, where nobody knows which partition a row is from: leave it out. The "
-                f"watermark there is the latest event time less watermark_delay"
-            )
+            if first_timed(steps) is not None:
+                raise OptionError(
+                    f"step {stage.uid}: {name}= is for the first step with event time, whose "
+                    f"watermark follows from the partitions, and does nothing here: this one is "
+                    f"handed its watermark by step {steps[-1].uid}. Leave it out, or give it to "
+                    f"that step"
+                )
+            if stages.frames is not None:
+                raise OptionError(
+                    f"step {stage.uid}: {name}= does nothing behind a transform, where nobody "
+                    f"knows which partition a row is from: leave it out. The watermark there is "
+                    f"the latest event time less watermark_delay"
+                )
         if stage.columns is not None:
             with _named(stage.uid):
                 columns = columns_of(cluster, stage.columns, "the columns that come to it")
         else:
             columns = steps[-1].output if steps else columns_of(cluster, _of(cluster, stages))
-        steps.append(_step(cluster, stage, columns))
+        later = stages.keyed[len(steps) + 1 :]
+        names_times = first_timed(steps) is None and any(each.step.event_time for each in later)
+        steps.append(_step(cluster, stage, columns, names_times=names_times))
+    _check_origin(steps, has_transform=stages.frames is not None)
     return tuple(steps)
+
+
+def _check_origin(steps: Sequence[KeyedStep], *, has_transform: bool) -> None:
+    """Refuse event times of which no reader knows how far its partitions are.
+
+    Behind a transform, and behind functions that go by the clock, a watermark may follow from the
+    rows themselves: how they are then is as far as all have come.
+
+    Raises:
+        OptionError: a later step has the first ones, in a column that steps before it make.
+    """
+    at = first_timed(steps)
+    if not at or has_transform:
+        return
+    timed, first = steps[at], steps[0]
+    if any(each.processor.time_mode == PROCESSING_TIME for each in steps[:at]):
+        return
+    if noted_column(first, timed) is None:
+        raise OptionError(
+            f"step {timed.uid}: event_time={timed.event_time!r} is a column that the steps before "
+            f"it make, and none of them has event_time=: so nobody would know how far the "
+            f"partitions are, and rows of those that lag would be late. Name the times where "
+            f"rows begin: process(…, event_time=…) of step {first.uid}; it hands them on"
+        )
 
 
 def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
@@ -95,7 +131,10 @@ def lean_layout(layout: Layout, names: Collection[str | None]) -> Layout:
     return replace(layout, metadata=metadata, headers=headers)
 
 
-def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
+def _step(
+    cluster: Cluster, stage: KeyedStage, columns: pa.Schema, *, names_times: bool
+) -> KeyedStep:
+    """Return a step; with `names_times` its event time may be there for later steps alone."""
     step, uid = stage.step, stage.uid
     missing = [name for name in step.key if name not in columns.names]
     if missing:
@@ -109,7 +148,7 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
             f"step {uid}: its function reads column {unknown[0]!r}, and the rows have only "
             f"{columns.names}"
         )
-    _check_time(uid, step, columns)
+    _check_time(uid, step, columns, names_times=names_times)
     processor = step.processor
     with _named(uid):
         key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
@@ -139,7 +178,17 @@ def _step(cluster: Cluster, stage: KeyedStage, columns: pa.Schema) -> KeyedStep:
         watermark_column=step.watermark_column,
         idle_advance=step.idle_advance,
         event_time_max_ahead_ms=step.event_time_max_ahead_ms,
+        input_times=_input_times(step, columns),
     )
+
+
+def _input_times(step: Process, columns: pa.Schema) -> dict[str, str]:
+    """Return the column of event times of each named input that has one."""
+    if not step.inputs:
+        return {}
+    names = columns.names[columns.names.index(TIME) + 1 :]
+    pairs = zip(names, step.inputs, strict=True)
+    return {name: event_time for name, (_, event_time) in pairs if event_time is not None}
 
 
 def _with_times(
@@ -219,8 +268,8 @@ def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
-    """Refuse times that a step would not go by.
+def _check_time(uid: str, step: Process, columns: pa.Schema, *, names_times: bool) -> None:
+    """Refuse times that a step would not go by, nor a later one where it may name them.
 
     Raises:
         OptionError: of them.
@@ -256,11 +305,12 @@ def _check_time(uid: str, step: Process, columns: pa.Schema) -> None:
             f"step {uid}: event_time={step.event_time!r}, but its function goes by {goes_by!r}: "
             f"one clock decides what is late and when a session ends. Name the same column"
         )
-    if mode == NO_TIME:
+    if mode == NO_TIME and not names_times:
         raise OptionError(
             f"step {uid}: event_time={step.event_time!r} does nothing with time mode 'None', which "
-            f"drops no late rows and has no timers: set time_mode='EventTime' (that of a function "
-            f"of columns in vectorised()), or leave event_time out"
+            f"drops no late rows and has no timers, and no later step asks for times: set "
+            f"time_mode='EventTime' (that of a function of columns in vectorised()), or leave "
+            f"event_time out"
         )
 
 

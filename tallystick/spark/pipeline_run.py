@@ -122,6 +122,7 @@ class PipelineRun:
             slice_bytes=min(each.options.task_bytes_max for each in self.inputs),
             tables=tuple(each.step for each in self.tables),
             lists=its_lists,
+            is_noted=not has_transform,
         )
         for each, before in zip(self.inputs, joining, strict=True):
             each.read = replace(

@@ -123,6 +123,68 @@ def test_it_says_when_a_partition_is_idle(timing: dict[str, Any], late: str, end
     assert state.endswith(end)
 
 
+def moved(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("event_time", "schema", "said"),
+    [
+        ("window_start", None, "window_start is up to 59999 ms behind it, so no row is late"),
+        ("window_end", None, "window_end is up to 0 ms behind it, so no row is late"),
+        (
+            "made",
+            "user string, made timestamp",
+            "made is made by a function of yours after step minutes, and taken to be up to 59999 "
+            "ms behind it: where it may be earlier, watermark_delay= has to say by how much, or "
+            "such rows are late",
+        ),
+    ],
+)
+def test_it_says_where_a_later_step_has_its_watermark_from(
+    event_time: str, schema: str | None, said: str
+) -> None:
+    minutes = (
+        ts.Pipeline("hours")
+        .read(source())
+        .key_by("user")
+        .process(
+            ts.windowed(ts.tumbling("1 minute"), {"n": ts.count()}), event_time="n", uid="minutes"
+        )
+    )
+    through = minutes if schema is None else minutes.map_batches(moved, schema=schema)
+    pipeline = (
+        through.key_by("user")
+        .process(
+            ts.windowed(ts.tumbling("1 hour"), {"n": ts.count()}),
+            event_time=event_time,
+            uid="hours",
+        )
+        .write(sink())
+    )
+    told = facts(pipeline.explain())
+    assert (
+        f"watermark: that of step minutes, handed on; {said}" in told[f"step {len(pipeline.steps)}"]
+    )
+    assert not [line for line in told["step 1"] if line.startswith("watermark")]
+
+
+def test_it_says_that_times_are_those_of_the_rows_before_an_earlier_step() -> None:
+    pipeline = (
+        ts.Pipeline("minutes")
+        .read(source())
+        .key_by("user")
+        .process(ts.deduplicate(), uid="first")
+        .key_by("user")
+        .process(ts.windowed(ts.tumbling("1 hour"), {"c": ts.count()}), event_time="n", uid="hours")
+        .write(sink())
+    )
+    assert (
+        "watermark: by partition, of n as it is before step first, which must not make it earlier"
+        in facts(pipeline.explain())["step 2"]
+    )
+
+
 def test_without_a_transaction_of_the_epoch_the_checkpoint_decides() -> None:
     said = facts(counting(sink(transactions="task")).explain())
     assert "a transaction per task" in said["sink kafka-1"][0]

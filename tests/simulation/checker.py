@@ -58,6 +58,7 @@ class Checker:
         tells: bool,
         is_keyed: bool = False,
         waited_for: Collection[TopicPartition] = (),
+        is_judged: bool = False,
         has_windows: bool = False,
         has_operator_state: bool = False,
     ) -> None:
@@ -81,7 +82,12 @@ class Checker:
         self.has_operator_state = has_operator_state
         others = len(UIDS) * has_operator_state
         self.state = StateOracle(
-            self.note, OUTPUT, waited_for, has_windows=has_windows, others=others
+            self.note,
+            OUTPUT,
+            waited_for,
+            is_judged=is_judged,
+            has_windows=has_windows,
+            others=others,
         )
         self.begin(checkpoint, -1)
 

@@ -7,7 +7,8 @@ In worlds of two inputs rows have event times, and those that come later than th
 counted; it is the earliest of the latest times of all partitions.
 
 Some worlds have a second step: windows of event time, keyed by a part of the first one's key, which
-hold all rows and put them out when they close. Its function is a real one, with timers.
+hold all rows and put them out when they close. Its function is a real one, with timers. It is
+handed the watermark of the first step, which then waits for all partitions.
 """
 
 import json
@@ -103,6 +104,7 @@ def keyed_steps(parallelism: int, doors: Doors, pipeline: Pipeline) -> KeyedStep
     late: the step has no time mode. With two, each partition is waited for.
     """
     has_two_inputs = pipeline.has_two_inputs
+    is_timed = has_two_inputs or pipeline.has_windows
     processor = Counter(EVENT_TIME if has_two_inputs else NO_TIME)
     step = KeyedStep(
         uid=UID,
@@ -114,8 +116,8 @@ def keyed_steps(parallelism: int, doors: Doors, pipeline: Pipeline) -> KeyedStep
         functions=(_grouped,) if pipeline.has_windows else (),
         max_parallelism=MAX_PARALLELISM,
         parallelism=parallelism,
-        event_time="time" if has_two_inputs else "key",
-        idle_after_ms=IDLE_AFTER_MS if has_two_inputs else 0,
+        event_time="time" if is_timed else "key",
+        idle_after_ms=IDLE_AFTER_MS if is_timed else 0,
     )
     steps = (step, _windows_step(parallelism)) if pipeline.has_windows else (step,)
     return KeyedSteps(steps, parallelism, doors)

@@ -7,8 +7,8 @@ from typing import Any
 from tallystick.checkpoint.decision_log import Hold, newest_entry
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
-from tallystick.run import keyed_task
-from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
+from tallystick.run import handed_on, keyed_epoch, keyed_task
+from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.sink_task import FanOut
 from tallystick.spark.streaming import write_epochs
 from tallystick.spark.streaming.write_epochs import PlannedEpoch, WriteEpochs, digest_of
@@ -16,7 +16,7 @@ from tallystick.state.catalog import StepState
 from tallystick.state.functions.panes import Panes
 from tallystick.state.functions.window_output import Clock
 from tests.simulation.faults import Fault
-from tests.simulation.keyed_step import WINDOW_MS, WINDOWS_UID
+from tests.simulation.keyed_step import WINDOW_DELAY_MS, WINDOW_MS, WINDOWS_UID
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.mutations import mutation as entered
 from tests.simulation.sink_mutations import abort_all
@@ -32,10 +32,11 @@ def mutation(
     *needs: Fault,
     decided_by: str = "",
     has_windows: bool = True,
+    **pipeline: bool,
 ) -> Callable[[Any], Any]:
     """Enter the decorated function, from the original to the broken one, in the table."""
-    pipeline = {"is_keyed": True, "decided_by": decided_by, "has_windows": has_windows}
-    return entered(sentence, where, name, *needs, **pipeline)
+    its = {"is_keyed": True, "decided_by": decided_by, "has_windows": has_windows, **pipeline}
+    return entered(sentence, where, name, *needs, **its)
 
 
 # Windows and their timers.
@@ -78,11 +79,12 @@ def _second(change: Callable[[StepState, StepState], StepState]) -> Callable[[An
     """Change what the second step leaves: from what it went on from, and what it should be."""
 
     def make(original: Any) -> Any:
-        def after(self: Any, plan: Any, *arguments: Any) -> StepState:
-            found: StepState = original(self, plan, *arguments)
-            return found if plan.stage == 1 else change(plan.base, found)
+        def states(plans: Any, *arguments: Any) -> list[StepState]:
+            found: list[StepState] = original(plans, *arguments)
+            pairs = zip(plans, found, strict=True)
+            return [each if plan.stage == 1 else change(plan.base, each) for plan, each in pairs]
 
-        return after
+        return states
 
     return make
 
@@ -100,8 +102,38 @@ for sentence, change in (
     ("the second step keeps the watermark of the epoch before", _without_watermark),
 ):
     MUTATIONS[sentence] = Mutation(
-        frozenset(), KeyedEpoch, "_after", _second(change), is_keyed=True, has_windows=True
+        frozenset(),
+        keyed_epoch,
+        "with_watermarks",
+        _second(change),
+        is_keyed=True,
+        has_windows=True,
     )
+
+
+@mutation("the second step goes by the latest time of its rows", keyed_epoch, "with_watermarks")
+def _(original: Any) -> Any:
+    """As if they came from one partition, in the order of their times."""
+
+    def states(plans: Any, states: Any, source: Any, read: Any, own_ms: Any) -> Any:
+        first, second = original(plans, states, source, read, own_ms)
+        times = [each for each in own_ms[1] if each is not None]
+        own = [each - WINDOW_DELAY_MS for each in (max(times, default=None),) if each is not None]
+        known = [each for each in (*own, states[1].watermark_ms) if each is not None]
+        return [first, replace(second, watermark_ms=max(known, default=None))]
+
+    return states
+
+
+@mutation(
+    "a step hands on the watermark of the epoch to come",
+    handed_on,
+    "is_timed",
+    has_two_inputs=True,
+)
+def _(_: Any) -> Any:
+    """Before it has put out what that closes."""
+    return lambda step: False
 
 
 @mutation(

@@ -22,7 +22,7 @@ from tallystick.state.changelog import DamagedError, decode, parse_index
 from tallystick.values import TopicPartition
 from tests.simulation.hosts import LocalCopy
 from tests.simulation.keyed_step import GROUP_COUNT, KEY_COUNT, entries_of
-from tests.simulation.rows import Row, key_of, key_partition, time_of
+from tests.simulation.rows import Row, key_partition, time_of
 from tests.simulation.window_oracle import Place, WindowOracle
 
 Counts = dict[int, int]
@@ -36,7 +36,8 @@ class StateOracle:
     Args:
         note: told what is wrong.
         output: the output partitions.
-        waited_for: the partitions of two inputs, whose rows may be late; empty: it is only one.
+        waited_for: the partitions that the watermark waits for; empty: nothing is known of it.
+        is_judged: rows may be late for the first step.
         has_windows: there is a second step; see `WindowOracle`.
         others: how many states there are besides those of the steps.
     """
@@ -47,6 +48,7 @@ class StateOracle:
         output: Sequence[TopicPartition],
         waited_for: Collection[TopicPartition],
         *,
+        is_judged: bool,
         has_windows: bool,
         others: int = 0,
     ) -> None:
@@ -61,6 +63,7 @@ class StateOracle:
         self._note = note
         self._output = output
         self._waited_for = waited_for
+        self._is_judged = is_judged
         self._lineage = ""
         self._late: dict[tuple[str, int], list[Place]] = {}
         self.has_windows = has_windows
@@ -96,15 +99,14 @@ class StateOracle:
             epoch: its number.
             read: all that it read.
         """
+        before = self.watermark
         in_time = self._in_time(epoch, read)
         if not self.has_windows:
             return in_time
         rows = [row for found in in_time.values() for row in found]
-        if not self._waited_for:
-            for row in rows:
-                key = key_of(row.source, row.offset)
-                self.latest[row.source] = max(key, self.latest.get(row.source, key))
-        due = self.windows.pass_on(epoch, rows, self.counts)
+        # A step that goes by event time hands on what it has gone by, another one what came to it.
+        handed_ms = before if self._is_judged else self.watermark
+        due = self.windows.pass_on(epoch, rows, self.counts, handed_ms)
         return {self._output[0]: [Row(self._lineage, epoch, *at) for at in due]}
 
     def _in_time(
@@ -118,7 +120,7 @@ class StateOracle:
         for row in [row for rows in read.values() for row in rows]:
             time = time_of(row.source, row.offset)
             self.latest[row.source] = max(time, self.latest.get(row.source, time))
-            if watermark is not None and time <= watermark:
+            if self._is_judged and watermark is not None and time <= watermark:
                 late.append((row.source, row.offset))
         self._late[self._lineage, epoch] = late
         if self.latest.keys() == set(self._waited_for):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.protocol import WriteManifest
-from tallystick.run import event_times, input_planning, keyed_epoch, read_plan
+from tallystick.run import event_times, handed_on, input_planning, read_plan
 from tallystick.run.driver import Driver
 from tallystick.run.epoch_clock import SteadyClock
 from tallystick.run.input_planning import InputPlanners
@@ -78,7 +78,7 @@ def _(_: Any) -> Any:
 # The watermark.
 
 
-@mutation("the watermark is that of the first input", keyed_epoch, "advanced")
+@mutation("the watermark is that of the first input", handed_on, "advanced")
 def _(original: Any) -> Any:
     def advanced(base: Any, read_ms: Any, source: Any, *settings: int) -> Any:
         first = frozenset(each for each in source.partitions if "/" not in each.topic)

@@ -1,7 +1,7 @@
 """What the windows of the second keyed step must put out, told without the code that is tested.
 
 * A record waits in its window until an epoch begins behind the watermark that passed its end.
-* The watermark is that of the step's own rows: the latest time of any, less a delay.
+* The watermark is the one that the first step hands on, less a delay.
 * A record whose window had closed when it came is late, and never visible.
 * Each shows a count of its key that its own epoch gave out, and no other record shows it.
 """
@@ -68,13 +68,16 @@ class WindowOracle:
         """How often each input record is to be visible."""
         return Counter(at for found in self._fired.values() for at in found)
 
-    def pass_on(self, epoch: int, rows: Iterable[Row], counts: Counts) -> list[Place]:
+    def pass_on(
+        self, epoch: int, rows: Iterable[Row], counts: Counts, handed_ms: int | None
+    ) -> list[Place]:
         """Take in what an epoch read; return whose windows it put out.
 
         Args:
             epoch: its number.
             rows: that the first step was given.
             counts: of each key so far; these rows are added.
+            handed_ms: the watermark that the first step hands on; None: it has none yet.
         """
         before = self.now
         self._due = {
@@ -87,7 +90,6 @@ class WindowOracle:
             key: range(counts.get(key, 0) + 1, counts.get(key, 0) + count + 1)
             for key, count in added.items()
         }
-        watermark_ms = before.watermark_ms
         for row in rows:
             time, key = time_of(row.source, row.offset), key_of(row.source, row.offset)
             closes_ms = time // WINDOW_MS * WINDOW_MS + WINDOW_MS - 1
@@ -95,10 +97,9 @@ class WindowOracle:
                 self.late += 1
             else:
                 waiting[row.source, row.offset] = Waiting(key, closes_ms, ranges[key])
-            passed_ms = time - WINDOW_DELAY_MS
-            watermark_ms = passed_ms if watermark_ms is None else max(passed_ms, watermark_ms)
         for key, count in added.items():
             counts[key] = counts.get(key, 0) + count
+        watermark_ms = None if handed_ms is None else handed_ms - WINDOW_DELAY_MS
         self.now = self._at[epoch] = Moment(waiting, watermark_ms)
         self._fired[self._lineage, epoch] = list(self._due)
         return list(self._due)

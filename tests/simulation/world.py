@@ -93,9 +93,9 @@ class World:
         self.pipeline = pipeline_of(seed, **wanted)
         self.is_keyed, self.has_gang = self.pipeline.is_keyed, self.pipeline.has_gang
         self.has_two_inputs = self.pipeline.has_two_inputs
+        self.is_timed = self.has_two_inputs or self.pipeline.has_windows
         has_loop = self.pipeline.has_loop
-        self.seed = seed
-        self.dice = random.Random(seed)
+        self.seed, self.dice = seed, random.Random(seed)
         self.plan = FaultPlan(self.dice, kinds)
         if self.pipeline.has_windows:  # what is in them is told by where the records were
             self.plan.kinds -= {Fault.WHIM}
@@ -144,7 +144,8 @@ class World:
             token_group=TOKEN_GROUP,
             tells=self._tells,
             is_keyed=self.is_keyed,
-            waited_for=[each for each in partitions if self.has_two_inputs and each != RULES],
+            waited_for=[each for each in partitions if self.is_timed and each != RULES],
+            is_judged=self.has_two_inputs,
             has_windows=self.pipeline.has_windows,
             has_operator_state=self.pipeline.has_operator_state,
         )

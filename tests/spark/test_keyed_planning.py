@@ -69,18 +69,44 @@ def test_waiting_for_a_partition_is_refused_where_rows_come_from_none():
     process = Process("first", ("user",), idle(EVENT_TIME), output=None, event_time="at")
     second = replace(process, uid="second", idle_after_ms=5)
     keyed_steps(None, arrange((second,), EVENTS))
-    with pytest.raises(OptionError, match="step second: idle_after= does nothing behind anoth"):
+    with pytest.raises(OptionError, match=r"step second: idle_after= is .* by step first"):
         keyed_steps(None, arrange((process, second), EVENTS))
     transform = Transform(lambda rows: rows)
-    with pytest.raises(OptionError, match="step second: idle_after= does nothing behind anoth"):
+    with pytest.raises(OptionError, match="step second: idle_after= does nothing behind a transf"):
         keyed_steps(None, arrange((transform, second), EVENTS))
     promised = replace(process, uid="second", watermark_column="at")
-    with pytest.raises(OptionError, match="watermark_column= does nothing behind another"):
+    with pytest.raises(OptionError, match=r"step second: watermark_column= is .* by step first"):
         keyed_steps(None, arrange((process, promised), EVENTS))
     second = replace(process, uid="second", max_drift_ms=5)
     assert keyed_steps(None, arrange((second,), EVENTS))[0].max_drift_ms == 5
-    with pytest.raises(OptionError, match="step second: max_drift= does nothing behind anoth"):
+    with pytest.raises(OptionError, match=r"step second: max_drift= is .* by step first"):
         keyed_steps(None, arrange((process, second), EVENTS))
+
+
+def passing(name: str, mode: str = NO_TIME) -> object:
+    """A function that puts the user and a time out, under a name of its own."""
+    columns = pa.schema([("user", pa.string()), (name, pa.int64())])
+    return ts.vectorised(
+        lambda batch: ts.Update(), state="n bigint", time_mode=mode, output=lambda *_: columns
+    )
+
+
+def test_times_that_no_reader_knows_are_named_by_the_first_step_or_refused():
+    second = Process("second", ("user",), idle(EVENT_TIME), output=None, event_time="made")
+    first = Process("first", ("user",), passing("made"), output=None)
+    with pytest.raises(OptionError, match=r"step second: event_time='made' is .* of step first"):
+        keyed_steps(None, arrange((first, second), EVENTS))
+    named = replace(first, event_time="at")
+    assert [step.event_time for step in keyed_steps(None, arrange((named, second), EVENTS))] == [
+        "at",
+        "made",
+    ]
+    by_clock = replace(first, processor=passing("made", PROCESSING_TIME))
+    keyed_steps(None, arrange((by_clock, second), EVENTS))  # its times are those of the clock
+    same = replace(first, processor=passing("at"))
+    keyed_steps(None, arrange((same, replace(second, event_time="at")), EVENTS))
+    with pytest.raises(OptionError, match=r"event_time='at' does nothing .* no later step asks"):
+        keyed_steps(None, arrange((named,), EVENTS))
 
 
 @pytest.mark.parametrize("time_mode", [EVENT_TIME, PROCESSING_TIME])

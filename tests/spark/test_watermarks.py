@@ -115,6 +115,54 @@ def latest(step: Any) -> dict[int, int | None]:
     return {each.partition: each.latest_ms for each in step.partition_times if each.topic}
 
 
+@pytest.mark.parametrize("execution", ["jobs", "resident"])
+@pytest.mark.parametrize("first", ["windows", "deduplicate"])
+def test_no_row_of_a_backlog_is_late_in_a_second_step(
+    flow: Flow, execution: Any, first: str
+) -> None:
+    """Two partitions of other paces, in small epochs, over two runs: all windows are whole."""
+    times = {"slow": range(0, 60_000, 100), "fast": range(0, 3_600_000, 6_000)}
+    for partition, (key, at) in enumerate(times.items()):
+        records = [(key, json.dumps({"k": key, "n": n})) for n in at]
+        produce(flow.confluent, flow.topic_in, records, partition=partition)
+    steps = {
+        "windows": ts.windowed(ts.tumbling("1 second"), {"rows": ts.count()}),
+        "deduplicate": ts.deduplicate(),
+    }
+    column = "window_start" if first == "windows" else "n"
+    timing = {"event_time": "n", "watermark_delay": 50} if first == "windows" else {}
+    begun = (
+        ts.Pipeline(flow.name)
+        .read(flow.source(value=ts.Json(COLUMNS), max_offsets_per_trigger=100))
+        .map_batches(without("nobody"), schema=COLUMNS)
+        .key_by("k", *([] if first == "windows" else ["n"]))
+        .process(steps[first], uid="first", **timing)
+    )
+    taken = ts.sum("rows") if first == "windows" else ts.count()
+    pipeline = (
+        begun.key_by("k")
+        .process(
+            ts.windowed(ts.tumbling("10 seconds"), {"taken": taken}),
+            event_time=column,
+            watermark_delay=0 if first == "windows" else 50,
+            uid="second",
+        )
+        .write(flow.sink(key="k", value=ts.Json()))
+    )
+
+    flow.run(pipeline, execution=execution)
+    far = [("far", json.dumps({"k": "far", "n": 9_000_000}))]
+    for partition in range(2):
+        produce(flow.confluent, flow.topic_in, far, partition=partition)
+    flow.run(pipeline, execution=execution)
+
+    found: dict[str, int] = {}
+    for record in read_committed(flow.confluent, flow.topic_out):
+        row = json.loads(record.value or "")
+        found[row["k"]] = found.get(row["k"], 0) + row["taken"]
+    assert found == {key: len(at) for key, at in times.items()}
+
+
 @pytest.mark.parametrize(
     ("execution", "source"),
     [("jobs", {}), ("resident", {}), ("resident", {"min_partitions": 5})],

@@ -36,6 +36,7 @@ class CoKeyedTasks:
         self.entries: dict[bytes, bytes] = {}
         self.max_parallelism = MAX_PARALLELISM
         self.batch_rows: list[int] = []
+        self.late = 0
         names = inputs.inputs[0].key
         self.key = KeyCodec(pa.schema([inputs.columns.field(name) for name in names]))
         fields, _ = settle("step", processor.declared(self.key), None)
@@ -68,7 +69,7 @@ class CoKeyedTasks:
         groups_of_rows = key_groups_of(self.key.hash_codes(rows), self.max_parallelism)
         output: list[dict[str, Any]] = []
         works = []
-        self.batch_rows = []
+        self.batch_rows, self.late = [], 0
         for index in range(parallelism):
             groups = key_group_range(self.max_parallelism, parallelism, index)
             mine = (groups_of_rows >= groups.first) & (groups_of_rows <= groups.last)
@@ -82,6 +83,7 @@ class CoKeyedTasks:
                 output += batch.to_pylist()
         for work in works:
             self.commit(work.overlay.changes())
+            self.late += sum(work.late)
         return output
 
     def work(

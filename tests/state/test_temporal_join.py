@@ -54,7 +54,10 @@ def arrival(record: Record) -> tuple[int, dict[str, Any]]:
 @settings(deadline=None, max_examples=40)
 @given(epochs=EPOCHS)
 def test_each_left_row_gets_the_version_of_its_time(how: str, epochs: list[Any]) -> None:
-    """Of equal times the later arrived; late rows do not count; one version a key stays."""
+    """Of equal times the later arrived; late orders do not count; one version a key stays.
+
+    A late version counts for what comes out after its epoch, as far as it is the newest.
+    """
     tasks = CoKeyedTasks(temporal_join("orders", "rates", how=how), INPUTS)
     watermark: int | None = None
     waiting: list[Record] = []
@@ -66,7 +69,6 @@ def test_each_left_row_gets_the_version_of_its_time(how: str, epochs: list[Any])
 
         until = -(10**9) if watermark is None else watermark
         waiting += [each for each in records if each[0] == 0 and each[2] > until]
-        rates += [each for each in records if each[0] == 1 and each[2] > until]
         expected = []
         for _, coin, at, amount in (each for each in waiting if each[2] <= until):
             fitting = [each for each in rates if each[1] == coin and each[2] <= at]
@@ -77,6 +79,8 @@ def test_each_left_row_gets_the_version_of_its_time(how: str, epochs: list[Any])
                 row |= {"rate": newest and newest[3], "rates_at": newest and newest[2]}
                 expected.append(row)
         waiting = [each for each in waiting if each[2] > until]
+        rates += [each for each in records if each[0] == 1]
+        assert tasks.late == sum(each[0] == 0 and each[2] <= until for each in records)
         assert sorted(map(str, found)) == sorted(map(str, expected))
         watermark = (-30 if watermark is None else watermark) + advance
     assert held_rows(tasks, tasks.fields["left"].state_id) == []
@@ -108,6 +112,25 @@ def test_a_rate_that_nobody_asks_for_is_forgotten_when_there_is_a_newer_one() ->
     assert held == 1
     timers = [key for key in tasks.entries if key[2] == 0xFC]
     assert timers == [], "nothing to wait for"
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_late_version_counts_for_rows_to_come_if_it_is_newer_than_the_kept_one(
+    is_apart: bool,
+) -> None:
+    """As in Flink's TemporalRowTimeJoinOperator, where versions are never late."""
+    tasks = CoKeyedTasks(temporal_join("orders", "rates", how="left"), INPUTS)
+    tasks.epoch([arrival((1, "a", 10, 1)), arrival((0, "a", 20, 0))])
+    assert [row["rate"] for row in tasks.epoch([], watermark_ms=99)] == [1]
+    late = [arrival((1, "a", at, rate)) for at, rate in ((95, 4), (5, 2), (95, 3), (50, 9))]
+    for part in [[each] for each in late] if is_apart else [late]:
+        assert tasks.epoch(part, watermark_ms=99) == []
+    assert tasks.late == 0
+    tasks.epoch([arrival((0, "a", 94, 0)), arrival((0, "a", 100, 0))], watermark_ms=99)
+    assert tasks.late == 1, "orders are late as ever"
+    assert [row["rate"] for row in tasks.epoch([], watermark_ms=100)] == [3]
+    assert held_rows(tasks, tasks.fields["right"].state_id) == [("a", 95)]
+    assert [key for key in tasks.entries if key[2] == 0xFC] == [], "no timer is left"
 
 
 def test_only_two_kinds_are_there() -> None:

@@ -14,9 +14,12 @@ from tallystick.codec.own_memory import own_values
 from tallystick.errors import OptionError
 from tallystick.state.functions import sketches
 from tallystick.state.functions.folds import (
+    ANY,
+    LATEST,
     TIME,
     Columns,
     Fold,
+    Pick,
     by_time,
     order_in_time,
     single,
@@ -55,6 +58,7 @@ class Aggregate:
             is for windows only.
         running: the value after each row, and after all; None as `at_end`.
         further: more columns that it reads.
+        picks: which of the column's values it is: `LATEST` or `ANY`; "": none.
     """
 
     text: str
@@ -65,11 +69,17 @@ class Aggregate:
     at_end: _PerKey | None = None
     running: _PerRow | None = None
     further: tuple[str, ...] = ()
+    picks: str = ""
 
     @property
     def reads(self) -> frozenset[str]:
         """The columns that it reads."""
         return frozenset({*self.further, *([self.column] if self.column else [])})
+
+    @property
+    def pick(self) -> Pick:
+        """The column that it picks a value of, and which."""
+        return Pick(self.column, self.picks)
 
     def folded(self, name: str, rows: pa.Schema) -> Fold:
         """Return how windows keep it.
@@ -184,6 +194,7 @@ def minimum(column: str, type: str | None = None) -> Aggregate:
         ),
         lambda batch, name, start: typed(batch, name, start.type).min(name, start),
         lambda batch, name, start: typed(batch, name, start.type).running_min(name, start),
+        picks=ANY if type is None else "",
     )
 
 
@@ -201,6 +212,7 @@ def maximum(column: str, type: str | None = None) -> Aggregate:
         ),
         lambda batch, name, start: typed(batch, name, start.type).max(name, start),
         lambda batch, name, start: typed(batch, name, start.type).running_max(name, start),
+        picks=LATEST if type is None else "",
     )
 
 
@@ -232,6 +244,7 @@ def last_value(column: str, type: str | None = None) -> Aggregate:
             typed(batch, name, start.type).column(name),
             at_end(batch, name, start),
         ),
+        picks=LATEST if type is None else "",
     )
 
 
@@ -247,6 +260,7 @@ def first_value(column: str) -> Aggregate:
         None,
         _same,
         lambda _, kind: by_time(column, kind, is_last=False),
+        picks=ANY,
     )
 
 

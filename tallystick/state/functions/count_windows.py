@@ -15,7 +15,7 @@ CountEvictor where windows overlap.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError
 from tallystick.state.functions import panes as stored
-from tallystick.state.functions.folds import Folds
+from tallystick.state.functions.folds import LATEST, Folds, picked
 from tallystick.state.functions.keyed_batch import BoolArray, Int64Array, order_by_key
 from tallystick.state.functions.panes import Panes, numbered
 from tallystick.state.functions.processing import NO_TIME, StateDeclaration, Work
@@ -124,6 +124,11 @@ class CountFunction:
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """See `Processor.output`."""
         return beside_key(key, [], self.folds.output)
+
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+        """See `PutsOutTimes`: a window is put out with the row that fills it."""
+        of_key = {name: lag_ms for name, lag_ms in times.items() if name in key}
+        return {**of_key, **picked(self.folds.picks, times, LATEST)}
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""

@@ -9,8 +9,9 @@ the one that stands first in the batch arrived first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,33 @@ from tallystick.state.overlay import EpochTime
 TIME = "$time"
 """The column of the rows that holds their event times, in microseconds; `add` finds it there."""
 
+LATEST, ANY = "latest", "any"
+"""The value that an aggregate picks of a column: of times, one not before the newest row's, or some
+row's."""
+
 Columns = Sequence[pa.Array]
+
+
+class Pick(NamedTuple):
+    """The value that an aggregate picks: of which column, and `LATEST`, `ANY`, or "" for none."""
+
+    column: str
+    which: str
+
+
+def picked(picks: Mapping[str, Pick], times: Mapping[str, int], *which: str) -> dict[str, int]:
+    """Return the aggregates that are a time of one of the rows, and by how much it may be behind.
+
+    Args:
+        picks: by the name of the aggregate's column in the output.
+        times: the rows' columns of times, and by how much each may be behind.
+        which: the picks that count.
+    """
+    return {
+        name: times[pick.column]
+        for name, pick in picks.items()
+        if pick.which in which and pick.column in times
+    }
 
 
 @dataclass(frozen=True)
@@ -51,9 +78,15 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folds:
-    """Several folds side by side, each under the name of its column in the output."""
+    """Several folds side by side, each under the name of its column in the output.
+
+    Args:
+        by_name: they.
+        picks: the values that they pick, by name.
+    """
 
     by_name: Mapping[str, Fold]
+    picks: Mapping[str, Pick] = field(default_factory=dict)
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -11,7 +11,7 @@ its windows that is not put out yet; so when a window is due, all of its panes a
 is to be read. After its last window a pane waits for late rows, and goes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,12 +20,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.state.functions import panes as stored
-from tallystick.state.functions.folds import Folds
+from tallystick.state.functions.folds import ANY, LATEST, Folds, picked
 from tallystick.state.functions.keyed_batch import Int64Array
 from tallystick.state.functions.panes import Due, Panes, numbered
-from tallystick.state.functions.processing import SideRows, StateDeclaration, Work
+from tallystick.state.functions.processing import (
+    EVENT_TIME,
+    SideRows,
+    StateDeclaration,
+    Work,
+)
 from tallystick.state.functions.vectorised import beside_key
-from tallystick.state.functions.window_output import Clock, WindowOutput
+from tallystick.state.functions.window_output import (
+    WINDOW_END,
+    WINDOW_START,
+    Clock,
+    WindowOutput,
+)
 from tallystick.state.functions.windows import NEVER, US_PER_MS, Windows
 from tallystick.state.keys import KeyCodec
 from tallystick.state.numpy_columns import places_in
@@ -80,6 +90,14 @@ class GridFunction:
     def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
         """Return the output of late rows, with all their columns; none if they are dropped."""
         return self.clock.outputs(rows)
+
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int] | None:
+        """See `PutsOutTimes`: no window is put out that an earlier watermark closed."""
+        if self.time_mode != EVENT_TIME:
+            return None
+        whole_ms = self.windows.longest_ms - 1
+        within = [*picked(self.folds.picks, times, LATEST, ANY), *(times.keys() & key)]
+        return {**dict.fromkeys(within, whole_ms), WINDOW_START: whole_ms, WINDOW_END: 0}
 
     def run(self, work: Work) -> Output:
         """See `Processor.run`."""

@@ -190,6 +190,22 @@ class JoinColumns:
         how = HOWS[outer[LEFT] + 2 * outer[RIGHT]]
         return meaning_of(self.function, {**sides, "how": name_text(how), **(arguments or {})})
 
+    def lags_of(self, times: Mapping[str, int], sides: Sequence[int | None]) -> dict[str, int]:
+        """Return the columns of the output that hold rows' times, and by how much they are behind.
+
+        Args:
+            times: those of the rows, as `input.column`.
+            sides: by how much those of either side are behind, in ms; None: any time.
+        """
+        own = [(side, each.name) for side, of_it in enumerate(self.sides) for each in of_it]
+        put_out = self.output.names[len(self.output) - len(own) :]
+        found = {}
+        for (side, name), column in zip(own, put_out, strict=True):
+            lag_ms = sides[side]
+            if lag_ms is not None and f"{self.names[side]}.{name}" in times:
+                found[column] = lag_ms
+        return found
+
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of the left and the right input."""
         names = inputs_in(self.rows, self.function)

@@ -1,6 +1,6 @@
 """The function of a keyed step as its task sees it, independent of the way the user wrote it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -153,6 +153,24 @@ class JudgesLateness(Protocol):
     """
 
     judges_lateness: bool
+
+
+@runtime_checkable
+class PutsOutTimes(Protocol):
+    """A processor that knows how far the event times of its output may be behind its watermark."""
+
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int] | None:
+        """Return by how much each time column of the output may be behind; None: nobody knows.
+
+        What it is behind is the watermark at which the step's timers fire; of a step without event
+        time, the one that its rows are ahead of. A column that is not named may hold any time.
+
+        Args:
+            key: the key's columns.
+            times: the columns of its rows that hold times, those of named inputs as `input.column`,
+                and by how much each may be behind.
+        """
+        ...
 
 
 def late_output(processor: Processor) -> str | None:

@@ -76,6 +76,11 @@ class Reach(Protocol):
         """Return the columns that it adds, for rows of either side."""
         ...
 
+    @property
+    def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
+        """By how much times of each side, and of columns that it adds, are behind at most."""
+        ...
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -94,6 +99,11 @@ class Interval:
     def values(self, times: Int64Array) -> list[pa.Array]:
         """See `Reach.values`."""
         return []
+
+    @property
+    def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
+        """See `Reach.lags_ms`; as Flink's RowTimeIntervalJoin delays the watermark."""
+        return max(0, self.upper), max(0, -self.lower), {}
 
 
 _MOMENT = pa.timestamp("us", tz="UTC")
@@ -119,6 +129,12 @@ class Window:
         """See `Reach.values`."""
         first, last = self.partners(LEFT, times)
         return [moments_of(first), moments_of(last + 1)]
+
+    @property
+    def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
+        """See `Reach.lags_ms`."""
+        whole, (first, last) = self.size - 1, (each.name for each in self.fields)
+        return whole, whole, {first: whole, last: 0}
 
 
 def interval_join(
@@ -240,6 +256,11 @@ class RangeJoin:
         """Return the columns of the key and of both sides."""
         return self.columns.output
 
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+        """See `PutsOutTimes`."""
+        *sides, own = self.reach.lags_ms
+        return {**self.columns.lags_of(times, sides), **own}
+
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""
         for keys, new in visits(self.columns, self.states, work):
@@ -247,16 +268,27 @@ class RangeJoin:
 
 
 def visits(
-    columns: JoinColumns, states: Sequence[RowState], work: Work
+    columns: JoinColumns,
+    states: Sequence[RowState],
+    work: Work,
+    judged: Collection[int] = (LEFT, RIGHT),
 ) -> Iterator[tuple[Keys, list[Rows]]]:
-    """Yield the keys of an epoch, some at a time, with the rows of each side that are not late."""
+    """Yield the keys of an epoch, some at a time, with the rows of each side that are not late.
+
+    Args:
+        columns: of the join.
+        states: of its sides.
+        work: of the epoch.
+        judged: the sides whose rows may be late; those of others all stay.
+    """
     codes, keys = keys_at_work(work, work.fields[SIDES[LEFT]].state_id)
     new = []
     for side, state in enumerate(states):
         at, values = columns.part_of(side, work.rows)
         times = columns.times_of(side, work.rows, at)
-        on_time = in_time(times, work.time.watermark_ms)
+        on_time = in_time(times, work.time.watermark_ms if side in judged else None)
         if not on_time.all():
+            work.late.append(int((~on_time).sum()))
             kept = np.flatnonzero(on_time)
             at, times, values = at[kept], times[kept], tuple(taken(values, kept))
         new.append(state.new_rows(codes[at], times, values))

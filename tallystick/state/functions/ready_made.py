@@ -3,7 +3,7 @@
 aggregate({"count": count(), "sum": sum("amount")}, each="record", keep=["ts"])
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tallystick.errors import OptionError
 from tallystick.state.functions import fold_kernels
 from tallystick.state.functions.aggregates import Aggregate, kind_in
-from tallystick.state.functions.folds import typed
+from tallystick.state.functions.folds import LATEST, picked, typed
 from tallystick.state.functions.keyed_batch import (
     Int64Array,
     KeyedBatch,
@@ -105,13 +105,17 @@ def _aggregate(
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [rows.field(name) for name in keep], schema)
 
+    def lags(key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+        passed = {name: lag_ms for name, lag_ms in times.items() if name in {*key, *keep}}
+        picks = {name: one.pick for name, one in columns.items()}
+        return {**passed, **picked(picks, times, LATEST)}
+
     function = per_epoch if each == EACH_EPOCH else per_record
     meaning = meaning_of(
         "aggregate", {f"columns.{name}": one.text for name, one in columns.items()}
     )
-    return VectorisedFunction(
-        function, schema_of(schema, "state"), NO_TIME, reads, output, meaning=meaning
-    )
+    state = schema_of(schema, "state")
+    return VectorisedFunction(function, state, NO_TIME, reads, output, meaning=meaning, lags=lags)
 
 
 def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
@@ -142,7 +146,12 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
 
     mode = NO_TIME if forget_after_ms is None else PROCESSING_TIME
     return VectorisedFunction(
-        first_only, _SEEN, mode, None, lambda key, rows: rows, meaning=meaning_of("deduplicate")
+        first_only,
+        _SEEN,
+        mode,
+        output=lambda key, rows: rows,
+        meaning=meaning_of("deduplicate"),
+        lags=lambda key, times: times,
     )
 
 
@@ -178,7 +187,13 @@ def _top_n(n: int, column: str, kind: pa.DataType) -> VectorisedFunction:
 
     meaning = meaning_of("top_n", {"n": str(n), "column": name_text(column)})
     return VectorisedFunction(
-        greatest, schema_of(state, "state"), NO_TIME, [column], output, meaning=meaning
+        greatest,
+        schema_of(state, "state"),
+        NO_TIME,
+        [column],
+        output,
+        meaning=meaning,
+        lags=lambda key, times: {name: lag for name, lag in times.items() if name in key},
     )
 
 
@@ -232,6 +247,7 @@ def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
         output,
         event_time=time_column,
         meaning=meaning,
+        lags=lambda key, times: {"end": gap_ms},
     )
 
 

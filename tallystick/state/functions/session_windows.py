@@ -11,7 +11,7 @@ Invariant: at the end of an epoch the bounds of a key are those of its panes, an
 its own column `$timer`. A pane that is due and that no bounds name goes with its timer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,12 +22,18 @@ from numpy.typing import NDArray
 from tallystick.state.entries import distinct_keys
 from tallystick.state.functions import fold_kernels
 from tallystick.state.functions import panes as stored
-from tallystick.state.functions.folds import Folds
+from tallystick.state.functions.folds import LATEST, Folds, picked
 from tallystick.state.functions.keyed_batch import Int64Array
 from tallystick.state.functions.panes import Due, Panes, numbered
-from tallystick.state.functions.processing import COLUMNS, SideRows, StateDeclaration, Work
+from tallystick.state.functions.processing import (
+    COLUMNS,
+    EVENT_TIME,
+    SideRows,
+    StateDeclaration,
+    Work,
+)
 from tallystick.state.functions.vectorised import beside_key
-from tallystick.state.functions.window_output import Clock, WindowOutput
+from tallystick.state.functions.window_output import WINDOW_END, Clock, WindowOutput
 from tallystick.state.functions.windows import NEVER, US_PER_MS, Sessions
 from tallystick.state.keys import KeyCodec
 from tallystick.state.numpy_columns import explode, lists_of
@@ -79,6 +85,13 @@ class SessionFunction:
     def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
         """Return the output of late rows, with all their columns; none if they are dropped."""
         return self.clock.outputs(rows)
+
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int] | None:
+        """See `PutsOutTimes`; a session may have begun at any time."""
+        if self.time_mode != EVENT_TIME:
+            return None
+        gap_ms = -(-self.sessions.gap_us // US_PER_MS)
+        return {**dict.fromkeys(picked(self.folds.picks, times, LATEST), gap_ms), WINDOW_END: 0}
 
     def run(self, work: Work) -> Output:
         """See `Processor.run`."""

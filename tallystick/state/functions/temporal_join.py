@@ -4,6 +4,9 @@ A left row waits until the watermark reaches its time: then all right rows that 
 arrived. Of the right rows a key keeps those after the watermark, and the newest before: later left
 rows may need it, so one row per key stays for good.
 
+A right row is never late: one that comes behind the watermark counts for the left rows to come, if
+it is newer than the one that is kept. What was put out before stays as it was.
+
 Of two right rows with one time the one that arrived later counts: rows of a key from one partition
 have an order, those of several do not.
 
@@ -80,6 +83,7 @@ class TemporalJoin:
 
     time_mode = EVENT_TIME
     has_timers = True
+    judges_lateness = True
     reads = None
 
     def __init__(self, columns: JoinColumns, is_outer: bool) -> None:
@@ -104,16 +108,21 @@ class TemporalJoin:
         """Return the columns of the key and of both sides."""
         return self.columns.output
 
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+        """See `PutsOutTimes`: a left row comes out when its time has come; a right one is old."""
+        return self.columns.lags_of(times, (0, None))
+
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """See `Processor.run`."""
-        for keys, new in visits(self.columns, self.states, work):
+        for keys, new in visits(self.columns, self.states, work, judged=[LEFT]):
             yield from _Visit(self, work, keys, new).run()
 
 
 class _Visit:
     """The work on some keys: all their rows of an epoch, and what is due.
 
-    New rows are after the watermark, so only committed ones are looked up and forgotten.
+    New left rows are after the watermark, so only committed ones are looked up, and new right ones
+    are not for them: the newest of those that came late takes the place of the one that is kept.
     """
 
     def __init__(self, join: TemporalJoin, work: Work, keys: Keys, new: list[Rows]) -> None:
@@ -208,6 +217,8 @@ class _Visit:
         if side == RIGHT:
             is_outdone = np.zeros(len(rows), np.bool_)
             is_outdone[:-1] = (np.diff(rows.codes) == 0) & (np.diff(rows.times) == 0)
+            is_past = rows.times <= self._until
+            is_outdone[:-1] |= (np.diff(rows.codes) == 0) & is_past[1:]
             rows = rows.filter(~is_outdone)
         rows, chunks = state.move_to_chunks(overlay, head, chunks, rows, _first_times)
         codes = np.concatenate([rows.codes, chunks.codes, chunks.codes])

@@ -52,6 +52,9 @@ Function = Callable[[KeyedBatch], Update]
 Output = Callable[[pa.Schema, pa.Schema], pa.Schema]
 """Maps the columns of the key and those of the rows to the ones that are put out."""
 
+Lags = Callable[[Collection[str], Mapping[str, int]], Mapping[str, int]]
+"""See `PutsOutTimes.lags_ms`."""
+
 
 def vectorised(
     function: Function,
@@ -110,6 +113,7 @@ class VectorisedFunction:
         event_time: the column by whose time the function goes: the step's event time, no other.
             None: it does not look.
         meaning: of its state; that of a user's function is in its code.
+        lags: see `PutsOutTimes.lags_ms`; None: nobody knows.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class VectorisedFunction:
         event_time: str | None = None,
         outputs: Mapping[str, str | pa.Schema] | None = None,
         meaning: Meaning = _OWN,
+        lags: Lags | None = None,
     ) -> None:
         if time_mode not in TIME_MODES:
             raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
@@ -136,6 +141,7 @@ class VectorisedFunction:
             )
         self._outputs = outputs or {}
         self._meaning = meaning
+        self._lags = lags
         self.event_time = event_time
         self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
@@ -172,6 +178,10 @@ class VectorisedFunction:
     def outputs(self, key: pa.Schema, rows: pa.Schema) -> Mapping[str, str | pa.Schema]:
         """Return the side outputs as given."""
         return self._outputs
+
+    def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int] | None:
+        """See `PutsOutTimes`."""
+        return None if self._lags is None else self._lags(key, times)
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch | SideRows]:
         """Call the function for the rows, then for the keys that are due; write what changed."""

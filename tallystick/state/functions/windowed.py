@@ -120,7 +120,10 @@ def _reads(aggregates: Mapping[str, Aggregate]) -> frozenset[str]:
 
 
 def _folds(aggregates: Mapping[str, Aggregate], rows: pa.Schema) -> Folds:
-    return Folds({name: each.folded(name, rows) for name, each in aggregates.items()})
+    return Folds(
+        {name: each.folded(name, rows) for name, each in aggregates.items()},
+        {name: each.pick for name, each in aggregates.items()},
+    )
 
 
 def _check_columns(aggregates: Mapping[str, Aggregate], taken: Collection[str]) -> None:

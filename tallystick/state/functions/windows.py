@@ -98,6 +98,11 @@ class Windows:
         )
 
     @property
+    def longest_ms(self) -> int:
+        """The most that a window lasts, in ms; a zone may put its clocks back by up to a day."""
+        return -(-(self.size_us + (_DAY_US if self.time_zone else 0)) // US_PER_MS)
+
+    @property
     def is_single(self) -> bool:
         """True if each window is one pane."""
         return self.size_us == self.pane_us

@@ -1,0 +1,468 @@
+"""Watermarks that keyed steps hand on: no row that came in time is late in a later step.
+
+Random pipelines of two and three steps read partitions of different paces, cut into epochs at
+random. What comes out is compared with what the rows alone say: an oracle that knows neither
+epochs nor watermarks.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from tallystick.run.event_times import InputState, TimesRead
+from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.run.keyed_task import KeyedStep
+from tallystick.run.task import send
+from tallystick.state.functions.aggregates import count, first_value, last_value, maximum, minimum
+from tallystick.state.functions.count_windows import count_window
+from tallystick.state.functions.inputs import TIME, KeyedInput, KeyedInputs
+from tallystick.state.functions.keyed_batch import Update
+from tallystick.state.functions.processing import EVENT_TIME, NO_TIME
+from tallystick.state.functions.range_join import interval_join, window_join
+from tallystick.state.functions.ready_made import aggregate, deduplicate, sessions
+from tallystick.state.functions.temporal_join import temporal_join
+from tallystick.state.functions.vectorised import ByColumns, vectorised
+from tallystick.state.functions.windowed import windowed
+from tallystick.state.functions.windows import cumulative, hopping, session, tumbling
+from tallystick.values import TopicPartition
+from tests.keyed_job import Job, finish, routed, step
+
+FAR_MS = 10**8
+FAR = "far"
+"""The user whose rows, at the end, close all windows of the others."""
+DELAY_MS = 20
+"""By as much are rows of a partition out of order."""
+PARTITIONS = 3
+READ = pa.schema([("user", pa.string()), ("at", pa.int64())])
+
+Timed = tuple[str, int]
+"""A row as oracles see it: its user, and the time that the next step goes by."""
+Oracle = Callable[[Counter[Timed]], Counter[Timed]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A kind of step.
+
+    Args:
+        make: from the column of times to the function.
+        times: a column of its output, and what it holds there of which rows.
+        is_timed: whether the step itself goes by event time.
+        is_by_time: its key has the time too.
+    """
+
+    make: Callable[[str], object]
+    times: dict[str, Oracle]
+    is_timed: bool = True
+    is_by_time: bool = False
+
+
+def grid(bounds: Callable[[int], list[tuple[int, int]]], column: str) -> Oracle:
+    """What windows put out: one row each, with its start, its end, its first or last row's time."""
+
+    def oracle(rows: Counter[Timed]) -> Counter[Timed]:
+        windows: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+        for user, time in rows:
+            for start, end in bounds(time):
+                windows[user, start, end].append(time)
+        return Counter(
+            (user, {"window_start": start, "window_end": end}.get(column, picks(column, times)))
+            for (user, start, end), times in windows.items()
+        )
+
+    return oracle
+
+
+def picks(column: str, times: Sequence[int]) -> int:
+    return min(times) if column in ("least", "first") else max(times)
+
+
+def sessions_of(gap: int, column: str) -> Oracle:
+    def oracle(rows: Counter[Timed]) -> Counter[Timed]:
+        found: Counter[Timed] = Counter()
+        for user in {user for user, _ in rows}:
+            times = sorted(time for each, time in rows if each == user)
+            ends = [
+                a
+                for a, b in zip(times, [*times[1:], None], strict=True)
+                if b is None or b - a > gap
+            ]
+            found.update((user, end + gap if column == "window_end" else end) for end in ends)
+        return found
+
+    return oracle
+
+
+def windows(kind, bounds: Callable[[int], list[tuple[int, int]]]) -> Part:
+    values = {"least": minimum, "greatest": maximum, "first": first_value, "last": last_value}
+    columns = ("window_start", "window_end", *values)
+    return Part(
+        lambda at: windowed(kind, {name: each(at) for name, each in values.items()}),
+        {name: grid(bounds, name) for name in columns},
+    )
+
+
+def hops(size: int, every: int) -> Callable[[int], list[tuple[int, int]]]:
+    def bounds(time: int) -> list[tuple[int, int]]:
+        last = time // every * every
+        return [
+            (s, s + size) for s in range(last - size + every, last + 1, every) if s + size > time
+        ]
+
+    return bounds
+
+
+def steps_of(size: int, step_ms: int) -> Callable[[int], list[tuple[int, int]]]:
+    def bounds(time: int) -> list[tuple[int, int]]:
+        start = time // size * size
+        return [(start, e) for e in range(start + step_ms, start + size + 1, step_ms) if e > time]
+
+    return bounds
+
+
+def same(rows: Counter[Timed]) -> Counter[Timed]:
+    return rows
+
+
+def passing(mode: str) -> object:
+    return vectorised(
+        lambda batch: Update(batch.rows), state="", time_mode=mode, output=lambda key, rows: rows
+    )
+
+
+def once(rows: Counter[Timed]) -> Counter[Timed]:
+    return Counter(set(rows))
+
+
+PARTS = {
+    "tumbling": windows(tumbling(70), hops(70, 70)),
+    "hopping": windows(hopping(90, every=30), hops(90, 30)),
+    "cumulative": windows(cumulative(80, step=20), steps_of(80, 20)),
+    "session": Part(
+        lambda at: windowed(session(40), {"last": last_value(at), "greatest": maximum(at)}),
+        {name: sessions_of(40, name) for name in ("window_end", "last", "greatest")},
+    ),
+    "sessions": Part(lambda at: sessions(40, at), {"end": sessions_of(40, "last")}),
+    "timed function": Part(lambda at: passing(EVENT_TIME), {"same": same}),
+    "function": Part(lambda at: passing(NO_TIME), {"same": same}, is_timed=False),
+    "deduplicate": Part(lambda at: deduplicate(), {"same": once}, is_timed=False, is_by_time=True),
+    "kept": Part(
+        lambda at: aggregate({"rows": count()}, each="record", keep=[at]),
+        {"same": same},
+        is_timed=False,
+    ),
+    "aggregate": Part(
+        lambda at: aggregate({"newest": maximum(at)}, each="record"),
+        {"newest": same},
+        is_timed=False,
+        is_by_time=True,
+    ),
+    "count window": Part(
+        lambda at: windowed(count_window(1), {"latest": maximum(at)}),
+        {"latest": same},
+        is_timed=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline and what it must put out."""
+
+    steps: tuple[KeyedStep, ...]
+    oracles: tuple[Oracle, ...]
+
+
+def in_ms(column: pa.Array) -> pa.Array:
+    if not pa.types.is_timestamp(column.type):
+        return column
+    return pc.divide(column.cast(pa.int64()), 1000)
+
+
+def plain(name: str) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Make the rows that are compared: user and time."""
+    return lambda rows: pa.record_batch({"user": rows["user"], "at": in_ms(rows[name])})
+
+
+def renamed(name: str) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """A function of the user's, which makes another column of a time."""
+    return lambda rows: pa.record_batch({"user": rows["user"], "made": in_ms(rows[name])})
+
+
+def case_of(dice: random.Random, count: int) -> Case:
+    """Draw a pipeline of so many steps."""
+    columns, at, steps, oracles = READ, "at", [], []
+    names = [dice.choice(sorted(PARTS)) for _ in range(count - 1)]
+    names.append(dice.choice([name for name, part in PARTS.items() if part.is_timed]))
+    has_time = False
+    for place, name in enumerate(names):
+        part = PARTS[name]
+        function = part.make(at)
+        key = ("user", at) if part.is_by_time else ("user",)
+        if isinstance(function, ByColumns):
+            function = function.make(columns)
+        output = function.output(pa.schema([columns.field(each) for each in key]), columns)
+        chosen = dice.choice(sorted(part.times))
+        # The first step may name the times for those behind it; or leave it to them, if they stay.
+        names_times = not place and (chosen != "same" or dice.random() < 0.5)
+        is_timed = part.is_timed or names_times
+        made = step(
+            function,
+            uid=f"{place}",
+            key=key,
+            columns=columns,
+            output=output,
+            event_time=at if is_timed else None,
+            watermark_delay_ms=DELAY_MS if is_timed and not has_time else 0,
+        )
+        has_time = has_time or is_timed
+        oracles.append(part.times[chosen])
+        column = at if chosen == "same" else chosen
+        if place == count - 1:
+            made = replace(made, functions=(plain(column),))
+        elif dice.random() < 0.3 and is_timed:
+            made = replace(made, functions=(renamed(column),))
+            output, column = pa.schema([("user", pa.string()), ("made", pa.int64())]), "made"
+        steps.append(made)
+        columns, at = output, column
+    return Case(tuple(steps), tuple(oracles))
+
+
+def rows_of(dice: random.Random) -> list[list[Timed]]:
+    """Draw the rows of each partition, which are of users of its own and of a pace of its own."""
+    found = []
+    for partition in range(PARTITIONS):
+        now, pace = dice.randrange(500), dice.choice((1, 5, 25))
+        rows = []
+        for _ in range(dice.randrange(1, 60)):
+            now += dice.randrange(pace + 1) + (dice.randrange(300) if dice.random() < 0.1 else 0)
+            rows.append((f"{partition}{dice.randrange(3)}", now - dice.randrange(DELAY_MS + 1)))
+        found.append([*rows, (FAR, FAR_MS)])
+    return found
+
+
+class Feed:
+    """Runs the epochs of a job whose readers each read a partition, and note its times."""
+
+    def __init__(self, dice: random.Random, steps: tuple[KeyedStep, ...]) -> None:
+        self.dice, self.job, self.keyed = dice, Job(steps), KeyedSteps(steps)
+        self.late = 0
+
+    def epoch(self, parts: Sequence[pa.RecordBatch], unfinished: Sequence[int]) -> list[dict]:
+        """Run an epoch; sometimes twice, as after a failure."""
+        tasks = [TopicPartition("t", index) for index in range(len(parts))]
+        source = InputState(frozenset(tasks), frozenset(tasks[index] for index in unfinished))
+        assert self.keyed.event_time is not None
+        for _ in range(self.dice.choice((1, 1, 1, 2))):
+            planned = replace(self.job.plan(parallelism=self.dice.randrange(1, 4)), source=source)
+            frames = []
+            for index, rows in enumerate(parts):
+                times = TimesRead(self.keyed.event_time)
+                times.note(tasks[index], rows)
+                frames += list(send(planned.first, [rows], index, times.notes))
+            for plan in planned.plans:
+                shares = routed(frames, plan.base.parallelism)
+                frames = [f for at, mine in enumerate(shares) for f in plan.run(mine, at)]
+            prepared, rows = finish(planned, routed(frames, planned.writer_count))
+        self.job.state = prepared.state
+        self.late += sum(late for _, late in prepared.late)
+        return rows
+
+    def all(self, parts: Sequence[pa.RecordBatch]) -> list[dict]:
+        """Read everything in epochs cut at random, then run those that timers need."""
+        at, out = [0] * len(parts), []
+        while any(start < part.num_rows for start, part in zip(at, parts, strict=True)):
+            stops = [
+                min(part.num_rows, start + self.dice.choice((0, 0, 1, 3, 10, 100)))
+                for start, part in zip(at, parts, strict=True)
+            ]
+            read = [p.slice(a, b - a) for p, a, b in zip(parts, at, stops, strict=True)]
+            left = [i for i, part in enumerate(parts) if stops[i] < part.num_rows]
+            out += self.epoch(read, left)
+            at = stops
+        for _ in range(self.keyed.tick_count):
+            out += self.epoch([part.slice(0, 0) for part in parts], ())
+        return out
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(seed):
+    dice = random.Random(seed)
+    case = case_of(dice, dice.choice((2, 3)))
+    fed = rows_of(dice)
+    expected = Counter(row for rows in fed for row in rows)
+    for oracle in case.oracles:
+        expected = oracle(expected)
+    expected = Counter({row: n for row, n in expected.items() if row[0] != FAR})
+    parts = [
+        pa.RecordBatch.from_pylist([{"user": u, "at": t} for u, t in rows], schema=READ)
+        for rows in fed
+    ]
+
+    feed = Feed(dice, case.steps)
+    out = Counter((row["user"], row["at"]) for row in feed.all(parts) if row["user"] != FAR)
+    assert out == expected, [each.uid for each in case.steps]
+    assert feed.late == 0
+
+
+# --- behind joins of two inputs -----------------------------------------------------------------
+
+LEFT = pa.schema([("user", pa.string()), ("sold", pa.int64())])
+RIGHT = pa.schema([("user", pa.string()), ("paid", pa.int64())])
+Pairs = Callable[[list[Timed], list[Timed]], list[tuple[str, int | None, int | None]]]
+
+
+def within(lower: int, upper: int) -> Pairs:
+    """The pairs of an interval join, and the rows without a partner."""
+
+    def pairs_of(left, right):
+        both = [(u, a, b) for u, a in left for v, b in right if u == v and lower <= b - a <= upper]
+        alone = [(u, a, None) for u, a in left if not any((u, a) == each[:2] for each in both)]
+        alone += [(u, None, b) for u, b in right if not any((u, b) == (e[0], e[2]) for e in both)]
+        return both + alone
+
+    return pairs_of
+
+
+def in_windows(size: int) -> Pairs:
+    def pairs_of(left, right):
+        return [(u, a, b) for u, a in left for v, b in right if u == v and a // size == b // size]
+
+    return pairs_of
+
+
+JOINS = {
+    "interval, sold": (interval_join, within(-30, 60), "sold"),
+    "interval, paid": (interval_join, within(-30, 60), "paid"),
+    "window, sold": (window_join, in_windows(80), "sold"),
+    "window, paid": (window_join, in_windows(80), "paid"),
+    "window, window_start": (window_join, in_windows(80), "window_start"),
+    "window, window_end": (window_join, in_windows(80), "window_end"),
+    "temporal, sold": (temporal_join, None, "sold"),
+}
+ARGUMENTS = {
+    interval_join: {"lower": "-30 milliseconds", "upper": "60 milliseconds", "how": "full"},
+    window_join: {"size": "80 milliseconds"},
+    temporal_join: {"how": "left"},
+}
+
+
+def joined_times(join: object, pairs: Pairs | None, column: str, left, right) -> list[Timed]:
+    """The rows of a join, by the time that the next step goes by."""
+    if pairs is None:  # each left row comes out once, and no right one of its own
+        return left
+    own = {"sold": lambda a, b: a, "paid": lambda a, b: b}
+    starts = {
+        "window_start": lambda a, b: a // 80 * 80,
+        "window_end": lambda a, b: a // 80 * 80 + 80,
+    }
+    return [(u, {**own, **starts}[column](a, b)) for u, a, b in pairs(left, right)]
+
+
+@pytest.mark.parametrize("name", JOINS)
+@pytest.mark.parametrize("seed", range(2))
+def test_windows_behind_a_join_get_all_of_its_rows(name, seed):
+    """A pair comes out with the later of its rows: the other one's time is behind the watermark."""
+    join, pairs, column = JOINS[name]
+    dice = random.Random(seed)
+    inputs = KeyedInputs(
+        [KeyedInput("l", LEFT, ("user",), "sold"), KeyedInput("r", RIGHT, ("user",), "paid")]
+    )
+    first = join("l", "r", **ARGUMENTS[join]).make(inputs.columns)
+    output = first.output(pa.schema([("user", pa.string())]), inputs.columns)
+
+    def with_time(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.filter(rows[column].is_valid())  # a row without a partner may have none
+
+    second = windowed(tumbling(50), {"n": count()}).make(output)
+    steps = (
+        step(
+            first,
+            uid="join",
+            columns=inputs.columns,
+            output=output,
+            functions=(with_time,),
+            event_time=TIME,
+            watermark_delay_ms=DELAY_MS,
+            input_times={"l": "sold", "r": "paid"},
+        ),
+        step(
+            second,
+            uid="windows",
+            columns=output,
+            output=second.output(pa.schema([("user", pa.string())]), output),
+            event_time=column,
+            functions=(plain("window_start"),),
+        ),
+    )
+    users = [f"u{n}" for n in range(4)]
+    fed = []
+    for pace in (2, 20):
+        times = sorted(dice.randrange(40 * pace) for _ in range(40))
+        rows = [(dice.choice(users), time - dice.randrange(DELAY_MS + 1)) for time in times]
+        fed.append([*rows, (FAR, FAR_MS)])
+    parts = [
+        inputs.numbered(
+            number,
+            pa.record_batch(
+                {"user": [u for u, _ in rows], each.names[1]: pa.array([t for _, t in rows])}
+            ),
+        )
+        for number, (rows, each) in enumerate(zip(fed, (LEFT, RIGHT), strict=True))
+    ]
+    feed = Feed(dice, steps)
+    out = Counter((row["user"], row["at"]) for row in feed.all(parts) if row["user"] != FAR)
+    found = joined_times(join, pairs, column, fed[0], fed[1])
+    expected = {(u, t // 50 * 50) for u, t in found if t is not None and u != FAR}
+    assert out == Counter(expected)
+    assert feed.late == 0
+
+
+# --- over restarts and at the end ---------------------------------------------------------------
+
+
+def hours() -> tuple[KeyedStep, ...]:
+    """Windows of windows, as a user writes them."""
+    minutes = windowed(tumbling(60), {"n": count()}).make(READ)
+    columns = minutes.output(pa.schema([READ.field("user")]), READ)
+    made = windowed(tumbling(600), {"n": count()}).make(columns)
+    output = made.output(pa.schema([READ.field("user")]), columns)
+    first = step(minutes, uid="minutes", columns=READ, output=columns, event_time="at")
+    second = step(
+        made,
+        uid="hours",
+        columns=columns,
+        output=output,
+        event_time="window_start",
+        functions=(plain("window_start"),),
+    )
+    return first, second
+
+
+def rows_at(*times: int) -> list[pa.RecordBatch]:
+    return [pa.record_batch({"user": ["u"] * len(times), "at": pa.array(times, pa.int64())})]
+
+
+def test_a_step_is_handed_what_the_one_before_fired_by_less_the_size_of_its_windows():
+    feed = Feed(random.Random(1), hours())
+    marks = []
+    for times in ((100,), (700,), (), ()):
+        feed.epoch(rows_at(*times), ())
+        marks.append([each.watermark_ms for each in feed.job.state])
+    assert marks == [[100, None], [700, 100 - 59], [700, 700 - 59], [700, 700 - 59]]
+
+
+def test_a_watermark_of_an_earlier_release_never_goes_back():
+    """It was the greatest time that had come, which the one that is handed on has yet to reach."""
+    feed = Feed(random.Random(1), hours())
+    feed.epoch(rows_at(100), ())
+    first, second = feed.job.state
+    feed.job.state = (first, replace(second, watermark_ms=300))
+    for at, expected in ((330, 300), (900, 300), (901, 900 - 59)):
+        feed.epoch(rows_at(at), ())
+        assert feed.job.state[1].watermark_ms == expected
