@@ -406,3 +406,28 @@ def test_no_two_test_files_have_one_name():
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
 
     assert {name for name, count in names.items() if count > 1} == set()
+
+
+def waits_in_silence(tree):
+    """Return the lines that end a wait, and do not say what was waited for."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+        and node.msg is None
+        and isinstance(node.test, ast.Compare)
+        and ast.unparse(node.test.left) == "time.monotonic()"
+    ]
+
+
+def test_every_waiting_test_says_what_it_waits_for():
+    """Else a failure that comes once in a thousand runs says nothing; see `tests/waiting.py`."""
+    silent = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in waits_in_silence(ast.parse(path.read_text()))
+    ]
+
+    assert silent == []
+    assert waits_in_silence(ast.parse("assert time.monotonic() < deadline")) == [1]
+    assert waits_in_silence(ast.parse("assert time.monotonic() < deadline, 'no row'")) == []

@@ -31,3 +31,37 @@ def wait_until(
         if time.monotonic() >= deadline:
             raise AssertionError(f"after {timeout_s:g} s: {what() if callable(what) else what}")
         time.sleep(poll_s)
+
+
+def wait_for(
+    ask: Callable[[], object],
+    expected: object,
+    what: str,
+    *,
+    timeout_s: float = WAIT_S,
+    poll_s: float = POLL_S,
+) -> None:
+    """Wait until the answer to a question is the expected one; fail with the last answer.
+
+    Args:
+        ask: The question; an assertion in it fails at once.
+        expected: The answer that is waited for.
+        what: What is asked for, such as "the number of rows".
+        timeout_s: How long at most.
+        poll_s: The time between two questions.
+
+    Raises:
+        AssertionError: It was never answered so.
+    """
+    answers: list[object] = [None]
+
+    def is_answered() -> bool:
+        answers[0] = ask()
+        return answers[0] == expected
+
+    wait_until(
+        is_answered,
+        lambda: f"{what}: expected {expected}, found {answers[0]}",
+        timeout_s=timeout_s,
+        poll_s=poll_s,
+    )

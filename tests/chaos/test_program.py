@@ -10,6 +10,7 @@ import pytest
 from tallystick.chaos.program import Life, ProgramSettings, Supervisor, python_workers
 from tallystick.errors import OptionError
 from tallystick.host.processes import Process
+from tests.waiting import wait_for, wait_until
 
 PARENT = """
 import subprocess, sys, time
@@ -35,18 +36,14 @@ def settings(tmp_path: Path) -> ProgramSettings:
 def life(settings, tmp_path):
     settings.folder.mkdir()
     started = Life(settings, 3)
-    wait_for(lambda: "ready" in settings.log.read_text() and len(started.processes()) == 2)
-    wait_for(lambda: (tmp_path / "written").exists())
+    wait_until(
+        lambda: "ready" in settings.log.read_text() and len(started.processes()) == 2,
+        lambda: f"not ready, of two processes: {started.processes()}; {settings.log.read_text()}",
+    )
+    wait_until((tmp_path / "written").exists, "the child wrote no file")
     yield started
     started.end()
-    wait_for(lambda: started.processes() == [])
-
-
-def wait_for(holds):
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for(started.processes, [], "processes of the program")
 
 
 def test_the_command_is_filled_in(life, settings):
@@ -84,7 +81,7 @@ def test_what_a_killed_program_leaves_behind_is_still_known(life):
     assert life.exit_code == -9
     assert [each.pid for each in life.processes()] == [worker.pid]
     assert life.kill_all() == 1
-    wait_for(lambda: life.processes() == [])
+    wait_for(life.processes, [], "processes of the program")
 
 
 def test_a_program_that_stands_still_writes_nothing_and_goes_on(life, tmp_path):
@@ -95,7 +92,7 @@ def test_a_program_that_stands_still_writes_nothing_and_goes_on(life, tmp_path):
     time.sleep(0.3)
     assert written.stat().st_size == size
     life.go_on()
-    wait_for(lambda: written.stat().st_size > size)
+    wait_until(lambda: written.stat().st_size > size, f"the file has its {size} bytes still")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
@@ -113,14 +110,14 @@ def test_on_a_full_disk_no_file_grows(life, tmp_path):
     assert life.exit_code is None
     assert life.limit_files(False) == 2
     assert resource.prlimit(worker, resource.RLIMIT_FSIZE) == (1 << 30, hard)
-    wait_for(lambda: written.stat().st_size > size)
+    wait_until(lambda: written.stat().st_size > size, f"the file has its {size} bytes still")
 
 
 def test_a_program_that_ends_is_started_again_and_counted(tmp_path):
     settings = ProgramSettings((sys.executable, "-c", "raise SystemExit(7)"), "", tmp_path / "f")
     said = []
     program = Supervisor(settings, said.append)
-    wait_for(lambda: program.life.exit_code is not None)
+    wait_until(lambda: program.life.exit_code is not None, "the program runs on")
     program.look()
     assert (program.starts, program.own_ends) == (2, [7])
     assert any("code 7" in each for each in said)
@@ -137,10 +134,10 @@ def test_each_change_of_parallelism_shows_in_the_next_start(tmp_path):
         (sys.executable, "-c", "print({parallelism}, flush=True)"), "", tmp_path / "f"
     )
     program = Supervisor(settings, lambda _: None)
-    wait_for(lambda: program.life.exit_code is not None)
+    wait_until(lambda: program.life.exit_code is not None, "the program runs on")
     changed = program.use_another_parallelism()
     program.start()
-    wait_for(lambda: program.life.exit_code is not None)
+    wait_until(lambda: program.life.exit_code is not None, "the program runs on")
     program.close()
     first, second = settings.log.read_text().split()
     assert int(second) == changed != int(first)

@@ -48,6 +48,7 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import Producer, TopicPartition
 from tests.failover.job import Death
+from tests.waiting import wait_for
 
 PARTITIONS = 3
 ROWS = 8
@@ -282,7 +283,7 @@ def read_topic(
     Kafka answers EndTxn before its markers are written: what is being decided is waited for.
     """
     if isolation == "read_committed":
-        until(lambda: not being_decided(kafka))
+        wait_for(lambda: being_decided(kafka), set(), "transactions that are being decided")
     consumer = Consumer(
         {
             **kafka.confluent_options(),
@@ -349,13 +350,6 @@ def read_files(folder: Path) -> Counter[str]:
 def flat(rows: Mapping[int, Sequence[str]]) -> Counter[str]:
     """Rows whatever their partition and order."""
     return Counter(row for each in rows.values() for row in each)
-
-
-def until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 # --- what a run leaves ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka
 from tests.failover.evidence import replay
-from tests.failover.sink_job import PARTITIONS, SinkJob, flat, read_topic, sink_settings, until
+from tests.failover.sink_job import PARTITIONS, SinkJob, flat, read_topic, sink_settings
 from tests.failover.sink_job_process import JobProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
@@ -173,7 +175,11 @@ def test_what_is_copied_while_everything_is_bounced(bounced: EmbeddedKafka, tmp_
         """Something becomes visible of each, with all connections as they are now."""
         before = {topic: reader.epochs(topic) for topic in reader.rows}
         for topic, epochs in before.items():
-            until(lambda: is_on(topic, epochs), timeout_s=90)  # noqa: B023  used at once
+            wait_until(
+                partial(is_on, topic, epochs),
+                f"no epoch of {topic} is visible behind its epochs {epochs}",
+                timeout_s=90,
+            )
 
     def is_on(topic: str, epochs: int) -> bool:
         copying.check_alive()

@@ -27,10 +27,10 @@ from tests.failover.sink_job import (
     open_ids,
     read_files,
     read_topic,
-    until,
 )
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.topics import read_group_offsets
+from tests.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -104,7 +104,11 @@ def test_the_guarantee_changes(
         job.restart(kafka_sink(kafka, topic, **WAYS[after]))
         job.run_until(job.logged + 1)
         wanted = flat(job.expected()) + twice
-        until(lambda: flat(read_topic(kafka, topic)) == wanted)  # noqa: B023  acks=0 takes a moment
+        wait_for(
+            lambda: flat(read_topic(kafka, topic)),
+            wanted,
+            f"the rows of {topic}",
+        )
         assert_nothing_open(kafka, job)
 
 
@@ -156,7 +160,7 @@ def test_another_decider_is_refused_and_nothing_is_changed(
         job.run_until(job.logged + 1)
         if "guarantee" in before:
             wanted = flat(job.expected()) + twice
-            until(lambda: flat(read_topic(kafka, topic)) == wanted)  # noqa: B023
+            wait_for(lambda: flat(read_topic(kafka, topic)), wanted, f"the rows of {topic}")
         else:
             assert read_topic(kafka, topic) == job.expected()
             assert_nothing_open(kafka, job)
@@ -295,7 +299,7 @@ def test_the_old_topic_and_its_token_are_gone_before_the_new_one_has_one(
     job.die_at(DECIDED)
     assert topics_of_tokens(kafka, job) == {first}
     delete(kafka, first)
-    until(lambda: topics_of_tokens(kafka, job) == set())
+    wait_for(lambda: topics_of_tokens(kafka, job), set(), "topics of tokens")
     job.restart(kafka_sink(kafka, second, transactions="epoch", options=HASTY))
     with pytest.raises(DataLossError, match="the topic under whose name they are kept was deleted"):
         job.run_next()
@@ -357,7 +361,10 @@ def test_the_old_topic_of_tasks_transactions_is_deleted_with_something_pending(
 def delete(kafka: EmbeddedKafka, topic: str) -> None:
     admin = AdminClient(kafka.confluent_options())
     admin.delete_topics([topic])[topic].result(30)
-    until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    wait_until(
+        lambda: topic not in admin.list_topics(timeout=10).topics,
+        f"the deleted topic {topic} is still listed",
+    )
 
 
 @pytest.mark.parametrize("mode", ["epoch", "task"])

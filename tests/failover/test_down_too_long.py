@@ -33,10 +33,10 @@ from tests.failover.sink_job import (
     read_files,
     read_topic,
     sink_settings,
-    until,
 )
 from tests.failover.sink_job_process import JobProcess
 from tests.postgres.real_postgres import PostgresServer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -91,7 +91,7 @@ def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
 
 def stay_down(kafka: EmbeddedKafka) -> None:
     """For so long that Kafka has given up everything."""
-    until(lambda: not open_ids(kafka))
+    wait_for(lambda: open_ids(kafka), set(), "transactions that nobody has decided")
 
 
 def die_in_the_commit(job: SinkJob, committed: int, patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from tallystick.run.task import WritePlan
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import Shape
-from tests.failover.sink_job import read_topic, until
+from tests.failover.sink_job import read_topic
 from tests.failover.wire import Loss, Wire
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -73,7 +74,10 @@ def assert_seen(kafka: EmbeddedKafka, shape: Shape, epochs: int) -> None:
         found = read_topic(kafka, shape.topic, len(wanted))
         return all(len(rows) >= len(wanted[partition]) for partition, rows in found.items())
 
-    until(is_all_there)
+    wait_until(
+        is_all_there,
+        lambda: f"expected {wanted}, found {read_topic(kafka, shape.topic, len(wanted))}",
+    )
     assert read_topic(kafka, shape.topic, len(wanted)) == wanted
 
 

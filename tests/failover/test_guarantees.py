@@ -29,10 +29,10 @@ from tests.failover.sink_job import (
     kafka_sink,
     read_files,
     read_topic,
-    until,
     values_of,
 )
 from tests.postgres.real_postgres import PostgresServer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -143,7 +143,7 @@ def test_after_a_kill_what_was_not_decided_is_there_twice_but_with_exactly_once(
         job.run_until(job.logged + 1)
     wanted = flat(job.expected()) + twice
 
-    until(lambda: output.seen() == wanted)
+    wait_for(output.seen, wanted, "the rows")
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -166,7 +166,7 @@ def test_after_the_kill_of_a_task_its_rows_may_be_there_twice_and_never_less_tha
     job.run_until(3)
     wanted = flat(job.expected())
 
-    until(lambda: not wanted - output.seen())
+    wait_for(lambda: wanted - output.seen(), Counter(), "the rows that are missing")
     more = output.seen() - wanted
     assert bool(more) == (guarantee != "exactly_once")
     assert {row.split(":")[1] for row in more} <= {"1"}
@@ -182,7 +182,7 @@ def test_a_broker_that_dies_takes_rows_along_only_where_nobody_waits(
     output = Topic(kafka, guarantee)
     job = run(output.sink)
     job.run_until(1)
-    until(lambda: output.seen() == flat(job.expected()))  # with "none", nobody has waited for it
+    wait_for(output.seen, flat(job.expected()), "the rows")  # with "none", nobody has waited
 
     def replace_broker() -> None:
         time.sleep(1)

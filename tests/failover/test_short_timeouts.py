@@ -11,7 +11,8 @@ import pytest
 from tallystick.epoch import protocol as c
 from tallystick.errors import OptionError
 from tallystick.testing import EmbeddedKafka
-from tests.failover.sink_job import PARTITIONS, SinkJob, kafka_sink, open_ids, read_topic, until
+from tests.failover.sink_job import PARTITIONS, SinkJob, kafka_sink, open_ids, read_topic
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -120,7 +121,7 @@ def test_an_epoch_that_took_too_long_runs_again_and_says_why(
 
     def wait(event: c.Event) -> None:
         if isinstance(event, c.EpochRan) and next(slow, False):
-            until(lambda: not open_ids(kafka))
+            wait_for(lambda: open_ids(kafka), set(), "transactions that nobody has decided")
 
     job.on_event = wait
     job.run_until(2)

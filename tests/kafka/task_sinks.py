@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pickle import dumps, loads  # as Spark sends plans to tasks
@@ -23,6 +23,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.kafka.task_transaction import TaskPlan
+from tests.waiting import wait_until
 
 LINEAGE = "lineage-1"
 
@@ -100,13 +101,6 @@ def written_in_another_process(plan: TaskPlan, place: Place, *texts: str) -> Com
     return Committable.from_fields(json.loads(line))
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
-
-
 def state_of(client: Client, committable: Committable) -> str:
     name = json.loads(committable.details)["transactional_id"]
     state = transaction_state(client, name)
@@ -115,7 +109,10 @@ def state_of(client: Client, committable: Committable) -> str:
 
 def settled(client: Client, committable: Committable) -> None:
     """Wait for the markers, which Kafka writes after it has answered."""
-    until(lambda: not state_of(client, committable).startswith("Prepare"))
+    wait_until(
+        lambda: not state_of(client, committable).startswith("Prepare"),
+        lambda: f"{committable.name} is still {state_of(client, committable)}",
+    )
 
 
 def committed(client: Client, sink: KafkaTaskSink, committable: Committable) -> Outcome:

@@ -9,7 +9,6 @@ import pytest
 from confluent_kafka import Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 from real_kafka import GROUP, Write, commit, delete_before, delete_topic, numbers
-from task_sinks import until
 
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka import cluster
@@ -22,6 +21,7 @@ from tallystick.source.subscription import LATEST, FoundTopic
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.topics import create_topic
 from tallystick.values import ProducedRange, SplitRange, TopicPartition
+from tests.waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -46,8 +46,8 @@ def test_rows_that_cannot_be_judged_yet_are_an_unavailable_broker(
 
 def wait_for_end(client: Client, partition: TopicPartition, end: int | None) -> None:
     """Deleting and creating take effect on brokers a little later."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def listed() -> int | None:
         ends = cluster.list_offsets(
             client,
             [partition],
@@ -55,11 +55,11 @@ def wait_for_end(client: Client, partition: TopicPartition, end: int | None) -> 
             isolation=cluster.READ_UNCOMMITTED,
             absent_after_s=0,
         )
-        if ends.get(partition) == end:
-            return
-        client.forget_leaders([partition])
-        time.sleep(0.05)
-    raise AssertionError(f"{partition} does not end at {end}")
+        if ends.get(partition) != end:
+            client.forget_leaders([partition])
+        return ends.get(partition)
+
+    wait_for(listed, end, f"the end of {partition}")
 
 
 def gone_topic(client: Client, written: ProducedRange) -> str:
@@ -334,4 +334,7 @@ def test_creating_and_deleting_again_changes_nothing(
     assert before[topic].partition_count == 3
     for _ in range(2):
         delete_topic(client, topic)
-    until(lambda: topic not in cluster.topics(broker.client))
+    wait_until(
+        lambda: topic not in cluster.topics(broker.client),
+        f"the deleted topic {topic} is still listed",
+    )

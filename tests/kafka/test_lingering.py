@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_broker import CLOSE, CODES, FakeBroker, answer, part
 from real_kafka import numbers, read_back
-from task_sinks import committed, opened, place_of, rows_of, state_of, until, written_by
+from task_sinks import committed, opened, place_of, rows_of, state_of, written_by
 
 from tallystick.epoch.two_phase import Outcome, Owner, Place, to_abort
 from tallystick.errors import BrokerUnavailableError, EpochAbortedError
@@ -18,6 +18,7 @@ from tallystick.kafka.transactions import Finder, list_open_ids
 from tallystick.source.subscription import LATEST
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
+from tests.waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,7 +73,11 @@ def test_all_that_a_pipeline_left_is_found_and_aborted_and_readers_get_on(
         for each in to_abort(found, [decided]):
             sink.abort(each)
             sink.abort(each)
-        until(lambda: [each.name for each in sink.lingering(owner)] == [decided.name])
+        wait_for(
+            lambda: [each.name for each in sink.lingering(owner)],
+            [decided.name],
+            "transactions that linger",
+        )
         assert committed(client, sink, decided) is Outcome.COMMITTED
         assert [sink.commit(each) for each in (old, scaled_down)] == [Outcome.LOST] * 2
         assert list(sink.lingering(owner)) == []
@@ -85,8 +90,8 @@ def test_all_that_a_pipeline_left_is_found_and_aborted_and_readers_get_on(
 
         for each in (foreign, second):
             sink.abort(each)
-    until(lambda: last_stable(client, topic) > 0)
-    until(lambda: read_back(config, topic) == ["decided"])
+    wait_until(lambda: last_stable(client, topic) > 0, f"nothing in {topic} is stable")
+    wait_for(lambda: read_back(config, topic), ["decided"], "the rows")
 
 
 @pytest.mark.broker

@@ -16,7 +16,6 @@ from task_sinks import (
     output_of,
     place_of,
     rows_of,
-    until,
     written_by,
 )
 
@@ -40,6 +39,7 @@ from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.kafka.task_transaction import Acks0Writer
 from tallystick.testing.topics import create_topic
 from tallystick.values import TopicPartition
+from tests.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -67,7 +67,7 @@ def test_without_transactions_rows_are_visible_at_once_and_again_when_the_epoch_
         failed = sink.plan().begin(place_of(pipeline))
         for index in range(64):  # as many as are sent together
             failed.write(rows_of(f"{index:02}"))
-        until(lambda: len(read_back(config, topic)) == 64)
+        wait_for(lambda: len(read_back(config, topic)), 64, "the number of rows")
         failed.abort()
 
         again = sink.plan().begin(place_of(pipeline, attempt=1))
@@ -75,7 +75,7 @@ def test_without_transactions_rows_are_visible_at_once_and_again_when_the_epoch_
             again.write(rows_of(f"{index:02}"))
         assert list(again.prepare()) == []
         if guarantee is Guarantee.NONE:
-            until(lambda: len(read_back(config, topic)) == 64 + 130)
+            wait_for(lambda: len(read_back(config, topic)), 64 + 130, "the number of rows")
         assert list(sink.lingering(place_of(pipeline).owner)) == []
     assert read_back(config, topic) == sorted(
         [f"{index:02}" for index in range(64)] + [f"{index:02}" for index in range(130)]
@@ -108,7 +108,7 @@ def test_at_least_once_tells_of_what_kafka_refuses_and_none_does_not(
 
             if write_one():
                 break
-        until(lambda: read_back(config, narrow) != [])
+        wait_until(lambda: read_back(config, narrow), "none of the rows behind the lost ones came")
     assert all(text.startswith("after") for text in read_back(config, narrow))
 
 

@@ -17,7 +17,6 @@ from task_sinks import (
     settled,
     state_of,
     taken_over,
-    until,
     written_by,
     written_in_another_process,
 )
@@ -31,6 +30,7 @@ from tallystick.kafka.outcome import Fate, TaskToken, TaskTransaction, fate_of, 
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import ProducedRange
 from tests.failover.wire import Wire, coordinator_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -293,7 +293,10 @@ def test_the_coordinator_is_killed_between_prepare_and_commit_and_in_the_middle_
         settled(sink._client, second)
     kafka.wait_until_ready()
     # Committed is not visible yet: the next coordinator writes the markers of both.
-    until(lambda: len(read_back(config, topic)) >= 2, timeout_s=60)
+    wait_until(
+        lambda: len(read_back(config, topic)) >= 2,
+        lambda: f"two rows are expected, visible are {read_back(config, topic)}",
+    )
     assert read_back(config, topic) == ["task 0", "task 1"]
 
 
@@ -317,5 +320,5 @@ def test_of_a_commit_and_a_take_over_at_once_one_wins_and_both_know_which(
         assert sink.commit(kept) is Outcome.COMMITTED
         assert wire.lost["EndTxn", "answer"] == 1
         taker.join()
-        until(lambda: state_of(client, kept) != "PrepareCommit")
+        wait_until(lambda: state_of(client, kept) != "PrepareCommit", "no marker is written")
     assert read_back(config, topic) == ["kept"]

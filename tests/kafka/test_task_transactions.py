@@ -17,7 +17,6 @@ from task_sinks import (
     settled,
     state_of,
     taken_over,
-    until,
     with_output,
     written_by,
     written_in_another_process,
@@ -35,6 +34,7 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.run.participants import OpenSinks
 from tallystick.testing.kafka import EmbeddedKafka
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 QUICK_TIMEOUTS = {
@@ -132,7 +132,7 @@ def test_what_timed_out_is_lost(
         assert committed(client, sink, before) is Outcome.COMMITTED
         plan = with_output(sink.plan(), transaction_timeout_ms=300)
         prepared = written_by(plan, place_of(pipeline, 1), "timed out")
-        until(lambda: state_of(client, prepared) == "CompleteAbort")
+        wait_for(lambda: state_of(client, prepared), "CompleteAbort", "the transaction's state")
 
         assert [sink.commit(prepared) for _ in range(2)] == [Outcome.LOST] * 2
 
@@ -305,7 +305,7 @@ def test_commits_that_nobody_answers_share_one_deadline(
         assert sinks.lingering() == ()
     assert threading.active_count() == threads
     expected = [f"{task:02}" for task in range(tasks)]
-    until(lambda: read_back(config, topic) == expected)  # markers follow the answers
+    wait_for(lambda: read_back(config, topic), expected, "the rows")  # markers follow the answers
 
 
 def test_aborts_that_nobody_answers_share_one_deadline(
@@ -323,7 +323,7 @@ def test_aborts_that_nobody_answers_share_one_deadline(
         assert timeout_s <= took_s < tasks * timeout_s / 2
 
         sinks.abort(prepared)
-        until(lambda: sinks.lingering() == ())
+        wait_for(sinks.lingering, (), "transactions that linger")
     assert read_back(config, topic) == []
 
 
@@ -338,7 +338,7 @@ def test_right_before_the_decision_it_is_known_what_is_gone(
 
         plan = with_output(sink.plan(), transaction_timeout_ms=300)
         timed_out = written_by(plan, place_of(pipeline, 0, 2), "c")
-        until(lambda: state_of(client, timed_out) == "CompleteAbort")
+        wait_for(lambda: state_of(client, timed_out), "CompleteAbort", "the transaction's state")
         taken_over(config, late)
 
         for gone in (timed_out, late):

@@ -173,7 +173,7 @@ def test_where_kafka_decides_its_token_is_asked(scene: Scene) -> None:
     deadline = time.monotonic() + 60
     while name in (known := listed(scene)):
         assert known[name]["standing"] == "ending", "Kafka writes markers after its answer"
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"{name} is still among {sorted(known)}"
 
     assert {each["standing"] for each in unknown.values()} == {"unknown"}
     assert "--decider" in unknown[scene.id]["says"]

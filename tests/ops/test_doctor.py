@@ -26,8 +26,8 @@ from tests.checkpoint_on_disk import Job as KeyedJob
 from tests.failover import job as failover_job
 from tests.failover.job import Job, token_group, transactional_id
 from tests.failover.known_rows import Shape
-from tests.failover.sink_job import until
 from tests.ops.scene import Scene
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 _numbers = itertools.count()
@@ -201,7 +201,10 @@ def test_an_open_transaction_is_news_at_first_and_a_warning_when_it_lingers(
 def test_a_topic_that_is_gone(ward: Ward) -> None:
     ward.run()
     ward.admin.delete_topics([ward.topic])[ward.topic].result(20)
-    until(lambda: ward.topic not in ward.admin.list_topics(timeout=20).topics)  # brokers lag
+    wait_until(  # brokers lag
+        lambda: ward.topic not in ward.admin.list_topics(timeout=20).topics,
+        f"the deleted topic {ward.topic} is still listed",
+    )
 
     found = ward.findings(exit_code=2)
 

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from tallystick.testing.process import ProcessGroup
+from tests.waiting import wait_until
 
 WAIT_S = 30.0
 INITDB = ("-A", "trust", "-E", "UTF8", "-U", "postgres", "--no-sync")
@@ -109,10 +110,10 @@ class PostgresServer:
         for each in children:
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
-        deadline = time.monotonic() + WAIT_S
-        while any(map(_lives, children)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(
+            lambda: not any(map(_lives, children)),
+            lambda: f"processes live on: {list(filter(_lives, children))}",
+        )
 
     def pause(self) -> None:
         """Freeze the server with all of its sessions: connections are taken, and nobody answers."""

@@ -37,6 +37,7 @@ from tallystick.postgres import connection as connection_module
 from tallystick.postgres import driver as driver_module
 from tallystick.postgres.connection import connect, idle_connections
 from tallystick.run.participants import CommitsBeside, OpenSinks
+from tests.waiting import wait_for
 
 Create = Callable[..., str]
 HERE = Path(__file__).parent
@@ -87,10 +88,7 @@ def gone(postgres: PostgresServer) -> None:
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE starts_with(application_name, 'tallystick') AND backend_type = 'client backend'"
     )
-    deadline = time.monotonic() + 30
-    while postgres.query(asked) != [(0,)]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: postgres.query(asked), [(0,)], "sessions of ours")
 
 
 def test_a_writer_killed_behind_its_prepare_is_committed_by_another_process(

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +27,7 @@ from tallystick.errors import OptionError, RecordError, RetriableError
 from tallystick.postgres import outcome
 from tallystick.postgres.connection import idle_connections
 from tallystick.postgres.names import application_of
+from tests.waiting import wait_for
 
 Create = Callable[..., str]
 
@@ -207,7 +207,7 @@ def test_a_session_that_ends_meanwhile_has_ended(postgres: PostgresServer, table
     with ThreadPoolExecutor(1) as thread:
         aborting = thread.submit(driver.abort, left)
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'BackendTermination'"
-        until(lambda: postgres.query(waits) == [(1,)])
+        wait_for(lambda: postgres.query(waits), [(1,)], "sessions that wait for the lock")
         postgres.query("SELECT pg_terminate_backend(%s, 5000)", second)
         os.kill(first, signal.SIGCONT)
         aborting.result()
@@ -327,13 +327,6 @@ def test_what_others_say_is_staged_is_not_believed(
     driver.abort(made)
     driver.close()
     postgres.query(f"DROP SCHEMA {other} CASCADE")
-
-
-def until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def locked(postgres: PostgresServer, name: str) -> psycopg.Connection:

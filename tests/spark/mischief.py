@@ -17,6 +17,7 @@ from pyspark import TaskContext
 from tallystick.run.task import Report, WritePlan
 from tallystick.spark.gang.gang import Gang
 from tallystick.spark.sinks import SinkCluster
+from tests.waiting import wait_until
 
 WAIT_S = 90.0
 WORKER, FORKED = "worker", "forked"
@@ -150,14 +151,10 @@ def is_gone(pid: int) -> bool:
     return True
 
 
-def wait_until(found: Callable[[], bool], what: str) -> None:
-    """Wait for something that is to come soon."""
-    deadline = time.monotonic() + WAIT_S
-    while not found():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def wait_until_gone(pids: Any) -> None:
     """Wait for the end of processes."""
-    wait_until(lambda: all(map(is_gone, pids)), "processes live on")
+    wait_until(
+        lambda: all(map(is_gone, pids)),
+        lambda: f"processes live on: {[pid for pid in pids if not is_gone(pid)]}",
+        timeout_s=WAIT_S,
+    )

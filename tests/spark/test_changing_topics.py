@@ -21,6 +21,7 @@ from tallystick.run.query import Query
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import WAIT_S, numbered, produce, read_committed
+from tests.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -56,7 +57,10 @@ class World:
         """Delete a topic, and wait until it is gone."""
         for future in self.admin.delete_topics([topic]).values():
             future.result(WAIT_S)
-        wait_until(lambda: topic not in self.admin.list_topics(timeout=WAIT_S).topics)
+        wait_until(
+            lambda: topic not in self.admin.list_topics(timeout=WAIT_S).topics,
+            f"the deleted topic {topic} is still listed",
+        )
 
     def query(self, trigger: dict[str, Any], **options: Any) -> StreamingQuery:
         """Start the query, or go on with it; what it reads is in `values`."""
@@ -98,15 +102,16 @@ class World:
             assert error is None, error
             return set(values) <= set(self.values)
 
-        wait_until(arrived)
+        wait_until(
+            arrived,
+            lambda: f"not read are {sorted(set(values) - set(self.values))}; {where_it_is(query)}",
+        )
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait, and fail when it takes forever."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
+def where_it_is(query: StreamingQuery) -> str:
+    """Where the query has come to, for a failure of waiting."""
+    progress = query.lastProgress
+    return "no epoch has ended" if progress is None else f"the newest epoch: {progress.json}"
 
 
 @pytest.fixture
@@ -122,7 +127,7 @@ def test_partitions_and_topics_that_appear_are_read_from_their_first_record_whil
     world.feed(first, "a")
 
     with world.running(subscribePattern=pattern, startingOffsets="latest") as query:
-        wait_until(lambda: (world.checkpoint / "offsets" / "0").exists())
+        wait_until((world.checkpoint / "offsets" / "0").exists, "no first epoch is planned")
         world.feed(first, "b")
         world.wait_for(query, "b")
         world.grow(first, 2)
@@ -199,21 +204,24 @@ def test_a_pipeline_reads_what_appears_while_it_runs_and_notices_an_exchange(flo
         trigger = {"processingTime": "100 milliseconds"}
         return pipeline.start(flow.spark, checkpoint=str(flow.checkpoint), trigger=trigger)
 
-    def are_written(query: Query) -> bool:
-        assert query.exception() is None
-        return len(read_committed(flow.confluent, flow.topic_out)) == len(flow.input)
+    def wait_until_written(query: Query) -> None:
+        def count() -> int:
+            assert query.exception() is None
+            return len(read_committed(flow.confluent, flow.topic_out))
+
+        wait_for(count, len(flow.input), "the number of rows")
 
     flow.feed(20)
     query = start(INTERVAL_MS)
     try:
-        wait_until(lambda: are_written(query))
+        wait_until_written(query)
         flow.grow(10)
         second = f"{flow.topic_in}-2"
         flow.kafka.create_topic(second, 1)
         appeared = [("of the second", value) for _, value in numbered(10)]
         produce(flow.confluent, second, appeared)
         flow.input += appeared
-        wait_until(lambda: are_written(query))
+        wait_until_written(query)
     finally:
         query.stop()
     flow.assert_exact()
@@ -223,9 +231,12 @@ def test_a_pipeline_reads_what_appears_while_it_runs_and_notices_an_exchange(flo
     try:
         produce(flow.confluent, second, appeared)
         flow.input += appeared
-        wait_until(lambda: are_written(query))
+        wait_until_written(query)
         admin.delete_topics([second])[second].result(WAIT_S)
-        wait_until(lambda: second not in admin.list_topics(timeout=WAIT_S).topics)
+        wait_until(
+            lambda: second not in admin.list_topics(timeout=WAIT_S).topics,
+            f"the deleted topic {second} is still listed",
+        )
         flow.kafka.create_topic(second, 1)
         produce(flow.confluent, second, appeared * 3)
         with pytest.raises(TopicRecreatedError):

@@ -18,7 +18,8 @@ from tallystick.spark.sinks import SinkCluster
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow
-from tests.spark.mischief import Gangs, is_gone, wait_until, wait_until_gone
+from tests.spark.mischief import Gangs, is_gone, wait_until_gone
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 

@@ -30,10 +30,10 @@ from tests.spark.mischief import (
     Gangs,
     Mischief,
     is_gone,
-    wait_until,
     wait_until_gone,
 )
 from tests.spark.topics import by_key, read_committed, wait_until_nothing_is_pending
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(600)]
 

@@ -37,6 +37,7 @@ from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition as Partition
 from tests.spark.flow import Flow, finish
 from tests.spark.topics import WAIT_S, ends, produce
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -99,18 +100,13 @@ class Reader:
 
     def wait_for(self, group: str, topic: str, expected: list[int]) -> None:
         """Positions arrive a moment after the epoch that they belong to."""
-        wait_until(lambda: self.shown(group, topic, len(expected)), expected)
+        wait_for(
+            lambda: self.shown(group, topic, len(expected)), expected, f"positions of group {group}"
+        )
 
 
 def of(topic: str, *positions: int) -> dict[Partition, int]:
     return {Partition(topic, number): offset for number, offset in enumerate(positions)}
-
-
-def wait_until(ask: Callable[[], Any], expected: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while (found := ask()) != expected:
-        assert time.monotonic() < deadline, f"expected {expected}, found {found}"
-        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -168,7 +164,7 @@ def test_a_failure_to_show_is_told_once_counted_and_made_up_for(
     try:
         for failures in (1, 2):
             reader.feed(topic, 1)
-            wait_until(lambda: COUNTS["refused"].failures, failures)
+            wait_for(lambda: COUNTS["refused"].failures, failures, "the number of refusals")
         assert reader.shown("group-refused", topic, 1) == [NOTHING]
         monkeypatch.setattr(KafkaBroker, "commit_offsets", commit)
         reader.feed(topic, 1)
@@ -213,7 +209,11 @@ def test_what_the_transaction_shows_is_not_committed_a_second_time(
 
 def wait_until_runs_have_ended(query: str) -> None:
     """One that has ended sends nothing any more."""
-    wait_until(lambda: [r for r in offset_reporter._runs.values() if r.query == query], [])
+    wait_for(
+        lambda: [r for r in offset_reporter._runs.values() if r.query == query],
+        [],
+        f"runs of the query {query}",
+    )
 
 
 def test_a_script_that_ends_at_once_and_one_that_is_killed_show_their_last_epoch(

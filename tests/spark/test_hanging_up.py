@@ -14,6 +14,7 @@ from tallystick.errors import OptionError
 from tallystick.testing.process import free_ports
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.flow import Flow, finish, pass_on
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -144,7 +145,4 @@ def test_a_query_that_failed_leaves_nothing_open(flow: Flow, postgres: OverTcp) 
             .start
         )
     opened.assert_as_before()
-    deadline = time.monotonic() + WAIT_S
-    while sink._runner._runners:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not sink._runner._runners, lambda: f"open: {sink._runner._runners}")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from tallystick.state.functions.vectorised import vectorised
 from tests.spark.flow import Facts, Flow
 from tests.spark.numbering import numbering, picked
 from tests.spark.topics import (
-    WAIT_S,
     produce,
     read_committed,
     wait_until_nothing_is_pending,
 )
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -282,11 +281,12 @@ def test_processing_time_timers_fire_without_records(flow: Flow) -> None:
         flow.spark, checkpoint=str(flow.checkpoint), trigger={"processingTime": "0 seconds"}
     )
     try:
-        deadline = time.monotonic() + WAIT_S
-        while len(values(flow)) < 5:
+
+        def is_written() -> bool:
             assert query.isActive, query.exception()
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
+            return len(values(flow)) >= 5
+
+        wait_until(is_written, lambda: f"5 values are expected, found {values(flow)}")
     finally:
         query.stop()
 

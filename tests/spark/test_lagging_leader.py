@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 from confluent_kafka import Producer

@@ -21,6 +21,7 @@ from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
 from tests.spark.streamed import streamed
 from tests.spark.topics import read_committed, wait_until_nothing_is_pending
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -152,10 +153,7 @@ def test_a_query_that_is_stopped_in_an_epoch_leaves_nothing_open(flow: Flow) -> 
     query = start(
         flow, slow, listener=lambda event: began.append(event) if is_planned(event) else None
     )
-    deadline = time.monotonic() + 60
-    while not began:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: bool(began), "no epoch is planned")
     time.sleep(1)
     query.stop()
 
@@ -258,11 +256,11 @@ def test_a_users_bound_is_one_per_trigger_and_all_is_one_epoch(flow: Flow) -> No
 
 
 def wait_until_read(query: Query, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while sum(each["epochSize"]["offsets"] for each in query.recentProgress) < count:
-        assert time.monotonic() < deadline, query.recentProgress
+    def is_read() -> bool:
         assert query.exception() is None
-        time.sleep(0.05)
+        return sum(each["epochSize"]["offsets"] for each in query.recentProgress) >= count
+
+    wait_until(is_read, lambda: f"{count} are to be read: {query.recentProgress}", timeout_s=120)
 
 
 def test_the_parallelism_changes_while_the_pipeline_runs(flow: Flow) -> None:

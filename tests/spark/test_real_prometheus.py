@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from tallystick.ops import metrics
 from tallystick.testing.process import ProcessGroup, free_ports
 from tests.spark.flow import Flow
 from tests.spark.topics import pending, read_committed
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.broker,
@@ -96,13 +96,6 @@ class Prometheus:
         """Return the alerts that fire now."""
         alerts = self.ask("alerts")["alerts"]
         return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
-
-
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.2)
 
 
 class Watched:

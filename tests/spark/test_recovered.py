@@ -4,7 +4,6 @@ In real runs, which die between prepare, decision and commits; see `tests/ops/te
 what needs no run.
 """
 
-import time
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -19,7 +18,8 @@ from tallystick.storage.file_storage import FileStorage
 from tests.files.file_sinks import opened, place, prepared, rows
 from tests.spark.flow import Facts, Flow, pass_on
 from tests.spark.sunk import open_ids
-from tests.spark.topics import WAIT_S, read_committed, wait_until_nothing_is_pending
+from tests.spark.topics import read_committed, wait_until_nothing_is_pending
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -70,11 +70,9 @@ def go_on(flow: Flow, transactions: str, execution: Any) -> None:
 
 def wait_for_rows(flow: Flow, count: int) -> None:
     """Wait until the markers of a commit are written, which come after Kafka's answer."""
-    deadline = time.monotonic() + WAIT_S
-    while len(found := read_committed(flow.confluent, flow.topic_out)) < count:
-        assert time.monotonic() < deadline, f"{len(found)} rows are visible"
-        time.sleep(0.1)
-    assert len(found) == count
+    wait_for(
+        lambda: len(read_committed(flow.confluent, flow.topic_out)), count, "the number of rows"
+    )
 
 
 def test_what_a_dead_driver_has_decided_is_committed(flow: Flow, execution: Any) -> None:

@@ -21,8 +21,8 @@ import tallystick as ts
 from tallystick.errors import FencedError
 from tallystick.spark import pipeline_loop
 from tests.spark.flow import Flow, pass_on
-from tests.spark.mischief import wait_until
 from tests.spark.topics import WAIT_S, read_committed
+from tests.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -39,8 +39,9 @@ def started(flow: Flow, *further: ts.KafkaSink) -> ts.Query:
 
 
 def wait_for_rows(flow: Flow, count: int) -> None:
-    written = f"{count} rows are written"
-    wait_until(lambda: len(read_committed(flow.confluent, flow.topic_out)) == count, written)
+    wait_for(
+        lambda: len(read_committed(flow.confluent, flow.topic_out)), count, "the number of rows"
+    )
 
 
 def shown(flow: Flow) -> int:
@@ -72,11 +73,11 @@ def test_positions_that_were_put_back_are_shown_again(flow: Flow) -> None:
     flow.feed(40)
     query = started(flow)
     try:
-        wait_until(lambda: shown(flow) == 40, "the group shows what is read")
+        wait_for(lambda: shown(flow), 40, "the sum of the group's positions")
         put_back(flow)
         assert shown(flow) < 40, "else there is nothing to put right"
 
-        wait_until(lambda: shown(flow) == 40, "the group shows what is read")
+        wait_for(lambda: shown(flow), 40, "the sum of the group's positions")
     finally:
         query.stop()
 
@@ -91,7 +92,10 @@ def test_a_transaction_that_a_replaced_run_opens_late_is_aborted(flow: Flow, dec
     query = started(flow, *further)
     try:
         wait_for_rows(flow, 40)
-        wait_until(lambda: any(flow.checkpoint.rglob("settled-*")), "it has nothing to do")
+        wait_until(
+            lambda: any(flow.checkpoint.rglob("settled-*")),
+            "it never found that it has nothing to do",
+        )
         told = {"transactional.id": an_id_of(flow), "transaction.timeout.ms": 900_000}
         zombie = Producer({**flow.confluent, **told})
         zombie.init_transactions(WAIT_S)
@@ -101,7 +105,8 @@ def test_a_transaction_that_a_replaced_run_opens_late_is_aborted(flow: Flow, dec
         assert ends(flow, committed=True) < ends(flow, committed=False), "readers wait"
 
         wait_until(
-            lambda: ends(flow, committed=True) == ends(flow, committed=False), "readers wait"
+            lambda: ends(flow, committed=True) == ends(flow, committed=False),
+            lambda: f"readers wait at {ends(flow, committed=True)}",
         )
 
         assert query.isActive

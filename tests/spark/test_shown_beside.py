@@ -1,7 +1,7 @@
 """Positions are shown beside the epochs: a source's cluster that hangs holds up none of them."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from threading import Event, get_ident
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.streaming.group_offsets import GroupOffsetsBeside
 from tallystick.values import TopicPartition
+from tests.waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 PATIENCE_S = 20.0
@@ -58,13 +59,6 @@ def at(position: int) -> SourceOffsets:
     return SourceOffsets("elsewhere", "group", {TopicPartition("orders", 0): position})
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_cluster_that_hangs_is_asked_once_and_then_for_the_newest(
     groups: Groups, beside: GroupOffsetsBeside
 ) -> None:
@@ -78,7 +72,7 @@ def test_a_cluster_that_hangs_is_asked_once_and_then_for_the_newest(
     assert not beside.is_due, "somebody is about to"
     groups.answers.set()
 
-    wait_until(lambda: len(groups.shown) == 2)
+    wait_for(lambda: len(groups.shown), 2, "the number of positions that are shown")
     assert groups.shown == [(1, False), (99, False)]
     assert len(groups.threads) == 1
     assert get_ident() not in groups.threads
@@ -88,14 +82,17 @@ def test_what_was_not_shown_is_due_again(groups: Groups, beside: GroupOffsetsBes
     assert beside.is_due, "of an earlier run nothing is known"
     groups.succeeds = False
     beside.show(at(1))
-    wait_until(lambda: beside.is_due and groups.asked.is_set())
+    wait_until(
+        lambda: beside.is_due and groups.asked.is_set(),
+        lambda: f"due: {beside.is_due}, asked: {groups.asked.is_set()}",
+    )
 
     groups.succeeds = True
     beside.show(at(1), forward_only=True)
 
-    wait_until(lambda: bool(groups.shown))
+    wait_until(lambda: bool(groups.shown), "no position is shown")
     assert groups.shown == [(1, True)]
-    wait_until(lambda: not beside.is_due)
+    wait_until(lambda: not beside.is_due, "it is still due")
 
 
 def test_the_end_of_a_run_shows_what_was_given_last(
@@ -115,7 +112,10 @@ def test_the_end_of_a_run_tries_once_more_what_was_refused(
 ) -> None:
     groups.succeeds = False
     beside.show(at(1))
-    wait_until(lambda: beside.is_due and groups.asked.is_set())
+    wait_until(
+        lambda: beside.is_due and groups.asked.is_set(),
+        lambda: f"due: {beside.is_due}, asked: {groups.asked.is_set()}",
+    )
 
     groups.succeeds = True
     beside.close()
@@ -152,7 +152,7 @@ def test_who_was_given_up_overwrites_nothing_of_the_next_run(
     groups.asked.clear()
     groups.answers.set()
 
-    wait_until(lambda: groups.is_closed)
+    wait_until(lambda: groups.is_closed, "the groups' client is open")
     assert not groups.asked.is_set(), "the call that hung was the last one"
 
 

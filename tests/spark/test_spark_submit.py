@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from tallystick.host.java import spark_java_home
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import ProcessGroup, free_ports
 from tests.spark.topics import produce, read_committed
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -86,13 +86,6 @@ def machines(folder: Path, kafka: EmbeddedKafka) -> Iterator[Machines]:
         found.close()
 
 
-def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.5)
-
-
 def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(tmp_path: Path) -> None:
     master, worker, submit = commands()
     with EmbeddedKafka() as kafka, machines(tmp_path, kafka) as all_of_them:
@@ -113,15 +106,31 @@ def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(tmp_pat
         def expected(count: int) -> list[int]:
             return [n for n in range(count) if n % 40 >= 15]
 
+        def not_written(count: int) -> Callable[[], str]:
+            return lambda: (
+                f"expected {len(expected(count))} rows, found {len(late())}; the driver's log:\n"
+                + all_of_them.log("driver")
+            )
+
         all_of_them.run("master", master, "127.0.0.1")
         workers = [all_of_them.run(f"worker-{n}", worker, f"127.0.0.{n}") for n in (2, 3)]
         fly(0, 400)
         all_of_them.run("driver", submit, "127.0.0.1")
-        wait_until(lambda: len(late()) == len(expected(400)), lambda: all_of_them.log("driver"))
+        wait_until(
+            lambda: len(late()) == len(expected(400)),
+            not_written(400),
+            timeout_s=WAIT_S,
+            poll_s=0.5,
+        )
 
         workers[1].close()  # with its executor
         fly(400, 400)
-        wait_until(lambda: len(late()) >= len(expected(800)), lambda: all_of_them.log("driver"))
+        wait_until(
+            lambda: len(late()) >= len(expected(800)),
+            not_written(800),
+            timeout_s=WAIT_S,
+            poll_s=0.5,
+        )
 
         assert sorted(late()) == expected(800)
         by_destination: dict[int, list[int]] = {}

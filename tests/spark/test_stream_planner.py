@@ -22,8 +22,8 @@ from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.spark.streaming.source import StreamReader
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition as Partition
-from tests.spark.test_changing_topics import wait_until
 from tests.spark.topics import WAIT_S, numbered, produce
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -85,7 +85,9 @@ def test_a_position_behind_an_open_transaction_waits_for_it_and_is_no_truncation
     assert start.positions == {Partition(topic, 0): 3}
     assert begun.next(start, None) is start
     producer.commit_transaction(WAIT_S)
-    wait_until(lambda: begun.next(start, None) is not start)  # the marker may come a little later
+    wait_until(  # the marker may come a little later
+        lambda: begun.next(start, None) is not start, f"no epoch is planned behind {start}"
+    )
     assert begun.next(start, None).positions == {Partition(topic, 0): 5}
 
 
@@ -221,7 +223,7 @@ def test_a_missed_topic_is_looked_for_even_without_discovery(
         assert kept.next(start, None) is start
     produce(kafka.confluent_options(), topic, numbered(2))
 
-    wait_until(lambda: kept.next(start, None) is not start)
+    wait_until(lambda: kept.next(start, None) is not start, f"no epoch is planned behind {start}")
 
 
 def test_a_failed_look_at_the_topics_is_the_querys_failure(
@@ -237,7 +239,7 @@ def test_a_failed_look_at_the_topics_is_the_querys_failure(
 
     monkeypatch.setattr(reading, "describe_topics", gone)
     with pytest.raises(BrokerUnavailableError, match="nobody is there"):
-        wait_until(lambda: looking.next(start, None) is not start)
+        wait_until(lambda: looking.next(start, None) is not start, "nobody looks at the topics")
 
 
 def test_ends_that_are_asked_for_by_time_are_settled_once(
@@ -270,7 +272,7 @@ def test_timers_of_the_clock_get_epochs_without_records_that_read_nothing_twice(
     assert begun.starts
     assert not begun.tick
 
-    wait_until(lambda: ticking.next(begun, None) is not begun)
+    wait_until(lambda: ticking.next(begun, None) is not begun, "no tick is planned")
     tick = next_tick(begun)
     time.sleep(0.01)
     later = ticking.next(tick, None)

@@ -19,11 +19,12 @@ from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
 from tests.failover.sink_job import open_ids
-from tests.spark import driver_process, mortal_writer
+from tests.spark import mortal_writer
 from tests.spark.driver_process import DriverProcess, Drivers
 from tests.spark.flow import Flow, finish
 from tests.spark.mortal_writer import Death
 from tests.spark.topics import WAIT_S, pending, read_committed, wait_until_nothing_is_pending
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -131,7 +132,7 @@ def standing_at(
     driver = writers.take()
     driver.run(flow.spec(dies_at=fact, facts=str(facts), waits_for=str(released)))
     try:
-        wait_until((facts / f"{fact}-1").exists)
+        wait_until((facts / f"{fact}-1").exists, f"no fact {fact}")
     except AssertionError:
         raise AssertionError(driver.log_tail()) from None
     return driver, released
@@ -349,7 +350,7 @@ def test_a_query_stopped_in_the_middle_goes_on_exactly(flow: Flow) -> None:
     hanging = stream(flow).mapInArrow(hangs, "key binary, value binary")
     query = start(flow, hanging)
     try:
-        wait_until(lambda: pending(flow.confluent, flow.topic_out))  # some tasks have prepared
+        wait_until(lambda: pending(flow.confluent, flow.topic_out), "no task has prepared")
     finally:
         query.stop()
 
@@ -357,14 +358,6 @@ def test_a_query_stopped_in_the_middle_goes_on_exactly(flow: Flow) -> None:
     write(flow, copied(flow))
 
     flow.assert_exact()
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for something that will be, after the start of a query."""
-    deadline = time.monotonic() + driver_process.WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.1)
 
 
 def abort_by_hand(flow: Flow, transactional_id: str) -> None:

@@ -5,8 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka, Grant, Security, create_acls, jars
 from tallystick.testing.pytest_plugin import NewTopic
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 PARENT = """
@@ -48,13 +48,6 @@ def consume(options: dict[str, str], topic: str, count: int) -> list[bytes]:
     messages = consumer.consume(count, timeout=DEADLINE_S)
     consumer.close()
     return [message.value() for message in messages if message.error() is None]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def is_alive(pid: int) -> bool:
@@ -149,7 +142,7 @@ def test_only_who_was_granted_may_write():
         grants = [Grant("alice", "TOPIC", topic, "WRITE"), Grant("alice", "TOPIC", topic, "READ")]
         create_acls(kafka.confluent_options(), grants)
 
-        wait_until(lambda: _may_write(kafka, "alice", topic))
+        wait_until(lambda: _may_write(kafka, "alice", topic), "alice may not write")
         assert not _may_write(kafka, "bob", topic)
         assert "alice-secret" not in repr(kafka)
         spark_options = kafka.kafka_options_for("alice")
@@ -227,7 +220,7 @@ def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(tmp
     parent.wait()
     parent.stdout.close()
 
-    wait_until(lambda: not is_alive(broker_pid))
+    wait_until(lambda: not is_alive(broker_pid), f"the broker's process {broker_pid} lives on")
     cluster_before = (tmp_path / "data/node-1/data/meta.properties").read_text()
     with EmbeddedKafka(directory=tmp_path / "data"):
         pass

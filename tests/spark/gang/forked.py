@@ -19,6 +19,7 @@ from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
 from tests.spark.mischief import is_gone
+from tests.waiting import wait_for
 
 WAIT_S = 30.0
 LEFT_SOMETHING = 7
@@ -237,10 +238,7 @@ def numbers_of(reports: list[Report]) -> list[int]:
 
 def wait_until_gone(pids: list[int]) -> None:
     """Wait for the end of processes."""
-    deadline = time.monotonic() + WAIT_S
-    while left := [pid for pid in pids if not is_gone(pid)]:
-        assert time.monotonic() < deadline, f"{left} live on"
-        time.sleep(0.02)
+    wait_for(lambda: [pid for pid in pids if not is_gone(pid)], [], "processes that live on")
 
 
 def end(pids: list[int]) -> None:

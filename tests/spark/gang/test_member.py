@@ -36,6 +36,7 @@ from tests.spark.gang.forked import (
     wait_until_gone,
 )
 from tests.spark.mischief import is_gone
+from tests.waiting import wait_until
 
 SIZES = [Size(1), Size(1, 3), Size(3), Size(2, 2)]
 SHARES = tuple(tuple(range(at, 200, 7)) for at in range(7))
@@ -120,10 +121,7 @@ def test_a_member_killed_between_epochs_is_missed_before_the_next(
     gang = running(Size(1, 3))
     gang.run(order(1, SHARES))
     os.kill(gang.pids[2], signal.SIGKILL)
-    deadline = time.monotonic() + WAIT_S
-    while not gang.is_lost:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: gang.is_lost, "nobody misses the member that was killed")
     with pytest.raises(GangLostError):
         gang.run(order(2, SHARES))
     wait_until_gone(list(gang.pids.values()))
