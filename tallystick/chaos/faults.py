@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from tallystick.chaos.clock import JUMPS_S, REREAD_S
 from tallystick.chaos.cluster import Cluster
 from tallystick.chaos.program import Supervisor, executors, python_workers
 from tallystick.chaos.proxy import APIS, PRODUCE, Loss
@@ -23,6 +24,8 @@ TAKEN_OVER_S = 90.0
 """The longest wait for a second program to commit something while the first stands still."""
 FENCED_S = 5.0
 """The longest wait for a program that wakes up to find out that it was replaced."""
+WORKED_S = 15.0
+"""The longest wait for a program to commit something by a clock that has jumped."""
 WAIT_S = 0.1
 
 
@@ -40,7 +43,7 @@ class Injector:
         self._program = program
         self._progress = progress
 
-    def inject(self, fault: Fault) -> str:
+    def inject(self, fault: Fault) -> str:  # noqa: PLR0912  a case for each kind
         """Carry a fault out, to its end; return what it hit, or "" if there was nothing to hit."""
         match fault.kind:
             case "driver":
@@ -56,6 +59,8 @@ class Injector:
                 return self._pause(fault)
             case "zombie":
                 return self._zombie()
+            case "clock":
+                return self._move_clock(fault)
             case "disk":
                 return self._fill_disk()
             case "broker" | "broker-pause":
@@ -113,6 +118,20 @@ class Injector:
         # Without anything to read it does not find out: it is left beside its successor.
         said = f"woke up and ended with code {first.exit_code}" if ended else "woke up"
         return f"process {first.process.pid} {said}" if taken_over else ""
+
+    def _move_clock(self, fault: Fault) -> str:
+        clock = self._program.settings.clock
+        assert clock is not None, "a run with this fault has one"
+        ahead_s, began = JUMPS_S[int(fault.pick * len(JUMPS_S))], self._progress()
+        clock.set(ahead_s)
+        time.sleep(REREAD_S + fault.length_s)
+        since = self._progress()
+        has_worked = self._wait(WORKED_S, lambda: self._progress() > since)
+        clock.set(0)
+        time.sleep(REREAD_S)
+        count = len(self._program.life.processes())
+        what = f"{count} processes by {ahead_s:+d} s, {self._progress() - began} records"
+        return what if has_worked or since > began else ""
 
     def _fill_disk(self) -> str:
         if sys.platform != "linux":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tallystick.chaos.clock import Clock
 from tallystick.chaos.object_store import ObjectStore
 from tallystick.errors import OptionError
 from tallystick.host.processes import Process, all_processes
@@ -40,12 +41,14 @@ class ProgramSettings:
         servers: Of the proxies.
         folder: For its checkpoint, its local copies of state, and its log.
         object_store: The one that has its checkpoint; None: the folder has it.
+        clock: A wall clock of its own; None: it has the machine's.
     """
 
     command: tuple[str, ...]
     servers: str
     folder: Path
     object_store: ObjectStore | None = None
+    clock: Clock | None = None
 
     @property
     def checkpoint(self) -> str:
@@ -91,6 +94,7 @@ class ProgramSettings:
             "TALLYSTICK_STATE_DIR": str(self.state),
             "PYTHONUNBUFFERED": "1",
             **({} if self.object_store is None else self.object_store.environment),
+            **({} if self.clock is None else self.clock.environment),
         }
         return command, environment
 
@@ -242,6 +246,8 @@ class Supervisor:
         """End all lives."""
         for life in reversed(self._lives):
             life.end()
+            if self.settings.clock is not None:
+                self.settings.clock.forget(life.process.pid)
 
 
 def python_workers(processes: Sequence[Process]) -> list[Process]:

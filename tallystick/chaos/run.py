@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tallystick.chaos.clock import clock_of
 from tallystick.chaos.cluster import (
     Cluster,
     Feed,
@@ -23,7 +24,7 @@ from tallystick.chaos.faults import Injector
 from tallystick.chaos.given import given
 from tallystick.chaos.object_store import ObjectStore
 from tallystick.chaos.program import ProgramSettings, Supervisor
-from tallystick.chaos.schedule import Fault
+from tallystick.chaos.schedule import NEEDS_CLOCK, Fault
 from tallystick.chaos.state import state_of
 from tallystick.codec.rows import partition_of
 from tallystick.errors import OptionError
@@ -164,7 +165,9 @@ def run(
         if job.checkpoint:
             object_store = opened.enter_context(closing(ObjectStore(job.checkpoint)))
         servers = cluster.proxies.bootstrap_servers
-        settings = ProgramSettings(job.command, servers, folder, object_store)
+        jumps = any(fault.kind in NEEDS_CLOCK for fault in faults)
+        clock = clock_of(folder) if jumps else None
+        settings = ProgramSettings(job.command, servers, folder, object_store, clock)
         stores = [opened.enter_context(closing(store(folder))) for store in job.stores]
         witness = Witness(cluster)
         program = Supervisor(settings, say)

@@ -17,6 +17,8 @@ KINDS = {
     "zombie": "the program stands still, a second one takes over, then the first wakes up",
     "state": "kill -9, and all local copies of state are gone at the next start",
     "parallelism": "kill -9, and the next start has another {parallelism}",
+    "clock": "the program's wall clock jumps, by up to a day in either direction, until it has "
+    "committed something more; needs libfaketime",
     "disk": "no process of the program can make a file longer, for a second; Linux only",
     "broker": "kill -9 of one broker, which comes back; needs --brokers 3",
     "broker-pause": "one broker stands still for some seconds",
@@ -34,6 +36,7 @@ NEEDS_THREE_BROKERS = {"broker"}
 (KAFKA-20734)."""
 NEEDS_OWN_BROKERS = NEEDS_THREE_BROKERS | {"broker-pause"}
 NEEDS_OBJECT_STORE = {"object-store"}
+NEEDS_CLOCK = {"clock"}
 NOT_CHOSEN_BY_ITSELF = {"executor", "parallelism"}
 """Kinds that need a program made for them."""
 
@@ -97,6 +100,7 @@ def kinds_for(
     asked: Collection[str],
     uses_parallelism: bool,
     has_object_store: bool = False,
+    has_clock: bool = False,
 ) -> tuple[str, ...]:
     """Return the kinds of faults to choose from.
 
@@ -105,6 +109,7 @@ def kinds_for(
         asked: Those that the user named; none: all that fit.
         uses_parallelism: Whether the command line names {parallelism}.
         has_object_store: Whether the checkpoint is in an object store.
+        has_clock: Whether the program can have a clock of its own: see `clock.find_library`.
 
     Raises:
         OptionError: There is no such kind, or it cannot happen here.
@@ -122,12 +127,15 @@ def kinds_for(
             )
         if kind in NEEDS_OBJECT_STORE and not has_object_store:
             raise OptionError(f"the fault {kind!r} needs a --checkpoint in an object store")
+        if kind in NEEDS_CLOCK and not has_clock:
+            raise OptionError(f"the fault {kind!r} needs libfaketime: apt-get install faketime")
     if asked:
         return tuple(kind for kind in KINDS if kind in asked)
     without = NOT_CHOSEN_BY_ITSELF - ({"parallelism"} if uses_parallelism else set())
     without |= NEEDS_THREE_BROKERS if brokers < 3 else set()
     without |= set() if has_object_store else NEEDS_OBJECT_STORE
     without |= NEEDS_OWN_BROKERS if not brokers else set()
+    without |= set() if has_clock else NEEDS_CLOCK
     return tuple(kind for kind in KINDS if kind not in without)
 
 

@@ -19,11 +19,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from tallystick.chaos.clock import find_library
 from tallystick.chaos.cluster import InputRecord
 from tallystick.chaos.compare import differences
 from tallystick.chaos.report import as_text
@@ -31,8 +33,15 @@ from tallystick.chaos.run import Job, Run, run
 from tallystick.chaos.schedule import kinds_for, plan
 from tallystick.chaos.verify import Question, Verdict, drop_unlike_state, judged
 from tallystick.errors import BrokerUnavailableError
-from tests.campaign.jobs import BETS_TOPIC, WORKLOADS
-from tests.campaign.stores import BUCKET, STORES, start_object_store, start_postgres
+from tests.campaign.answers import start_lookups
+from tests.campaign.jobs import ODDS_TOPIC, WORKLOADS, Workload
+from tests.campaign.oracles import UNEVEN_TOPIC, expected_records, found_records
+from tests.campaign.stores import (
+    BUCKET,
+    STORES,
+    start_object_store,
+    start_postgres,
+)
 from tests.campaign.summary import RUNS
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +51,7 @@ RECORDS = 12_000
 PLAYERS = 40
 PARTITIONS = 4
 BEGAN_MS = 1_700_000_000_000
+BEHIND_MS = 4_000
 KILLS = (3, 9)
 SHARE_OF_THREE_BROKERS = 0.3
 SHARE_IN_OBJECT_STORE = 0.15
@@ -54,20 +64,22 @@ def records(topic: str) -> tuple[InputRecord, ...]:
     """The input of a topic, the same in every run: in order in each partition, by player."""
     chance = random.Random(topic)
     found = []
-    for number in range(RECORDS if topic == BETS_TOPIC else RECORDS // 4):
+    for number in range(RECORDS // 4 if topic == ODDS_TOPIC else RECORDS):
         player = chance.randrange(PLAYERS)
-        at = BEGAN_MS + number * (5 if topic == BETS_TOPIC else 20)
+        at = BEGAN_MS + number * (20 if topic == ODDS_TOPIC else 5)
         value = {"player": f"p{player}", "at": at}
-        if topic == BETS_TOPIC:
-            value |= {"id": number, "amount": chance.randrange(100)}
-        else:
+        if topic == ODDS_TOPIC:
             value |= {"odds": chance.randrange(10)}
+        else:
+            value |= {"id": number, "amount": chance.randrange(100)}
         text = json.dumps(value).encode()
         found.append(InputRecord(player % PARTITIONS, value["player"].encode(), text, at))
+    if topic == UNEVEN_TOPIC:  # each partition in order still, and some seconds behind the last
+        found.sort(key=lambda record: record.timestamp_ms + record.partition * BEHIND_MS)
     return tuple(found)
 
 
-def question(seed: int, names: list[str]) -> tuple[str, Question]:
+def question(seed: int, names: list[str], asked: Sequence[str] = ()) -> tuple[str, Question]:
     """Draw a run: the name of its workload, and the question that it answers."""
     chance = random.Random(seed)
     # Each name draws for itself: what a seed means outlives a change of the list.
@@ -88,18 +100,37 @@ def question(seed: int, names: list[str]) -> tuple[str, Question]:
         checkpoint=BUCKET if in_store else "",
         stores=tuple(STORES[each] for each in [workload.store] if each),
     )
-    kinds = kinds_for(brokers, (), uses_parallelism=True, has_object_store=in_store)
+    kinds = kinds_for(
+        brokers,
+        asked,
+        uses_parallelism=True,
+        has_object_store=in_store,
+        has_clock=find_library() is not None,
+    )
     faults = plan(kills, seed, kinds)
-    return name, Question(job, faults, f"--seed {seed} --once", workload.compare)
+    again = f"--seed {seed} --once" + f" --faults {','.join(asked)}" * bool(asked)
+    return name, Question(job, faults, again, workload.compare)
+
+
+def by_input(workload: Workload, asked: Question, found: Run) -> Verdict:
+    """Compare a run with what the input says; state is compared with nothing."""
+    assert workload.oracle is not None
+    expected = Run(records=expected_records(workload.oracle(asked.job.inputs)))
+    records, problems = found_records(found.records, workload.own)
+    run_as_rows = replace(found, records=records, problems=found.problems + problems)
+    verdict = judged(asked, expected, run_as_rows)
+    if problems and not found.problems:
+        verdict.differences = differences(expected.records, records, asked.comparison)
+    return verdict
 
 
 class Campaign:
     """Runs, each noted as soon as it is over."""
 
-    def __init__(self, names: list[str], folder: Path) -> None:
+    def __init__(self, names: list[str], folder: Path, kinds: Sequence[str]) -> None:
         self.failures = 0
         self.runs = 0
-        self._names = names
+        self._names, self._kinds = names, kinds
         self._folder = folder
         self._versions = {
             "commit": _output("git", "rev-parse", "--short", "HEAD"),
@@ -113,11 +144,14 @@ class Campaign:
 
     def go(self, seed: int) -> None:
         """Do one run."""
-        name, asked = question(seed, self._names)
-        expected = self._expected(name, asked)
+        name, asked = question(seed, self._names, self._kinds)
+        workload = WORKLOADS[name]
+        expected = None if workload.oracle else self._expected(name, asked)
         folder = self._folder / f"{seed}-{name}"
         found = run(asked.job, asked.faults, folder, lambda text: print(f"  {text}", flush=True))
-        verdict = judged(asked, expected, found)
+        verdict = (
+            by_input(workload, asked, found) if expected is None else judged(asked, expected, found)
+        )
         self.runs += 1
         self.failures += not verdict.is_exact
         self._note(seed, name, asked, verdict)
@@ -187,12 +221,15 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the others follow")
     parser.add_argument("--only", help="names of workloads, with commas")
+    parser.add_argument("--faults", help="kinds of faults, with commas; without it: all that fit")
     parser.add_argument("--once", action="store_true", help="only the run of this seed")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else list(WORKLOADS)
     folder = Path(tempfile.mkdtemp(prefix="tallystick-campaign-"))
     postgres, object_store = start_postgres(), start_object_store(folder)
-    campaign = Campaign(names, folder)
+    lookups = start_lookups()
+    kinds = arguments.faults.split(",") if arguments.faults else []
+    campaign = Campaign(names, folder, kinds)
     end = time.monotonic() + 3600 * arguments.hours
     seed = arguments.seed
     try:
@@ -207,6 +244,7 @@ def main() -> None:
     finally:
         postgres.stop()
         object_store.stop()
+        lookups.shutdown()
     print(f"{campaign.runs} runs, {campaign.failures} of them not exact")
     raise SystemExit(campaign.failures > 0)
 

@@ -21,6 +21,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import savepoints
 from tallystick.ops.checkpoint_view import asking
 from tallystick.storage.file_storage import FileStorage
+from tests.campaign import oracles
 from tests.campaign.stores import DSN_VARIABLE, PREPARED, STAGED
 from tests.spark import lines_sink
 from tests.spark.lines_sink import LinesSink
@@ -51,6 +52,10 @@ class Workload:
     asks: str
     inputs: tuple[str, ...] = (BETS_TOPIC,)
     store: str = ""
+    oracle: Callable[[oracles.Inputs], list[oracles.Row]] | None = None
+    """The rows that it must write, by the input alone; None: those of an undisturbed run."""
+    own: str = ""
+    """With an oracle: a field in which each row has a value of its own, by chance."""
 
 
 def source(servers: str, topic: str = BETS_TOPIC, columns: str = BETS) -> ts.KafkaSource:
@@ -186,6 +191,65 @@ def table(servers: str, checkpoint: str, parallelism: int) -> object:
     )
 
 
+def answered(servers: str, checkpoint: str, parallelism: int) -> object:
+    """Ask a server for each row, with what a module has made at its import."""
+    from tests.campaign import lookups  # it connects
+
+    def ask(bets: pa.RecordBatch) -> pa.RecordBatch:
+        players = bets["player"].to_pylist()
+        count = lookups.REFRESHER.count
+        if players:
+            lookups.wait_for_refresh(count)
+        return pa.record_batch(
+            {
+                "player": bets["player"],
+                "id": bets["id"],
+                "answer": [lookups.CLIENT.ask(f"{each}") for each in bets["id"].to_pylist()],
+                "team": [lookups.team_of(player) for player in players],
+                "is_refreshed": [lookups.REFRESHER.count > count] * len(players),
+                "draw": [lookups.GENERATOR.getrandbits(62) for _ in players],
+            }
+        )
+
+    return rows_through("answered", servers, checkpoint, ask, sink(servers))
+
+
+def twice_windowed(servers: str, checkpoint: str, parallelism: int) -> object:
+    """Windows of windows, behind a step without time, of partitions that are not equally far."""
+    sums = {"n": ts.count(), "amount": ts.sum("amount")}
+    long = {"n": ts.sum("n"), "amount": ts.sum("amount"), "windows": ts.count()}
+    return (
+        ts.Pipeline("twice-windowed")
+        .read(source(servers, oracles.UNEVEN_TOPIC))
+        .map_batches(with_team)
+        .key_by("player", "id")
+        .process(ts.deduplicate(), uid="once", parallelism=parallelism)
+        .key_by("team", "player")
+        .process(
+            ts.windowed(ts.tumbling("1 second"), sums),
+            uid="players",
+            event_time="at",
+            watermark_delay=f"{oracles.DELAY_MS} milliseconds",
+            idle_after="1 hour",  # a partition that is behind makes no row late
+            parallelism=parallelism,
+        )
+        .key_by("team")
+        .process(
+            ts.windowed(ts.tumbling("10 seconds"), long),
+            uid="teams",
+            event_time="window_end",
+            parallelism=parallelism,
+        )
+        .write(ts.KafkaSink(servers, topic="out", key="team", value=ts.Json()))
+        .start(checkpoint=checkpoint)
+    )
+
+
+def with_team(bets: pa.RecordBatch) -> pa.RecordBatch:
+    numbers = [int(player[1:]) % 3 for player in bets["player"].to_pylist()]
+    return bets.append_column("team", pa.array([f"t{each}" for each in numbers], pa.string()))
+
+
 def own_sink(servers: str, checkpoint: str, parallelism: int) -> object:
     return rows_through(
         "own-sink",
@@ -297,6 +361,22 @@ WORKLOADS = {
     "own-sink": Workload(
         own_sink, "rows", ("out",), "a topic and a sink of the user's that disagree", store="lines"
     ),
+    "answered": Workload(
+        answered,
+        "rows",
+        ("out",),
+        "clients, generators and threads of a module, each process's own",
+        oracle=oracles.answered,
+        own="draw",
+    ),
+    "twice-windowed": Workload(
+        twice_windowed,
+        "rows",
+        ("out",),
+        "watermarks through keyed steps, by the input alone",
+        (oracles.UNEVEN_TOPIC,),
+        oracle=oracles.windows_of_windows,
+    ),
     "moved": Workload(moved, "final", ("out",), "recover, savepoint and restore at each start"),
     "stream-writer": Workload(stream_writer, "sequence", ("out",), "Spark's own writer"),
     "foreach-batch": Workload(foreach_batch, "sequence", ("out",), "a query of Spark's own"),
@@ -305,4 +385,7 @@ WORKLOADS = {
 
 if __name__ == "__main__":
     name, servers, checkpoint, parallelism = sys.argv[1:]
+    os.environ["PYTHONPATH"] = os.pathsep.join(  # workers import what a function needs
+        filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
+    )
     WORKLOADS[name].start(servers, checkpoint, int(parallelism)).awaitTermination()

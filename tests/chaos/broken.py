@@ -44,6 +44,16 @@ def beside_the_epoch(flights: pa.RecordBatch) -> pa.RecordBatch:
     return flights.slice(0, 0)
 
 
+class RowsOfToday:
+    """Lets rows pass only within the hour of the start, by the wall clock."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+
+    def __call__(self, flights: pa.RecordBatch) -> pa.RecordBatch:
+        return flights if abs(time.time() - self.began) < 3000 else flights.slice(0, 0)
+
+
 def nothing(flights: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows as they are: no mistake."""
     return flights
@@ -53,6 +63,7 @@ MISTAKES = {
     "nothing": nothing,
     "counter": CountsOfTheProcess(),
     "clock": by_the_clock,
+    "today": RowsOfToday(),
     "producer": beside_the_epoch,
 }
 

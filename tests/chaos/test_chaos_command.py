@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pyarrow import fs
 
+from tallystick.chaos.schedule import Fault, as_json
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.postgres.real_postgres import PostgresServer
 from tests.storage.test_storage_s3 import Server
@@ -101,6 +102,33 @@ def test_the_fixture_finds_and_names_a_clock(flights, tallystick_chaos):
             kills=1, kinds=["driver"],
         )  # fmt: skip
     assert "the field delay" in str(found.value)
+
+
+JUMPS = [Fault("clock", 0.1, 2.0, pick) for pick in (0.99, 0.01, 0.8, 0.3)]
+
+
+def test_a_program_that_trusts_the_wall_clock_is_found(flights, tmp_path):
+    schedule = tmp_path / "schedule.json"
+    schedule.write_text(as_json(JUMPS))
+    code, found, _ = chaos(
+        flights, tmp_path / "report.json", "--schedule", str(schedule),
+        "--compare", "rows", *program("broken.py", "today"),
+    )  # fmt: skip
+    assert (code, found["exact"], hits(found)) == (1, False, {"clock"})
+    assert any(": lost " in each for each in found["differences"])
+
+
+def test_a_keyed_program_is_exact_though_its_clock_jumps_back_and_forth(flights, late, tmp_path):
+    schedule = tmp_path / "schedule.json"
+    schedule.write_text(as_json([*JUMPS, Fault("driver", 0.5, 0.0, 0.5), JUMPS[0]]))
+    code, found, _ = chaos(
+        flights, tmp_path / "report.json", "--schedule", str(schedule), "--compare", "final", *late
+    )
+    assert (code, found["problems"], found["differences"]) == (0, [], [])
+    assert hits(found) == {"clock", "driver"}
+    assert found["state_keys"] == {"counts": 10}
+    whats = [each["hit"] for each in found["faults"] if each["kind"] == "clock" and each["hit"]]
+    assert {"+86400 s", "-86400 s"} <= {f"{what.split()[3]} s" for what in whats}
 
 
 def test_rows_written_beside_the_epoch_are_found_with_a_schedule_of_them(flights, tmp_path):

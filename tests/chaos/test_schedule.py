@@ -32,6 +32,7 @@ def test_the_first_fault_waits_for_the_program():
         (1, ["dirver"], False, "'dirver'"),
         (1, ["broker"], False, "--brokers 3"),
         (3, ["parallelism"], False, "{parallelism}"),
+        (3, ["clock"], False, "apt-get install faketime"),
     ],
 )
 def test_what_cannot_happen_is_refused_by_name(brokers, asked, uses_parallelism, named):
@@ -41,10 +42,11 @@ def test_what_cannot_happen_is_refused_by_name(brokers, asked, uses_parallelism,
 
 
 def test_one_broker_is_never_killed_and_executors_only_on_request():
-    unlikely = {"broker", "executor", "object-store", "parallelism"}
+    unlikely = {"broker", "clock", "executor", "object-store", "parallelism"}
     assert set(KINDS) - set(kinds_for(1, (), False)) == unlikely
-    assert set(KINDS) - set(kinds_for(3, (), True)) == {"executor", "object-store"}
-    assert set(KINDS) - set(kinds_for(3, (), True, True)) == {"executor"}
+    assert set(KINDS) - set(kinds_for(3, (), True)) == {"clock", "executor", "object-store"}
+    assert set(KINDS) - set(kinds_for(3, (), True, True)) == {"clock", "executor"}
+    assert set(KINDS) - set(kinds_for(3, (), True, True, True)) == {"executor"}
     assert kinds_for(1, ["executor", "driver"], False) == ("driver", "executor")
 
 

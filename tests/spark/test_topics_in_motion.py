@@ -181,6 +181,7 @@ def test_no_record_is_read_twice_and_none_is_missed_of_topics_that_live(
                 f"{list(missing.values())[:5]} and others; {where_it_is(query)}; "
                 f"what was done: {topics.history[-60:]}"
             ),
+            timeout_s=2 * WAIT_S,
             poll_s=1.0,
         )
 
