@@ -221,7 +221,7 @@ def twice_windowed(servers: str, checkpoint: str, parallelism: int) -> object:
     return (
         ts.Pipeline("twice-windowed")
         .read(source(servers, oracles.UNEVEN_TOPIC))
-        .map_batches(with_team)
+        .map_batches(with_team, schema=f"{BETS}, team string")
         .key_by("player", "id")
         .process(ts.deduplicate(), uid="once", parallelism=parallelism)
         .key_by("team", "player")
