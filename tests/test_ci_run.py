@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
-NEEDED = {"promtool", "prometheus", "chromedriver"}
+NEEDED = {"promtool", "prometheus", "chromedriver", "faketime"}
 
 
 def ci(folder: Path, *programs: str, apt_get: str) -> subprocess.CompletedProcess[str]:

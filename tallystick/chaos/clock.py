@@ -17,7 +17,7 @@ PLACES = ("/usr/lib/*", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 REREAD_S = 1
 """After so long a process looks at the file again."""
 JUMPS_S = (-86_400, -3_600, -61, -2, 2, 61, 3_600, 86_400)
-"""From what a time server corrects at once to a day: a wrong date, or a wrong time zone."""
+"""A time server corrects the small ones at once; the others are a wrong time zone, or date."""
 SHARED = Path("/dev/shm")
 
 
@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to have this clock, and its children."""
+        """The variables with which a process, and its children, have this clock."""
         before = os.environ.get("LD_PRELOAD", "")
         return {
             "LD_PRELOAD": f"{self.library} {before}".strip(),
