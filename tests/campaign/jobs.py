@@ -247,7 +247,8 @@ def twice_windowed(servers: str, checkpoint: str, parallelism: int) -> object:
 
 def with_team(bets: pa.RecordBatch) -> pa.RecordBatch:
     numbers = [int(player[1:]) % 3 for player in bets["player"].to_pylist()]
-    return bets.append_column("team", pa.array([f"t{each}" for each in numbers], pa.string()))
+    teams = pa.array([f"t{each}" for each in numbers], pa.string())
+    return bets.select(["id", "player", "amount", "at"]).append_column("team", teams)
 
 
 def own_sink(servers: str, checkpoint: str, parallelism: int) -> object:
