@@ -7,10 +7,10 @@ that lag, would be late.
     epoch N      the step judges rows, and fires timers, by the watermark W that epochs before left
     at its end   it hands W on, less what the times in its output may be behind it
 
-What the step puts out later is of timers after W, or of rows after W. So the later step, which goes
-by W from epoch N + 1 on, has all that W closed, and no row of it is late. A step without timers that
-has event time hands W on in the same way: the watermark that it leaves may still be lowered, for
-partitions whose records come next (`event_times.in_use`), and W never is.
+What the step puts out later is of timers after W, or of rows after W. So the later step, which
+goes by W from epoch N + 1 on, has all that W closed, and no row of it is late. A step without
+timers that has event time hands W on in the same way: the watermark that it leaves may still be
+lowered, for partitions whose records come next (`event_times.in_use`), and W never is.
 
 By how much times are behind is known of the functions of this package (`PutsOutTimes`): the start
 of a window by its size. A column that a function of the user's made is taken to be no further
