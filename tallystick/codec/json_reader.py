@@ -18,8 +18,9 @@ Arrow takes a text of many documents and says, if it likes none of it, only that
 What is accepted, beyond RFC 8259: NaN and ±Infinity for float and double, as Spark does. A float or
 double that is too large is infinite. What nobody asks for need only be JSON, see
 `json_ignored_kernels`. What is malformed: a declared field twice in an object (Spark takes the
-last); 1.0 or "1" for an integer (as in Spark); a number for a string (Spark takes its text); an integer beyond its type; a
-decimal that would need rounding; in a string that is a column, a `\ud800` without its partner; a
+last); 1.0 or "1" for an integer (as in Spark); a number for a string (Spark takes its text);
+an integer beyond its type; a decimal that would need rounding; in a string that is a column, a
+`\ud800` without its partner; a
 byte order mark. A timestamp is text as in `json_time_kernels`, in UTC unless it names an offset; a
 date is YYYY-MM-DD. docs/json-beside-from-json.md has it all beside Spark.
 """
