@@ -15,7 +15,6 @@ import numpy as np
 
 from tallystick.codec.avro.kernels import _is_text
 from tallystick.codec.memory import (
-    inlined_kernel,
     inner_kernel,
     load8,
     load32,
@@ -45,8 +44,6 @@ FIELD_NUMBERS = 8
 VARINT_SIZE_MAX = 10
 TAG_SIZE_MAX = 5
 """The most bytes of a tag, in Google's readers too."""
-PLACES_MAX = 1024
-"""Fields of smaller numbers are found at once."""
 GROUPS_MAX = 100
 """The depth of groups in groups; others' readers allow as much."""
 INDEXES_MAX = 33
@@ -190,17 +187,17 @@ def _packed(kind, symbols, symbol_count, at, end, target, cursor):  # type: igno
     return count
 
 
-@inlined_kernel
-def _known_field(fields, places, number, near):  # type: ignore[no-untyped-def]
+@inner_kernel
+def _known_field(fields, number, near):  # type: ignore[no-untyped-def]
     """Return the index of a field, -1 if nobody asked for it; they mostly come in their order."""
-    if near < len(fields) and fields[near, NUMBER] == number:
-        return np.int64(near)
-    if number < PLACES_MAX:
-        return places[number] if number < len(places) else np.int64(-1)
-    for index in range(len(fields)):
+    count = len(fields)
+    for step in range(count):
+        index = near + step
+        if index >= count:
+            index -= count
         if fields[index, NUMBER] == number:
-            return np.int64(index)
-    return np.int64(-1)
+            return index
+    return -1
 
 
 @_kernel
@@ -264,7 +261,7 @@ def _occurrences(  # type: ignore[no-untyped-def]
     return np.int64(1)
 
 
-@inlined_kernel
+@inner_kernel
 def _take_oneof(oneof, index, row, order, counts, items, cursors, holders):  # type: ignore[no-untyped-def]
     """Make a field the member of its oneof that has a value, and the one before it absent."""
     before = holders[oneof]
@@ -276,13 +273,12 @@ def _take_oneof(oneof, index, row, order, counts, items, cursors, holders):  # t
     holders[oneof] = index if index < len(order) else -1
 
 
-@inlined_kernel
+@inner_kernel
 def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, for speed
     row,
     at,
     end,
     fields,
-    places,
     values,
     sizes,
     order,
@@ -303,7 +299,7 @@ def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, f
             at = np.int64(-GROUP_OPEN)
         if at < 0:
             break
-        index = _known_field(fields, places, number, near)
+        index = _known_field(fields, number, near)
         kind = fields[index, KIND] if index >= 0 else np.int64(-1)
         is_packed = wire == SIZED and 0 <= kind < BYTES and fields[index, IS_LIST]
         is_wanted = index >= 0 and (wire == _wire_type(kind) or is_packed)
@@ -353,7 +349,6 @@ def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, f
 def read_messages(  # type: ignore[no-untyped-def]
     spans,
     fields,
-    places,
     values,
     sizes,
     order,
@@ -370,7 +365,6 @@ def read_messages(  # type: ignore[no-untyped-def]
     Args:
         spans: rows 0 and 1: addresses where each message begins and ends.
         fields: a row per field asked for, then one per other member of their oneofs; see NUMBER.
-        places: the index of each field by its number, -1 for none; see PLACES_MAX.
         values: per field and message: the number, a float's bits, or the address of its bytes.
         sizes: per field and message: how many bytes.
         order: per field and message: 0 absent, else the place of its last occurrence.
@@ -389,7 +383,7 @@ def read_messages(  # type: ignore[no-untyped-def]
         for oneof in range(len(holders)):
             holders[oneof] = -1
         at = _read_message(
-            *(row, spans[0, row], spans[1, row], fields, places, values, sizes, order, counts),
+            *(row, spans[0, row], spans[1, row], fields, values, sizes, order, counts),
             *(items, item_sizes, cursors, holders, problems, strays),
         )
         if at < 0:

@@ -141,7 +141,6 @@ class MessagePlan:
         columns: the field of each column; a type: the message has no such field.
         fields: those that are there.
         table: as `kernels` take them; behind them, the other members of their oneofs.
-        places: the index of each by its number, see `kernels.PLACES_MAX`.
         oneofs: of each oneof, the indexes of the fields that are there.
         others: the other members, whose enums' numbers the table points to.
     """
@@ -149,7 +148,6 @@ class MessagePlan:
     columns: list[FieldPlan | pa.DataType]
     fields: list[FieldPlan]
     table: NDArray[np.int64]
-    places: NDArray[np.int64]
     oneofs: list[tuple[int, ...]]
     others: list[FieldPlan]
 
@@ -163,11 +161,7 @@ class MessagePlan:
         """Return the plan of columns."""
         fields = [each for each in columns if isinstance(each, FieldPlan)]
         table = _table([*fields, *others])
-        numbers = table[:, kernels.NUMBER]
-        small = numbers[numbers < kernels.PLACES_MAX]
-        places = np.full(int(small.max(initial=0)) + 1, -1, np.int64)
-        places[small] = np.flatnonzero(numbers < kernels.PLACES_MAX)
-        return cls(columns, fields, table, places, oneofs, others)
+        return cls(columns, fields, table, oneofs, others)
 
     @classmethod
     def of_one_string(cls) -> "MessagePlan":

@@ -345,7 +345,6 @@ class _Slots:
         kernels.read_messages(
             spans,
             self._plan.table,
-            self._plan.places,
             self._values,
             self._sizes,
             self._order,
