@@ -24,7 +24,7 @@ def feed(flow: Flow) -> None:
 
 
 def written(flow: Flow) -> list[Any]:
-    return [json.loads(value) for _, value in read_committed(flow.confluent, flow.topic_out)]
+    return [json.loads(each.value) for each in read_committed(flow.confluent, flow.topic_out)]
 
 
 def unchanged() -> Any:
