@@ -391,7 +391,7 @@ class KeyedPipeline:
                 by name, for those that have such times.
             watermark_delay: how much later than the latest row of its partition another one may
                 come, in ms or as text such as "10 seconds"; with EventTime the others are dropped.
-                Later steps: how much earlier a function makes times, and none of the next four.
+                Later steps: how much earlier a function makes times, no more of the next four.
             idle_after: how long the watermark waits for a partition that is read to its end, in ms
                 or as such a text; for one with unread records it always does.
             max_drift: how far a partition with unread records may be ahead of the slowest such one,
@@ -401,8 +401,7 @@ class KeyedPipeline:
                 nothing new. A partition is waited for until it is idle.
             idle_advance: where all partitions have been idle for `idle_after`, let the watermark go
                 on with the clock: by as much as has passed since the newest rows.
-            event_time_max_ahead: how far event times may be ahead of the clock; rows beyond are
-                dead letters or late.
+            event_time_max_ahead: of the clock; rows beyond are dead letters or late.
             rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
                 "pandas" (as `transformWithStateInPandas`).
             initial_state: the rows for its `handleInitialState`, with the columns of the key.

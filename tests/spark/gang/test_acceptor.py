@@ -15,6 +15,7 @@ from tallystick.spark.gang import acceptor
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.acceptor import accept_calls
 from tallystick.spark.gang.link import Address, Link, listen, stop_listening
+from tests.waiting import wait_for
 
 WAIT_S = 30.0
 
@@ -75,13 +76,6 @@ def greeters() -> int:
     return sum(thread.name == "tallystick_greet" for thread in threading.enumerate())
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_strangers_hold_no_more_than_a_number_of_threads_and_members_get_in_between(
     port: Port, strangers: Callable[[int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +94,7 @@ def test_strangers_who_take_all_descriptors_do_not_end_who_listens(
     monkeypatch.setattr(acceptor, "UNPROVED_S", 0.2)
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     strangers(20)
-    wait_until(lambda: greeters() == 20)
+    wait_for(greeters, 20, "the number of threads that greet")
     raws = [socket.socket() for _ in range(10)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(each.fileno() for each in raws), most))
     try:
@@ -122,7 +116,7 @@ def test_a_handshake_has_one_deadline_however_its_bytes_come(
 ) -> None:
     monkeypatch.setattr(links, "HANDSHAKE_MAX_S", 0.5)
     there = strangers(3)
-    wait_until(lambda: greeters() == 3)
+    wait_for(greeters, 3, "the number of threads that greet")
     ended = 0
     began_s = time.monotonic()
     while ended < 3:
@@ -134,7 +128,7 @@ def test_a_handshake_has_one_deadline_however_its_bytes_come(
             except OSError:
                 ended += 1
         time.sleep(0.2)
-    wait_until(lambda: greeters() == 0)
+    wait_for(greeters, 0, "the number of threads that greet")
     monkeypatch.undo()
     port.assert_takes_a_member()
 

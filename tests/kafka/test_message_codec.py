@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tallystick.kafka import messages, protocol
+from tallystick.testing.jars import jar_folder
 from tests.kafka import message_schemas
 
 PLACES = ("admin", "consumer", "metadata", "producer", "sasl")
@@ -192,8 +193,7 @@ def test_unknown_fields_are_named():
 
 def test_the_schemas_are_those_of_kafkas_own_jar(tallystick_kafka):
     """The jar of the embedded broker has them; `messages.json` is made of nothing else."""
-    jar = next(tallystick_kafka.jars.glob("kafka-clients-4.3.0.jar"))
+    jar = jar_folder("4.3.0") / "kafka-clients-4.3.0.jar"
+    made = message_schemas.text_of(message_schemas.schemas(jar))
 
-    assert (
-        message_schemas.text_of(message_schemas.schemas(jar)) == message_schemas.TARGET.read_text()
-    )
+    assert made == message_schemas.TARGET.read_text()
