@@ -1,4 +1,4 @@
-"""The epoch protocol: which action follows which fact.
+"""The epoch protocol: a state machine that answers each fact with an action.
 
     IDLE ─► FENCING ─► RESTORING ─► OPENING (first run of a lineage only)
                ▲           │ ▲          │
@@ -10,43 +10,46 @@
                │           │            │           │            │    └─ SETTLING ─┘       │
                └───────────┴── broken ──┴───────────┴─ unknown ──┘         next epoch ─► RUNNING
 
-A query of Spark's names the epoch, and has logged what that reads. A loop of our own wants the next
-one: it is planned after RESTORING or READY, so after the fence and from what is committed
-(PLANNING). When it starts, the newest epoch is settled once more, and what lingers is aborted even
-if there is nothing to read (later too, now and again); a recovery alone ends there.
+Structured Streaming gives the epoch's number and its logged end offsets. Our own loop asks for the
+next epoch, which is planned after RESTORING or READY (PLANNING): after the fence, and from the
+committed epoch. When our loop starts, it settles the newest epoch once more and aborts lingering
+transactions, even if there is nothing to read (later too, now and again); a recovery alone ends
+there.
 
-One Kafka transaction per epoch carries the rows *and* the path of the manifest that belongs to
-them. So whether an epoch happened is one fact, and Kafka keeps it; or, without such a transaction,
-the checkpoint's log of decisions, behind the same port.
+One Kafka transaction per epoch carries the rows *and* the path of their manifest. So whether an
+epoch happened is a single fact, which Kafka keeps; without such a transaction, the checkpoint's log
+of decisions keeps it, behind the same port.
 
-Other sinks are participants: what their tasks prepared is named by the manifest, and committed
-after the decision (SETTLING), by this run or by the recovery of the next (RECOVERING).
+Other sinks are participants: the manifest names the committables of their tasks, which are
+committed after the decision (SETTLING), by this run or by the recovery of the next (RECOVERING).
 
 Invariants:
     * At most one epoch is in flight, so at most one transaction is open.
     * A transaction is committed after its manifest is durable, and right after its output's count.
-    * What Kafka committed is asked only after all earlier producers are fenced off.
-    * What is not decided did not happen: no recovery ever finishes a transaction that no decided
+    * Kafka is asked which epoch it committed last only after all earlier producers are fenced off.
+    * An undecided epoch did not happen: no recovery ever commits a transaction that no decided
       manifest names.
-    * No epoch runs before everything that a decided manifest names is committed, and everything
-      else that lingered is aborted. What lingers is aborted only after this run proved, after the
-      question what lingers, that it is not replaced: else it could be a successor's.
-    * What Spark has logged is settled: Spark hears so only after SETTLING. So a sink may be taken
-      out of a pipeline once the last epoch with it is logged. A function that catches what a sink
-      raises breaks that; the failure was noted, so what the epoch decided is committed again.
+    * No epoch runs before everything that a decided manifest names is committed, and every other
+      lingering transaction is aborted. Lingering transactions are aborted only if this run, after
+      listing them, has proved that no newer run replaced it: else they could be a successor's.
+    * Spark hears that an epoch is done only after SETTLING, so a logged epoch is settled in all
+      sinks.
+    * So a sink may be taken out of a pipeline once the last epoch with it is logged.
+    * A function of foreachBatch that catches a sink's error breaks this; but the failure was noted,
+      so the committables of the decided epoch are committed again.
     * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
       not if a person stated to go on without it.
-    * Before a person is asked to decide, this run proves again that it is not just replaced.
-    * No epoch follows one whose end in Spark's log is not that of its manifest: the log can be
+    * Before a person is asked to decide, this run proves again that no newer run has replaced it.
+    * No epoch follows one whose end offsets in Spark's log differ from its manifest: the log can be
       replaced or lost, the manifest of a committed epoch cannot.
-    * An epoch is asked for once in a run. A second request is not a replay but a second call, with
+    * An epoch is requested once in a run. A second request is not a replay but a second call, with
       other rows; it is refused, and noted for the next run.
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
-    * A lineage begins with a committed token, before its first row. So "Kafka holds no token" is
-      always "Kafka forgot", never "first run", once any epoch has left a manifest.
-    * That first token names the manifest whose state the lineage goes on from: the seed of a
-      restored savepoint, or the checkpoint's own where it takes its name back. So the state that
-      an epoch goes on from is always that of the manifest which Kafka's token names.
+    * A lineage begins with a committed token, before its first row. So if an epoch has left a
+      manifest and Kafka holds no token, Kafka forgot the token: this is never a first run.
+    * The first token names the manifest whose state the lineage goes on from: the seed of a
+      restored savepoint, or the checkpoint's own manifest where it takes its name back. So an epoch
+      always goes on from the state of the manifest that Kafka's token names.
 
 This module does no IO, reads no clock and draws no random number; the simulator relies on it.
 """
@@ -101,7 +104,7 @@ class Coordinator:
         self._only_recovers = False  # no epoch is planned after that
 
     def step(self, event: Event) -> Action:
-        """Take one fact and return what must be done about it."""
+        """Take a fact about the epoch and return the next action."""
         if isinstance(event, protocol.Beginning):
             return self._take_up(event)
         if isinstance(event, protocol.ParticipantsDone):
@@ -190,7 +193,7 @@ class Coordinator:
         return protocol.PlanEpoch(*verdict.following(self._known, self._identity))
 
     def _end_without_epoch(self) -> Action:
-        """Abort what no decided manifest names, unless that was done; then end without an epoch."""
+        """Abort what no decided manifest names, unless done already; then end without an epoch."""
         if self._has_participants and not self._is_recovered:
             self._become(Phase.RECOVERING)
             return protocol.RecoverParticipants(self._producer, (), self._named)
@@ -400,7 +403,7 @@ class Coordinator:
         return protocol.Stop(error)
 
     def manifest_path(self, checkpoint_id: int) -> str:
-        """Return the newest manifest that this run knows, if it is of this epoch; else nothing."""
+        """Return the path of an epoch's manifest if the newest known token names it, else ""."""
         token = None if self._committed is None else self._committed.token
         is_its = token is not None and token.checkpoint_id == checkpoint_id
         return token.manifest_path if token is not None and is_its else ""
@@ -413,12 +416,12 @@ class Coordinator:
 
     @property
     def prepared(self) -> tuple[Committable, ...]:
-        """Everything that tasks prepared for the newest epoch that they ended, decided or not."""
+        """The committables of the newest epoch whose tasks have ended, decided or not."""
         return () if self._manifest is None else self._manifest.committables
 
     @property
     def producer(self) -> Producer:
-        """The newest that this run was given: with it the run proves that it is not replaced."""
+        """The run's newest producer: a fence with it fails if another run has taken over."""
         return self._producer
 
     @property

@@ -1,4 +1,4 @@
-"""The facts that a verdict about an epoch needs: the run, the request, what is committed."""
+"""The facts that a verdict about an epoch needs: the run, the request, the committed epoch."""
 
 from dataclasses import dataclass
 
@@ -20,17 +20,17 @@ class Identity:
     accepted: frozenset[str] = frozenset()
 
     def own(self, token: Token | None) -> Token | None:
-        """Return a decision if it is of this checkpoint's lineage; None: it is not, or is none."""
+        """Return the token if it is of this checkpoint's lineage, else None."""
         return token if token is not None and token.lineage == self.lineage else None
 
     def token(self, checkpoint_id: int, manifest_path: str) -> Token:
-        """Return what says that an epoch is decided, with this manifest."""
+        """Return the token that decides an epoch and names its manifest."""
         return Token(checkpoint_id, self.lineage, self.checkpoint, manifest_path)
 
     def manifest(
         self, checkpoint_id: int, sources: tuple[str, ...], producer: Producer, decided_by: str
     ) -> Manifest:
-        """Return the manifest of an epoch that has left nothing."""
+        """Return an epoch's manifest without output, state or committables."""
         return Manifest(
             checkpoint_id,
             self.pipeline,
@@ -51,7 +51,7 @@ class Request:
         sources: its end offsets, a JSON text per source.
         may_skip: a user's own function stands between Spark and the driver, and may have left out
             epochs before this one.
-        start: where it begins, of an epoch that our own loop has planned.
+        start: its start offsets, if our own loop has planned the epoch.
     """
 
     checkpoint_id: int
@@ -74,12 +74,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """The newest decision, and what the checkpoint has of it.
+    """The newest decision, and the checkpoint's record of the epoch: manifests, notes, Spark's log.
 
     Args:
         token: None if Kafka holds none.
-        manifest: the one that a token of this lineage names, if it is there.
-        manifest_exists: an epoch of this checkpoint has left one.
+        manifest: named by the token, if the token is of this lineage and the file exists.
+        manifest_exists: an epoch of this checkpoint has left a manifest.
         is_seeded: a seed lies in the checkpoint, of any epoch.
         bases: all manifests of the epoch that a lineage would begin after, the seed's too; looked
             up only where Kafka's token is not of this lineage.
@@ -87,14 +87,14 @@ class CommittedEpoch:
             does.
         before: the manifest that the newest epoch went on from, where that epoch may have to be run
             again: if others than Kafka hold its output.
-        decided_by: whose answer this is: Kafka's, or the log of decisions'; for messages.
+        decided_by: the decider that was asked for the token; for messages.
         logged: the end offsets that Spark's log has of the token's epoch; None: it has none, Spark
             removes those of a hundred micro-batches ago.
-        begun: epochs between the token's, or the bases', and the requested one of which there is a
-            trace.
+        begun: epochs between the token's, or the bases', and the requested one that have left a
+            manifest or a note.
         is_partial: the token's epoch lacks the rows of a second call.
         is_set_back: a run has noted a later epoch than the token's as settled.
-        is_settled: a run of our own loop has seen the token's epoch through to its end.
+        is_settled: a run of our own loop has noted the token's epoch, or all bases, as settled.
         has_failed: a call for the token's epoch failed, perhaps after its decision; the function
             may have returned all the same.
     """

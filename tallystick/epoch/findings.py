@@ -1,6 +1,6 @@
-"""A finding of a check: what is so, what follows from it, and what to type.
+"""A finding of a check: the observation, the consequence, and the command to type.
 
-A start logs those that are more than information; `tallystick doctor` and the page show all.
+A start logs warnings and errors; `tallystick doctor` and the page show all findings.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """One thing that a check found.
+    """A check's observation, with the consequence and the remedy.
 
     Args:
         severity: how bad it is.
         check: the name of the check.
-        found: what is so.
-        meaning: what follows from that; "": it speaks for itself.
+        found: the observation.
+        meaning: the consequence; "": the observation speaks for itself.
         remedy: what to type or to change; "": nothing.
     """
 
@@ -39,6 +39,6 @@ class CheckFinding:
         return self.severity > Severity.INFO
 
     def __str__(self) -> str:
-        """Return all of it as one line, for a log."""
+        """Return observation, consequence and remedy as one line, for a log."""
         sentences = (f"{self.check}: {self.found}", self.meaning, self.remedy)
         return " ".join(f"{each.rstrip('.')}." for each in sentences if each)

@@ -1,4 +1,4 @@
-"""The manifest: the one file that names all of a checkpoint, written before its rows are committed.
+"""The manifest: the file that names all of a checkpoint, written before the rows are committed.
 
 Files are never overwritten: the name carries the epoch, the producer epoch that
 wrote it and a random part, so that runs which do not know of each other cannot collide.
@@ -106,7 +106,7 @@ class DeciderName(NamedTuple):
     cluster_id: str = ""
 
     def __str__(self) -> str:
-        """Return it in words, for a message."""
+        """Return the decider in words, for a message."""
         if self.decided_by == CHECKPOINT:
             return "the checkpoint's own log (no KafkaSink(transactions='epoch'))"
         where = f" on cluster {self.cluster_id!r}" if self.cluster_id else ""
@@ -125,11 +125,11 @@ class Origin:
     checkpoint, taken before an epoch has run in it, holds the seed, and hands on its origin.
 
     Args:
-        pipeline: the name of the one that ran.
+        pipeline: the name of the pipeline that ran.
         lineage: of its checkpoint.
-        checkpoint: where that is.
-        manifest_path: of the manifest, in that checkpoint.
-        savepoint: from which the seed was restored.
+        checkpoint: the location of that checkpoint.
+        manifest_path: the manifest's path in that checkpoint.
+        savepoint: the location of the savepoint from which the seed was restored.
     """
 
     pipeline: str
@@ -141,7 +141,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A record of what one epoch wrote, and all that a restart needs.
+    """The record of an epoch's output and state, with everything that a restart needs.
 
     `sources` are the end offsets of the epoch's sources as Spark's offset log has them, a JSON text
     per source. `lineage` is the id of the Spark query: it lives in the checkpoint, so two
@@ -173,13 +173,13 @@ class Manifest:
 
     @property
     def is_of_seed(self) -> bool:
-        """True of a seed whose savepoint held one: no manifest has the name meant for that."""
+        """True of a seed whose savepoint held a seed itself; `origin` names an earlier pipeline."""
         origin = self.origin
         # Earlier builds kept no base of a seed, and had the seed itself as the origin.
         return origin is not None and (is_seed(self.base_path) or is_seed(origin.manifest_path))
 
     def to_fields(self) -> dict[str, Any]:
-        """Return what `from_fields` reads back; of JSON's own types."""
+        """Return the fields that `from_fields` reads back, in JSON's own types."""
         return asdict(replace(self, state=(), committables=())) | {
             "state": [step.to_json() for step in self.state],
             "committables": [each.to_fields() for each in self.committables],
@@ -206,7 +206,7 @@ def decode(data: bytes, path: str) -> Manifest:
 
 
 def from_fields(fields: dict[str, Any]) -> Manifest:
-    """Return the manifest of its JSON; of a savepoint too, which holds one.
+    """Build a manifest from its JSON fields, as a manifest's file or a savepoint has them.
 
     Raises:
         ValueError, or another that `unseal` knows: the JSON is not of ours.

@@ -39,7 +39,7 @@ def partial_path(manifest_path: str) -> str:
 
 
 def settled_path(manifest_path: str) -> str:
-    """Return the path of the note that all that a manifest decided is committed."""
+    """Return the path of the note that a manifest's epoch is committed in all sinks."""
     return f"{FOLDER}/settled-{_name(manifest_path)}"
 
 
@@ -70,15 +70,15 @@ def failures(paths: Iterable[str], epoch: int) -> list[str]:
 
 
 def doubts(paths: Iterable[str], manifest_path: str, base_of: Callable[[str], str]) -> list[str]:
-    """Return the notes for which a manifest may not be all that its epoch was committed with.
+    """Return the notes that put a manifest in doubt: of failed calls, or of a refused second call.
 
-    Spark may have logged the epoch as done all the same.
+    Spark may have logged the epoch as done all the same. Once a later manifest goes on from this
+    one, no doubt is left: the epoch was committed, and what was missing made good, or stated to be.
 
     Args:
         paths: the files of the folder.
-        manifest_path: one of them.
-        base_of: the manifest that another one goes on from: it was committed then, and what was
-            missing made good, or stated to be.
+        manifest_path: the manifest's, one of them.
+        base_of: returns the path of the manifest that another one goes on from.
     """
     listed, epoch = list(paths), epoch_of(manifest_path)
     found = failures(listed, epoch)

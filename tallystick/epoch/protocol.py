@@ -20,9 +20,9 @@ class Phase(Enum):
 
     IDLE = auto()  # nothing is known of Kafka yet
     FENCING = auto()  # earlier runs, or an earlier attempt, may still be writing
-    RESTORING = auto()  # they are not; what Kafka committed last is being asked
-    PLANNING = auto()  # it is known; what the next epoch reads is being planned
-    RECOVERING = auto()  # what is decided is being committed in other sinks, the rest aborted
+    RESTORING = auto()  # earlier writers are fenced; Kafka is asked which epoch it committed last
+    PLANNING = auto()  # the committed epoch is known; the next one is being planned
+    RECOVERING = auto()  # decided output is being committed in other sinks, the rest aborted
     OPENING = auto()  # the lineage is new: its first token is being committed
     RUNNING = auto()  # tasks read and write into the open transaction
     PREPARED = auto()  # all output is flushed, nothing is visible; the manifest is being written
@@ -78,9 +78,9 @@ FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
 # Events: facts, in the past tense.
 @dataclass(frozen=True, slots=True)
 class EpochRequested:
-    """Spark wants this epoch run, and will ask again until it has heard that it is done.
+    """Spark has requested an epoch, and repeats the request until the epoch is logged as done.
 
-    `logged`: what Spark's log has now of the epoch that this run committed last, if it did.
+    `logged`: the end offsets that Spark's log has now of this run's newest committed epoch, if any.
     """
 
     request: Request
@@ -89,7 +89,7 @@ class EpochRequested:
 
 @dataclass(frozen=True, slots=True)
 class EpochWanted:
-    """The next epoch may run; what it reads is planned once it is known what is committed."""
+    """Our own loop may run its next epoch, which is planned once the committed epoch is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class RecoveryWanted:
 class EpochPlanned:
     """The plan of the next epoch: it reads up to `sources`; None: there is nothing to do.
 
-    `start`: where it begins, as given to the planner, or found for a lineage without any epoch.
+    `start`: its start offsets, as given to the planner, or found for a lineage without any epoch.
     `looks_through`: other sinks are looked through again, if there is nothing to do.
     """
 
@@ -119,7 +119,7 @@ class ProducerFenced:
 
 @dataclass(frozen=True, slots=True)
 class CommittedRead:
-    """Kafka returned what it committed last, and the manifest of that was looked up."""
+    """Kafka returned the newest committed token, if any, and its manifest was looked up."""
 
     committed: CommittedEpoch
 
@@ -232,14 +232,14 @@ class FenceProducer:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommitted:
-    """Ask Kafka which epoch it committed last, and read its manifest."""
+    """Ask Kafka for the newest committed epoch, and read the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEpoch:
-    """Plan an epoch that begins at `start`; where it is empty, at the very beginning.
+    """Plan an epoch that begins at `start`; if `start` is empty, at the very beginning.
 
-    `state` is the committed state that it goes on from.
+    `state` is the committed state that the epoch goes on from.
     """
 
     checkpoint_id: int
@@ -251,7 +251,7 @@ class PlanEpoch:
 class RunEpoch:
     """Read, transform and write everything of the epoch into the transaction of `producer`.
 
-    `state` is the committed state that it goes on from. It reads from `start` to `sources`.
+    `state` is the committed state that the epoch goes on from. It reads from `start` to `sources`.
     """
 
     checkpoint_id: int
@@ -276,8 +276,8 @@ class WriteManifest:
 class CountOutput:
     """Stage the decision, then ask Kafka what the transaction holds: only the commit is missing.
 
-    Other sinks are asked whether all is prepared still. `sources` are the positions that the
-    decision takes along.
+    Other sinks are asked whether all committables are still prepared. `sources` are the positions
+    that the decision takes along.
     """
 
     producer: Producer
@@ -301,7 +301,7 @@ class CommitTransaction:
 
 @dataclass(frozen=True, slots=True)
 class RecoverParticipants:
-    """Commit in other sinks what a decided manifest names, abort everything else that lingers.
+    """Commit a decided manifest's committables in other sinks, and abort all else that lingers.
 
     `settled` was committed before Spark logged its epoch; its sinks may be gone from the pipeline.
     """
@@ -313,9 +313,9 @@ class RecoverParticipants:
 
 @dataclass(frozen=True, slots=True)
 class CommitParticipants:
-    """Commit in other sinks what was just decided; with strays, abort everything else there.
+    """Commit the decided epoch's committables in other sinks; with strays, abort all others there.
 
-    Readers of the output would wait for those until they time out.
+    Readers of the output would wait for the strays until these time out.
     """
 
     committables: tuple[Committable, ...]
@@ -333,7 +333,7 @@ class ConfirmOutput:
 
 @dataclass(frozen=True, slots=True)
 class AbortTransaction:
-    """Let readers of the output wait no longer than needed."""
+    """Abort the open transaction, so that readers of the output need not wait for its timeout."""
 
     producer: Producer
 

@@ -37,7 +37,7 @@ def new_lineage_word(token: Token) -> str:
 
 
 def token_lost(request: Request, identity: Identity, committed: CommittedEpoch) -> DataLossError:
-    """Nothing says which epoch was committed last, and there were some."""
+    """No token names the epoch committed last, although the checkpoint has manifests."""
     if committed.is_by_log:
         return DataLossError(
             f"pipeline {identity.pipeline!r}: epoch {request.checkpoint_id} was asked for, and the "
@@ -67,7 +67,7 @@ def token_lost(request: Request, identity: Identity, committed: CommittedEpoch) 
 def token_lost_after_savepoint(
     seed: Base, identity: Identity, committed: CommittedEpoch
 ) -> DataLossError:
-    """The same of a restored savepoint: the original may have gone on."""
+    """No token exists for the pipeline of a restored savepoint: the original may have gone on."""
     epoch, origin = seed.manifest.checkpoint_id, seed.manifest.origin
     is_of_seed = seed.manifest.is_of_seed
     whose = "a pipeline that had not run yet, perhaps this one," if is_of_seed else "this pipeline"
@@ -96,7 +96,7 @@ def token_lost_after_savepoint(
 
 
 def other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataLossError:
-    """Another checkpoint owns the name."""
+    """Another checkpoint owns the pipeline's name."""
     found = (
         f"pipeline {identity.pipeline!r}: Kafka committed epoch {token.checkpoint_id} last from "
         f"checkpoint {token.checkpoint} (lineage {token.lineage}); this run uses checkpoint "
@@ -183,7 +183,7 @@ def state_of_nothing(identity: Identity) -> ManifestError:
 
 
 def several_bases(bases: tuple[Base, ...], identity: Identity) -> ManifestError:
-    """Several manifests of the epoch before, and nothing says which counts."""
+    """The epoch before has several manifests, and nothing shows which one counts."""
     return ManifestError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} has "
         f"{len(bases)} manifests of epoch {bases[0].manifest.checkpoint_id} "
@@ -216,7 +216,7 @@ def off_beat(
 
 
 def _on_skipping(request: Request, token: Token, committed: CommittedEpoch) -> str:
-    """Return the remedy for a function that may leave micro-batches out: these were begun."""
+    """Return the remedy for a function that left out micro-batches that had been begun."""
     if not request.may_skip:
         return ""
     word = skip_word(request, token.checkpoint_id)
@@ -335,7 +335,7 @@ def foreign_rows_found(
 def is_replayable(committed: CommittedEpoch, lost: tuple[Lost, ...]) -> bool:
     """True if running the newest decided epoch again repeats nothing.
 
-    That is so if nothing of it is visible, and the state that it went on from is still there.
+    Nothing is repeated if none of its output is visible, and the state that it went on from exists.
     """
     manifest = committed.manifest
     if manifest is None or not is_invisible(manifest, lost):
@@ -356,7 +356,7 @@ def accepting_word(manifest: Manifest) -> str:
 
 
 def is_accepted(identity: Identity, manifest: Manifest) -> bool:
-    """True if a person stated so."""
+    """True if a person stated to go on without the lost output."""
     return accepting_word(manifest) in identity.accepted
 
 
@@ -401,7 +401,7 @@ def output_lost(
 def again_and_again(
     identity: Identity, manifest: Manifest, lost: tuple[Lost, ...]
 ) -> DataLossError | EpochAbortedError:
-    """An epoch was lost as often as it was run; unless some of it is visible, nothing is amiss."""
+    """An epoch was lost as often as it ran; unless some output is visible, nothing is amiss."""
     if not is_invisible(manifest, lost):
         return output_lost(identity, manifest, lost)
     shown = "; ".join(each.what for each in lost[:LOST_SHOWN_MAX])

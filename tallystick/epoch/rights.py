@@ -15,7 +15,7 @@ class Right:
         resource: TOPIC, GROUP or TRANSACTIONAL_ID, as `kafka-acls` spells them.
         name: of the resource.
         operation: READ or WRITE.
-        prefix: what to grant it on, where the names that are used only begin so; "": the name.
+        prefix: what to grant the right on, if all names in use begin with it; "": the name itself.
     """
 
     resource: str
@@ -34,7 +34,7 @@ class Right:
 
     @property
     def grant(self) -> str:
-        """The arguments of `kafka-acls --add` that grant it."""
+        """The arguments with which `kafka-acls --add` grants the right."""
         words = f"--operation {self.operation.capitalize()} --{self.resource} "
         if self.prefix:
             return f"{words}'{self.prefix}' --resource-pattern-type prefixed"
@@ -42,19 +42,19 @@ class Right:
 
 
 def reading(topics: Iterable[str]) -> tuple[Right, ...]:
-    """Return what reading topics takes."""
+    """Return the rights to read topics."""
     return tuple(Right(TOPIC, topic, READ) for topic in sorted(topics))
 
 
 def writing(topics: Iterable[str]) -> tuple[Right, ...]:
-    """Return what writing topics takes."""
+    """Return the rights to write topics."""
     return tuple(Right(TOPIC, topic, WRITE) for topic in sorted(topics))
 
 
 def committing(
     transactional_id: str, token_group: str, token_topic: str, *, prefix: str = ""
 ) -> tuple[Right, ...]:
-    """Return what a transaction with a token takes.
+    """Return the rights to commit transactions with a token.
 
     Args:
         transactional_id: its id.
@@ -70,12 +70,12 @@ def committing(
 
 
 def showing(group: str, topics: Iterable[str]) -> tuple[Right, ...]:
-    """Return what committing positions to a consumer group takes."""
+    """Return the rights to commit positions to a consumer group."""
     return (Right(GROUP, group, READ), *reading(topics))
 
 
 def lacking(missing: Sequence[Right], user: str) -> str:
-    """Return what a user may not do, and how to change that.
+    """Return a message with a user's missing rights and the command to grant them.
 
     Args:
         missing: one at least.

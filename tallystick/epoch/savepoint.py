@@ -1,4 +1,4 @@
-"""A savepoint: a committed epoch that its owner keeps, and from which a new checkpoint can begin.
+"""A savepoint: a committed epoch, kept by its owner, from which a new checkpoint can begin.
 
 A folder of its own with one file, `savepoint.json` (a line of JSON and its CRC-32, as a manifest),
 that holds the epoch's manifest and Spark's own log entries for it. Copies of the files of state lie
@@ -33,7 +33,7 @@ class Savepoint:
         name: its folder's.
         created: UTC, as ISO 8601.
         checkpoint: the location that it was taken from.
-        manifest_path: there.
+        manifest_path: the path of the epoch's manifest in that checkpoint.
         manifest: of the epoch; its files have the same paths in the savepoint.
         spark: Spark's log entries, path to content: `offsets/N`, the one before, `commits/N` and
             whatever the sources keep; nothing of an epoch that a loop of our own has run.
@@ -111,7 +111,7 @@ def seed_of(savepoint: Savepoint, location: str, lineage: str) -> Manifest:
 
     Args:
         savepoint: what is restored.
-        location: its own.
+        location: of the savepoint.
         lineage: of the new checkpoint.
     """
     manifest = savepoint.manifest

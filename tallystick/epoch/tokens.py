@@ -1,13 +1,13 @@
-"""The token as Kafka stores it, and which of several counts.
+"""Tokens as Kafka stores them, and the choice of the newest among several.
 
-A consumer group holds offsets by partition, and the partition is one of a topic that must exist: a
-sink that changes its topic leaves tokens under both. Each commit writes the token to every place
-where one is, so they are the same as long as Kafka takes them all; where not, the newest counts.
+A consumer group holds offsets by partition, and the topic of a partition must exist: a sink that
+changes its topic leaves tokens under both. Each commit writes the token to every place that holds
+one, so all are the same as long as Kafka takes every write; where not, the newest counts.
 
 Invariants:
     * Of one lineage the token with the greatest epoch is the newest.
-    * Of two lineages it is the one with more take-overs: each counts one more than it finds. Epochs
-      say nothing, each checkpoint counts its own.
+    * Of two lineages the token with more take-overs is the newest: a take-over counts one more than
+      it finds. Epoch numbers say nothing, since each checkpoint counts its own.
 """
 
 import json
@@ -25,7 +25,7 @@ Held = Mapping[TopicPartition, tuple[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A record that travels inside a transaction, and so shows which one Kafka committed last.
+    """The record inside a transaction by which Kafka shows the epoch committed last.
 
     Stored as a consumer-group offset: the offset is `checkpoint_id + 1`, the next epoch, as Kafka's
     offsets always name the next record; the rest is its metadata.
@@ -83,13 +83,13 @@ def decode_token(offset: int, metadata: str) -> Token:
 
 
 def newest_token(found: Held, place: TopicPartition, lineage: str) -> Token | None:
-    """Return the token that counts: of the last take-over, this lineage's newest; else its place's.
+    """Return the token that counts: the lineage's newest of the last take-over, else the place's.
 
-    A place that could not be written keeps a token of before, which may be this lineage's own.
+    A place that could not be written keeps an older token, which may be this lineage's own.
 
     Args:
-        found: what the group holds.
-        place: where the sink keeps it now.
+        found: the tokens that the group holds.
+        place: where the sink keeps its token now.
         lineage: of the checkpoint that asks.
     """
     held = _decoded(found)

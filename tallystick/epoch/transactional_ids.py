@@ -1,4 +1,4 @@
-"""The transactional ids of a sink with one transaction per task: whose an id is, by its text alone.
+"""The transactional ids of a sink with one transaction per task; the text alone shows the owner.
 
     <prefix>/<sink's uid>/<task>/<slot>        tallystick-flights/kafka/3/0
 
@@ -10,10 +10,10 @@ Invariants:
     * An id has one reading. It is read from its end, where nothing but the prefix may hold a `/`:
       neither the uid of a sink nor the name of a pipeline has one. With dashes, sink `b-c` of
       pipeline `a` and sink `c` of pipeline `a-b` would share their ids.
-    * A group that keeps a token shows no reader's positions. A pipeline's own group is called as
-      its prefix, so one whose name ends in `-token` has to choose another for its source.
-    * Owned is what has exactly one of the given prefixes and one of the given sinks, with whatever
-      task and slot: also a task that no longer exists after a scale-down.
+    * A group that keeps a token shows no reader's positions. A pipeline's own group is named like
+      its prefix, so a pipeline whose name ends in `-token` has to choose another for its source.
+    * An id is owned if it has exactly one of the given prefixes and one of the given sinks, with
+      any task and slot: also a task that no longer exists after a scale-down.
 
 Source: the behaviours of Flink's TransactionalIdFactory, TransactionOwnership (FLIP-511).
 """
@@ -66,7 +66,7 @@ def transactional_id(prefix: str, sink: str, task: int, slot: int) -> str:
 
 
 def checkpoint_prefix(prefix: str, lineage: str) -> str:
-    """Return the prefix of one checkpoint's ids, below that of its pipeline.
+    """Return the prefix of a checkpoint's ids, below the pipeline's prefix.
 
     Each checkpoint has its own log of decisions, so two of them under one pipeline name do not
     fence each other: with ids in common one would abort what the other has decided.
@@ -89,7 +89,7 @@ def batch_id(prefix: str | None, nonce: str) -> str:
     """Return the id of a batch write.
 
     Args:
-        prefix: that the user chose; its writes share one id. None: each has its own.
+        prefix: the user's; all writes with it share one id. None: each write has its own.
         nonce: 16 hexadecimal digits, drawn for this write.
     """
     if prefix is not None:
@@ -106,8 +106,8 @@ def is_batch_id(transactional_id: str) -> bool:
 def text_problem(text: object) -> str:
     """Return the reason why a text may be no part of an id or a group in Kafka; "" if it may.
 
-    Kafka takes any text. One that cannot be seen is a mistake or a trap: two that look the same
-    would be two.
+    Kafka takes any text. A character that cannot be seen is a mistake or a trap: two names that
+    look the same would differ.
     """
     if isinstance(text, str) and 0 < len(text) <= TEXT_LENGTH_MAX and text.isprintable():
         return ""
@@ -118,7 +118,7 @@ def check_name(pipeline: str) -> None:
     """Refuse a name whose transactional id could be read as that of another pipeline's task.
 
     Raises:
-        OptionError: it has a separator in it, or cannot be printed.
+        OptionError: the name has a separator in it, or cannot be printed.
     """
     if problem := text_problem(pipeline):
         raise OptionError(f"name={pipeline!r}: {problem}")
@@ -157,19 +157,19 @@ def parse(transactional_id: str) -> PooledId | None:
 
 
 def _is_number(text: str) -> bool:
-    """Parse digits as we write them, so that each id has one text."""
+    """True if the text is a number just as we write numbers, so that each id has a single text."""
     return text.isascii() and text.isdigit() and str(int(text)) == text
 
 
 def owned(
     listed: Iterable[str], prefixes: Collection[str], sinks: Collection[str]
 ) -> tuple[PooledId, ...]:
-    """Return those of a cluster's transactional ids that belong to these sinks of one pipeline.
+    """Return the transactional ids that belong to the given sinks of a pipeline, sorted.
 
     Args:
-        listed: whatever the cluster knows.
-        prefixes: every one that the pipeline has ever used.
-        sinks: their uids.
+        listed: all ids that the cluster names.
+        prefixes: every prefix that the pipeline has ever used.
+        sinks: the uids of the sinks.
     """
     found = (parse(each) for each in listed)
     return tuple(

@@ -3,16 +3,16 @@
     task     begin ─► write … ─► prepare ─► committable ─┐        nothing is visible yet
     driver                                               └─► manifest ─► decision ─► commit
 
-A *committable* is what a task hands over: rows that are durable somewhere and not visible, with all
-that is needed to make them so, from another process, after any crash. The decision (see
-`checkpoint`) is taken once for all of an epoch, in one place. After it every committable of the
-epoch is committed, as often as it takes; before it none is.
+A *committable* is what a task hands over: rows that are durable somewhere and not yet visible, with
+all that another process needs to make them visible, after any crash. The decision (see
+`checkpoint`) is taken once for the whole epoch, in one place. Every committable of the epoch is
+committed after the decision, with as many tries as it takes; none is committed before.
 
 Invariants:
     * Committables are committed only if a decided manifest names them, and aborted only if none
       does. A recovery settles both before the next epoch begins.
     * `commit` and `abort` are idempotent: a caller in doubt calls again.
-    * What became of a committable is proved (by a token inside the transaction) or the job stops.
+    * The outcome of a committable is proved (by a token inside the transaction) or the job stops.
     * Each attempt of each task has transactions of its own; which attempt counts is decided by the
       manifest alone. Two attempts never share one.
 
@@ -53,7 +53,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of transactions: one sink of one pipeline.
+    """The owner of transactions: a sink of a pipeline.
 
     Args:
         pipeline: its name.
@@ -87,13 +87,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Committable:
-    """Something that one attempt of a task prepared.
+    """The output that a task attempt prepared in a sink.
 
     Args:
         sink: the uid of its sink.
         checkpoint_id: the epoch.
         task: the index of its task.
-        name: under which the other system knows it; no other committable of the sink has it.
+        name: the other system's name for it; no other committable of the sink has the same.
         record_count: how many rows it holds; 0 if that is not known (what a recovery finds).
         begun_ms: when it was begun, in ms since 1970; 0 if that is not known.
         details: what else its sink needs to commit it: text that only the sink reads, without
@@ -117,7 +117,7 @@ class Committable:
         """Read back what `to_fields` made.
 
         Raises:
-            TypeError: there can be no such committable.
+            TypeError: a field is missing, unknown or of another type.
         """
         found = cls(**fields)
         for name, kind in cls.__annotations__.items():
@@ -127,33 +127,33 @@ class Committable:
 
 
 class Transaction(Protocol):
-    """A transaction that one attempt of a task writes into; lives in that task only."""
+    """The open transaction of a task attempt; it never leaves the task."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Take rows, in order; there is at least one. They may be kept: nobody changes them.
+        """Write a batch of at least one row, in order. It may be kept: nobody changes the batch.
 
         Raises:
-            RecordError: a row cannot be written as asked; it says which.
+            RecordError: a row cannot be written as asked; the error says which.
             RetriableError: the system cannot take it now; the epoch is aborted and runs again.
         """
         ...
 
     def prepare(self) -> Sequence[Committable]:
-        """Make all that was written durable, and not visible; called once, as the last thing."""
+        """Make all written rows durable, but not visible; called once, as the last thing."""
         ...
 
     def abort(self) -> None:
-        """Clean up after a failed attempt. Never raises; what stays is found later."""
+        """Clean up after a failed attempt. Never raises; a recovery finds whatever stays."""
         ...
 
 
 class TransactionPlan(Protocol):
-    """The settings with which tasks begin transactions in one epoch; pickled on its way to them."""
+    """The settings with which tasks begin their transactions in an epoch; pickled for the tasks."""
 
     def begin(self, place: Place) -> Transaction:
         """Begin a transaction; called when a task has its first rows.
 
-        Whatever an earlier attempt left under the same name is aborted by it.
+        This aborts whatever an earlier attempt left under the same name.
         """
         ...
 
@@ -233,8 +233,8 @@ class Timeout(NamedTuple):
     """The time after which a system aborts a prepared transaction by itself.
 
     Args:
-        timeout_ms: counted from its begin.
-        warn_share: from which share of it on a commit, or a recovery, is warned about.
+        timeout_ms: counted from the begin of the transaction.
+        warn_share: the share of the timeout after which a commit, or a recovery, is warned about.
     """
 
     timeout_ms: int
@@ -242,7 +242,7 @@ class Timeout(NamedTuple):
 
     @property
     def warn_ms(self) -> float:
-        """The age from which on it is warned about."""
+        """The age from which on a transaction is warned about."""
         return self.warn_share * self.timeout_ms
 
     def warning(self, transaction: str, age_ms: int, setting: str = "timeout") -> str | None:
@@ -269,16 +269,16 @@ class TwoPhaseCommitSink(Protocol):
         ...
 
     def commit(self, committable: Committable) -> Outcome:
-        """Make it visible, or find that it is, or prove that it is lost. Idempotent.
+        """Make a committable visible, find it visible already, or prove it lost. Idempotent.
 
         Raises:
-            RetriableError: the outcome is unknown for now: asked again later.
+            RetriableError: the outcome is unknown for now: `commit` is called again later.
             DataLossError: the outcome can never be known.
         """
         ...
 
     def abort(self, committable: Committable) -> None:
-        """Abort it; do nothing if it is gone already. Never undoes a commit. Idempotent."""
+        """Abort a committable; do nothing if it is gone. Never undoes a commit. Idempotent."""
         ...
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
@@ -289,7 +289,7 @@ class TwoPhaseCommitSink(Protocol):
         ...
 
     def describe(self, committable: Committable) -> str:
-        """Return what a person needs to find it: the system's name for it, rows, where they are."""
+        """Describe a committable to a person: the system's name for it, the rows, their place."""
         ...
 
     def close(self) -> None:
@@ -350,8 +350,8 @@ class Lost(NamedTuple):
     """A decided committable that can no longer be committed.
 
     Args:
-        committable: what it was.
-        what: as its sink describes it to a person.
+        committable: the lost one.
+        what: its sink's description for a person.
     """
 
     committable: Committable
@@ -359,7 +359,7 @@ class Lost(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """The end of commits: what is lost, and the first error, which left its outcome open."""
+    """The result of commits: the lost committables, and the first error (its outcome is unknown)."""
 
     lost: tuple[Committable, ...]
     error: Exception | None
@@ -393,13 +393,13 @@ def commit_all(
         [Callable[[Committable], Answer], Sequence[Committable]], Iterable[Answer]
     ] = _in_order,
 ) -> Settlement:
-    """Try every one; an error ends none of the others, and the first in order is the one raised.
+    """Try to commit every committable; an error ends no other commit, the first in order is kept.
 
     Args:
         committables: decided ones.
         commit: commits one, or raises.
-        run: calls a function, which never raises an `Exception`, with each, and returns what it
-            returned in their order; one after the other by default.
+        run: calls a function, which never raises an `Exception`, with each committable, and returns
+            the results in the same order; one after the other by default.
     """
     waiting = tuple(committables)
     lost: list[Committable] = []
@@ -422,10 +422,10 @@ def commit_all(
 def to_abort(
     lingering: Iterable[Committable], decided: Iterable[Committable]
 ) -> tuple[Committable, ...]:
-    """Return what a recovery has to abort: what lingers, and no decided manifest names.
+    """Return the lingering committables that no decided manifest names: a recovery aborts them.
 
-    Called after the decided ones were tried: one of those that could not be committed yet still
-    lingers, and must stay.
+    Called after the decided ones were tried: a decided committable that could not be committed yet
+    still lingers, and must stay.
     """
     named = {(each.sink, each.name) for each in decided}
     return tuple(each for each in lingering if (each.sink, each.name) not in named)

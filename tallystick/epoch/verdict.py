@@ -23,9 +23,10 @@ The table, for requested epoch N (spark-facts: Spark asks for N again until it h
     another lineage's       only a seed              Beyond: the output between would be repeated
     another lineage's       -                        OtherLineage: another checkpoint owns the name
 
-The last two are opened, and a partial epoch is followed, if a person states the decision. What a
-lineage is opened at, its base, is the manifest of epoch N-1, or of the newest before it where a
-user's function left epochs out; a checkpoint that has manifests and not that one is refused.
+In the last two cases the lineage is opened, and a partial epoch is followed, if a person states the
+decision. A lineage is opened at its base: the manifest of epoch N-1, or of the newest before it
+where a user's function left epochs out; a checkpoint that has manifests but not the base is
+refused.
 """
 
 from dataclasses import dataclass
@@ -48,12 +49,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The epoch before is committed: run this one."""
+    """The previous epoch is committed: run the requested epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyCommitted:
-    """The epoch is committed already; its manifest says what it wrote."""
+    """The requested epoch is committed already; `manifest` describes its output."""
 
     manifest: Manifest
 
@@ -103,8 +104,8 @@ class NextEpoch(NamedTuple):
 
     Args:
         checkpoint_id: its number.
-        start: where it begins to read; empty: nothing says so yet.
-        state: that it goes on from.
+        start: the offsets where it begins to read; empty: not known yet.
+        state: the committed state that it goes on from.
     """
 
     checkpoint_id: int
@@ -128,11 +129,11 @@ def following(committed: CommittedEpoch, identity: Identity) -> NextEpoch:
 
 
 def look_back(committed: CommittedEpoch, identity: Identity) -> Refusal | Request | None:
-    """Return what comes before a loop of our own plans its next epoch.
+    """Judge the newest epoch before a loop of our own plans the next: refuse, settle, or go on.
 
     Returns:
-        What forbids to go on; or the newest epoch, which may not be settled in other sinks, and of
-        whose rows may not have been checked for strays; or nothing.
+        A refusal; or a request for the newest epoch, which may not be settled in other sinks, and
+        whose rows may not have been checked for strays; or None, to go on.
     """
     epoch, start, _ = following(committed, identity)
     probe = Request(epoch, start or ("",), may_skip=False)
@@ -171,7 +172,7 @@ def _is_gap_known(
 
 
 def _begin(request: Request, committed: CommittedEpoch, identity: Identity) -> Verdict:
-    """Open a lineage that Kafka's token is not of, where that repeats nothing or was decided."""
+    """Open a lineage without a token of its own, where nothing is repeated or a person said so."""
     token, seed = committed.token, committed.seed
     if token is not None:
         if (
@@ -190,8 +191,8 @@ def _begin(request: Request, committed: CommittedEpoch, identity: Identity) -> V
 def _is_of(identity: Identity, seed: Base) -> bool:
     """True if the savepoint may be of this very pipeline: then Kafka may have had a token of it.
 
-    That of a fork before its first epoch holds a seed, which does not have the fork's name. A query
-    of Spark's without a name is called by its id, which a restore draws again.
+    A savepoint of a fork before its first epoch holds a seed, which does not have the fork's name.
+    A query of Spark's without a name is called by its id, and a restore draws a new id.
     """
     origin = seed.manifest.origin
     if origin is None:
@@ -201,7 +202,7 @@ def _is_of(identity: Identity, seed: Base) -> bool:
 
 
 def _goes_on_exactly(token: Token, seed: Base | None) -> bool:
-    """True if what Kafka committed last is the very manifest that the savepoint holds."""
+    """True if Kafka's newest token names the very manifest that the savepoint holds."""
     origin = None if seed is None else seed.manifest.origin
     return origin is not None and (
         (token.lineage, token.manifest_path) == (origin.lineage, origin.manifest_path)
