@@ -1,15 +1,15 @@
-"""The removal of what no retained epoch of a checkpoint needs, while one run of it goes on.
+"""The removal of files that no retained epoch of a checkpoint needs, while a run goes on.
 
     committed manifests ─► files that the newest no longer names ─┐ once their epochs are expired
     a look at the names of all files, seldom ─► those of nobody  ─┴─► removed, in a thread beside
 
-It costs by what is removed: an epoch's manifest says which files it dropped. Files of attempts that
-failed are in no manifest: all names are looked through at a start, after a failure, and now and
-then, for attempts that failed without a word (those that lost a speculation).
+The cost follows the number of removed files: an epoch's manifest shows which files it dropped.
+Files of failed attempts are in no manifest: all names are looked through at a start, after a
+failure, and now and then, for attempts that failed without a word (losers of a speculation).
 
 Invariants:
-    * A file is removed only when no retained manifest names it; those that did are removed before.
-      Readers go by retained ones: recoveries, savepoints, `read_state`.
+    * A file is removed only when no retained manifest names it; expired manifests that name it are
+      removed first. Readers use retained manifests only: recoveries, savepoints, `read_state`.
     * Of an epoch that is not committed, nothing is removed: another run may be writing it.
     * A file that a manifest names again is kept: an epoch that was decided and lost runs again from
       the one before, which names what the lost one had dropped.
@@ -41,7 +41,7 @@ ENDED_S = 10.0
 
 
 class Collection:
-    """The files of a checkpoint that are to be removed, in one run.
+    """The files of a checkpoint that a run has to remove.
 
     Args:
         folder: the checkpoint.
@@ -73,9 +73,9 @@ class Collection:
         self._due_at = self._look_at = 0
 
     def go_on(self, committed: Manifest) -> None:
-        """Take note of what is committed now, and remove what is due; called after each epoch.
+        """Note the newest committed manifest, and remove files that are due; after each epoch.
 
-        No epoch fails because of it: what cannot be removed now is found by a later look.
+        No epoch fails because of a removal: a later look finds what could not be removed.
         """
         self._note(committed)
         epoch = committed.checkpoint_id
@@ -104,7 +104,7 @@ class Collection:
         self._thread.start()
 
     def end(self) -> None:
-        """Let the removal that is under way stop soon, and wait for that."""
+        """Stop the removal that is under way, and wait for its thread, `ENDED_S` at most."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(ENDED_S)
@@ -135,8 +135,8 @@ class Collection:
     def _due(self) -> list[str]:
         """Return the files that were dropped before the oldest retained epoch.
 
-        Not those that it dropped itself: an attempt of it that failed may have left a manifest,
-        which names them.
+        Files that this epoch dropped itself are not due: a failed attempt of it may have left a
+        manifest that names them.
         """
         if len(self._epochs) < EPOCHS_RETAINED:
             return []

@@ -55,7 +55,7 @@ class Hold(NamedTuple):
 
     Args:
         run: the run's name.
-        slot: the newest one, which it wrote.
+        slot: the newest slot, which the run wrote.
     """
 
     run: str
@@ -68,8 +68,8 @@ class Entry(NamedTuple):
     Args:
         slot: its number.
         run: the owner of the pipeline since.
-        token: what is decided last; None: nothing yet.
-        transactional_id: under which it runs, and before which its sinks' ids begin.
+        token: the newest decision; None: nothing is decided yet.
+        transactional_id: the run's; the ids of its sinks begin with it.
     """
 
     slot: int
@@ -84,10 +84,10 @@ def slot_path(slot: int) -> str:
 
 
 def newest_entry(storage: Storage) -> Entry | None:
-    """Return the entry that counts; None if there is none.
+    """Return the entry of the newest slot; None if the log is empty.
 
     Raises:
-        ManifestError: its file is damaged.
+        ManifestError: the slot's file is damaged.
     """
     while slots := _slots(storage):
         data = storage.get(slot_path(slots[-1]))
@@ -200,11 +200,11 @@ class DecisionLog:
                 return self._producer(slot)
 
     def hold_of(self, producer: Producer) -> Hold:
-        """Return what another process of this run needs, to decide under this producer."""
+        """Return the hold with which another process of the run decides under a producer."""
         return Hold(self._run, producer.producer_epoch)
 
     def _go_on(self, hold: Hold) -> Producer:
-        """Write nothing: either the slot after this hold's is free still, or it is not."""
+        """Return a hold's producer without writing a slot; raise if a newer slot exists."""
         newest = newest_entry(self._storage)
         if newest is None or Hold(newest.run, newest.slot) != hold:
             raise _fenced(newest)
@@ -228,7 +228,7 @@ class DecisionLog:
         """Do nothing: the positions, which are for others to see, are not the log's business."""
 
     def decide(self, producer: Producer, token: Token) -> Producer:
-        """Decide.
+        """Decide an epoch: write the token into the next slot.
 
         Raises:
             FencedError: another run has taken over.
@@ -271,7 +271,7 @@ class DecisionLog:
             )
 
     def _put(self, entry: Entry) -> bool:
-        """Write a slot; False if it was taken, or if newer ones are there already."""
+        """Write a slot; False if the slot was taken, or if newer slots exist already."""
         if not self._storage.put_new(slot_path(entry.slot), _encode(entry)):
             return False
         newest = max(_slots(self._storage), default=NO_SLOT)
@@ -282,7 +282,7 @@ class DecisionLog:
 
 
 def _implied_decider(checkpoint: Storage) -> DeciderName | None:
-    """Return the decider of a checkpoint without the file, as its manifests or its log have it."""
+    """Return the decider that manifests or the log of decisions imply, where the file is missing."""
     folder = CheckpointFolder(checkpoint)
     for path in reversed(folder.manifest_paths()):
         manifest = folder.manifest(path)

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: what lies where below it, and whether it is all there.
+"""The folder of a checkpoint: the layout below it, and a check that no file is missing.
 
     metadata                            the id of the checkpoint, its lineage; Spark's, of its query
     offsets/, commits/                  Spark's log, of a query of the user's own (`spark_log`)
@@ -8,8 +8,8 @@
     tallystick/settled-…, failed-…      notes about epochs (`epoch.micro_batches` has their names)
     keyed-state/                        files of state (`state_files`)
 
-This is the one place that knows it: code outside of this layer names no path, lists no folder and
-reads no file of a checkpoint.
+Only this layer knows the layout: code outside of it names no path, lists no folder and reads no
+file of a checkpoint.
 """
 
 import json
@@ -37,12 +37,12 @@ from tallystick.state.changelog import damage_of
 
 
 def state_path(uid: str) -> str:
-    """Return where a step's files of state lie, below the checkpoint."""
+    """Return the folder of a step's files of state, below the checkpoint."""
     return f"{STATE_FOLDER}/{uid}"
 
 
 class CheckpointFolder:
-    """A checkpoint's location, and what is there.
+    """A checkpoint's location, with its manifests, notes and Spark's log.
 
     Args:
         storage: the location.
@@ -63,7 +63,7 @@ class CheckpointFolder:
         """Return the checkpoint's id, which no other checkpoint has; None: it has none yet.
 
         Raises:
-            DataLossError: it is damaged.
+            DataLossError: the file with the id is damaged.
         """
         data = self.storage.get(METADATA)
         if data is None:
@@ -83,10 +83,10 @@ class CheckpointFolder:
         return self.storage.get(METADATA) is not None
 
     def begin(self) -> str:
-        """Give the checkpoint an id where it has none, and return the one it has.
+        """Return the checkpoint's id; a checkpoint without an id is given a new one first.
 
         Raises:
-            DataLossError: the one it has is damaged.
+            DataLossError: the file with the id is damaged.
         """
         found = self.lineage()
         if found is None:  # if another run is quicker, its id counts
@@ -98,7 +98,7 @@ class CheckpointFolder:
     # --- what it has of epochs ------------------------------------------------------------
 
     def files(self) -> list[str]:
-        """Return the paths of all manifests and notes, at one look."""
+        """Return the paths of all manifests and notes, by one listing."""
         return self.storage.names(names.FOLDER)
 
     def manifest_paths(self) -> list[str]:
@@ -115,7 +115,7 @@ class CheckpointFolder:
         return None if data is None else names.decode(data, path)
 
     def read_manifest(self, path: str) -> Manifest:
-        """Return a manifest that must be there.
+        """Return a manifest; a missing file is an error, unlike in `manifest`.
 
         Raises:
             ManifestError: it is missing or damaged, or is not what its name says.
@@ -134,7 +134,7 @@ class CheckpointFolder:
         return manifest
 
     def manifests(self, paths: Iterable[str]) -> dict[str, Manifest]:
-        """Return those that still exist, by path.
+        """Return the manifests that still exist, by path.
 
         Raises:
             ManifestError: one of them is damaged.
@@ -146,7 +146,7 @@ class CheckpointFolder:
         """Return the manifests of the newest epochs that have any, of all attempts.
 
         Args:
-            epochs: of how many.
+            epochs: the number of epochs.
         """
         paths = self.manifest_paths()
         newest = sorted({names.epoch_of(path) for path in paths})[-epochs:]
@@ -157,27 +157,27 @@ class CheckpointFolder:
         """Write a manifest, durably, and return its path.
 
         Args:
-            manifest: what it holds.
-            nonce: a name that no other run draws.
-            is_seed: it begins the checkpoint, and no epoch of it has written it.
+            manifest: the content.
+            nonce: a part of the name, which no other run draws.
+            is_seed: the manifest begins the checkpoint, and no epoch of the checkpoint wrote it.
         """
         path = names.manifest_path(manifest, names.SEED + nonce if is_seed else nonce)
         self.storage.put(path, manifest.encode())
         return path
 
     def note(self, path: str, text: str = "") -> None:
-        """Write a note about an epoch, unless it is there; `epoch.micro_batches` names them."""
+        """Write a note about an epoch unless it exists; `epoch.micro_batches` has the names."""
         if self.storage.get(path) is None:
             self.storage.put(path, text.encode())
 
     # --- Spark's log, of a query of the user's own ------------------------------------------
 
     def planned_by_spark(self) -> list[int]:
-        """Return the micro-batches that Spark has logged before it ran them."""
+        """Return the micro-batches in Spark's log `offsets/`, written before they run."""
         return epochs_logged(self.storage.names(OFFSETS))
 
     def files_of_sparks_sources(self) -> list[str]:
-        """Return what Spark's own sources keep beside its log."""
+        """Return the files that Spark's own sources keep beside Spark's log."""
         storage = self.storage
         return [path for source in storage.names(SOURCES) for path in storage.names(source)]
 
@@ -187,21 +187,21 @@ class CheckpointFolder:
         return bool(self.storage.names(SPARKS_STATE))
 
     def done_by_spark(self) -> list[int]:
-        """Return the micro-batches that Spark has logged as done."""
+        """Return the micro-batches that Spark has logged as done, in `commits/`."""
         return epochs_logged(self.storage.names(COMMITS))
 
 
 def encode_lineage(lineage: str) -> bytes:
-    """Return the file that makes a folder a checkpoint of this id."""
+    """Return the content of the file that makes a folder a checkpoint of a given id."""
     return json.dumps({"id": lineage}, separators=(",", ":")).encode()
 
 
 def existing_lineage(folder: CheckpointFolder) -> str:
-    """Return the id of a checkpoint that must be there.
+    """Return the id of a checkpoint; a missing checkpoint is an error.
 
     Raises:
-        OptionError: there is nothing.
-        DataLossError: it is damaged.
+        OptionError: there is no checkpoint.
+        DataLossError: the file with the id is damaged.
     """
     found = folder.lineage()
     if found is None:
@@ -222,7 +222,7 @@ class RetainedEpoch:
 
 
 def newest_whole(epochs: Iterable[RetainedEpoch]) -> int | None:
-    """Return the newest epoch each manifest of which has all its files; None: there is none.
+    """Return the newest epoch none of whose manifests has a problem, or None.
 
     Of several manifests of an epoch only one counts; which one is unknown here.
     """
@@ -233,12 +233,12 @@ def newest_whole(epochs: Iterable[RetainedEpoch]) -> int | None:
 
 @dataclass
 class Integrity:
-    """A check of the files that manifests name; it looks at each of them once.
+    """A check of the files that manifests name; each file is looked at once.
 
     Args:
         storage: the checkpoint location.
-        verify: read every file, and compare it with its checksums; else it is enough that it is
-            there.
+        verify: read every file, and compare it with its checksums; else it is enough that the file
+            exists.
         known_bad: a text, such as an error's: files that it names are not whole.
     """
 
@@ -259,7 +259,7 @@ class Integrity:
         return sorted(found, key=lambda epoch: epoch.number)
 
     def newest_whole(self, committed_epoch: int) -> int | None:
-        """Return the newest of them that has all its files; None: there is none."""
+        """Return the newest retained epoch that has all its files, or None."""
         return newest_whole(self.epochs(committed_epoch))
 
     def paths(self) -> set[str]:

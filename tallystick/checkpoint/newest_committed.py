@@ -1,4 +1,4 @@
-"""The epoch that a checkpoint can go on from, by what `newest_epoch` finds; and why it has none."""
+"""The epoch that a checkpoint can go on from, by `newest_epoch`; or the error if none exists."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class Newest(NamedTuple):
 def newest_committed(
     checkpoint: Storage, ask: Ask | None = None, wanted: int | None = None
 ) -> Newest:
-    """Look up which epoch the checkpoint can go on from.
+    """Return the epoch that the checkpoint can go on from: the newest settled one, or `wanted`.
 
     Args:
         checkpoint: its location.
@@ -79,7 +79,7 @@ def call_failed(checkpoint: Storage, epoch: int, notes: list[str]) -> DataLossEr
 
 
 def never_committed(epoch: int, path: str) -> str:
-    """Return what to say of a manifest that its decider denies; see `Epochs.is_denied`."""
+    """Return the message about a manifest that its decider denies; see `Epochs.is_denied`."""
     return (
         f"Spark logged epoch {epoch} as done, and its decider knows of earlier epochs only. As a "
         f"rule manifest {path} was never committed then: a run was killed before that, and the "
@@ -156,9 +156,9 @@ def _not_told(
 
 
 def _not_settled(checkpoint: Storage, epoch: int | None) -> str:
-    """Return what to say of an epoch that is decided, and may not be settled; None: the newest.
+    """Return a note on an epoch that is decided and may not be settled; None: the newest epoch.
 
-    To settle it takes the pipeline's sinks, so only the pipeline can.
+    Settling takes the pipeline's sinks, so only the pipeline can do it.
     """
     token = logged_decision(checkpoint)
     if token is None or epoch not in (None, token.checkpoint_id):

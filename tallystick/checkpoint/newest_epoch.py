@@ -1,19 +1,20 @@
-"""The end of a checkpoint: its newest decision, its settled epochs, the manifests that count.
+"""The end of a checkpoint: the newest decision, the settled epochs, the manifests that count.
 
-The one answer for everything that reads a checkpoint without being its driver: savepoints,
+Everything that reads a checkpoint without being its driver gets the same answer here: savepoints,
 `inspect`, `read_state`, and the commands for transactions.
 
 Invariants:
-    * An epoch is settled when it is decided, and committed in every sink. What is decided and not
-      settled may be visible in part only: nothing is restored from it.
-    * In a query of Spark's an epoch is settled when Spark has logged it as done; but for one of
-      which a call failed, or was refused: a user's function may return all the same. See `doubts`.
-      And but for one that a killed run began, and the function then left out. See `is_denied`.
+    * An epoch is settled when it is decided, and committed in every sink. An epoch that is decided
+      and not settled may be visible in part only: nothing is restored from it.
+    * In a query of Spark's an epoch is settled when Spark has logged it as done, with two
+      exceptions: a call failed or was refused, and the user's function returned all the same (see
+      `doubts`); or a killed run began the epoch, and the function then left it out (see
+      `is_denied`).
     * A loop of our own keeps no such log. There an epoch is settled when a later manifest goes on
-      from it (that was written after its last commit), when a run has noted so, or when it is
-      decided and other sinks hold nothing of it.
-    * Whether the newest manifest is decided, only its decider knows: Kafka's token, or the
-      checkpoint's log of decisions. Where that cannot be asked, nothing is guessed.
+      from it (written after the last commit of the epoch), when a run has noted it as settled, or
+      when it is decided and other sinks hold nothing of it.
+    * Only the decider knows whether the newest manifest is decided: Kafka by its token, or the
+      checkpoint's log of decisions. Where the decider cannot be asked, nothing is guessed.
 """
 
 from collections.abc import Callable
@@ -48,8 +49,8 @@ class TokenAnswer(NamedTuple):
     """Kafka's answer to the question for a pipeline's token.
 
     Args:
-        token: None: it holds none, or it is unknown.
-        doubt: why it is unknown; "": it holds none.
+        token: the newest one; None: Kafka holds none, or it is unknown.
+        doubt: the reason why the newest token is unknown; "": it is known, or Kafka holds none.
     """
 
     token: Token | None
@@ -71,9 +72,9 @@ class CheckpointEnd:
 
     Args:
         settled: the newest epoch that is certainly settled; -1: none is.
-        settled_path: its manifest; "": several attempts left one, see `Epochs.counting`.
+        settled_path: its manifest; "": see `Epochs.counting`, several attempts may have left one.
         decided: the newest decision; None: there is none, or its decider did not answer.
-        doubt: why it is unknown what is decided last; "": it can.
+        doubt: the reason why the newest decision is unknown; "": it is known.
     """
 
     settled: int
@@ -131,7 +132,7 @@ class Epochs:
         return self._manifests[path]
 
     def settled(self) -> int:
-        """Return the newest epoch that is settled by what the files say; -1: none is."""
+        """Return the newest epoch that the files prove settled; -1: none is."""
         newest = self._logged[-1] if self._logged else -1
         if not self.is_loops:
             return newest
@@ -147,8 +148,8 @@ class Epochs:
     def newest_written(self) -> int:
         """Return the newest settled epoch that a sink was called in; -1: none is settled.
 
-        A user's own function may leave micro-batches out: of those there is no trace, and nothing
-        to go on from. After a decision without its manifest, which was removed, that is no proof.
+        A user's own function may leave a micro-batch out, which then has no trace, and nothing to
+        go on from. Where a decided epoch's manifest was removed, a missing trace proves nothing.
 
         Raises:
             ManifestError: the log of decisions is damaged.
@@ -168,7 +169,7 @@ class Epochs:
         return epoch <= self.settled() and bool(self.of(epoch))
 
     def last(self, ask: Ask, lineage: str) -> CheckpointEnd:
-        """Find out what is decided last, and what is settled.
+        """Return the newest decision and the newest settled epoch.
 
         Args:
             ask: Kafka, where it decides.
@@ -200,7 +201,7 @@ class Epochs:
         )
 
     def counting(self, epoch: int) -> str:
-        """Return which manifest of a settled epoch counts; "": only Kafka knows, or there is none.
+        """Return the manifest of a settled epoch that counts; "": only Kafka knows, or none exists.
 
         Raises:
             ManifestError: the log of decisions is damaged.
@@ -214,7 +215,7 @@ class Epochs:
         return self._by_the_next(epoch, paths)
 
     def doubts(self, path: str) -> list[str]:
-        """Return the notes for which a manifest of an epoch that Spark has logged may not count."""
+        """Return the notes that put a manifest in doubt, even if Spark has logged the epoch."""
         return doubts(self._names, path, self._base_of)
 
     def failures(self, epoch: int) -> list[str]:
@@ -222,9 +223,9 @@ class Epochs:
         return failures(self._names, epoch)
 
     def is_denied(self, path: str, ask: Ask) -> bool:
-        """True if a manifest's decider says that it never was committed, though Spark logged it.
+        """True if Spark logged a manifest's epoch, and the decider knows of earlier epochs only.
 
-        A run left it that was killed, and then the user's function left the micro-batch out. Of
+        A killed run left such a manifest, and then the user's function left the micro-batch out. Of
         several manifests of an epoch `counting` proves one, or none.
 
         Args:
@@ -241,14 +242,14 @@ class Epochs:
         return token is not None and token.checkpoint_id < epoch
 
     def _base_of(self, path: str) -> str:
-        """Return the manifest that an epoch went on from; "": it is damaged, or there is none."""
+        """Return the path of a manifest's base; "": the manifest is damaged, or has no base."""
         try:
             return self.manifest(path).base_path
         except ManifestError:
             return ""
 
     def _token(self, ask: Ask, lineage: str) -> TokenAnswer:
-        """Return the newest token of this lineage, from where this checkpoint's decisions are."""
+        """Ask the checkpoint's decider, Kafka or the log of decisions, for a lineage's token."""
         decider = decider_of(self._checkpoint)
         if decider is None:
             return TokenAnswer(None)
@@ -264,7 +265,7 @@ class Epochs:
         return TokenAnswer(None, answer.doubt or no_token)
 
     def _decided(self, ask: Ask, lineage: str, settled: int) -> TokenAnswer:
-        """Return the newest token of this lineage, and why it may not be the newest.
+        """Return a lineage's newest token, and the reason to doubt that no newer one exists.
 
         Where no epoch has left a manifest after the newest that is settled, no doubt matters:
         nothing else can have been decided.
@@ -284,7 +285,8 @@ class Epochs:
     def _by_the_next(self, epoch: int, paths: list[str]) -> str:
         """Return the manifest that the next epoch's went on from, decided or not; "": unknown.
 
-        An epoch begins where the one before is decided. For the newest the log of decisions has it.
+        An epoch begins only after the one before is decided. Of the newest epoch the log of
+        decisions names the manifest.
         """
         token = logged_decision(self._checkpoint)
         newest = "" if token is None else token.manifest_path
@@ -297,7 +299,7 @@ class Epochs:
 
 
 def logged_decision(checkpoint: Storage) -> Token | None:
-    """Return what the checkpoint's own log decided last; None: nothing.
+    """Return the newest decision of the checkpoint's own log; None: no epoch is decided.
 
     Raises:
         ManifestError: the log is damaged.

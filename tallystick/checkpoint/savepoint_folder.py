@@ -1,10 +1,11 @@
-"""The folder that a command on savepoints fills or empties, and the copies that it puts there.
+"""The folder that a command on savepoints fills or empties, and the copied files in it.
 
 Invariants:
 
 * One command at a time works in a folder: it holds the marker. Where the storage cannot create a
   file exclusively, only the look that finds the folder empty stands between two commands.
-* What a failed command removes, it wrote itself: it alone could take the folder, which was empty.
+* A failed command removes only files that it wrote itself: the folder was empty, and no other
+  command could take it.
 * `savepoint.json` is written last, after all files of state were read back and have the bytes that
   the manifest names. Without it a folder is no savepoint, even with all other files.
 """
@@ -42,11 +43,11 @@ FILES_AT_A_TIME = 4
 
 
 class SupersededError(StateFileError):
-    """A file that was to be copied is gone: if a pipeline runs there, a later epoch replaced it."""
+    """A file to be copied is gone: if a pipeline runs there, a later epoch has replaced it."""
 
 
 class NewFolder:
-    """A folder that one command fills; see `filled`.
+    """A new folder while a command fills it; see `filled`.
 
     Args:
         storage: the folder.
@@ -63,7 +64,7 @@ class NewFolder:
         self.storage.put(path, data)
 
     def begin(self, lineage: str) -> None:
-        """Make it a checkpoint of this id."""
+        """Make the folder a checkpoint of a given id."""
         self.put(METADATA, encode_lineage(lineage))
 
     def will_have(self, path: str) -> None:
@@ -99,9 +100,9 @@ class NewFolder:
                 raise SupersededError(f"{named_file(file, source.location)} is missing")
 
     def complete(self, savepoint: Savepoint) -> None:
-        """Verify the files of a savepoint, then write the description that makes it one.
+        """Verify a savepoint's files, then write `savepoint.json`, which completes the savepoint.
 
-        Copies that it does not name, of earlier tries, are removed first.
+        Copies of earlier tries that the savepoint does not name are removed first.
 
         Raises:
             StateFileError: a file cannot be read back as it was written.
@@ -126,9 +127,9 @@ class NewFolder:
             )
 
     def undo(self) -> None:
-        """Remove what was written, first what made the folder whole; what is left is logged.
+        """Remove all written files, beginning with `WRITTEN_LAST`; log every file that is left.
 
-        While that may still be there, what it needs has to stay.
+        While a file of `WRITTEN_LAST` may still be there, the files that it needs have to stay.
         """
         newest_first = self._written[::-1]
         for path in sorted(newest_first, key=lambda path: path not in WRITTEN_LAST):
@@ -201,7 +202,7 @@ def _writer(folder: Storage) -> str:
 def _refuse_used(folder: Storage) -> None:
     """Raise OptionError if a folder has files of a checkpoint or of a savepoint.
 
-    What is deleted or collected in it later must be those of the command that fills it.
+    Files that are deleted or collected there later must be those of the command that fills it.
     """
     if folder.get(FILE) is not None:
         raise OptionError(f"{folder.location} holds a savepoint already: name another folder.")
@@ -223,7 +224,7 @@ def _refuse_used(folder: Storage) -> None:
 
 
 def remove(folder: Storage, path: str) -> bool:
-    """Remove a file; return whether that was done. What is left is logged."""
+    """Remove a file; return True if that was done. A file that is left is logged."""
     try:
         folder.delete(path)
     except Exception as error:  # of any kind: it must not hide why the command failed
@@ -242,7 +243,7 @@ def _may_be_there(folder: Storage, path: str) -> bool:
 def refuse_savepoint(checkpoint: Storage) -> None:
     """Refuse a query whose checkpoint would be the folder of a savepoint.
 
-    No manifest of its own names the savepoint's files, so it would collect them.
+    No manifest of the query names the savepoint's files, so the query would collect them.
 
     Raises:
         OptionError: a savepoint lies there.
@@ -273,5 +274,5 @@ def whole_uri(location: str) -> str:
 
 
 def name_of(folder: Storage) -> str:
-    """Return what the savepoint in this folder is called."""
+    """Return the name of the savepoint in a folder."""
     return whole_uri(folder.location).rpartition("/")[2]

@@ -58,7 +58,7 @@ class LoggedBatch:
 
 
 def replaced(location: str, batch_id: int, logged: Sequence[str], read: Sequence[str]) -> str:
-    """Raise: the entry of a running micro-batch is not what Spark reads for it."""
+    """Return the message about a running micro-batch whose entry differs from what Spark reads."""
     return (
         f"checkpoint {location}: offsets/{batch_id} has {tuple(logged)}, while Spark runs "
         f"micro-batch {batch_id} up to {tuple(read)}: another query writes the same checkpoint, or "
@@ -86,14 +86,14 @@ def parse_entry(data: bytes | None) -> LoggedBatch | None:
 
 
 class SparkLog:
-    """The log of one query, as Spark writes it and as we mend it."""
+    """The log of a query, which Spark writes and we sync and mend."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._synced: int | None = None  # the newest entry that is certainly durable
 
     def batch(self, batch_id: int) -> LoggedBatch:
-        """Return what Spark logged for a micro-batch.
+        """Return Spark's log entry of a micro-batch.
 
         Raises:
             DataLossError: the entry is missing or damaged.
@@ -123,7 +123,7 @@ class SparkLog:
         return None if found is None else found.sources
 
     def sync(self, batch_id: int) -> None:
-        """Make durable what Spark needs to ask for this micro-batch again."""
+        """Make the entries durable that Spark needs to ask for a micro-batch again."""
         if self._synced is None:
             self._storage.sync(METADATA)
         for each in (batch_id - 1, batch_id):
@@ -133,10 +133,10 @@ class SparkLog:
         self._synced = batch_id
 
     def _sync_sources(self, batch_id: int) -> None:
-        """Make durable what Spark's own file sources keep of a micro-batch beside its offsets.
+        """Make the entries durable that Spark's own file sources keep of a micro-batch.
 
-        Theirs is the number of an entry in a log of their own, which says which files those were;
-        every tenth stands for the ones before it.
+        Their offset is the number of an entry in a log of their own, which names the files; every
+        tenth entry stands for the ones before it.
         """
         entry = self._entry(batch_id)
         for index, text in enumerate(() if entry is None else entry.sources):
@@ -149,16 +149,16 @@ class SparkLog:
     def put_right(
         self, batch_id: int, sources: tuple[str, ...], prove_owner: Callable[[], None]
     ) -> None:
-        """Set the end offsets of a committed micro-batch by its manifest; forget what follows it.
+        """Set a committed micro-batch's end offsets as in its manifest; remove all later entries.
 
-        Those were planned from the wrong position, and none of them is decided: nor are what
-        manifests they have, which `mend` must not take for committed.
+        Later micro-batches were planned from the wrong position, and none of them is decided. Their
+        manifests are removed too, since `mend` must not take those for committed.
 
         Args:
             batch_id: the micro-batch.
-            sources: what its manifest has.
-            prove_owner: raises where another run has taken over. That one may have put the log
-                right and decided epochs since; so only what was there before the proof is removed.
+            sources: the end offsets that its manifest has.
+            prove_owner: raises where another run has taken over. That run may have put the log
+                right and decided epochs since; so only files from before the proof are removed.
         """
         manifests = manifest_paths(self._storage.names(FOLDER))
         logged = _numbers(self._storage.names(OFFSETS))
@@ -175,7 +175,7 @@ class SparkLog:
         self._write(batch_id, LoggedBatch(found.head, sources))
 
     def mend(self) -> None:
-        """Undo what a power cut did to the log; call it before Spark reads the log.
+        """Mend the log after a power cut; called before Spark reads the log.
 
         The newest entries may be missing or torn. Those of epochs with a manifest are written
         again, the others are removed: Spark plans and runs them again. So are those after a hole,
@@ -214,7 +214,7 @@ class SparkLog:
         self._write(epoch, LoggedBatch(head, found.pop()))
 
     def _is_usable(self, batch_id: int) -> bool:
-        """True if Spark can start from an entry; it reads the one before it too."""
+        """True if Spark can start from an entry, for which the previous entry must exist too."""
         before = batch_id == 0 or self._entry(batch_id - 1) is not None
         return before and self._entry(batch_id) is not None
 
@@ -245,7 +245,7 @@ class SparkLog:
 
 
 def _path(folder: str, batch_id: int, *, is_checksum: bool = False) -> str:
-    """Return an entry's path, or that of the checksum which Hadoop keeps beside it."""
+    """Return the path of an entry, or of the checksum that Hadoop keeps beside the entry."""
     return f"{folder}/.{batch_id}.crc" if is_checksum else f"{folder}/{batch_id}"
 
 

@@ -1,7 +1,7 @@
 """Files of keyed state: written by tasks, read back into their stores, collected by the driver.
 
 A file counts only when a committed manifest names it. Names are never used twice: attempts that do
-not know of each other cannot collide, and what a failed one left is found by its name's epoch.
+not know of each other cannot collide, and files of failed ones are found by the epoch in the name.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -141,7 +141,7 @@ def _decoded(
 def bring_forward(
     store: StateStore, step: StepState, groups: KeyGroupRange, storage: Storage
 ) -> RestoreCost:
-    """Bring a worker's store to the committed state, by what it lacks.
+    """Bring a worker's store to the committed state, by the entries that it lacks.
 
     Args:
         store: of these key groups.
@@ -209,7 +209,7 @@ class ChangedEntries(NamedTuple):
 def changes_since(
     step: StepState, have: Version | None, groups: KeyGroupRange, storage: Storage
 ) -> ChangedEntries:
-    """Return what leads from a version to the committed one, for copies in memory.
+    """Return the entries that lead from a version to the committed one, for copies in memory.
 
     Args:
         step: the committed state.
@@ -258,7 +258,7 @@ def chunks_of(step: StepState, groups: KeyGroupRange) -> Iterator[KeyGroupRange]
 def write_changelog(
     storage: Storage, uid: str, epoch: int, index: int, nonce: str, table: pa.Table
 ) -> StateFile | None:
-    """Write what an epoch changed.
+    """Write the entries that an epoch changed.
 
     Args:
         storage: the checkpoint location.
@@ -269,7 +269,7 @@ def write_changelog(
         table: `ENTRIES`, sorted by key.
 
     Returns:
-        What the manifest is to say of it; None where nothing was changed.
+        The file, as the manifest is to name it; None where nothing was changed.
     """
     if table.num_rows == 0:
         return None
@@ -321,7 +321,7 @@ def write_merged(
     *,
     written_in: int | None = None,
 ) -> StateFile:
-    """Write one changelog that says what several say: of each key, the newest.
+    """Merge several changelogs into a new one: of each key, the newest entry.
 
     Args:
         storage: the checkpoint location.

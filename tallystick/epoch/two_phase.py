@@ -359,7 +359,7 @@ class Lost(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """The result of commits: the lost committables, and the first error (its outcome is unknown)."""
+    """The result of commits: the lost committables, and the first error, if any."""
 
     lost: tuple[Committable, ...]
     error: Exception | None

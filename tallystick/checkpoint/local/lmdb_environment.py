@@ -1,4 +1,4 @@
-"""LMDB files, one open environment per path and process, and the folders that they live in.
+"""LMDB files and their folders, with one open environment per path and process.
 
 LMDB's rules that this module keeps: a file is opened once per process, never used across a fork,
 not grown while the process reads it, and lock file and data file belong together. Reader slots of
@@ -94,7 +94,7 @@ class Environment:
 
     @property
     def is_current(self) -> bool:
-        """True if this process opened it, and it is still what lies at its path."""
+        """True if this process opened the file, and the path still leads to the same file."""
         return self._pid == os.getpid() and self._inode == _inode(self.path)
 
     def begin(self, *, write: bool = False) -> "lmdb.Transaction[bytes]":
@@ -112,14 +112,14 @@ class Environment:
         self._resize(2 * self.lmdb.info()["map_size"])
 
     def is_bloated(self) -> bool:
-        """True if the file is much larger than what is in it; LMDB never gives pages back."""
+        """True if the unused file is much larger than its content: LMDB never gives pages back."""
         found = self.lmdb.stat()
         pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
         size = (self.path / "data.mdb").stat().st_size
         return size > BLOAT * pages * found["psize"] + BLOAT_BYTES_MIN and self.views == 0
 
     def rewrite(self) -> None:
-        """Put a file with nothing but its content in its place; needs its lock."""
+        """Replace the file with a compacted copy; the caller holds the folder's lock."""
         assert self.views == 0, "somebody reads it"
         fresh = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}{_GONE}")
         fresh.mkdir(mode=0o700)
@@ -132,7 +132,7 @@ class Environment:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def close(self) -> None:
-        """Close it, and forget it."""
+        """Close the file, and forget the environment."""
         self.lmdb.close()
         _open.pop(self.path, None)
 
@@ -191,7 +191,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder atomically; a process that has it open keeps it."""
+    """Remove a folder atomically; a process with the file open keeps a copy."""
     gone = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_GONE}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(gone)
@@ -241,7 +241,7 @@ def _opened(path: Path) -> Environment:
 
 
 def _with_room(take: Callable[[], Taken]) -> Taken:
-    """Take address space; where there is none left, that of files that are not being read."""
+    """Call `take`; where address space runs out, close all files that nobody reads, and repeat."""
     try:
         return take()
     except lmdb.MemoryError:

@@ -3,14 +3,14 @@
     root / "boot-…" / lineage / uid / "0-63" / data.mdb, lock.mdb         and "0-63.lock" beside it
 
 Invariants:
-- It holds a committed version whole, or says that it has none: an apply of several transactions
-  takes the version away with the first and gives the new one with the last; each checks that it is
-  still the one at work.
+- The store holds a whole committed version, or says that it has none: an apply of several
+  transactions removes the version with the first and sets the new one with the last; each checks
+  that no other apply has come between.
 - Nothing is synced to disk: a killed process loses nothing, a machine that stops may. So the boot's
   id is in the path: what another boot left is never opened.
 - No read transaction outlives its `view`: LMDB cannot reuse a page that a reader may see.
-- A folder is never emptied under a process that has it open: it is renamed away, and a process
-  that has it open keeps a copy of its own, which it leaves at its next use.
+- A folder is never emptied under a process that has it open: the folder is renamed away, and the
+  process keeps a copy of its own, which it leaves at its next use.
 
 LMDB takes keys of up to 511 bytes. A longer one is stored as its beginning and a digest, 511 bytes
 in all (which no other stored key has), and the value begins with the whole key. Shortened keys of
@@ -90,7 +90,7 @@ class LmdbStore:
 
     Args:
         path: its folder.
-        groups: which it holds.
+        groups: the key groups that it holds.
     """
 
     def __init__(self, path: Path, groups: KeyGroupRange) -> None:
@@ -295,7 +295,7 @@ def _stored_value(key: bytes, value: bytes) -> bytes:
 
 
 def _has_long_keys(keys: pa.BinaryArray) -> bool:
-    """True if one of them must be shortened."""
+    """True if a key is too long for LMDB, and must be shortened."""
     return bool(len(keys)) and pc.max(pc.binary_length(keys)).as_py() >= STORED_KEY_MAX
 
 

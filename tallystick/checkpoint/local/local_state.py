@@ -1,6 +1,6 @@
 """The ports of a keyed task: the checkpoint's files, and copies of state on this host.
 
-What lies below the local root is needed by nothing: it only saves reading the checkpoint again.
+Nothing needs the files below the local root: they only save reading the checkpoint again.
 """
 
 import os
@@ -46,13 +46,13 @@ class LocalState:
 
 
 def state_folder() -> Path:
-    """Return where copies of state are kept on this host; nothing is made there."""
+    """Return the folder for copies of state on this host, without making it."""
     named = os.environ.get(ROOT_VARIABLE)
     return Path(named) if named else Path(tempfile.gettempdir(), f"tallystick-{os.getuid()}")
 
 
 def state_root() -> Path:
-    """Return the folder for copies of state, made where it is not there; no one else may change it.
+    """Return the folder for copies of state, made if missing; no other user may change it.
 
     Other users may not even read the one below the system's temporary folder.
 
