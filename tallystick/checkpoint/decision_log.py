@@ -282,7 +282,7 @@ class DecisionLog:
 
 
 def _implied_decider(checkpoint: Storage) -> DeciderName | None:
-    """Return the decider that manifests or the log of decisions imply, where the file is missing."""
+    """Return the decider that manifests or the log of decisions imply, if the file is missing."""
     folder = CheckpointFolder(checkpoint)
     for path in reversed(folder.manifest_paths()):
         manifest = folder.manifest(path)

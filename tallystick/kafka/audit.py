@@ -39,7 +39,7 @@ PATIENCE_SHARE = 4
 def transaction_state(
     client: Client, transactional_id: str, *, deadline: float | None = None
 ) -> Any:
-    """Return what the coordinator keeps of a transactional id; None when it knows of none."""
+    """Return the coordinator's state of a transactional id; None if the id is unknown there."""
     response = client.call(
         lambda: protocol.DescribeTransactionsRequest(transactional_ids=[transactional_id]),
         Coordinator("transaction", transactional_id),
@@ -83,7 +83,7 @@ def unexplained(client: Client, producer: Producer, subject: str) -> TallystickE
 def producer_states(
     client: Client, producer: Producer, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Any] | None:
-    """Return the leaders' records of this producer epoch, where they have one with rows.
+    """Return each leader's entry for a producer epoch, by partition, where the epoch wrote rows.
 
     None when READ on a topic is missing: then the log may not be read.
     """
@@ -176,7 +176,7 @@ def foreign_rows(
 
 
 class _LogScan(NamedTuple):
-    """A piece of log: how many rows of a producer epoch it has, and whether they end there."""
+    """A piece of log: the number of rows of a producer epoch, and whether a marker ends them."""
 
     row_count: int
     position: int
@@ -265,7 +265,7 @@ def batch_at_sequence(
 
 
 def describe_producers(partitions: list[TopicPartition]) -> Any:
-    """Return the request for what leaders keep of the producers of partitions."""
+    """Return the request for the leaders' entries about the producers of partitions."""
     topic_class = protocol.DescribeProducersRequest.TopicRequest
     return protocol.DescribeProducersRequest(
         topics=[

@@ -1,4 +1,4 @@
-"""The one transaction of a batch write: one process begins it, tasks write to it, another ends it.
+"""The transaction of a batch write: begun by one process, written by tasks, ended by another.
 
 Invariants:
     * It begins with InitProducerId: its producer epoch has one transaction.
@@ -56,7 +56,7 @@ class BatchTransaction:
     def begin(
         cls, output: KafkaOutput, transactional_id: str, columns: pa.Schema
     ) -> "BatchTransaction":
-        """Check what the write needs, and fence the transactional id.
+        """Check cluster, rights and columns, and fence the transactional id.
 
         Args:
             output: what the user chose.
@@ -80,7 +80,7 @@ class BatchTransaction:
             broker.close()
 
     def commit(self, produced: Sequence[ProducedRange]) -> None:
-        """Make what tasks wrote visible, if it is all that there is.
+        """Commit the transaction if it holds exactly the rows that the tasks report.
 
         Args:
             produced: the ranges of all tasks, one per partition.
@@ -114,7 +114,7 @@ class BatchTransaction:
             )
 
     def abort(self) -> None:
-        """Abort it, and let no task write into it from here on; do nothing if it is committed.
+        """Abort the transaction, and fence its tasks; do nothing if it is committed.
 
         Raises:
             BrokerUnavailableError: no answer; it ends with its timeout then.
@@ -181,7 +181,7 @@ class BatchTransaction:
         )
 
     def _is_in(self, state: Any, states: frozenset[str]) -> bool:
-        """True if this transaction is in one of some states; ending it adds 1 to the epoch."""
+        """True if the transaction is in a given state; ending a transaction adds 1 to the epoch."""
         epochs = (self.producer.producer_epoch, self.producer.producer_epoch + 1)
         return (
             int(state.producer_id) == self.producer.producer_id

@@ -194,7 +194,7 @@ class KafkaBroker:
         return {partition: offset for partition, (offset, _) in found.items()}
 
     def _tell_unguarded(self, partitions: Iterable[TopicPartition]) -> None:
-        """Log, once, which guard is left out and what would bring it back."""
+        """Warn, once, that second attempts of tasks go unnoticed without READ on the topics."""
         if self._told_unguarded:
             return
         self._told_unguarded = True

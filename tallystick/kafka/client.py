@@ -57,7 +57,7 @@ class AnyBroker:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One particular broker, for what only it knows."""
+    """A particular broker, for questions that no other broker can answer."""
 
     node: int
 
@@ -122,7 +122,7 @@ class Client:
         fenced: type[TallystickError] = EpochAbortedError,
         accept: frozenset[str] = frozenset(),
     ) -> Any:
-        """Ask one broker until it gives an answer that counts.
+        """Send a request to the target, and again until the answer counts or the deadline passes.
 
         Args:
             make: a fresh request for each try.
@@ -252,7 +252,7 @@ class Client:
     def by_leader(
         self, partitions: Iterable[TopicPartition], deadline: float
     ) -> Mapping[int, list[TopicPartition]]:
-        """Return partitions by the node that leads them; those without a leader are left out."""
+        """Return partitions by the node of their leader; partitions without one are left out."""
         wanted = sorted(partitions)
         # One without a leader may be gone by now: what was known of it must not hide that.
         self.forget_leaders(each for each in wanted if self._leaders.get(each) == NOBODY)
@@ -266,7 +266,7 @@ class Client:
         return led
 
     def forget_leaders(self, partitions: Iterable[TopicPartition]) -> None:
-        """Look up the leaders of these partitions before they are asked again."""
+        """Forget the leaders of partitions, so that the next request looks them up."""
         for partition in partitions:
             self._leaders.pop(partition, None)
 
@@ -386,7 +386,7 @@ class Client:
         fenced: type[TallystickError],
         accept: frozenset[str],
     ) -> list[str]:
-        """Return the errors that another try may mend; raise those that no other try will."""
+        """Return the errors that another try may mend; raise any error that no try will."""
         names = []
         for code, subject in codes:
             error_name = protocol.error_name(code)

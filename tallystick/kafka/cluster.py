@@ -64,9 +64,9 @@ def topics(client: Client) -> list[str]:
 
 
 def describe_topics(client: Client, topics: Iterable[str] | None) -> dict[str, FoundTopic]:
-    """Describe topics; one that does not exist is absent.
+    """Describe topics; a topic that does not exist is absent.
 
-    A topic is there with its partitions, whether or not they have a leader at the moment.
+    A topic is described with all its partitions, whether or not they have a leader at the moment.
 
     Args:
         client: of the cluster.
@@ -100,7 +100,7 @@ def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
 def _look_for(
     client: Client, topics: Iterable[str] | None
 ) -> tuple[dict[str, FoundTopic], dict[str, str]]:
-    """Return the topics that are there, and for the others Kafka's error.
+    """Return the existing topics, and Kafka's error for each of the others.
 
     A broker that has not heard of a topic yet looks like one without it, so it is asked again for
     a while; one that reports a topic is believed at once.
@@ -140,7 +140,7 @@ def list_offsets(
     isolation: int = READ_COMMITTED,
     absent_after_s: float | None = None,
 ) -> dict[TopicPartition, int]:
-    """Return where the log of each partition begins, or ends.
+    """Return the offset at which each partition's log begins, or ends.
 
     Args:
         client: of the cluster.
@@ -165,7 +165,7 @@ def confirm_topic_ids(
     *,
     absent_after_s: float | None = None,
 ) -> set[TopicPartition]:
-    """Return the partitions whose leaders have the topic of that id.
+    """Return the partitions whose leaders have the topic with the expected id.
 
     ListOffsets names topics by name only. Where a topic was deleted and created again, a leader
     that has not heard of it yet answers with the old log, while others name the new id. A Fetch
@@ -341,9 +341,9 @@ def _settings(
     wanted: Mapping[tuple[int, str], Iterable[str]],
     accept: frozenset[str] = UNAUTHORIZED,
 ) -> Mapping[tuple[int, str], Mapping[str, str] | None]:
-    """Return settings of brokers and topics; those that one does not have are absent.
+    """Return settings of brokers and topics; a setting that a resource does not have is absent.
 
-    None when DESCRIBE_CONFIGS is missing, or the broker keeps them secret.
+    A resource's settings are None if DESCRIBE_CONFIGS is missing, or the broker keeps them secret.
 
     Args:
         client: of the cluster.

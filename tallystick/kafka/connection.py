@@ -108,7 +108,7 @@ class Connection:
         return self._answers.pop(correlation_id)
 
     def discard(self, correlation_id: int) -> None:
-        """Drop this answer when it comes."""
+        """Drop the answer to a posted request when it comes."""
         if self._answers.pop(correlation_id, None) is None:
             self._unwanted.add(correlation_id)
 

@@ -121,7 +121,7 @@ def refusal(
     *,
     fenced: type[TallystickError] = EpochAbortedError,
 ) -> TallystickError:
-    """Return the error that says what an error code means; not for the codes in `AGAIN`.
+    """Return our error for an error code of Kafka's; not for the codes in `AGAIN`.
 
     Args:
         error_name: Kafka's name of the code.
@@ -187,7 +187,7 @@ def unavailable(doing: str, subject: str, reason: str, seconds: float) -> Broker
 
 
 class Attempts:
-    """The limits of one retry loop: its pauses, and its end.
+    """The limits of a retry loop: the pauses, and the deadline.
 
     Args:
         deadline: `time.monotonic` when to give up.

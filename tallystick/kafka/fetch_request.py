@@ -78,7 +78,7 @@ class Cursor:
         return self.position >= self.split.stop_offset
 
     def belongs_to(self, topic_id: UUID | None) -> bool:
-        """True if the topic that is shown now can be the one that the split means."""
+        """True if the topic that is shown now can be the split's own topic."""
         known = topic_id is not None and topic_id != NO_ID and self.topic_id != NO_ID
         return not known or topic_id == self.topic_id
 
@@ -92,7 +92,7 @@ class Cursor:
         self._doubt = ""
 
     def doubt(self, what: str) -> float:
-        """Note the loss that an answer is a sign of; return for how many seconds all have agreed.
+        """Note the loss that an answer hints at; return for how many seconds all answers agree.
 
         Args:
             what: the kind of loss; empty when the answer speaks against any.
@@ -104,7 +104,7 @@ class Cursor:
         return now - self._doubt_since
 
     def take_back(self, *doubts: str) -> None:
-        """Drop these doubts, which an answer disproved, and keep others."""
+        """Drop the doubt about the split if an answer disproved doubts of this kind."""
         if self._doubt in doubts:
             self._doubt = ""
 
@@ -118,7 +118,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """A request under way: its deadline, its splits, and the ids that name their topics."""
+    """A Fetch request under way: the deadline, the splits, and the ids of their topics."""
 
     posted: PendingRequest
     until: float
@@ -129,7 +129,7 @@ class SplitRequest:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of an answer that is one split's: the offsets from `start` up to `stop`."""
+    """A split's part of an answer: the offsets from `start` up to `stop`."""
 
     cursor: Cursor
     start: int

@@ -339,7 +339,7 @@ class Turns:
         return parts
 
     def _overcome(self, cursor: Cursor, error_name: str) -> None:
-        """Wait where that can help, and raise where it cannot."""
+        """Pause a split after an error that may pass; raise any other error."""
         if error_name.isalnum() and error_name not in AGAIN:
             raise refusal(error_name, "Fetch", str(cursor.split))
         if error_name in STALE:
@@ -348,7 +348,7 @@ class Turns:
         self._pause(cursor, error_name)
 
     def _strand(self, node: int, cursors: Iterable[Cursor], error: OSError) -> None:
-        """Look up the leaders of all that wait for a broker that is not available."""
+        """Look up new leaders for all splits that wait for an unavailable broker."""
         obstacle = describe(error)
         self._client.obstacles[f"Fetch: {obstacle}"] += 1
         line = self._lines[node]
@@ -359,7 +359,7 @@ class Turns:
             self._pause(cursor, obstacle)
 
     def _pause(self, cursor: Cursor, obstacle: str, doubt: str = "") -> None:
-        """Ask for it again later; `doubt` is the loss that the obstacle is a sign of, if any."""
+        """Ask for a split again later; `doubt` is the loss that the obstacle hints at, if any."""
         cursor.doubt(doubt)
         if cursor.attempts is None:
             cursor.attempts = Attempts(self._client.deadline(), "Fetch", str(cursor.split))
@@ -369,7 +369,7 @@ class Turns:
     # --- losses -------------------------------------------------------------------------------
 
     def _is_certain(self, cursor: Cursor, doubt: str) -> bool:
-        """Note one more sign of a loss; whether it was seen for long enough to be believed."""
+        """Note one more sign of a loss; return True if the signs have lasted long enough."""
         most_s = self._client.config.delivery_timeout_ms / 1000 / 2  # with time left to settle it
         return cursor.doubt(doubt) >= min(CERTAIN_AFTER_S, most_s)
 

@@ -240,7 +240,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def check_without_field(option: str, text: str, known: Collection[str]) -> None:
-    """Check a setting that has no field: warn that it has no effect, or refuse it.
+    """Check a setting without a field: accept the allowed value, warn of no effect, or refuse.
 
     Args:
         option: its name, without `kafka.`.

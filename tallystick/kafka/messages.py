@@ -138,7 +138,7 @@ class Field:
 
     @property
     def is_number(self) -> bool:
-        """True if its bytes are one number, of a size that no value changes."""
+        """True if the field's bytes are one number of a fixed size."""
         return self.kind in NUMBERS and not self.is_array
 
     def has_default(self, message: Message) -> bool:
@@ -306,10 +306,10 @@ def _struct_reader(kind: Any, version: int, is_flexible: bool) -> Reader:
 
 
 class Rows(Sequence[Any]):
-    """Structures of numbers, as they came: each is made into an object when it is read.
+    """Structures of numbers, kept as received: each becomes an object only when it is read.
 
     A leader answers DescribeProducers with every producer that wrote to a partition within a day,
-    and the request cannot name some: `where` finds those of one without looking at others.
+    and the request cannot select producers: `where` finds one's structures, and makes no others.
 
     Args:
         data: their bytes.
@@ -336,15 +336,15 @@ class Rows(Sequence[Any]):
         return self._make(self._row.unpack_from(self._data, at))
 
     def where(self, name: str, value: int) -> Iterator[Any]:
-        """Yield the structures that have this value in a field."""
+        """Yield the structures that have a given value in a field."""
         column = np.frombuffer(self._data, self._columns)[name]
         return (self[index] for index in np.flatnonzero(column == value).tolist())
 
 
 def _rows_reader(kind: Any, version: int, is_flexible: bool) -> RowsReader | None:
-    """Return what reads many structures that are only numbers; None: this one is more than that.
+    """Return a reader for many structures of a kind; None if the kind has more than numbers.
 
-    It answers None where one of them has tagged fields.
+    The reader itself returns None where a structure in the data has tagged fields.
     """
     plain, tagged = _plain_and_tagged(kind, version)
     if tagged or not plain or not all(field.is_number for field in plain):

@@ -107,11 +107,11 @@ class Network:
         return answer
 
     def discard(self, posted: PendingRequest) -> None:
-        """Drop this answer when it comes."""
+        """Drop the answer to a posted request when it comes."""
         posted.connection.discard(posted.correlation_id)
 
     def answered(self, posted: Sequence[PendingRequest], deadline: float) -> list[PendingRequest]:
-        """Return those whose answer begins to come, or never will; none after the deadline."""
+        """Return the requests whose answer begins to come, or never will; none if time is over."""
         ready = [
             each
             for each in posted

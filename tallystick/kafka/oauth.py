@@ -48,7 +48,7 @@ NO_TOKEN = Token("")
 
 
 class _KeptTokens:
-    """The tokens of this process, by the endpoint and what it was asked for."""
+    """The tokens of the process, by endpoint, client id, secret and scope."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -115,7 +115,7 @@ def _key(config: KafkaConfig) -> tuple[str, ...]:
 
 
 def _ask(config: KafkaConfig, timeout_s: float) -> bytes:
-    """Ask the endpoint for a token; return its answer if it gives one."""
+    """Ask the endpoint for a token, and return the answer; raise if the endpoint refuses."""
     url = config.token_endpoint
     fields = {"grant_type": "client_credentials"}
     if config.oauth_scope:

@@ -50,7 +50,7 @@ CLOCK_SKEW_MAX_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class TaskTransaction:
-    """All data needed to commit what a task wrote, from any process.
+    """The data needed to commit a task's transaction, from any process.
 
     Args:
         transactional_id: of the pool.
@@ -133,7 +133,7 @@ class TaskTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TaskToken:
-    """The token that a group holds: which transaction of its id was committed last.
+    """The token in a group: the transaction committed last under a transactional id.
 
     Args:
         next_checkpoint_id: the offset: the epoch after the committed one.
@@ -202,7 +202,7 @@ def fate_of(transaction: TaskTransaction, state: Any) -> Fate:
 def commit(
     client: Client, transaction: TaskTransaction, checkpoint_id: int, age_ms: int
 ) -> Outcome:
-    """Make a prepared transaction visible, or find out what became of it.
+    """Commit a prepared transaction, or prove its outcome if another producer has fenced it.
 
     Args:
         client: of its cluster.
@@ -238,7 +238,7 @@ def commit(
 def judge(
     transaction: TaskTransaction, checkpoint_id: int, token: TaskToken | None, doubt: str
 ) -> Outcome:
-    """Return what a token proves of a transaction that is over.
+    """Return the outcome that a token proves for a finished transaction.
 
     Args:
         transaction: which.
@@ -248,7 +248,7 @@ def judge(
 
     Raises:
         DataLossError: neither outcome can be proved.
-        FencedError: the same checkpoint was gone on from by another run.
+        FencedError: another run has gone on from the same checkpoint.
     """
     if token is None:
         if doubt:
@@ -276,7 +276,7 @@ def judge(
 
 
 def check_newest(client: Client, transaction: TaskTransaction, checkpoint_id: int) -> None:
-    """Check that the epoch of a committed transaction is the newest one under its id.
+    """Check that the checkpoint committed no later epoch under the id of a transaction.
 
     Args:
         client: of its cluster.
@@ -408,7 +408,7 @@ def read_token(
     stable: bool = True,
     deadline: float | None = None,
 ) -> TaskToken | None:
-    """Return what Kafka holds in a transaction's token group.
+    """Return the token that Kafka holds in a transaction's token group; None: there is none.
 
     Args:
         client: of the cluster.

@@ -73,7 +73,7 @@ class KafkaOutput:
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that are known before there are rows."""
+        """The topics that are known before the first row: of output and of dead letters."""
         return frozenset(filter(None, (self.topic, self.dead_letter_topic)))
 
     def rows(

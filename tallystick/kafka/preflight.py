@@ -49,7 +49,7 @@ class Replication(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """The settings of a cluster, as it reports them; None where it does not.
+    """The settings that a cluster reports; None for each setting not reported.
 
     Args:
         transaction_version: the finalized feature `transaction.version` (KIP-890); 0 where the
@@ -97,7 +97,7 @@ def check(
     trigger_interval_ms: int | None,
     speculation: bool = False,
 ) -> Findings:
-    """Compare what the cluster says with what the settings need.
+    """Compare the facts of a cluster with the needs of a sink's settings.
 
     Args:
         facts: of the cluster.
@@ -116,7 +116,7 @@ def check(
 
 
 def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "") -> None:
-    """Raise all that forbids the start as one error; nothing if there is nothing.
+    """Raise all problems and missing rights as one error, if there are any.
 
     Args:
         problems: in words.
@@ -135,7 +135,7 @@ def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "
 
 
 def check_all(checks: Iterable[Callable[[], None]]) -> None:
-    """Make every check, and raise what they found as one error.
+    """Make every check, and raise all their refusals as one error.
 
     Raises:
         AuthorizationError: a check raised one.
@@ -250,7 +250,7 @@ def check_recovery(output: KafkaOutput, trigger_interval_ms: int | None) -> Iter
 
 
 def missing_rights(client: Client, wanted: Iterable[Right]) -> tuple[Right, ...]:
-    """Return those of the wanted rights that the user of the connection does not have.
+    """Return the wanted rights that the user of the connection does not have.
 
     Topics and groups are described together with the operations that are authorized on them
     (KIP-430). Kafka has no such answer for transactional ids, so the right to write one is tried

@@ -128,7 +128,7 @@ class SentRequest:
 
 
 def encode_request(request: Any, correlation_id: int, client_id: str) -> tuple[SentRequest, bytes]:
-    """Return the frame to send for a request that has its version, and what reads its answer."""
+    """Return the frame of a request that has a version, after the parts for `decode_response`."""
     frame = messages.encode_request(request, correlation_id, client_id)
     return SentRequest(correlation_id, type(request), request.version), frame
 

@@ -1,7 +1,7 @@
 """Access to schemas: a schema registry over HTTP, or a file of schemas.
 
-Both are plain values that connect to nothing until they are asked, so they travel in tasks. What
-they learnt is kept per process, for good: the schema of an id never changes.
+Both are plain values that connect to nothing before the first look-up, so they travel in tasks.
+Schemas are kept per process, for good: the schema of an id never changes.
 
 The HTTP client is urllib3: no dependencies of its own, and its Retry knows what may be tried again.
 
@@ -69,7 +69,7 @@ def registry_of(form: Avro | JsonSchema | Protobuf) -> "SchemaRegistry":
 
 
 class RegisteredSchema(NamedTuple):
-    """A schema to write: its id, and its text after those of the schemas that it refers to."""
+    """A schema to write: the id, and the text after the texts of all referenced schemas."""
 
     schema_id: int
     texts: SchemaTexts
@@ -77,7 +77,7 @@ class RegisteredSchema(NamedTuple):
 
 @dataclass(frozen=True)
 class SchemaRegistry:
-    """Confluent's Schema Registry, or one with its API.
+    """A schema registry that speaks the API of Confluent's Schema Registry.
 
     Args:
         url: `http(s)://[user:password@]host[:port][/path]`.
@@ -113,12 +113,12 @@ class SchemaRegistry:
         return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
 
     def schema(self, schema_id: int) -> SchemaTexts | None:
-        """Return the schema of this id, after those that it refers to; None: the registry has none.
+        """Return the schema of an id, after all referenced schemas; None: the registry has none.
 
         Raises:
             RegistryUnavailableError: no usable answer, after all retries.
             AuthorizationError: the credentials were refused.
-            RecordError: it is of another type.
+            RecordError: the schema is of another type.
         """
         known = _known.get(self, dict)
         if schema_id in known:
@@ -136,7 +136,7 @@ class SchemaRegistry:
         return known[schema_id]
 
     def latest(self, subject: str) -> RegisteredSchema | None:
-        """Return the newest schema of a subject; None: it has none.
+        """Return the newest schema of a subject; None: the subject has none.
 
         Raises:
             RecordError: it is of another type, or refers to what is not there.
@@ -153,7 +153,7 @@ class SchemaRegistry:
         return RegisteredSchema(self._id(answer), self._texts(answer, path))
 
     def find(self, subject: str, text: str) -> RegisteredSchema | None:
-        """Return this schema, if a version of the subject is equal to it; None: none is.
+        """Return a schema with its id, if a version of the subject is equal to it; else None.
 
         Raises:
             RecordError: the registry says that it is no schema.
@@ -165,10 +165,10 @@ class SchemaRegistry:
         return None if answer is None else RegisteredSchema(self._id(answer), (text,))
 
     def register(self, subject: str, text: str) -> RegisteredSchema:
-        """Return this schema after it was added to a subject, unless it is there already.
+        """Add a schema to a subject, unless registered already, and return the schema with its id.
 
         Raises:
-            RecordError: the registry says that it is no schema, or not a compatible one.
+            RecordError: the registry says that the text is no schema, or not a compatible one.
             RegistryUnavailableError: no usable answer, after all retries.
             AuthorizationError: the credentials were refused.
         """
@@ -208,12 +208,12 @@ class SchemaRegistry:
     def _add_references(
         self, answer: dict[str, Any], texts: dict[str, str], way: tuple[str, ...]
     ) -> None:
-        """Add the schemas that one refers to, each after those that it refers to itself.
+        """Add the schemas that an answer refers to, each after the schemas it refers to itself.
 
         Args:
-            answer: what the registry says of the one.
-            texts: those that were found, by path.
-            way: of those that lead to it.
+            answer: the registry's answer about the referring schema.
+            texts: the texts found so far, by path.
+            way: the paths that lead to the referring schema.
         """
         for name, subject, version in self._references(answer):
             path = f"/subjects/{quote(subject, safe='')}/versions/{version}{self._form}"
@@ -259,7 +259,7 @@ class SchemaRegistry:
         return text
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any] | None:
-        """Return the registry's answer; None: it says that there is no such thing."""
+        """Send a request to the registry, and return the answer; None: not found there."""
         url = self.shown_url + path
         headers = {"Content-Type": _CONTENT_TYPE} if body is not None else {}
         own = _connections.get(self, lambda: _connected(self))
@@ -351,7 +351,7 @@ class SchemaFile:
     path: str
 
     def schema(self, schema_id: int) -> SchemaTexts | None:
-        """Return the schema of this id; None: the file has none.
+        """Return the schema of an id; None: the file has none.
 
         Raises:
             RegistryUnavailableError: the file cannot be read.
@@ -365,7 +365,7 @@ class SchemaFile:
 
 @lru_cache(maxsize=64)
 def _known_in_file(path: str) -> dict[int, SchemaTexts]:
-    """Return what this process read from a file."""
+    """Return the schemas that the process has read from a file so far; callers add more."""
     return {}
 
 

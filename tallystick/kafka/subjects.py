@@ -1,7 +1,7 @@
-"""Schemas that a registry has under a subject: what writes values and keys, and columns to read.
+"""Schemas that a registry has under a subject: writers of values and keys, and columns to read.
 
-The driver asks the registry, before the first epoch; what it found travels to the tasks, which
-never do. It stays for as long as the process lives: a schema that is registered meanwhile changes
+The driver asks the registry, before the first epoch; the schemas travel to the tasks, which never
+ask. They stay for as long as the process lives: a schema that is registered meanwhile changes
 nothing under a run.
 """
 
@@ -25,10 +25,10 @@ NO_ID = 0
 
 @lru_cache(maxsize=FOUND_KEPT_MAX)
 def value_writer(form: Format, default_subject: str, *, registers: bool) -> ValueWriter:
-    """Return what writes in this format.
+    """Return the writer of values in a format.
 
     Args:
-        form: as the user asked for it.
+        form: the format, as the user asked for it.
         default_subject: where the registry has the schema, unless the format names a subject.
         registers: False: only to check columns, so nothing is registered, and the id may be none.
 

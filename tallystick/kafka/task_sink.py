@@ -1,4 +1,4 @@
-"""Kafka with one transaction per task: the driver's side, `sink.two_phase.TwoPhaseCommitSink`.
+"""Kafka with one transaction per task: the driver's side, `epoch.two_phase.TwoPhaseCommitSink`.
 
 Each attempt of a task writes into a transaction of its own and leaves it open; the driver commits
 it when the checkpoint is decided, from the committable alone. So no rows travel between tasks, and
@@ -55,9 +55,9 @@ EPOCH_UNKNOWN = -1
 
 
 class KafkaTaskSink:
-    """The driver's side of one sink, for one run.
+    """The driver's side of a Kafka sink with one transaction per task, for one run.
 
-    Whatever its guarantee is now, it settles what an earlier run left with another one.
+    Whatever its guarantee is now, it settles what an earlier run left under another guarantee.
 
     Args:
         output: what the user chose.
@@ -161,7 +161,7 @@ class KafkaTaskSink:
         return outcome.commit(client, transaction, committable.checkpoint_id, age_ms)
 
     def abort(self, committable: Committable) -> None:
-        """See `TwoPhaseCommitSink.abort`; of one producer epoch, not of its successors."""
+        """See `TwoPhaseCommitSink.abort`; the producer epoch's successors are left alone."""
         transaction = self._here(committable)
         give_up(self._client, transaction, self._output.transaction_timeout_ms)
 

@@ -61,9 +61,9 @@ _idle_producers: WorkerCache[tuple[KafkaConfig, str], Producer] = WorkerCache()
 
 
 def _take(output: KafkaOutput) -> KafkaBroker:
-    """A connection of this process that is not in use.
+    """Return an idle connection of the process, or a new connection.
 
-    Not the reader's: after its large answers ours would have to wait.
+    Never the reader's connection: our answers would have to wait for its large ones.
     """
     key = (output.config, output.transaction_timeout_ms)
     return _idle.take(key) or KafkaBroker(*key)
@@ -80,15 +80,15 @@ def close_idle(config: KafkaConfig) -> None:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """The settings with which tasks write in one epoch.
+    """The settings with which the tasks of an epoch write.
 
     Args:
         output: what the user chose.
-        cluster_id: which it was when the epoch began.
+        cluster_id: the cluster's id when the epoch began.
         id_prefix: of the transactional ids.
         rows: how rows become records, with the partitions that topics have now.
         dead_letters: the same for malformed records; None: there may be none.
-        token_topic_id: which topic of that name it is now.
+        token_topic_id: the id of the token topic now.
     """
 
     output: KafkaOutput
@@ -133,7 +133,7 @@ class _Encoder:
         *,
         takes_letters: bool = True,
     ) -> None:
-        """Encode rows; what makes a group is sent.
+        """Encode rows, and send each group of batches that is full.
 
         Args:
             layout: makes records of them.
@@ -259,13 +259,13 @@ class AtOnce:
     """Writing without a transaction: rows are visible at once, `prepare` leaves nothing open.
 
     With `at_least_once` Kafka has acknowledged all rows (acks=all) when `prepare` returns; a
-    producer id keeps them in order and single through lost answers. What fails after that, in this
-    task or in another one, makes the epoch run again: its rows are there twice, or once and a
-    different once, until the epoch succeeds.
+    producer id keeps them in order and single through lost answers. A later failure, in this task
+    or in another one, makes the epoch run again: its rows are there twice, or once and a different
+    once, until the epoch succeeds.
 
-    With `none` nothing is acknowledged (acks=0). Rows are lost that were under way to a broker
-    that went down, or was no longer the leader; all those of a batch that Kafka refuses (too large,
-    no right to write); and those in the socket of a worker that is killed. Nothing reports that. An
+    With `none` nothing is acknowledged (acks=0). Rows are lost, and nothing reports it: those under
+    way to a broker that went down, or was no longer the leader; all those of a batch that Kafka
+    refuses (too large, no right to write); and those in the socket of a worker that is killed. An
     epoch that fails runs again, so rows may be there twice as well.
     """
 
@@ -361,7 +361,7 @@ def take_producer(client: Client, config: KafkaConfig, cluster_id: str) -> Produ
 
 
 def give_producer_back(producer: Producer, config: KafkaConfig, cluster_id: str) -> None:
-    """Keep it for the next writer; what has used up its epochs is forgotten."""
+    """Keep a producer for the next writer, unless it has used up its epochs."""
     if producer.producer_epoch < EPOCH_MAX:
         _idle_producers.give_back((config, cluster_id), producer)
 

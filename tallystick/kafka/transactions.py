@@ -1,4 +1,4 @@
-"""Open transactions as Kafka describes them (KIP-664): of one sink or of all; aborting one.
+"""Open transactions as Kafka describes them (KIP-664), of a sink or of a cluster, and their abort.
 
 Everything is asked of the coordinators and leaders as it is now; nothing waits for a transaction
 to end.
@@ -35,11 +35,11 @@ NODE_TIMEOUT_MS = 3_000
 
 
 class TransactionDescription(NamedTuple):
-    """A transaction as its coordinator describes it.
+    """The transaction coordinator's description of a transaction.
 
     Args:
         partitions: those with rows.
-        has_offsets: offsets are staged in it too; of our tasks it is the last thing they do.
+        has_offsets: offsets are staged in it too, which our tasks do last.
     """
 
     transactional_id: str
@@ -67,7 +67,7 @@ class Finder:
 
     Args:
         client: of the cluster.
-        prefixes: every one that the pipeline has ever used.
+        prefixes: every prefix that the pipeline has ever used.
         sink: its uid.
     """
 
@@ -109,7 +109,7 @@ class Finder:
 
 
 def found_open(client: Client) -> tuple[TransactionDescription, ...]:
-    """Return all transactions that readers may wait for, of all users that this one may see.
+    """Return the transactions that readers may wait for, of all users, where we may see them.
 
     Raises:
         BrokerUnavailableError: a broker did not answer, so that something may be missing.
@@ -121,7 +121,7 @@ def found_open(client: Client) -> tuple[TransactionDescription, ...]:
 
 
 def describe(client: Client, transactional_id: str) -> TransactionDescription | None:
-    """Return what the coordinator knows of an id; None: nothing.
+    """Return the coordinator's description of an id's transaction; None: the id is unknown.
 
     Raises:
         AuthorizationError: DESCRIBE on the id is missing.
@@ -188,7 +188,7 @@ def _list_of(client: Client, node: int, states: Collection[str], deadline: float
 
 
 def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> None:
-    """Abort the one producer epoch, and nothing that the id is used for since. Idempotent.
+    """Abort the transaction of a producer epoch, and none that the id began later. Idempotent.
 
     InitProducerId alone would abort any transaction open under the id by then. It follows only
     where a writer may go on and EndTxn does not fence it: before transaction.version 2, of a

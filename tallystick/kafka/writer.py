@@ -323,7 +323,7 @@ class PartitionWriter:
         )
 
     def _topic_id(self, topic: str) -> Any:
-        """Return the topic's id; it stays the one that the first acknowledged batch went to."""
+        """Return the topic's id; raise if the id has changed since the first acknowledged batch."""
         topic_id = self._client.topic_ids.get(topic)
         written = any(
             log.record_count for partition, log in self._logs.items() if partition.topic == topic
@@ -337,7 +337,7 @@ class PartitionWriter:
         return topic_id
 
     def _collect(self, response: Any, failed: dict[TopicPartition, str]) -> None:
-        """Take over what one response says about each of its partitions."""
+        """Note each partition's result in a response: acknowledged, or to be sent again."""
         names = {topic_id: name for name, topic_id in self._topic_ids.items()}
         for topic in response.responses:
             for part in topic.partition_responses:
