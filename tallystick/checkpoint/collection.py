@@ -69,7 +69,7 @@ class Collection:
         self._is_beside = True
 
     def expect_strays(self) -> None:
-        """Note that an attempt has left files which no manifest names."""
+        """Make the next round look at all names: an attempt has left files without a manifest."""
         self._due_at = self._look_at = 0
 
     def go_on(self, committed: Manifest) -> None:

@@ -381,7 +381,7 @@ class Coordinator:
         return protocol.EndEpoch(self._asked)
 
     def _broken(self, error: Exception) -> Action:
-        """Fence and ask after what may pass; abort and raise after what will not."""
+        """Fence and ask after an error that may pass; abort and raise after any other."""
         again = self._attempt < ATTEMPTS_MAX or self.phase is Phase.COMMITTING
         if isinstance(error, RetriableError) and self.phase not in protocol.FINAL and again:
             self._attempt += 1

@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The epoch to run, with its end offsets: Spark logged them, or our own loop has planned it.
+    """The epoch to run, with end offsets that Spark has logged or our own loop has planned.
 
     Args:
         checkpoint_id: the epoch.

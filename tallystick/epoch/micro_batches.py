@@ -44,7 +44,7 @@ def settled_path(manifest_path: str) -> str:
 
 
 def failed_path(checkpoint_id: int, manifest_path: str = "") -> str:
-    """Return the path of the note that a call failed: after a manifest, or before it had one."""
+    """Return the path of the note that a call failed: after a manifest, or before any."""
     return f"{FOLDER}/failed-{_name(manifest_path) or f'{checkpoint_id:012d}'}"
 
 
@@ -95,7 +95,7 @@ def newest_settled(paths: Iterable[str]) -> int:
 
 
 def settled_notes(paths: Iterable[str], committed_epoch: int) -> list[str]:
-    """Return the notes about epochs before the committed one: they are no longer needed."""
+    """Return the notes about epochs before the committed one, which are no longer needed."""
     return [path for path, _, epoch in _notes(paths) if epoch < committed_epoch]
 
 

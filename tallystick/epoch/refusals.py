@@ -195,7 +195,7 @@ def several_bases(bases: tuple[Base, ...], identity: Identity) -> ManifestError:
 def off_beat(
     request: Request, token: Token, identity: Identity, committed: CommittedEpoch
 ) -> DataLossError:
-    """The epoch asked for does not follow the one that was committed last."""
+    """The requested epoch does not follow the committed one."""
     behind = token.checkpoint_id >= request.checkpoint_id
     by_log = committed.is_by_log
     who = "its log of decisions has" if by_log else "Kafka committed"

@@ -56,7 +56,7 @@ def default_prefix(pipeline: str) -> str:
 
 
 def transactional_id(prefix: str, sink: str, task: int, slot: int) -> str:
-    """Return the id that one attempt of a task writes with."""
+    """Return the transactional id of a task attempt in a sink."""
     assert prefix, "an empty prefix owns everybody's ids"
     assert sink, "a sink without a uid"
     assert SEPARATOR not in sink, sink

@@ -36,7 +36,7 @@ class Guarantee(Enum):
 
 
 def guarantee_problem(guarantee: str) -> str | None:
-    """Return what is wrong with a guarantee as a user names it; None: nothing."""
+    """Return the problem with a guarantee as a user names it; None: there is none."""
     known = [each.value for each in Guarantee]
     if guarantee in known:
         return None
@@ -372,7 +372,7 @@ LAST_TRY_S = 3.0
 
 
 def try_ends_at(all_end_at: float, now: float) -> float:
-    """Return when one try must end, so that all share one deadline and each is tried."""
+    """Return the end of a try: the deadline of all tries, but at least `LAST_TRY_S` from now."""
     return max(all_end_at, now + LAST_TRY_S)
 
 

@@ -114,7 +114,7 @@ class NextEpoch(NamedTuple):
 
 
 def following(committed: CommittedEpoch, identity: Identity) -> NextEpoch:
-    """Return the epoch that comes next."""
+    """Return the epoch to run after the committed one, or the first of a lineage."""
     token, manifest = identity.own(committed.token), committed.manifest
     if token is not None:
         epoch = token.checkpoint_id

@@ -77,7 +77,7 @@ class KafkaBroker:
     def group_offsets(
         self, group: str, place: TopicPartition | None = None
     ) -> dict[TopicPartition, tuple[int, str]]:
-        """See `ports.Broker.group_offsets`; topics that may not be described are not in it.
+        """See `ports.Broker.group_offsets`; topics that may not be described are left out.
 
         Asked for all, Kafka passes over a partition whose first offset is pending.
         """

@@ -350,7 +350,7 @@ class Client:
             attempts.pause(obstacle)
 
     def _coordinator(self, target: Coordinator, deadline: float) -> int:
-        """Return the node that is coordinator; remembered until it turns out wrong."""
+        """Return the coordinator's node, which is remembered until it turns out wrong."""
         node = self._coordinators.get(target)
         if node is not None:
             return node

@@ -301,7 +301,7 @@ def _token_values(url: str) -> dict[str, ConfigValue]:
 
 
 def _jaas_values(text: str) -> dict[str, ConfigValue]:
-    """Return what a JAAS line says, the way Spark's connector is given it."""
+    """Return the settings of a JAAS line, written as for Spark's connector, by their fields."""
     values: dict[str, ConfigValue] = {}
     extensions: list[tuple[str, str]] = []
     for match in JAAS_ENTRY.finditer(text):
@@ -348,7 +348,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 class CallTimeouts(NamedTuple):
-    """The time limits of one answer of one broker, and of a call with all its tries."""
+    """The time limits of a broker's single answer, and of a call with all its tries."""
 
     request_ms: int
     call_ms: int
@@ -357,7 +357,7 @@ class CallTimeouts(NamedTuple):
 def call_timeouts(
     transaction_ms: int | None, request_ms: int | None, call_ms: int | None
 ) -> CallTimeouts:
-    """Return both, with what the user did not set derived from what is set.
+    """Return both limits: the user's own, and a limit that is not set derived from the others.
 
     Contradictions of the user's own stay as they are: the code that uses the values refuses them.
 

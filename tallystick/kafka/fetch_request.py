@@ -83,7 +83,7 @@ class Cursor:
         return not known or topic_id == self.topic_id
 
     def advance(self, next_offset: int, topic_id: UUID | None) -> None:
-        """Move on by an answer, and note which topic it was from."""
+        """Move the position on by an answer, and note the id of the answer's topic."""
         assert next_offset > self.position, (self.split, self.position, next_offset)
         self.position = next_offset
         if topic_id is not None and topic_id != NO_ID:

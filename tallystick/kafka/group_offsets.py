@@ -24,7 +24,7 @@ def fetch(
     stable: bool = True,
     deadline: float | None = None,
 ) -> dict[TopicPartition, tuple[int, str]]:
-    """Return what a group has committed; absent where there is nothing.
+    """Return a group's committed offsets and metadata; a partition without any is absent.
 
     Args:
         client: of the cluster.
@@ -95,7 +95,7 @@ def committing(request_class: Any, offsets: Offsets) -> list[Any]:
 
 
 def codes_of(response: Any) -> list[tuple[int, str]]:
-    """Return the error codes of what such a request was answered with."""
+    """Return the error codes of the answer to a request that commits offsets."""
     return [
         (part.error_code, f"{topic.name}-{part.partition_index}{said(part)}")
         for topic in response.topics

@@ -1,4 +1,4 @@
-"""The outcome of a task's transaction: commit it, or prove that it is committed or lost.
+"""The outcome of a task's transaction: the commit, or the proof that it is committed or lost.
 
 Kafka answers EndTxn until another producer has used the transactional id. After that it says
 `fenced`, which proves nothing: the other one's InitProducerId may have come before the commit, or
@@ -96,7 +96,7 @@ class TaskTransaction:
         return Producer(self.transactional_id, self.producer_id, self.producer_epoch)
 
     def to_json(self) -> str:
-        """Return the form in which it travels in a committable's details."""
+        """Return the transaction as the text of a committable's details."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

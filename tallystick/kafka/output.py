@@ -68,7 +68,7 @@ class KafkaOutput:
 
     @property
     def timeout(self) -> Timeout:
-        """The timeout of its transactions, with the share from which on to warn."""
+        """The timeout of the sink's transactions, with the share from which on to warn."""
         return Timeout(self.transaction_timeout_ms, self.timeout_warning_share)
 
     @property

@@ -193,7 +193,7 @@ class SchemaRegistry:
         return (*texts.values(), self._named("", self._text(answer, what)))
 
     def _named(self, name: str, text: str) -> str:
-        """Return a schema, in Protobuf after the name that others refer to it by."""
+        """Return a schema's text; in Protobuf, after the name under which others refer to it."""
         return f"{name}:{text}" if self.kind == PROTOBUF else text
 
     def _id(self, answer: dict[str, Any]) -> int:

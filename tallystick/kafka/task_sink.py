@@ -197,7 +197,7 @@ class KafkaTaskSink:
             outcome.check_newest(self._client, transaction, committable.checkpoint_id)
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
-        """See `TwoPhaseCommitSink.lingering`; what is being ended already is not in it."""
+        """See `TwoPhaseCommitSink.lingering`; transactions that are ending already are left out."""
         assert owner.sink == self._owner.sink, (owner, self._owner)
         self._limits.forget()  # an epoch may have failed
         found = self._finder.open_transactions()
@@ -280,7 +280,7 @@ def rights_of(output: KafkaOutput, owner: Owner, id_prefix: str) -> tuple[Right,
 def _found(
     pooled_id: PooledId, found: TransactionDescription, transaction_version: int, cluster_id: str
 ) -> Committable:
-    """Return what is known of a transaction that was found open."""
+    """Return the committable of a transaction that was found open."""
     transaction = TaskTransaction(
         transactional_id=found.transactional_id,
         producer_id=found.producer_id,

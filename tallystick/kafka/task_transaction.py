@@ -74,7 +74,7 @@ def _give_back(broker: KafkaBroker, output: KafkaOutput) -> None:
 
 
 def close_idle(config: KafkaConfig) -> None:
-    """Close what this process keeps of a cluster for the next task."""
+    """Close the connections that the process keeps to a cluster for the next task."""
     _idle.close(lambda key: key[0] == config)
 
 

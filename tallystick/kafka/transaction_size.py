@@ -41,7 +41,7 @@ def beyond_limit(partition_counts: Mapping[str, int], limit: int | None) -> str 
 
 
 def remedy(size: int) -> str:
-    """Return what to do about a record that is too large."""
+    """Return the remedy for a transaction record that is too large."""
     return (
         f"Raise max.message.bytes of {STATE_TOPIC}, or the brokers' message.max.bytes, to at least "
         f"{2 * size}; or write to fewer partitions in an epoch; or use "

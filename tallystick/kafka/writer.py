@@ -58,7 +58,7 @@ SEQUENCE_MASK = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch with its place in the producer's sequence; its bytes never change again."""
+    """A batch with a place in the producer's sequence; the bytes never change again."""
 
     sequence: int
     record_count: int

@@ -115,7 +115,7 @@ class LmdbStore:
         version: Version,
         steps: Iterable[KeyGroupRange | pa.RecordBatch],
     ) -> bool:
-        """See `StateStore.apply`; at `None` it starts from nothing, whatever lies there.
+        """See `StateStore.apply`; at `None` the store starts empty, whatever it held.
 
         Raises:
             StorageError: the disk is full, say.
@@ -139,7 +139,7 @@ class LmdbStore:
 
     @contextlib.contextmanager
     def view(self, version: Version | None) -> Iterator[StateView | None]:
-        """See `StateStore.view`; before the first epoch it is empty, whatever lies there."""
+        """See `StateStore.view`; before the first epoch the view is empty, whatever lies there."""
         if version is None:
             yield EmptyView()
             return
