@@ -109,7 +109,7 @@ def _codes_of_values(values: NDArray[Any], kind: pa.DataType) -> UInt32Array:
 
 
 def one_of_each(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return floats with one NaN and one zero, so that equal keys have equal bits."""
+    """Return floats with a single NaN and a single zero, so that equal keys have equal bits."""
     nan, zero = numbers.dtype.type("nan"), numbers.dtype.type(0)
     same: NDArray[Any] = np.where(np.isnan(numbers), nan, numbers + zero)
     return same
@@ -283,7 +283,7 @@ def tails(column: pa.BinaryArray, at: int) -> pa.BinaryArray:
 
 
 def check_size(count: int, size: int) -> None:
-    """Refuse bytes that do not fit into one Arrow column.
+    """Refuse more bytes than an Arrow column holds.
 
     Raises:
         OptionError: the bytes take 2 GiB or more.

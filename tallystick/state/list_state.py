@@ -40,7 +40,7 @@ class Share(NamedTuple):
 def repartitioned(
     sizes: Mapping[str, Sequence[int]], parallelism: int
 ) -> dict[str, list[list[Share]]]:
-    """Divide the lists of one operator evenly among its new tasks.
+    """Divide the lists of an operator evenly among its new tasks.
 
     The elements of a state, in the order of the old tasks, are dealt out in runs of equal length,
     the first ones longer by one element. The first run goes to the task after the last longer run

@@ -74,7 +74,7 @@ def temporal_join(
 
 
 class TemporalJoin:
-    """See `temporal_join`.
+    """The processor of `temporal_join`.
 
     Args:
         columns: of both sides and the output.
@@ -121,8 +121,8 @@ class TemporalJoin:
 class _Visit:
     """The work on some keys: all their rows of an epoch, and what is due.
 
-    New left rows are after the watermark, so only committed ones are looked up, and new right ones
-    are not for them: the newest of those that came late takes the place of the one that is kept.
+    New left rows are after the watermark, so only committed left rows are looked up. New right rows
+    do not count for these: the newest late right row, if newer, takes the place of the kept row.
     """
 
     def __init__(self, join: TemporalJoin, work: Work, keys: Keys, new: list[Rows]) -> None:
@@ -179,7 +179,7 @@ class _Visit:
         return rows.take(order[is_past]), head.rows.filter(in_head), chunks
 
     def _left_ended(self, versions: Rows, left: list[Chunks]) -> Iterator[pa.RecordBatch]:
-        """Yield what ends in chunks of the left side; those that stay are noted."""
+        """Yield the ended rows in chunks of the left side; add the chunks that stay to `left`."""
         head, state = self._heads[LEFT], self._join.states[LEFT]
         wanted = head.chunks.firsts <= self._until
         left.append(head.chunks.take(~wanted))
@@ -195,7 +195,7 @@ class _Visit:
             )
 
     def _looked_up(self, rows: Rows, versions: Rows) -> Iterator[pa.RecordBatch]:
-        """Yield left rows with their versions."""
+        """Yield left rows, each joined with its version of the right side."""
         always = np.full(len(rows), -NEVER)
         starts, stops = ranges(rows.codes, always, rows.times, versions.codes, versions.times)
         found = stops > starts
