@@ -1,6 +1,6 @@
 """A broadcast table: rows by key, the same in every task.
 
-Its entries are those of a step with one key group, whose value is the other columns of the row:
+Each row is an entry of the only key group; the value holds the columns beside the key:
 
     key group 0 | state id | key         the other columns, as `ColumnsCodec`
 

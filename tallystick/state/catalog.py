@@ -1,8 +1,8 @@
 """The state of a pipeline in a manifest: each step's states, and the files with their entries.
 
 The state of a step is the sum of its files, applied in the order of the list: a snapshot holds all
-entries of its key groups as they were before the epoch that wrote it, a changelog the entries that
-one epoch changed. So, for one key group: its newest snapshot, then the changelogs after that.
+entries of its key groups from before the epoch that wrote it, a changelog the entries that an epoch
+changed. So, for each key group: the newest snapshot, then the changelogs after the snapshot.
 
 Invariant: values of `from_json` name state files and nothing else, whoever wrote the JSON. A uid
 and a file's name are one plain name each, and a path is `keyed-state/<uid>/<name>`, below the
@@ -47,11 +47,11 @@ class StateFile:
     Args:
         path: relative to the checkpoint or the savepoint that names it.
         kind: `SNAPSHOT` or `CHANGELOG`.
-        epoch: a changelog's own; of a snapshot, the last epoch that it includes.
+        epoch: of a changelog, its own epoch; of a snapshot, the last epoch included.
         first, last: the key groups that the file covers, both included.
         size: in bytes.
         index_size: bytes of the index at its end.
-        checksum: CRC-32 of the index, which holds those of the segments.
+        checksum: CRC-32 of the index, which holds the CRC-32 of each segment.
         rows: entries.
         first_epoch: the first epoch of a merged changelog, which holds all changes of its key
             groups from there to `epoch`; None: the file is not merged.
@@ -186,7 +186,7 @@ class StepState:
         hash_version: of the function from keys to key groups.
         fields: its states.
         next_id: the next free `state_id`.
-        files: in the order in which they are to be applied.
+        files: in the order of their application.
         trail: the newest versions, oldest first: a local copy at one of them can be brought
             forward, any other has to be made again.
         watermark_ms: no row with an older event time is expected; None: none was seen.
@@ -269,7 +269,7 @@ class StepState:
 
 
 def _trail_json(trail: Sequence[Version]) -> list[int | str]:
-    """Encode a trail as tokens, each after the step from the epoch before it unless that is 1.
+    """Encode a trail as tokens; where the epoch grows by more or less than 1, the growth precedes.
 
     A manifest has hundreds of tokens: with all epochs they would take half as much again.
     """

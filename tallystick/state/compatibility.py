@@ -147,7 +147,7 @@ class StepRequirement:
 
     Args:
         uid: names its state.
-        key_schema: `KeyCodec.schema_text` of its key.
+        key_schema: `KeyCodec.schema_text` of the step's key.
         max_parallelism: how many key groups; None: as many as the state has.
         parallelism: how many tasks; None: as many as Spark runs at a time, at most one per group.
         time_mode: one of `TIME_MODES`.

@@ -14,7 +14,7 @@ def duration_ms(name: str, duration: str | int) -> int:
         duration: from 0.
 
     Raises:
-        OptionError: the span is neither.
+        OptionError: `duration` has another form.
     """
     if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0:
         return duration
@@ -40,7 +40,7 @@ def signed_duration_ms(name: str, duration: str | int) -> int:
         duration: in ms or as a text.
 
     Raises:
-        OptionError: the span is neither, or more than 140,000 years.
+        OptionError: `duration` has another form, or is more than 140,000 years.
     """
     text = str(duration).strip()
     is_negative = text.startswith("-")

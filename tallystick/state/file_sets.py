@@ -98,7 +98,7 @@ class Coverage:
             )
 
     def left_of(self, file: StateFile) -> tuple[KeyGroupRange, ...]:
-        """Return the key groups of a file before the added files that no added file supersedes."""
+        """Return the key groups of an earlier file for which no added file supersedes the file."""
         window = self._window(file)
         left = window & ~self._snapshot
         if file.kind != SNAPSHOT and left & self._merged:
@@ -152,7 +152,7 @@ MERGED_FILES_MIN = 16
 """The number of changelogs of similar size that become one."""
 
 SMALL_BYTES = 64 << 10
-"""Below this, all sizes are alike."""
+"""All sizes below count as alike."""
 
 LIKE = 2
 """A changelog is of like size to all newer ones together if it is at most this much larger.
@@ -161,8 +161,8 @@ More than 1: else changelogs that grow a little smaller from epoch to epoch woul
 """
 
 MERGED_BYTES_MAX = 16 << 20
-"""Larger changelogs are left as they are until snapshots replace them; as `SNAPSHOT_BYTES`, more
-where there is more state."""
+"""Larger changelogs stay as they are until snapshots replace them; the limit grows with the state,
+as the size of snapshots does."""
 
 
 def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> StepState:

@@ -247,7 +247,7 @@ def entry_keys(
     Args:
         groups: of each key.
         state_id: `StateField.state_id`, or that of an index.
-        key_bytes: as `KeyCodec.encode` gives them, with or without more after it.
+        key_bytes: of `KeyCodec.encode`, with or without more bytes after the key.
     """
     assert len(groups) == len(key_bytes), (len(groups), len(key_bytes))
     assert 0 <= state_id <= 0xFF, state_id

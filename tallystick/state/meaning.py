@@ -1,7 +1,7 @@
 """The meaning of a state: a function and its arguments, as frozen text.
 
-A state's columns say how its bytes are read, and not what they count: the sum of a column has the
-type of its maximum. So a ready-made function declares with each state the arguments that decide
+A state's schema tells how to read the bytes, and not what the values mean: the sum of a column has
+the type of its maximum. So a ready-made function declares with each state the arguments that decide
 the content; a checkpoint holds the arguments, and a start compares them one by one (`changes`).
 
     (("function", "aggregate"), ("columns.total", 'sum("amount")'))

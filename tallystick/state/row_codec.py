@@ -4,7 +4,7 @@ A row is
 
     a bit per column, 1 where it is null, from the lowest bit of the first byte
     per column, little endian:  its value (0 where it is null), or the length of its bytes in 4
-    the bytes of the columns that have a length, one after the other
+    the bytes of the columns with a length, end to end
 
 A bool takes a byte, a decimal 16. A list of values of fixed width has as bytes, per element, 1 or
 (null) 0 and the value; a list of strings has the length of each, -1 for null, and its bytes.

@@ -166,7 +166,7 @@ def schema_of(schema: str | pa.Schema, name: str) -> pa.Schema:
         name: what the schema is of, for errors.
 
     Raises:
-        OptionError: the schema is neither, or has a name twice.
+        OptionError: the schema is of another type, or the DDL is wrong or has a name twice.
     """
     if isinstance(schema, pa.Schema):
         return schema

@@ -148,7 +148,7 @@ def sum(column: str, type: str | None = None) -> Aggregate:
             None: as the column is: whole numbers, floats or decimals.
 
     Raises:
-        OptionError: `type` is another one.
+        OptionError: `type` is of another kind.
     """
     kind = None if type is None else type_of(type, f"sum({column!r})")
     if kind is not None:
@@ -318,7 +318,7 @@ def quantiles(column: str, *, at: Sequence[float]) -> Aggregate:
         at: which, each from 0 to 1, like [0.5, 0.99].
 
     Raises:
-        OptionError: there are none, or one is not within 0 and 1.
+        OptionError: `at` is empty, or has a number outside 0 to 1.
     """
     shares = tuple(at)
     if not shares or not all(0 <= share <= 1 for share in shares):

@@ -37,7 +37,7 @@ from tallystick.state.row_codec import ColumnsCodec
 
 _ROWS = pa.field("$rows", pa.int64())
 _LINES_MAX = 1 << 20
-"""The panes, of all windows that share them, that are put together at a time."""
+"""The number of panes, counted in each window that shares them, that are merged at a time."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tallystick.state.meaning import Meaning, meaning_of
 from tallystick.state.overlay import EpochTime
 
 TIME = "$time"
-"""The column of the rows that holds their event times, in microseconds; `add` finds it there."""
+"""The column with the rows' event times in microseconds, as `add` gets them."""
 
 LATEST, ANY = "latest", "any"
 """The value that an aggregate picks of a column: of times, one not before the newest row's, or some

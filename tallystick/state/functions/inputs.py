@@ -2,8 +2,8 @@
 
     key columns | $input | $time | bids: struct<…> | people: struct<…>
 
-Each row is of one input: its columns are in that input's struct, the other structs are null. The
-key's columns have the names that the first input gives them.
+Each row comes from one input: the row's columns are in the input's struct, the other structs are
+null. The key's columns have their names in the first input.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -151,7 +151,7 @@ class KeyedBatch:
         """Return a column of the rows.
 
         Raises:
-            OptionError: there is none of this name.
+            OptionError: no column has this name.
         """
         if not isinstance(column, str):
             return column

@@ -153,17 +153,17 @@ def interval_join(
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         lower: the least that a right row may be later than a left one, in ms or as a text; a
             negative one, such as "-1 hour": it may be earlier.
-        upper: the most that it may be later.
+        upper: the most that a right row may be later.
         how: "inner", "left", "right" or "full".
         columns: for an input, the columns that it adds to the output, beside the key's; no others
             are sent to the step and held. An input that is not named: all, but Kafka's own (topic,
             offset, …) where they come right from the source.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     reach = Interval(signed_duration_ms("lower", lower), signed_duration_ms("upper", upper))
     if reach.lower > reach.upper:
@@ -191,14 +191,14 @@ def window_join(
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         size: of a window, in ms or as a text such as "1 minute".
         offset: the start of windows, from 1970 in UTC.
         how: "inner", "left", "right" or "full".
         columns: as of `interval_join`.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     reach = Window(signed_duration_ms("size", size), signed_duration_ms("offset", offset))
     if reach.size <= 0:

@@ -48,7 +48,7 @@ def aggregate(
     """Keep aggregates per key; emit the key's columns, the `keep` columns and the values.
 
     Args:
-        columns: the names of the output's columns and what is in them.
+        columns: the aggregates by the names of their columns in the output.
         each: "epoch": one row per key and epoch, in no order to rely on. "record": one per row, in
             the order of the rows, with the values right after it, as Flink emits them.
         keep: columns of the rows to emit too; those of the key's newest row for "epoch".

@@ -10,9 +10,9 @@ So a key with few rows costs one entry, and one with very many is read and writt
 the head has `OPEN_ROWS` or `OPEN_BYTES` of rows, they become chunks, by time. A row itself is the
 bytes of `ColumnsCodec`.
 
-Invariants: the rows of a head stand in the order of their times, and so do those of a chunk; those
-of equal times as they arrived. The number of a chunk is above those of all earlier ones of its key
-that are still there, and an epoch writes each entry once.
+Invariants: the rows of a head, and the rows of a chunk, stand in the order of their times, rows of
+equal times as they arrived. The number of a chunk is above the numbers of all earlier chunks of its
+key that still exist, and an epoch writes each entry once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ OPEN_BYTES = 4096
 """The rows of a head at most: more become chunks."""
 CHUNK_ROWS = 1024
 CHUNK_BYTES = 64 << 10
-"""The size of a chunk, about: the row that passes it still belongs to it."""
+"""The size of a chunk, about: the row that passes the limit still belongs to the chunk."""
 LOAD_BYTES = 8 << 20
 """The chunks that are in memory at a time."""
 
@@ -300,7 +300,7 @@ class LoadedChunks:
 
         Args:
             kept: for each row, whether it stays.
-            which: for each chunk, whether it is written again; the codes count these.
+            which: for each chunk, whether it is written again; codes number the chunks written.
         """
         numbers = np.cumsum(which) - 1
         at = np.flatnonzero(kept & which[self.lines])

@@ -1,14 +1,14 @@
 """Aggregates per key and session.
 
 A key has an entry with the bounds of its sessions; each session is a pane that begins with its
-first row. Bounds are small, so an epoch reads those of all its keys, and from them knows which
-sessions it needs:
+first row. Bounds are small, so an epoch reads the bounds of all its keys, and then reads only the
+sessions that it needs:
 
     rows, and the bounds of their keys' sessions ─► sessions, merged ─► accumulators of those that
     rows touch: read, put together, written under the start that they have now
 
-Invariant: at the end of an epoch the bounds of a key are those of its panes, and a pane's timer is
-its own column `$timer`. A pane that is due and that no bounds name goes with its timer.
+Invariant: at the end of an epoch the bounds of a key agree with its panes, and a pane's timer with
+the pane's column `$timer`. A due pane that no bounds name is deleted with its timer.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -178,9 +178,9 @@ class _Epoch:
         of_held[~is_gone] = merged.of_held
         is_changed = np.zeros(len(merged.codes) + 1, np.bool_)
         is_changed[of_rows] = True
-        in_changed = is_changed[of_held]  # the last one, never true, is for those that are gone
+        in_changed = is_changed[of_held]  # the last element, never true, is for gone sessions
         is_due = self._are_due(held, due, codes[work.rows.num_rows :])
-        # Those that are gone are due, unless the lateness was a longer one: they go with the rest.
+        # Gone sessions are due, unless the lateness was longer before: they go with the rest.
         is_read = is_due | in_changed | is_gone
         before, entries, texts = self._read(held.filter(is_read), keys.columns)
         yield from self._close(before.filter(is_due[is_read]), keys.columns)

@@ -4,11 +4,11 @@ A left row waits until the watermark reaches its time: then all right rows that 
 arrived. Of the right rows a key keeps those after the watermark, and the newest before: later left
 rows may need it, so one row per key stays for good.
 
-A right row is never late: one that comes behind the watermark counts for the left rows to come, if
-it is newer than the one that is kept. What was put out before stays as it was.
+A right row is never late: a row behind the watermark counts for the left rows to come, if it is
+newer than the kept row. Earlier output stays as it was.
 
-Of two right rows with one time the one that arrived later counts: rows of a key from one partition
-have an order, those of several do not.
+Of two right rows of equal time the later arrived counts: rows of a key from one partition have an
+order, rows from several partitions do not.
 
 Source: Flink's TemporalRowTimeJoinOperator.
 """
@@ -57,12 +57,12 @@ def temporal_join(
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         how: "inner", or "left": left rows without a right one come out too.
         columns: as of `interval_join`.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     is_outer, _ = outer_sides("temporal_join", how, (INNER, LEFT_OUTER))
     its = carried("temporal_join", (left, right), columns)

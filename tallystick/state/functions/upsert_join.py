@@ -62,7 +62,7 @@ def upsert_join(
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         how: "inner", "left", "right" or "full".
         newest_by: for an input, the column by whose value a row is newer: whole numbers or moments,
             not null; of equal ones the later arrived. An input that is not named: as they arrive.
@@ -70,7 +70,7 @@ def upsert_join(
         columns: as of `interval_join`; those of `newest_by` and `deleted` are among them.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     outer = outer_sides("upsert_join", how)
     orders, gone = dict(newest_by or {}), dict(deleted or {})
@@ -166,10 +166,10 @@ class _Table:
         return pc.struct_field(structs, name).take(pa.array(at))
 
     def versions(self, rows: pa.RecordBatch, at: Int64Array) -> Int64Array:
-        """Return the version of each row of this side: the value of the order column.
+        """Return the version of each row of this side: the value of the order column, else 0.
 
         Raises:
-            RecordError: a row has none.
+            RecordError: a row is null in the order column.
         """
         if self.order is None:
             return np.zeros(len(at), np.int64)

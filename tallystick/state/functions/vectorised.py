@@ -45,7 +45,7 @@ from tallystick.state.schema import schema_of, text_of
 
 STATE = "state"
 TIMER = "$timer"
-"""The column that holds a key's timer, after those of the function."""
+"""The column with a key's timer, after the columns of the function."""
 _OWN = meaning_of(OWN_FUNCTION)
 
 Function = Callable[[KeyedBatch], Update]
@@ -72,8 +72,8 @@ def vectorised(
             for the keys that are due, without rows.
         state: its columns, as DDL or as a schema; "" if there are none.
         time_mode: with `ProcessingTime` or `EventTime` the function has timers, one per key.
-        reads: the columns of the rows that it reads besides the key's; the others stay where they
-            are. None: it gets all.
+        reads: the columns of the rows that the function reads besides the key's; no others travel
+            to the step. None: all columns.
         output: from the schemas of the key and of the rows to the schema of the output. None:
             `process` needs `output=`.
         outputs: the columns of each side output by name, as DDL or as a schema. The name is that of

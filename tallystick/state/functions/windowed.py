@@ -55,7 +55,7 @@ def windowed(
             the name of the output to which they go, with all their columns.
 
     Raises:
-        OptionError: an argument is something else.
+        OptionError: an argument has a wrong type or value.
     """
     if not isinstance(windows, Windows | Sessions | CountWindows):
         raise OptionError(
@@ -92,7 +92,7 @@ def _clock(time: str, emit: str, allowed_lateness: str | int, late: str) -> Cloc
     """Return the clock of windows of time.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     if time not in _TIMES:
         raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")

@@ -33,12 +33,12 @@ class Windows:
     """Windows of a fixed size; made by `tumbling`, `hopping` and `cumulative`.
 
     Args:
-        kind: the name of the function that made them.
+        kind: the name of the function that made the windows.
         size_us: of the longest window.
         every_us: from one end of a window to the next.
         offset_us: the shift of window edges; of all offsets with the same windows the least from 0
             on, as Flink and Beam take it modulo (TimeWindow.getWindowStartWithOffset).
-        time_zone: whose days they follow; None: UTC.
+        time_zone: the zone whose days the windows follow; None: UTC.
     """
 
     kind: str
@@ -210,7 +210,7 @@ def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = 
         size: like "1 minute", or ms.
         offset: by which windows begin later than whole sizes since 1970, which was a Thursday:
             weeks with "4 days" begin on Mondays. A negative one, such as "-8 hours": earlier.
-        time_zone: like "Europe/Berlin", for windows of whole days: they begin at midnight there.
+        time_zone: like "Europe/Berlin", for windows of whole days from midnight to midnight there.
 
     Raises:
         OptionError: no such windows can be.
@@ -254,7 +254,7 @@ def cumulative(
 
     Args:
         size: of the longest window, like "1 day", or ms.
-        step: by which each is longer than the one before.
+        step: the span by which each window is longer than the window before.
         offset: as of `tumbling`.
         time_zone: as of `tumbling`.
 

@@ -383,10 +383,10 @@ def row_processor(
         time_mode: one of `TIME_MODES`; for `EventTime`, rows that are too late have been dropped.
         initial_state: rows for `handleInitialState`, with the key's columns; they travel with the
             processor. A DataFrame is collected now.
-        timezone: of moments in rows; by default the session's, or what it would be in one.
+        timezone: of moments in rows; by default the time zone of the session, or of a new session.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     if rows not in (ROW, PANDAS):
         raise OptionError(f"rows={rows!r}: expected {ROW!r} or {PANDAS!r}")
