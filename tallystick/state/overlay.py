@@ -89,7 +89,7 @@ def is_final(watermark_ms: int | None) -> bool:
 class EpochTime(NamedTuple):
     """The clock of an epoch: the same for each of its attempts.
 
-    `timestamp_ms` is the processing time logged for the epoch; `watermark_ms` comes from earlier
+    `timestamp_ms` is the processing time of the epoch; `watermark_ms` comes from earlier
     epochs, and is None as long as no event time was seen.
     """
 
