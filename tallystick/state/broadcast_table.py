@@ -1,6 +1,6 @@
 """A broadcast table: rows by key, the same in every task.
 
-Its entries are those of a step with one key group, whose value is the other columns of the row:
+Each row is an entry of the only key group; the value holds the columns beside the key:
 
     key group 0 | state id | key         the other columns, as `ColumnsCodec`
 
@@ -41,10 +41,11 @@ class TableCodec:
 
     Args:
         columns: of the table.
-        key: the names of those that tell its rows apart.
+        key: the names of the key columns.
 
     Raises:
-        OptionError: a column is not there, or cannot be stored; or there are only keys.
+        OptionError: a key column is not there exactly once, a type cannot be stored, or there is no
+            column beside the key.
     """
 
     def __init__(self, columns: pa.Schema, key: Sequence[str]) -> None:
@@ -63,15 +64,15 @@ class TableCodec:
 
     @property
     def declaration(self) -> StateDeclaration:
-        """The state of the table."""
+        """The declaration of the table's state."""
         return StateDeclaration(STATE_NAME, TABLE, "", text_of(self._values.schema))
 
     def entries(self, rows: pa.RecordBatch, deleted: pa.Array) -> pa.RecordBatch:
-        """Return what rows say of the table, in their order; `ENTRIES`.
+        """Encode rows and deletions as entries of the table (`ENTRIES`), in the order of the rows.
 
         Args:
             rows: with the table's columns.
-            deleted: true where the row of the key is to go, rather than to become this one.
+            deleted: true where a row deletes the row of its key instead of replacing it.
         """
         groups = np.zeros(rows.num_rows, np.int32)
         keys = entry_keys(groups, STATE_ID, self.key.encode(rows))
@@ -81,7 +82,7 @@ class TableCodec:
         return pa.RecordBatch.from_arrays([keys, values], schema=ENTRIES)
 
     def rows(self, entries: pa.RecordBatch) -> pa.Table:
-        """Return the rows of entries, none of which is deleted."""
+        """Decode rows from entries without deletions."""
         keys, values = self.key.decode(bodies(entries.column(0))), self._values
         found = dict(zip(keys.schema.names, keys.columns, strict=True))
         others = values.decode(entries.column(1))
@@ -94,9 +95,9 @@ class TableContent:
     """A table at one version.
 
     Args:
-        codec: of its rows.
-        entries: their keys, sorted.
-        rows: in that order.
+        codec: of the rows.
+        entries: the keys of the rows' entries, sorted.
+        rows: in the order of `entries`.
     """
 
     codec: TableCodec
@@ -105,7 +106,7 @@ class TableContent:
 
     @classmethod
     def empty(cls, codec: TableCodec) -> "TableContent":
-        """Return the table before its first row."""
+        """Return a table without rows."""
         return cls(codec, pa.array([], pa.binary()), codec.columns.empty_table())
 
     def changed(self, changes: pa.RecordBatch) -> "TableContent":
@@ -140,7 +141,7 @@ class TableContent:
 
 
 class KeyIndex:
-    """Finds keys among many, batch by batch.
+    """A hash index of keys, which is searched batch by batch.
 
     Args:
         keys: distinct, none is null.
@@ -154,7 +155,7 @@ class KeyIndex:
         self._is_plain = bool((self._hashes[1:] != self._hashes[:-1]).all())
 
     def find(self, wanted: pa.BinaryArray) -> Int64Array:
-        """Return the place of each key; -1 where it is not there."""
+        """Return the position of each wanted key among the indexed keys, or -1."""
         if not len(self._keys):
             return np.full(len(wanted), -1, np.int64)
         if not self._is_plain:  # two keys of one hash: Arrow makes an index for each batch

@@ -1,11 +1,11 @@
-"""The state of a pipeline as a manifest has it: the files that hold it, and how they are read.
+"""The state of a pipeline in a manifest: each step's states, and the files with their entries.
 
 The state of a step is the sum of its files, applied in the order of the list: a snapshot holds all
-entries of its key groups as they were before the epoch that wrote it, a changelog the entries that
-one epoch changed. So, for one key group: its newest snapshot, then the changelogs after that.
+entries of its key groups from before the epoch that wrote it, a changelog the entries that an epoch
+changed. So, for each key group: the newest snapshot, then the changelogs after the snapshot.
 
-Invariant: what is read back (`from_json`) names files of state and nothing else, whoever wrote it.
-A uid and a file's name are one plain name each, and a path is `keyed-state/<uid>/<name>`, below the
+Invariant: values of `from_json` name state files and nothing else, whoever wrote the JSON. A uid
+and a file's name are one plain name each, and a path is `keyed-state/<uid>/<name>`, below the
 checkpoint or the savepoint that names it.
 """
 
@@ -30,7 +30,7 @@ _NUMBERS = ("epoch", "first", "last", "size", "index_size", "checksum", "rows")
 
 
 class Version(NamedTuple):
-    """A committed state: that at the end of an epoch, by the run that counted.
+    """A version of a step's state: an epoch, and the token of the attempt that counted.
 
     Epoch numbers repeat (an epoch that was aborted runs again, a savepoint is restored); `token` is
     drawn for each attempt of an epoch, so a version means one content.
@@ -47,14 +47,14 @@ class StateFile:
     Args:
         path: relative to the checkpoint or the savepoint that names it.
         kind: `SNAPSHOT` or `CHANGELOG`.
-        epoch: a changelog's own; of a snapshot, the last epoch that it includes.
-        first, last: the key groups that it speaks for, both included.
+        epoch: of a changelog, its own epoch; of a snapshot, the last epoch included.
+        first, last: the key groups that the file covers, both included.
         size: in bytes.
         index_size: bytes of the index at its end.
-        checksum: CRC-32 of the index, which holds those of the segments.
+        checksum: CRC-32 of the index, which holds the CRC-32 of each segment.
         rows: entries.
-        first_epoch: of a changelog merged from those of several epochs, the first of them; it says
-            all that changelogs from there to `epoch` say of its key groups.
+        first_epoch: the first epoch of a merged changelog, which holds all changes of its key
+            groups from there to `epoch`; None: the file is not merged.
     """
 
     path: str
@@ -70,21 +70,21 @@ class StateFile:
 
     @property
     def groups(self) -> KeyGroupRange:
-        """The key groups that it speaks for."""
+        """The key groups that the file covers."""
         return KeyGroupRange(self.first, self.last)
 
     @property
     def epochs(self) -> range:
-        """The epochs whose changes a changelog holds."""
+        """The epochs with changes in the changelog."""
         start = self.epoch if self.first_epoch is None else self.first_epoch
         return range(start, self.epoch + 1)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the file that the JSON speaks of.
+        """Decode a state file from a manifest's JSON.
 
         Raises:
-            ValueError, TypeError: there can be no such file.
+            ValueError, TypeError: the JSON describes no possible file.
         """
         file = cls(**value)
         if not _PLACE.fullmatch(file.path):
@@ -105,7 +105,7 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class StateField:
-    """One state of a step: what the user named, and how its entries are stored.
+    """One state of a keyed step: name, id and kind, and the schemas of its entries.
 
     Args:
         name: as the user's code calls it.
@@ -116,8 +116,7 @@ class StateField:
             elsewhere.
         value_schema: as JSON.
         ttl_ms: how long an entry lives after its last write; 0: for ever.
-        meaning: the function that keeps it and its arguments; empty: the release that wrote it
-            did not say.
+        meaning: the function that keeps the state, and its arguments; empty: not recorded.
     """
 
     name: str
@@ -129,16 +128,16 @@ class StateField:
     meaning: Meaning = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON types only; without a meaning, where it has none."""
+        """Encode the field as JSON types, an empty meaning left out."""
         meaning = {"meaning": list(map(list, self.meaning))} if self.meaning else {}
         return {**_shallow(self, but="meaning"), **meaning}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` made.
+        """Decode a field from the JSON of `to_json`.
 
         Raises:
-            TypeError: there can be no such state.
+            TypeError: a value has the wrong type.
         """
         field = cls(**{**value, "meaning": meaning_from_json(value.get("meaning", []))})
         _check_types(field)
@@ -146,12 +145,12 @@ class StateField:
 
 
 class PartitionTime(NamedTuple):
-    """The event times of a partition.
+    """The latest event time of a partition, and the clock of the epoch that last read it.
 
     Args:
-        topic, partition: it.
-        latest_ms: the latest that was read, in ms since 1970; None: none was.
-        seen_ms: the clock of the newest epoch that read a row; or, where none did, of the epoch
+        topic, partition: the partition.
+        latest_ms: the latest event time that was read, in ms since 1970; None: none was read.
+        seen_ms: the clock of the newest epoch that read a row of the partition, else of the epoch
             that found the partition.
     """
 
@@ -162,10 +161,10 @@ class PartitionTime(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Self:
-        """Read back what `StepState.to_json` made.
+        """Decode a partition's times from the JSON of `StepState.to_json`.
 
         Raises:
-            TypeError: there can be no such times.
+            TypeError: a value has the wrong type.
         """
         found = cls(*value)
         latest_ms = 0 if found.latest_ms is None else found.latest_ms
@@ -187,13 +186,13 @@ class StepState:
         hash_version: of the function from keys to key groups.
         fields: its states.
         next_id: the next free `state_id`.
-        files: in the order in which they are to be applied.
+        files: in the order of their application.
         trail: the newest versions, oldest first: a local copy at one of them can be brought
             forward, any other has to be made again.
         watermark_ms: no row with an older event time is expected; None: none was seen.
-        time_mode: what its timers and times to live go by: one of `TIME_MODES` (processing.py).
-        partition_times: of the partitions that the watermark follows from; none where it follows
-            from the rows alone.
+        time_mode: the clock of timers and times to live: one of `TIME_MODES` (processing.py).
+        partition_times: of the partitions from which the watermark is computed; empty where it
+            follows from the rows alone.
     """
 
     uid: str
@@ -211,11 +210,11 @@ class StepState:
 
     @property
     def version(self) -> Version | None:
-        """The version that the files add up to; None before the first epoch."""
+        """The newest version of the state, the sum of all files; None before the first epoch."""
         return self.trail[-1] if self.trail else None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types only; there may be thousands of files, and `asdict` would copy each value."""
+        """Encode the state as JSON types; `asdict` would copy each value of thousands of files."""
         times = {"partition_times": list(map(list, self.partition_times))}
         return {
             **_shallow(self, but="partition_times"),
@@ -227,10 +226,10 @@ class StepState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` made.
+        """Decode a step's state from the JSON of `to_json`.
 
         Raises:
-            ValueError, TypeError, KeyError: there can be no such state.
+            ValueError, TypeError, KeyError: the JSON describes no possible state.
         """
         step = cls(
             **{
@@ -270,9 +269,9 @@ class StepState:
 
 
 def _trail_json(trail: Sequence[Version]) -> list[int | str]:
-    """Return the tokens, with a number before each whose epoch is not one more than that before it.
+    """Encode a trail as tokens; where the epoch grows by more or less than 1, the growth precedes.
 
-    Each manifest has hundreds: with all their epochs they would take half as much again.
+    A manifest has hundreds of tokens: with all epochs they would take half as much again.
     """
     parts: list[int | str] = []
     before = 0
@@ -301,7 +300,7 @@ def _trail_of(parts: Iterable[int | str]) -> tuple[Version, ...]:
 
 
 def _check_types(value: StateField | StepState) -> None:
-    """Raise TypeError where a number or a text is not what the class says."""
+    """Raise TypeError if a field for a number or a text holds another type."""
     for each in fields(value):
         found = getattr(value, each.name)
         if each.type in (int, str) and type(found) is not each.type:

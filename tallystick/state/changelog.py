@@ -2,11 +2,11 @@
 
     Arrow IPC stream: schema | segment … | end || index: a line per segment | its size | "TSSTATE1"
 
-A segment is one record batch (`ENTRIES`, buffers compressed by lz4): any Arrow library reads all of
-them from front to back. The index says of each
-segment which key groups it holds, where it lies, and its CRC-32; the manifest has the CRC-32 of
-index and trailer, so a file proves itself whole from there. Key groups lie in order: those of a
-range are one contiguous slice of the file. A key group too big for one segment has several.
+A segment is one record batch (`ENTRIES`, buffers compressed by lz4): any Arrow library reads all
+segments from front to back. The index has each segment's key groups, place and CRC-32; the manifest
+has the CRC-32 of index and trailer, so a file proves itself whole from there. Key groups lie in
+order: a range of key groups is one contiguous slice of the file. A key group too big for one
+segment has several.
 """
 
 import bisect
@@ -29,7 +29,7 @@ MAGIC = b"TSSTATE1"
 SEGMENT_ROWS = 2048
 """A segment ends with the first key group that ends after this many rows."""
 COMPRESSED_BYTES_MIN = 4096
-"""Smaller files are not worth it: decompressing wakes up Arrow's threads, which takes longer."""
+"""Smaller files are not compressed: decompressing wakes up Arrow's threads, which takes longer."""
 SEGMENT_ROWS_MAX = 16 * SEGMENT_ROWS
 KEY_BYTES_MIN = 3
 """Each key begins with its key group and the number of its state, see `entries`."""
@@ -51,11 +51,11 @@ _LINE = np.dtype(
 
 
 class DamagedError(ValueError):
-    """Bytes that differ from what was written; the caller adds the file's name."""
+    """Damaged bytes of a state file; the caller adds the file's name."""
 
 
 class Segment(NamedTuple):
-    """A piece of a file: which key groups, where, and the CRC-32 of its bytes."""
+    """A line of the index: a segment's key groups, row count, place in the file and CRC-32."""
 
     first: int
     last: int
@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 
 class EncodedFile(NamedTuple):
-    """A file's bytes, and what the manifest says of it."""
+    """The bytes of a state file, and the facts about them for the manifest."""
 
     data: bytes
     index_size: int
@@ -77,11 +77,11 @@ class EncodedFile(NamedTuple):
 
 
 def encode(table: pa.Table, groups: KeyGroupRange | None = None) -> EncodedFile:
-    """Make a file.
+    """Encode entries as a state file.
 
     Args:
         table: `ENTRIES`, sorted by key.
-        groups: those that it speaks for; None: from the first entry's to the last one's.
+        groups: the key groups that the file covers; None: from the first entry's to the last one's.
     """
     assert groups is not None or table.num_rows, "a file that says nothing"
     segments = []
@@ -116,11 +116,11 @@ def parse_index(tail: bytes, checksum: int) -> list[Segment]:
     """Return the segments of a file, in order.
 
     Args:
-        tail: its last `index_size` bytes.
-        checksum: what the manifest says of them.
+        tail: the last `index_size` bytes of the file.
+        checksum: their CRC-32 in the manifest.
 
     Raises:
-        DamagedError: they are not what was written.
+        DamagedError: the bytes are not what was written.
     """
     if zlib.crc32(tail) != checksum:
         raise DamagedError(f"its index ({len(tail)} bytes) fails its checksum")
@@ -138,12 +138,12 @@ def parse_index(tail: bytes, checksum: int) -> list[Segment]:
 
 
 def segments_of(segments: Sequence[Segment], groups: KeyGroupRange) -> list[Segment]:
-    """Return the segments with entries of these key groups: neighbours in the file."""
+    """Return the segments that may hold a range of key groups: neighbours in the file."""
     return [each for each in segments if each.last >= groups.first and each.first <= groups.last]
 
 
 def decode(blob: bytes | memoryview, segment: Segment, groups: KeyGroupRange) -> pa.RecordBatch:
-    """Return the entries of these key groups in one segment.
+    """Decode the entries of a range of key groups from a segment.
 
     Raises:
         DamagedError: the bytes are not what was written.
@@ -161,9 +161,9 @@ def decode(blob: bytes | memoryview, segment: Segment, groups: KeyGroupRange) ->
 
 
 def _entries(blob: bytes | memoryview, segment: Segment) -> pa.RecordBatch:
-    """Return the entries of a segment, which are what its line in the index says.
+    """Decode a segment, and check its entries against the segment's line in the index.
 
-    A checksum does not prove who wrote it, and Arrow itself trusts what it reads.
+    A checksum does not prove who wrote the bytes, and Arrow itself trusts what it reads.
     """
     try:
         message = pa.ipc.read_message(pa.py_buffer(blob))
@@ -195,13 +195,13 @@ def groups_of(keys: pa.BinaryArray) -> npt.NDArray[np.int32]:
 
 
 def _position(keys: pa.BinaryArray, group: int) -> int:
-    """Return the place of the first entry of this or a later key group."""
+    """Return the row of the first entry at or after a key group."""
     wanted = group.to_bytes(2, "big")
     return bisect.bisect_left(range(len(keys)), wanted, key=lambda row: keys[row].as_py())
 
 
 def _cuts(groups: npt.NDArray[np.int32], batch: pa.RecordBatch) -> list[tuple[int, int]]:
-    """Return the first row of each segment of a batch, and the one after its last."""
+    """Cut a batch into segments; return the first row of each, and the row after its last."""
     ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
     row_bytes = max(1, batch.nbytes // len(groups))
     rows = min(SEGMENT_ROWS, max(1, SEGMENT_BYTES // row_bytes))

@@ -1,8 +1,8 @@
-"""Compares the keyed steps of a pipeline with the state that its checkpoint holds.
+"""A comparison of a pipeline's keyed steps with the state in its checkpoint.
 
-State answers to a step's uid. What decides where an entry lies, the key, its hash and the number of
-key groups, cannot change under it. A step's own states each have an id, given once and kept for the
-life of the checkpoint.
+State belongs to a step's uid. The key, its hash and the number of key groups decide where an entry
+lies, so they cannot change under existing state. A step's own states each have an id, given once
+and kept for the life of the checkpoint.
 
 Invariant: an id is never used for two states. So the entries of a deleted state need no search:
 nothing reads them, and the next snapshot leaves them out.
@@ -40,21 +40,22 @@ STATE_ID_MAX = 0xEF
 def settle(
     uid: str, declared: Iterable[StateDeclaration], base: StepState | None
 ) -> tuple[tuple[StateField, ...], int]:
-    """Match the states that a function uses with those that the checkpoint holds.
+    """Match the states that a function declares with the step's states in the checkpoint.
 
-    A state that is held but no longer declared is kept, as Spark keeps it: only a declaration of
-    kind `DELETED` (`deleteIfExists`) drops one.
+    A state of the checkpoint that is no longer declared is kept, as in Spark: only a declaration of
+    kind `DELETED` (`deleteIfExists`) drops a state.
 
     Args:
         uid: of the step, for messages.
-        declared: in the order of their declaration.
-        base: what the checkpoint holds of the step; None: nothing.
+        declared: the function's states, in the order of their declaration.
+        base: the step's state in the checkpoint; None: there is none.
 
     Returns:
         The step's states and its next free id.
 
     Raises:
-        OptionError: a state is held with another kind, schema or meaning, or there are too many.
+        OptionError: a state has another kind, schema or meaning in the checkpoint, or there are too
+            many states.
     """
     held = {field.name: field for field in base.fields} if base else {}
     next_id = base.next_id if base else 1
@@ -133,7 +134,7 @@ def is_operator_state(step: StepState) -> bool:
 
 
 def parts_of(step: StepState) -> tuple[KeyGroupRange, ...]:
-    """Return the key groups of each task; of a list state, the one that has the task's number."""
+    """Return the key groups of each task; for list state, the group with the task's number."""
     count = step.parallelism
     if any(field.kind == ELEMENTS for field in step.fields):
         return tuple(KeyGroupRange(index, index) for index in range(count))
@@ -142,13 +143,13 @@ def parts_of(step: StepState) -> tuple[KeyGroupRange, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepRequirement:
-    """A keyed step as the pipeline has it.
+    """A keyed step as the pipeline declares it.
 
     Args:
         uid: names its state.
-        key_schema: `KeyCodec.schema_text` of its key.
+        key_schema: `KeyCodec.schema_text` of the step's key.
         max_parallelism: how many key groups; None: as many as the state has.
-        parallelism: how many tasks; None: as many as there is room for, at most key groups.
+        parallelism: how many tasks; None: as many as Spark runs at a time, at most one per group.
         time_mode: one of `TIME_MODES`.
     """
 
@@ -164,15 +165,16 @@ def check(
     state: Iterable[StepState],
     allow_dropped: Collection[str] = (),
 ) -> Mapping[str, StepState]:
-    """Return the state that steps go on from, by uid; absent for a step that is new.
+    """Check the pipeline's steps against the committed state; return each old step's state by uid.
 
     Args:
         wanted: the keyed steps of the pipeline.
-        state: what the checkpoint holds.
+        state: the state of all steps in the checkpoint.
         allow_dropped: uids whose state may be given up.
 
     Raises:
-        OptionError: a step is gone from the pipeline, or is not what it was.
+        OptionError: a step with state is gone from the pipeline, or its key, hash, number of key
+            groups or time mode is another one.
     """
     by_uid = {step.uid: step for step in wanted}
     kept = {}
@@ -186,11 +188,11 @@ def check(
 
 
 def starting_point(wanted: StepRequirement, held: StepState | None, task_count: int) -> StepState:
-    """Return the state that an epoch goes on from, with the parallelism that it has.
+    """Return the state from which an epoch of a step starts, with the epoch's parallelism.
 
     Args:
         wanted: the step.
-        held: its committed state; None: it is new.
+        held: the step's committed state; None: a new step.
         task_count: how many tasks Spark runs at a time.
 
     Raises:

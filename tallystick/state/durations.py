@@ -7,14 +7,14 @@ _UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
 
 
 def duration_ms(name: str, duration: str | int) -> int:
-    """Return a span of time in ms, given as such or as for Spark's `withWatermark`: "10 seconds".
+    """Return a span of time in ms, given in ms or as for Spark's `withWatermark`: "10 seconds".
 
     Args:
         name: of the option, for errors.
         duration: from 0.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: `duration` has another form.
     """
     if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0:
         return duration
@@ -40,7 +40,7 @@ def signed_duration_ms(name: str, duration: str | int) -> int:
         duration: in ms or as a text.
 
     Raises:
-        OptionError: it is neither, or more than 140,000 years.
+        OptionError: `duration` has another form, or is more than 140,000 years.
     """
     text = str(duration).strip()
     is_negative = text.startswith("-")

@@ -1,7 +1,7 @@
-"""Entries of state as columns: whose they are, which are due, which group they belong to.
+"""State entries as columns: the layout of keys, indexes by time, and moves to other key groups.
 
-A key begins with its key group (2 bytes) and one byte that says whose entry it is. 1 and above are
-a step's states (`StateField.state_id`); the greatest ones are indexes:
+An entry's key begins with the key group (2 bytes) and an id (1 byte). Ids from 1 on are a step's
+states (`StateField.state_id`); the greatest ids are indexes:
 
     0xFC  timers by time   key group | FC | time | key
     0xFD  times to live    key group | FD | expiry | entry key without its group
@@ -28,7 +28,7 @@ TIMERS_BY_KEY = 0xFE
 INDEXES = frozenset({TIMERS_BY_TIME, TTL_INDEX, TIMERS_BY_KEY})
 
 ID_AT = 2
-"""The place of that byte."""
+"""The offset of the id in an entry's key."""
 REST_AT = 3
 TIME_SIZE = 8
 TIME_MIN, TIME_MAX = -(1 << 63), (1 << 63) - 1
@@ -39,18 +39,18 @@ _SIGN = 1 << 63
 
 
 def ids_of(keys: pa.BinaryArray) -> NDArray[np.uint8]:
-    """Return that byte of each entry's key."""
+    """Return the id in each entry's key."""
     spans = spans_of(keys, "key")
     ids: NDArray[np.uint8] = spans.data[spans.starts + ID_AT]
     return ids
 
 
 def living(entries: pa.RecordBatch, state_ids: Collection[int]) -> pa.RecordBatch:
-    """Return the entries of these states and of the indexes: others are of deleted states.
+    """Drop the entries of deleted states; keep the entries of given states and of the indexes.
 
     Args:
         entries: `ENTRIES`.
-        state_ids: those in use.
+        state_ids: the ids in use.
     """
     is_living = np.isin(ids_of(entries.column(0)), [*state_ids, *INDEXES])
     return entries if is_living.all() else entries.filter(pa.array(is_living))
@@ -71,7 +71,7 @@ class Keys(NamedTuple):
 def distinct_keys(
     rows: pa.RecordBatch, key: KeyCodec, max_parallelism: int, state_id: int
 ) -> tuple[NDArray[np.int32], Keys]:
-    """Return the number of each row's key, and the keys."""
+    """Number the distinct keys of rows; return the number of each row's key, and the keys."""
     columns = key.columns(rows)
     if len(columns) == 1 and not pa.types.is_floating(columns[0].type):
         coded = columns[0].dictionary_encode(null_encoding="encode")
@@ -90,22 +90,22 @@ def distinct_keys(
 
 
 def keys_of(entries: pa.BinaryArray, key: KeyCodec) -> Keys:
-    """Return the keys of these entries, which are sorted."""
+    """Decode the keys of sorted entries."""
     return Keys(key.decode(bodies(entries)), entries)
 
 
 def time_bytes(time_ms: int) -> bytes:
-    """Return a moment as bytes whose order is that of time."""
+    """Encode a moment as bytes that sort in the order of time."""
     return _TIME.pack(time_ms + _SIGN)
 
 
 def time_of(data: bytes) -> int:
-    """Return the inverse of `time_bytes`."""
+    """Decode a moment from the bytes of `time_bytes`."""
     return int(_TIME.unpack(data)[0]) - _SIGN
 
 
 def time_keys(entries: pa.BinaryArray, times_ms: pa.Int64Array, state_id: int) -> pa.BinaryArray:
-    """Return the entries by time of some keys.
+    """Return the entries of some keys in an index by time.
 
     Args:
         entries: the keys' entries, of any state.
@@ -155,17 +155,17 @@ def due_keys(
 
 
 KEY_AT = {TIMERS_BY_TIME: REST_AT + TIME_SIZE, TTL_INDEX: REST_AT + TIME_SIZE + 1}
-"""The start of the step's key; elsewhere it is right after the id. An index has the time first,
-that of expiries then the id of the state."""
+"""The offset of the step's key in entries of indexes by time: after the time, in the index of
+expiries also after the id of the state. In all other entries the key follows the id."""
 
 
 def regrouped(entries: pa.RecordBatch, codec: KeyCodec, max_parallelism: int) -> pa.RecordBatch:
-    """Return the same entries under the key groups that they have with another `max_parallelism`.
+    """Move entries to the key groups of another `max_parallelism`.
 
     Args:
         entries: `ENTRIES`.
         codec: of the step's key.
-        max_parallelism: the new one.
+        max_parallelism: the new number of key groups.
 
     Returns:
         The entries, sorted by key.

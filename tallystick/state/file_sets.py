@@ -1,15 +1,15 @@
-"""The files of a step's state: those that it needs, those to be rewritten, and garbage.
+"""The files of a step's state: the files to restore from, the files to rewrite, and garbage.
 
-Restoring: how a local copy of a range's state gets from what it holds to what is committed.
-Invariants: the steps, done in order on a store at the version they start from, leave the committed
-state, nothing else. Doing a changelog again changes nothing, for it holds values. A deletion that
-was in a changelog which a snapshot made superfluous is known from the snapshot alone: so a
+Restoring brings a local copy of a range of key groups from its version to the committed one.
+Invariants: the steps, done in order on a store at the version from which they start, leave the
+committed state and nothing else. Applying a changelog twice changes nothing, for it holds values.
+A deletion in a changelog that a snapshot made superfluous is known from the snapshot alone: so a
 snapshot newer than the store replaces the store's key groups, it is not laid over them.
 
-Rewriting keeps three things within bounds, each at a cost that grows with what was changed, not
-with what is held: bytes (a part of the key groups gets a snapshot when its changelogs outgrow the
-last one), the number of files (changelogs of like size are merged, as in an LSM tree), and what
-one epoch has to do of it (a part at a time).
+Rewriting keeps three things within bounds, each at a cost that grows with the changes, not with
+the state: bytes (a part of the key groups gets a snapshot when its changelogs outgrow the last
+snapshot), the number of files (changelogs of like size are merged, as in an LSM tree), and the work
+of one epoch (a part at a time).
 """
 
 import math
@@ -26,23 +26,23 @@ from tallystick.state.key_groups import KeyGroupRange, key_group_range, operator
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Apply what a file says of these key groups, in order."""
+    """A step of a restore: apply a file's entries of some key groups."""
 
     file: StateFile
     groups: tuple[KeyGroupRange, ...]
 
 
 Step = KeyGroupRange | Load
-"""A range is to be cleared."""
+"""A step of a restore: clear a range of key groups, or load a file."""
 
 
 def steps_from(step: StepState, have: Version | None, groups: KeyGroupRange) -> list[Step]:
-    """Return the steps that bring a store of these key groups from its version to the step's.
+    """Return the steps that bring a store's key groups to the committed version.
 
     Args:
         step: the committed state.
-        have: of the store; None, or a version that the step's trail does not know: from nothing.
-        groups: those of the store.
+        have: the store's version; None, or a version that is not in the trail: from nothing.
+        groups: the key groups of the store.
     """
     is_known = have is not None and have in step.trail
     files = touching(step.files, groups)
@@ -57,13 +57,13 @@ def steps_from(step: StepState, have: Version | None, groups: KeyGroupRange) -> 
 
 
 def touching(files: Iterable[StateFile], groups: KeyGroupRange) -> list[StateFile]:
-    """Return the files that speak for some of these key groups."""
+    """Return the files that cover any key group of a range."""
     first, last = groups.first, groups.last
     return [each for each in files if each.first <= last and each.last >= first]
 
 
 def needed(files: Sequence[StateFile], groups: KeyGroupRange) -> list[Load]:
-    """Return the parts of files that no later one makes superfluous, in the files' order."""
+    """Return the parts of files that no later file makes superfluous, in the files' order."""
     coverage = Coverage(groups)
     loads = []
     for file in reversed(files):
@@ -75,9 +75,9 @@ def needed(files: Sequence[StateFile], groups: KeyGroupRange) -> list[Load]:
 
 
 class Coverage:
-    """The key groups that later files speak for, going through the files from the newest on.
+    """The key groups that later files cover, on a walk through the files from the newest on.
 
-    Sets of key groups are the bits of whole numbers: drivers do this for every epoch.
+    Sets of key groups are the bits of whole numbers, for speed: drivers do this for every epoch.
     """
 
     def __init__(self, groups: KeyGroupRange) -> None:
@@ -87,7 +87,7 @@ class Coverage:
         self._merged_from: dict[int, int] = {}
 
     def add(self, file: StateFile) -> None:
-        """Take note of a file, which stands before all that were added."""
+        """Add a file that stands before all files added so far."""
         if file.kind == SNAPSHOT:
             self._snapshot |= self._window(file)
         elif file.first_epoch is not None:
@@ -98,7 +98,7 @@ class Coverage:
             )
 
     def left_of(self, file: StateFile) -> tuple[KeyGroupRange, ...]:
-        """Return the key groups for which a file that stands before all added ones is needed."""
+        """Return the key groups of an earlier file for which no added file supersedes the file."""
         window = self._window(file)
         left = window & ~self._snapshot
         if file.kind != SNAPSHOT and left & self._merged:
@@ -140,7 +140,7 @@ A range that Spark places on any of 32 hosts comes back to one of them after thi
 """
 
 SNAPSHOT_BYTES = 16 << 20
-"""About what one snapshot holds: one epoch pays for it, so a second of work would be too much."""
+"""The size of one snapshot, about: one epoch pays for it, so a second of work would be too much."""
 
 SNAPSHOTS_PER_RANGE_MAX = 64
 """More state than that times `SNAPSHOT_BYTES` makes the snapshots larger, not more."""
@@ -152,7 +152,7 @@ MERGED_FILES_MIN = 16
 """The number of changelogs of similar size that become one."""
 
 SMALL_BYTES = 64 << 10
-"""Below this, all sizes are alike."""
+"""All sizes below count as alike."""
 
 LIKE = 2
 """A changelog is of like size to all newer ones together if it is at most this much larger.
@@ -161,19 +161,19 @@ More than 1: else changelogs that grow a little smaller from epoch to epoch woul
 """
 
 MERGED_BYTES_MAX = 16 << 20
-"""Larger changelogs are left as they are until snapshots replace them; as `SNAPSHOT_BYTES`, more
-where there is more state."""
+"""Larger changelogs stay as they are until snapshots replace them; the limit grows with the state,
+as the size of snapshots does."""
 
 
 def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> StepState:
-    """Return the state at the end of an epoch.
+    """Return a step's state at the end of an epoch.
 
     Args:
-        base: what the epoch started from.
-        version: of the epoch; later than the base's: files are distinguished by their epochs, so a
-            restored savepoint's are counted on from.
-        files: what its tasks wrote: snapshots and merged changelogs of the base, which were made
-            before anything was changed, and the epoch's own changelogs.
+        base: the state from which the epoch started.
+        version: of the epoch; later than the base's: epochs tell files apart, so the epochs of a
+            restored savepoint are counted on.
+        files: the files that the epoch's tasks wrote: snapshots and merged changelogs of the base,
+            made before any change, and the epoch's own changelogs.
     """
     before = base.version.epoch if base.version else None
     assert before is None or version.epoch > before, f"epoch {version.epoch} is not after {before}"
@@ -193,7 +193,7 @@ def due_snapshots(
 ) -> dict[int, KeyGroupRange]:
     """Return the key groups of which a task should write a snapshot before the next epoch, by task.
 
-    At most one part of its range each, the one whose changelogs outgrew its snapshot most.
+    At most one part of a task's range: the part whose changelogs outgrew its snapshot most.
 
     Args:
         step: the committed state, which the snapshots are to hold.
@@ -250,13 +250,13 @@ def due_merges(
 def collectable(
     names: Iterable[str], committed_epoch: int, retained: Iterable[Iterable[StepState]]
 ) -> list[str]:
-    """Return the files that nothing needs.
+    """Return the garbage among state files: files that no retained manifest names.
 
     Files of later epochs are left alone: an epoch under way, or another driver's, may name them.
 
     Args:
-        names: the files there are, as `StateFile.path` has them.
-        committed_epoch: the newest.
+        names: the existing files, as `StateFile.path` has them.
+        committed_epoch: the newest committed epoch.
         retained: the state in each manifest that a restore may go back to; the newest one's too.
     """
     kept = {file.path for steps in retained for step in steps for file in step.files}
@@ -268,11 +268,11 @@ def collectable(
 
 
 def renamed(before: Iterable[StepState], after: Iterable[StepState]) -> tuple[list[str], list[str]]:
-    """Return the files that a manifest names and the one before did not, and the other way round.
+    """Compare the file names in two manifests; return the added and the dropped names.
 
     Args:
-        before: the state in one.
-        after: the state in the other.
+        before: the state in the earlier manifest.
+        after: the state in the later manifest.
     """
     old, new = ({step.uid: step.files for step in steps} for steps in (before, after))
     added: list[str] = []
@@ -289,7 +289,7 @@ def renamed(before: Iterable[StepState], after: Iterable[StepState]) -> tuple[li
 
 
 def epoch_of(name: str) -> int | None:
-    """Return the epoch that wrote a state file, by its name; None where it is not one of ours."""
+    """Return the epoch in a state file's name; None for a name of another form."""
     found = _NAME.fullmatch(name.rpartition("/")[2])
     return int(found[1]) if found else None
 
@@ -315,7 +315,7 @@ def _by_task(
 
 
 def _to_merge(logs: Sequence[Load], bytes_max: float) -> tuple[float, float]:
-    """Return how many bytes are to be merged, and from which epoch on."""
+    """Return the number of bytes to merge, and the first epoch of their changelogs."""
     total, first_epoch = 0.0, math.inf
     for load in reversed(logs):
         size = _share(load)
@@ -328,13 +328,13 @@ def _to_merge(logs: Sequence[Load], bytes_max: float) -> tuple[float, float]:
 
 
 def _share(load: Load) -> float:
-    """Return about how many bytes of the file the load is: as if all key groups had the same."""
+    """Estimate the bytes of a load, as if all key groups of the file had the same size."""
     inside = sum(part.count for part in load.groups)
     return load.file.size * inside / load.file.groups.count
 
 
 def _bytes(loads: Sequence[Load], groups: KeyGroupRange, kind: str) -> npt.NDArray[np.float64]:
-    """Return about how many bytes of such files each key group has."""
+    """Estimate the bytes of each key group in the files of one kind."""
     sizes = np.zeros(groups.count)
     for file, parts in ((load.file, load.groups) for load in loads if load.file.kind == kind):
         for part in parts:
@@ -344,7 +344,7 @@ def _bytes(loads: Sequence[Load], groups: KeyGroupRange, kind: str) -> npt.NDArr
 
 
 def _edges(group_count: int, size: float) -> list[int]:
-    """Cut a range so that each part has about `SNAPSHOT_BYTES`; halves of halves, which stay."""
+    """Halve a range until parts have about `SNAPSHOT_BYTES`; so edges stay when the state grows."""
     wanted = min(math.ceil(size / SNAPSHOT_BYTES), SNAPSHOTS_PER_RANGE_MAX, group_count)
     count = min(1 << max(0, wanted - 1).bit_length(), group_count)
     return [group_count * each // count for each in range(count + 1)]

@@ -32,12 +32,12 @@ class KeyGroupRange:
         return max(0, self.last - self.first + 1)
 
     def intersection(self, other: Self) -> "KeyGroupRange":
-        """Return the key groups that are in both; `EMPTY` where there are none."""
+        """Return the key groups common to both ranges, or `EMPTY`."""
         first, last = max(self.first, other.first), min(self.last, other.last)
         return KeyGroupRange(first, last) if first <= last else EMPTY
 
     def parts(self, count: int) -> list["KeyGroupRange"]:
-        """Return the same in `count` ranges of like size, or as many as there are key groups."""
+        """Divide the range into `count` ranges of like size, at most one per key group."""
         edges = [self.first + self.count * at // count for at in range(count + 1)]
         pairs = itertools.pairwise(edges)
         return [KeyGroupRange(start, stop - 1) for start, stop in pairs if start < stop]
@@ -88,7 +88,7 @@ def operator_index(max_parallelism: int, parallelism: int, key_group: int) -> in
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """1.5 times the parallelism, rounded up to a power of two, within 128 and 32768.
+    """Return 1.5 times the parallelism, rounded up to a power of two, within 128 and 32768.
 
     Source: Flink's `computeDefaultMaxParallelism`.
 
@@ -102,7 +102,7 @@ def default_max_parallelism(parallelism: int) -> int:
 
 
 def check_parallelism(parallelism: int, max_parallelism: int) -> None:
-    """Refuse what no assignment of key groups to tasks could serve.
+    """Refuse a parallelism or a number of key groups that is out of bounds.
 
     Raises:
         OptionError: a number is out of its bounds.

@@ -1,4 +1,4 @@
-"""The inner loops over keys: hash codes, and bytes whose order is that of the values.
+"""The inner loops over keys: hash codes, and bytes that sort in the order of the values.
 
 Invariant: no kernel reads or writes outside the arrays it is given; where the numbers would lead
 it outside, it returns -1 and the caller raises.
@@ -76,14 +76,14 @@ def hash_long(data, starts, lengths, codes):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def add_fixed_sizes(valid, width, sizes):  # type: ignore[no-untyped-def]
-    """Add what a column of fixed width takes."""
+    """Add the bytes of a fixed-width column to each key's size."""
     for row in range(len(sizes)):
         sizes[row] += 1 + (width if valid[row] else 0)
 
 
 @numba.njit(cache=True, nogil=True)
 def add_text_sizes(data, starts, lengths, sizes):  # type: ignore[no-untyped-def]
-    """Add what a column of texts takes; 0, or -1 where a span leaves the data."""
+    """Add the bytes of a text column to each key's size; 0, or -1 where a span leaves the data."""
     for row in range(len(sizes)):
         begin, length = starts[row], lengths[row]
         size = 1
@@ -173,7 +173,7 @@ def write_texts(data, starts, lengths, out, cursors):  # type: ignore[no-untyped
 
 @numba.njit(cache=True, nogil=True)
 def read_words(data, cursors, ends, width, words, valid):  # type: ignore[no-untyped-def]
-    """Read what `write_words` wrote and move the cursors; 0, or -1 where it is damaged."""
+    """Read the words of `write_words` and move the cursors; 0, or -1 for damaged data."""
     for row in range(len(cursors)):
         at, end = cursors[row], ends[row]
         if at < 0 or at >= end or end > len(data) or data[at] > PRESENT:
@@ -194,7 +194,7 @@ def read_words(data, cursors, ends, width, words, valid):  # type: ignore[no-unt
 
 @numba.njit(cache=True, nogil=True)
 def read_pairs(data, cursors, ends, highs, lows, valid):  # type: ignore[no-untyped-def]
-    """Read what `write_pairs` wrote and move the cursors; 0, or -1 where it is damaged."""
+    """Read the numbers of `write_pairs` and move the cursors; 0, or -1 for damaged data."""
     for row in range(len(cursors)):
         at, end = cursors[row], ends[row]
         if at < 0 or at >= end or end > len(data) or data[at] > PRESENT:
@@ -216,7 +216,7 @@ def read_pairs(data, cursors, ends, highs, lows, valid):  # type: ignore[no-unty
 
 @numba.njit(cache=True, nogil=True)
 def read_texts(data, cursors, ends, out, offsets, valid):  # type: ignore[no-untyped-def]
-    """Read what `write_texts` wrote into `out` and move the cursors; the bytes written or -1."""
+    """Read the texts of `write_texts` into `out` and move the cursors; the bytes written or -1."""
     written = 0
     for row in range(len(cursors)):
         at, end = cursors[row], ends[row]

@@ -1,7 +1,7 @@
-"""Keys of one step: the hash code of each, frozen for all types, and their bytes in order.
+"""Keys of one step: hash codes, frozen for all types, and bytes that sort like the values.
 
 A key's hash code decides its key group for the life of its state, so the hash function never
-changes; another one would be another `HASH_VERSION`. It is Java's where Java has one.
+changes; another would be another `HASH_VERSION`. It is Java's where Java has one.
 
 | column | hash code | source |
 | --- | --- | --- |
@@ -109,7 +109,7 @@ def _codes_of_values(values: NDArray[Any], kind: pa.DataType) -> UInt32Array:
 
 
 def one_of_each(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return floats with one NaN and one zero: those that are the same key have the same bits."""
+    """Return floats with a single NaN and a single zero, so that equal keys have equal bits."""
     nan, zero = numbers.dtype.type("nan"), numbers.dtype.type(0)
     same: NDArray[Any] = np.where(np.isnan(numbers), nan, numbers + zero)
     return same
@@ -160,7 +160,7 @@ class KeyCodec:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return the codec whose `schema_text` this is."""
+        """Make the codec of a `schema_text`."""
         return cls(schema_from_text(text))
 
     @property
@@ -177,7 +177,7 @@ class KeyCodec:
         """Return the key's columns of rows that may have others too.
 
         Raises:
-            OptionError: one is missing, or of another type.
+            OptionError: a column is missing, or of another type.
         """
         return [_column(rows, field) for field in self.schema]
 
@@ -205,10 +205,10 @@ class KeyCodec:
         return binary_of(out, offsets, None)
 
     def decode(self, keys: pa.BinaryArray) -> pa.RecordBatch:
-        """Return the columns of keys that `encode` made.
+        """Decode the columns of keys from the bytes of `encode`.
 
         Raises:
-            ManifestError: the bytes are not such keys.
+            ManifestError: the bytes are not keys of these columns.
         """
         rows, sizes = self.decode_start(keys)
         if not (sizes == spans_of(keys, "key").lengths).all():
@@ -216,10 +216,10 @@ class KeyCodec:
         return rows
 
     def decode_start(self, data: pa.BinaryArray) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Return the columns of the keys that bytes begin with, and how many bytes each key takes.
+        """Decode the keys at the start of values; return their columns, and the size of each key.
 
         Raises:
-            ManifestError: the bytes do not begin with such keys.
+            ManifestError: the bytes do not begin with keys of these columns.
         """
         spans = spans_of(data, "key")
         cursors, ends = spans.starts.copy(), spans.starts + spans.lengths
@@ -247,7 +247,7 @@ def entry_keys(
     Args:
         groups: of each key.
         state_id: `StateField.state_id`, or that of an index.
-        key_bytes: as `KeyCodec.encode` gives them, with or without more after it.
+        key_bytes: of `KeyCodec.encode`, with or without more bytes after the key.
     """
     assert len(groups) == len(key_bytes), (len(groups), len(key_bytes))
     assert 0 <= state_id <= 0xFF, state_id
@@ -263,12 +263,12 @@ def entry_keys(
 
 
 def bodies(entries: pa.BinaryArray) -> pa.BinaryArray:
-    """Return entries without the key group and the state's id: the key, and more if there is."""
+    """Cut the key group and the state's id off entries; the key and anything after it stay."""
     return tails(entries, key_kernels.HEADER_SIZE)
 
 
 def tails(column: pa.BinaryArray, at: int) -> pa.BinaryArray:
-    """Return each value without its first `at` bytes; none is shorter or null.
+    """Return each value without its first `at` bytes; no value is shorter or null.
 
     Not Arrow's `binary_slice`: the size of its output overflows for some lengths and row counts
     (26.0).
@@ -283,10 +283,10 @@ def tails(column: pa.BinaryArray, at: int) -> pa.BinaryArray:
 
 
 def check_size(count: int, size: int) -> None:
-    """Refuse what does not fit into one column of Arrow's.
+    """Refuse more bytes than an Arrow column holds.
 
     Raises:
-        OptionError: it takes 2 GiB or more.
+        OptionError: the bytes take 2 GiB or more.
     """
     if size > _BYTES_MAX:
         raise OptionError(
@@ -298,7 +298,7 @@ def check_size(count: int, size: int) -> None:
 def binary_of(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], valid: NDArray[np.bool_] | None
 ) -> pa.BinaryArray:
-    """Return a binary column of these bytes; not copied."""
+    """Wrap bytes as a binary column, without copying them."""
     check_size(len(offsets) - 1, int(offsets[-1]))
     present, null_count = validity_of(valid)
     buffers = [present, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
@@ -343,7 +343,7 @@ def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 def _writer(column: pa.Array, sizes: NDArray[np.int64]) -> tuple[Any, ...]:
-    """Return the kernel that writes the column, and what it needs; adds what the column takes."""
+    """Add a column's bytes to `sizes`; return the kernel that writes the column, and arguments."""
     if _is_text(column.type):
         spans = spans_of(column, "key")
         status = key_kernels.add_text_sizes(spans.data, spans.starts, spans.lengths, sizes)
@@ -381,7 +381,7 @@ def _words_of(values: NDArray[Any], kind: pa.DataType) -> list[UInt64Array]:
 
 
 def _values_from(parts: list[UInt64Array], kind: pa.DataType) -> NDArray[Any]:
-    """Return the values that `_words_of` was given."""
+    """Return the values of words: the inverse of `_words_of`."""
     words = parts[0]
     if pa.types.is_boolean(kind):
         return np.minimum(words, 1).astype(np.uint8)
@@ -400,7 +400,7 @@ def _values_from(parts: list[UInt64Array], kind: pa.DataType) -> NDArray[Any]:
 def _read(
     kind: pa.DataType, data: NDArray[np.uint8], cursors: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> pa.Array | None:
-    """Return one column; None, or ArrowInvalid, where the bytes are not such values."""
+    """Decode a column and move the cursors; None, or ArrowInvalid, for bytes of other values."""
     count = len(cursors)
     valid = np.empty(count, np.bool_)
     if _is_text(kind):

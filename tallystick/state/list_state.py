@@ -1,7 +1,7 @@
-"""List state: the elements of each task, and how another number of tasks shares them.
+"""List state: the elements of each task, and their division among another number of tasks.
 
-The entries are those of a step whose key is the number of the task and the place of an element in
-its list, and whose key group is that number too:
+Each element is an entry. The key is the number of the task and the place of the element in the
+task's list; the key group is the number of the task too:
 
     task | state id | task, place         the columns of the element, as `ColumnsCodec`
 """
@@ -40,11 +40,11 @@ class Share(NamedTuple):
 def repartitioned(
     sizes: Mapping[str, Sequence[int]], parallelism: int
 ) -> dict[str, list[list[Share]]]:
-    """Divide the lists of one operator evenly among its new tasks.
+    """Divide the lists of an operator evenly among its new tasks.
 
-    All elements of a state stand in one row, in the order of the old tasks; each new task gets as
-    many as another one, or one more. The first task to get one more is that after the last one that
-    got one of the state before. Nothing moves where the number of tasks stays.
+    The elements of a state, in the order of the old tasks, are dealt out in runs of equal length,
+    the first ones longer by one element. The first run goes to the task after the last longer run
+    of the state before. Nothing moves where the number of tasks stays.
 
     Source: Flink's RoundRobinOperatorStateRepartitioner (SPLIT_DISTRIBUTE), with its order of
     states, that of a Java HashMap.
@@ -54,7 +54,7 @@ def repartitioned(
         parallelism: how many new tasks there are.
 
     Returns:
-        What each new task gets, by the name of the state.
+        The shares of each new task, by the name of the state.
     """
     found, start = {}, 0
     for name in sorted(sizes, key=_place_in_hash_map):
@@ -89,7 +89,7 @@ def in_union(sizes: Sequence[int], parallelism: int) -> list[list[Share]]:
 
 
 def _shares(ends: Sequence[int], start: int, stop: int) -> list[Share]:
-    """Return the elements from `start` to `stop` of all, by the tasks that had them."""
+    """Return the elements from `start` to `stop` of all lists, as shares of the old tasks."""
     return [
         Share(task, max(start, first) - first, min(stop, end) - first)
         for task, (first, end) in enumerate(pairwise(ends))
@@ -107,13 +107,13 @@ def _place_in_hash_map(name: str) -> int:
 
 
 class ListCodec:
-    """Elements of lists as entries.
+    """The storage format of list elements.
 
     Args:
         columns: of an element.
 
     Raises:
-        OptionError: one cannot be stored, or there is none.
+        OptionError: a column cannot be stored, or there is none.
     """
 
     def __init__(self, columns: pa.Schema) -> None:
@@ -122,29 +122,29 @@ class ListCodec:
 
     @property
     def declaration(self) -> StateDeclaration:
-        """The state of the list."""
+        """The declaration of the list's state."""
         return StateDeclaration(STATE_NAME, ELEMENTS, "", text_of(self.columns))
 
     def encode(self, elements: pa.RecordBatch) -> pa.BinaryArray:
-        """Return the value of each element."""
+        """Encode each element as the value of an entry."""
         return self._codec.encode(elements).fill_null(self._codec.all_null)
 
     def decode(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        """Return the elements of values that `encode` made."""
+        """Decode elements from the values of `encode`."""
         return self._codec.decode(values)
 
 
 def shared_values(
     entries: pa.RecordBatch, task: int, before: int, parallelism: int, *, is_union: bool = False
 ) -> pa.BinaryArray:
-    """Return the values of the elements that a new task gets of the old ones.
+    """Return the values of the elements that a new task takes over from the old tasks.
 
     Args:
-        entries: `ENTRIES` of all tasks, sorted by key, none deleted.
-        task: its number.
-        before: how many tasks there were.
-        parallelism: how many there are.
-        is_union: each task gets all.
+        entries: `ENTRIES` of all old tasks, sorted by key, none deleted.
+        task: the number of the new task.
+        before: how many old tasks there were.
+        parallelism: how many new tasks there are.
+        is_union: each task gets all elements.
     """
     sizes = np.bincount(groups_of(entries.column(0)), minlength=before)
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -160,12 +160,12 @@ def shared_values(
 
 
 def changes_of(task: int, before: pa.BinaryArray, after: pa.BinaryArray) -> pa.RecordBatch:
-    """Return what changes a task's list; `ENTRIES`, sorted by key.
+    """Return the entries that change a task's list; `ENTRIES`, sorted by key.
 
     Args:
-        task: its number.
-        before: the values that are committed for the task of that number.
-        after: what they are to be.
+        task: the number of the task.
+        before: the committed values of the list.
+        after: the values to be.
     """
     both = min(len(before), len(after))
     changed = np.flatnonzero(changed_rows(before.slice(0, both), after.slice(0, both)))
@@ -178,11 +178,11 @@ def changes_of(task: int, before: pa.BinaryArray, after: pa.BinaryArray) -> pa.R
 
 
 def gone(entries: pa.RecordBatch, parallelism: int) -> pa.RecordBatch:
-    """Return what deletes the lists of tasks that there are no longer.
+    """Return the entries that delete the lists of tasks beyond the parallelism.
 
     Args:
         entries: `ENTRIES` of all tasks.
-        parallelism: how many there are now.
+        parallelism: how many tasks there are now.
     """
     keys = entries.column(0)
     keys = keys.filter(pc.greater_equal(pa.array(groups_of(keys)), parallelism))

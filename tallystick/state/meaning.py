@@ -1,14 +1,14 @@
-"""The meaning of a state: the function that keeps it and its arguments, as frozen text.
+"""The meaning of a state: a function and its arguments, as frozen text.
 
-A state's columns say how its bytes are read, and not what they count: the sum of a column has the
-type of its maximum. So a ready-made function declares with each state the arguments that decide
-what lies in it; a checkpoint holds them, and a start compares them one by one (`changes`).
+A state's schema tells how to read the bytes, and not what the values mean: the sum of a column has
+the type of its maximum. So a ready-made function declares with each state the arguments that decide
+the content; a checkpoint holds the arguments, and a start compares them one by one (`changes`).
 
     (("function", "aggregate"), ("columns.total", 'sum("amount")'))
 
 Invariants: texts stay the same in every release for the same arguments. An argument is declared
-with its default too, so that one which is not held was not known to the release that wrote it. A
-column of accumulators has an argument of its own, and no type stands in its text: that is in the
+with its default too, so an argument that a checkpoint lacks was unknown to the release that wrote
+it. A column of accumulators has an argument of its own, whose text names no type: types are in the
 schema of the state.
 """
 
@@ -25,7 +25,7 @@ OWN_FUNCTION = "a function of your own"
 
 
 class Change(NamedTuple):
-    """An argument that is another one than that which a state was made with."""
+    """A changed argument: the text in the checkpoint, and the text declared now."""
 
     argument: str
     before: str
@@ -41,8 +41,8 @@ def meaning_of(function: str, arguments: Mapping[str, str] | None = None) -> Mea
     """Return the meaning of a state that a function keeps.
 
     Args:
-        function: its name.
-        arguments: those that decide what lies in the state, as text.
+        function: the name of the function.
+        arguments: the arguments that decide the content of the state, as text.
     """
     return ((FUNCTION, function), *(arguments or {}).items())
 
@@ -53,10 +53,10 @@ def name_text(name: str | Sequence[str]) -> str:
 
 
 def changes(before: Meaning, now: Meaning) -> Iterator[Change]:
-    """Yield the arguments that differ.
+    """Yield the arguments with different texts in two meanings.
 
-    Arguments that only one side has are not compared: one that is not held was not known when the
-    state was written, and columns that come or go are seen in the schema of the state.
+    Arguments of only one meaning are not compared: an argument that the checkpoint lacks was
+    unknown when the state was written, and columns that come or go show in the state's schema.
     """
     texts = dict(before)
     for argument, text in now:
@@ -65,10 +65,10 @@ def changes(before: Meaning, now: Meaning) -> Iterator[Change]:
 
 
 def meaning_from_json(value: object) -> Meaning:
-    """Read back what a manifest holds.
+    """Decode a meaning from a manifest's JSON.
 
     Raises:
-        TypeError: it is no list of pairs of texts.
+        TypeError: the JSON is no list of pairs of texts.
     """
     pairs: list[tuple[str, str]] = []
     for pair in value if isinstance(value, list) else [value]:

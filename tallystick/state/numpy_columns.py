@@ -1,4 +1,4 @@
-"""Columns of fixed width and lists of them as numpy arrays, and back: what kernels work on.
+"""Arrow columns of fixed width, and lists of them, to the numpy arrays of kernels and back.
 
 Nulls are apart: a null's value in the array is 0.
 """
@@ -63,11 +63,11 @@ def valid_of(column: pa.Array) -> NDArray[np.bool_]:
 
 
 def column_of(values: NDArray[Any], valid: NDArray[np.bool_] | None, kind: pa.DataType) -> pa.Array:
-    """Return the column of these values; null where they are not valid.
+    """Return an Arrow column of values, null where `valid` is false.
 
     Args:
-        values: of the type that `numpy_type_of` says.
-        valid: None: all are.
+        values: of the type of `numpy_type_of`.
+        valid: None: all values are valid.
         kind: of the column.
     """
     assert values.dtype == numpy_type_of(kind), (values.dtype, kind)
@@ -80,10 +80,10 @@ def column_of(values: NDArray[Any], valid: NDArray[np.bool_] | None, kind: pa.Da
 
 
 def checked_digits(column: pa.Array) -> pa.Array:
-    """Return the column; a decimal in it must have no more digits than its type says.
+    """Return the column, unless a decimal has more digits than the column's type allows.
 
     Raises:
-        ArrowInvalid: one has.
+        ArrowInvalid: a decimal has more digits.
     """
     if pa.types.is_decimal(column.type):
         column.validate(full=True)
@@ -91,7 +91,7 @@ def checked_digits(column: pa.Array) -> pa.Array:
 
 
 def validity_of(valid: NDArray[np.bool_] | None) -> tuple[pa.Buffer | None, int]:
-    """Return Arrow's bitmap and the number of nulls; no bitmap where there are none."""
+    """Return Arrow's validity bitmap and the number of nulls; without nulls no bitmap."""
     if valid is None or valid.all():
         return None, 0
     bitmap = pa.array(np.ascontiguousarray(valid)).buffers()[1]
@@ -102,10 +102,10 @@ Int64Array = NDArray[np.int64]
 
 
 def explode(columns: list[pa.ListArray]) -> tuple[Int64Array, list[pa.Array]]:
-    """Return the elements of lists that have the same lengths, and the number of the key of each.
+    """Flatten lists of equal lengths; return the key number of each element, and the elements.
 
     Args:
-        columns: a list or null per key; what is null in one is null in all.
+        columns: a list or null per key; a key is null in all columns or in none.
     """
     lengths = columns[0].value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     numbers = np.repeat(np.arange(len(lengths)), lengths)
@@ -113,14 +113,14 @@ def explode(columns: list[pa.ListArray]) -> tuple[Int64Array, list[pa.Array]]:
 
 
 def places_in(counts: Int64Array) -> Int64Array:
-    """Return 0, 1, … for each of some counts, one after the other."""
+    """Return the numbers from 0 to below each count, end to end."""
     ends = np.cumsum(counts)
     found: Int64Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
     return found
 
 
 def lists_of(counts: NDArray[np.int64], elements: pa.Array) -> pa.ListArray:
-    """Return a list per key of as many elements as counted; null where there are none."""
+    """Cut elements into a list per key, of the counted lengths; an empty list becomes null."""
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     assert offsets[-1] == len(elements), (offsets[-1], len(elements))

@@ -1,4 +1,4 @@
-"""A committed state to read from, and one epoch's changes over it."""
+"""The overlay: the changes of an epoch over a committed state."""
 
 import bisect
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ def one_batch(table: pa.Table, what: str, advice: str) -> pa.RecordBatch:
 
     Args:
         table: of any columns.
-        what: it is, for the message.
-        advice: what to do about too many of them.
+        what: the name of the table, for the message.
+        advice: what to do about too many rows.
 
     Raises:
         OptionError: a column has more text than one batch holds (2 GiB).
@@ -35,10 +35,10 @@ def one_batch(table: pa.Table, what: str, advice: str) -> pa.RecordBatch:
 
 
 class StateView(Protocol):
-    """A committed state as it stands, even if changes are applied to the store meanwhile."""
+    """A fixed view of a committed state, even if changes are applied to the store meanwhile."""
 
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """Return each key's value, null where there is none; quickest where keys are sorted."""
+        """Return the value of each key, or null; quickest for sorted keys."""
         ...
 
     def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -51,7 +51,7 @@ class StateView(Protocol):
 
 
 def following(prefix: bytes) -> bytes:
-    """Return the smallest bytes above all that begin with `prefix`, which is not 0xFF alone."""
+    """Return the smallest key after all keys with a prefix, which is not 0xFF alone."""
     cut = prefix.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1])
 
@@ -89,8 +89,8 @@ def is_final(watermark_ms: int | None) -> bool:
 class EpochTime(NamedTuple):
     """The clock of an epoch: the same for each of its attempts.
 
-    `timestamp_ms` is what Spark logged for it, `watermark_ms` comes from the epochs before it; None
-    as long as no event time was seen.
+    `timestamp_ms` is the processing time of the epoch; `watermark_ms` comes from earlier
+    epochs, and is None as long as no event time was seen.
     """
 
     timestamp_ms: int
@@ -103,7 +103,7 @@ class EpochTime(NamedTuple):
 
 
 class Overlay:
-    """The changes of one epoch, over the committed state; reads see them.
+    """The changes of one epoch over the committed state; `get` and `scan` see both.
 
     Args:
         view: the committed state.
@@ -129,7 +129,7 @@ class Overlay:
         return found
 
     def prefetch(self, keys: pa.BinaryArray) -> None:
-        """Read committed values that `get` will ask for, and forget those read before."""
+        """Read the committed values of keys ahead of `get`, and forget earlier read values."""
         values = self._view.get_many(keys)
         # Arrow makes bytes of a whole column ten times faster than of its scalars.
         names = keys.to_numpy(zero_copy_only=False)
@@ -142,7 +142,7 @@ class Overlay:
         self._changes[key] = value
 
     def put_in(self, family: bytes, key: bytes, value: bytes | None) -> None:
-        """`put` of one of the entries that begin with `family`, so that `entries` finds it."""
+        """Set a value as `put` does, and list the key under a family for `entries`."""
         self.put(key, value)
         members = self._families.get(family)
         if members is None:
@@ -151,9 +151,10 @@ class Overlay:
             members.add(key)
 
     def any_order(self, family: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries of a family, of this epoch those by `put_in`; write none meanwhile.
+        """Yield the entries of a family in no order; write no entry of the family meanwhile.
 
-        `scan` sorts all changes after each new key, this costs what the family holds.
+        Of the epoch's changes only those by `put_in` are seen. `scan` sorts all changes after each
+        new key; here the cost is that of the family's entries.
         """
         changed = self._families.get(family, ())
         for key in changed:
@@ -165,7 +166,7 @@ class Overlay:
                 yield key, value
 
     def entries(self, family: bytes) -> list[tuple[bytes, bytes]]:
-        """`any_order` in the order of the keys: a snapshot, writing meanwhile is safe."""
+        """Return the entries of `any_order` in the order of the keys; writing meanwhile is safe."""
         return sorted(self.any_order(family))
 
     def committed(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -185,14 +186,14 @@ class Overlay:
         return sorted((key, value) for key, value in found.items() if value is not None)
 
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """Return the committed value of each key, null where there is none.
+        """Return the committed value of each key, or null.
 
-        For functions that see each key once in an epoch: what was put in this epoch is not read.
+        For functions that see each key once in an epoch: the epoch's changes are not read.
         """
         return self._view.get_many(keys)
 
     def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        """Set the values of distinct keys, which `put` and `put_many` set no other time."""
+        """Set the values of distinct keys; no other `put` or `put_many` may set the same keys."""
         if len(keys):
             self._columns.append(pa.RecordBatch.from_arrays([keys, values], schema=ENTRIES))
 

@@ -1,10 +1,10 @@
-"""Several columns as one binary value a row: how the state of a vectorised function is stored.
+"""The storage format of vectorised state: several columns as one binary value per row.
 
 A row is
 
     a bit per column, 1 where it is null, from the lowest bit of the first byte
     per column, little endian:  its value (0 where it is null), or the length of its bytes in 4
-    the bytes of the columns that have a length, one after the other
+    the bytes of the columns with a length, end to end
 
 A bool takes a byte, a decimal 16. A list of values of fixed width has as bytes, per element, 1 or
 (null) 0 and the value; a list of strings has the length of each, -1 for null, and its bytes.
@@ -40,14 +40,14 @@ BoolArray = NDArray[np.bool_]
 
 
 class ColumnsCodec:
-    """Rows of some columns as binary values.
+    """The storage format of rows of some columns as binary values.
 
     Args:
         schema: fixed-width columns, strings, binaries, and lists of those.
-        name: what the columns are, for errors.
+        name: of the columns, for errors.
 
     Raises:
-        OptionError: there are none, or a type cannot be stored.
+        OptionError: there are no columns, or a type cannot be stored.
     """
 
     def __init__(self, schema: pa.Schema, name: str = "state") -> None:
@@ -69,7 +69,7 @@ class ColumnsCodec:
 
     @property
     def all_null(self) -> bytes:
-        """The bytes of a row whose columns are all null, for one that is there all the same."""
+        """The value of a row of nulls, where `encode` gives null but an entry must exist."""
         record = np.zeros(1, self._record)
         record[_NULLS] = 0xFF
         return record.tobytes()
@@ -99,7 +99,7 @@ class ColumnsCodec:
         return _joined(records, sizes, texts, present)
 
     def decode(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        """Return the columns of values that `encode` made.
+        """Decode the columns of rows from the values of `encode`.
 
         Raises:
             ManifestError: the bytes are not of these columns.
@@ -134,7 +134,7 @@ class ColumnsCodec:
         cursors: Int64Array,
         ends: Int64Array,
     ) -> pa.Array:
-        """Return one column; moves the cursors past its bytes."""
+        """Decode a column, and move the cursors past the column's bytes."""
         nulls = records[_NULLS][:, at // 8]
         valid = (nulls & np.uint8(1 << at % 8)) == 0 if nulls.any() else None
         if is_fixed_width(kind):
@@ -248,7 +248,7 @@ def _text_from(
 def _list_from(
     data: NDArray[np.uint8], offsets: Int64Array, valid: BoolArray | None, kind: pa.DataType
 ) -> pa.Array | None:
-    """Return the column of lists whose elements these bytes are; None where they are not."""
+    """Decode a column of lists from the bytes of their elements; None for bytes of another form."""
     if is_fixed_width(kind):
         element = _element(kind)
         if (offsets % element.itemsize).any():

@@ -65,7 +65,7 @@ def read_records(data, starts, lengths, width, records):  # type: ignore[no-unty
 
 @numba.njit(cache=True, nogil=True)
 def read_texts(data, cursors, ends, lengths, out, offsets):  # type: ignore[no-untyped-def]
-    """Copy the bytes at each row's cursor, one after the other, and move it; the bytes or -1."""
+    """Copy the bytes at each row's cursor, and move the cursors; the bytes written or -1."""
     written = 0
     for row in range(len(cursors)):
         at, length = cursors[row], lengths[row]
@@ -129,7 +129,7 @@ def find_elements(data, starts, ends, counts, places, lengths):  # type: ignore[
 
 @numba.njit(cache=True, nogil=True)
 def differs(data, starts, lengths, other, other_starts, other_lengths, out):  # type: ignore[no-untyped-def]
-    """True if the bytes of each row differ between two columns of checked spans."""
+    """Write to `out` whether each row's bytes differ between two columns of checked spans."""
     for row in range(len(out)):
         length = lengths[row]
         out[row] = length != other_lengths[row]

@@ -1,4 +1,4 @@
-"""Schemas of keys and of state: as a checkpoint has them, and as users give and read them.
+"""Schemas of keys and of state: as JSON in a checkpoint, and as DDL for users.
 
 A checkpoint holds names and Arrow's types as JSON, which stays the same in every release. Users
 write Spark's DDL, `"n bigint, tags array<string>"`, or give a `pyarrow.Schema`. Spark's types
@@ -39,16 +39,16 @@ _LIST = re.compile(r"list<(.+)>")
 
 
 def text_of(schema: pa.Schema) -> str:
-    """Return names and types in their order, as JSON, without which columns may be null."""
+    """Encode the names and types of columns as JSON, in their order, without nullability."""
     columns = [[field.name, text_of_type(field.type)] for field in schema]
     return json.dumps(columns, separators=(",", ":"))
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """Read back what `text_of` wrote.
+    """Decode a schema from the JSON of `text_of`.
 
     Raises:
-        ManifestError: it is of a release that knows more types, or damaged.
+        ManifestError: the text is of a release that knows more types, or damaged.
     """
     try:
         return pa.schema([pa.field(name, type_from_text(kind)) for name, kind in json.loads(text)])
@@ -60,17 +60,17 @@ def schema_from_text(text: str) -> pa.Schema:
 
 
 def text_of_type(kind: pa.DataType) -> str:
-    """Return Arrow's name of the type; a list's without that of its element."""
+    """Return Arrow's name of a type, without the field name of a list's elements."""
     if pa.types.is_list(kind):
         return f"list<{text_of_type(kind.value_type)}>"
     return str(kind)
 
 
 def type_from_text(text: str) -> pa.DataType:
-    """Read back what `text_of_type` wrote.
+    """Decode a type from the text of `text_of_type`.
 
     Raises:
-        ManifestError: it says no type that this release knows.
+        ManifestError: this release does not know the type.
     """
     if text in _NAMED:
         return _NAMED[text]
@@ -159,14 +159,14 @@ def arrow_type(kind: Json, name: str) -> pa.DataType:
 
 
 def schema_of(schema: str | pa.Schema, name: str) -> pa.Schema:
-    """Return the schema that a user gave, as DDL or ready.
+    """Return the Arrow schema of a user's DDL; an Arrow schema stays as it is.
 
     Args:
         schema: DDL, or any Arrow schema.
-        name: what it is of, for errors.
+        name: what the schema is of, for errors.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: the schema is of another type, or the DDL is wrong or has a name twice.
     """
     if isinstance(schema, pa.Schema):
         return schema
@@ -186,13 +186,13 @@ def type_of(text: str, name: str) -> pa.DataType:
     """Return the type that DDL names, in upper or lower case.
 
     Raises:
-        OptionError: it is none.
+        OptionError: the text names no type.
     """
     return arrow_type(ddl.parse(text, name), name)
 
 
 def ddl_of(schema: pa.Schema) -> str:
-    """Return a schema as DDL, for people; types that it does not know by Arrow's names."""
+    """Return a schema as DDL for people, with Arrow's names for types that DDL does not know."""
     return ", ".join(f"{_quoted(field.name)} {_ddl_of_type(field.type)}" for field in schema)
 
 

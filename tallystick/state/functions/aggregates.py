@@ -47,18 +47,18 @@ class Aggregate:
     """One value of many rows; made by `count`, `sum` and the like.
 
     Args:
-        text: what it keeps of which columns, in words: part of the state's meaning, so it stays the
-            same in every release. No type stands in it: that is in the schema of the state.
+        text: the function and its columns in words: part of the state's meaning, so the same in
+            every release. The words name no type: types are in the schema of the state.
         column: of the rows; "" where it takes none.
         kind: of the value; None: by the column's.
         kind_of: the kind of the value, from the column's.
-        fold: how windows keep it, from the column's type (null where it takes none) and the
+        fold: the fold that windows keep, from the column's type (null where it takes none) and the
             value's.
-        at_end: the value after all rows, from the batch, the column and the value before; None: it
-            is for windows only.
+        at_end: the value after all rows, from the batch, the column and the value before; None: the
+            aggregate is for windows only.
         running: the value after each row, and after all; None as `at_end`.
-        further: more columns that it reads.
-        picks: which of the column's values it is: `LATEST` or `ANY`; "": none.
+        further: more columns to read.
+        picks: the rule by which a value of the column is picked: `LATEST` or `ANY`; "": none is.
     """
 
     text: str
@@ -73,23 +73,23 @@ class Aggregate:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The columns that it reads."""
+        """The columns that the aggregate reads."""
         return frozenset({*self.further, *([self.column] if self.column else [])})
 
     @property
     def pick(self) -> Pick:
-        """The column that it picks a value of, and which."""
+        """The column of which the aggregate picks a value, and the rule."""
         return Pick(self.column, self.picks)
 
     def folded(self, name: str, rows: pa.Schema) -> Fold:
-        """Return how windows keep it.
+        """Return the fold with which windows keep the aggregate.
 
         Args:
-            name: of its column in the output, for errors.
+            name: of the column in the output, for errors.
             rows: the columns of the rows.
 
         Raises:
-            OptionError: the column has values that it does not take.
+            OptionError: the aggregate does not take values of the column's type.
         """
         kind = kind_in(name, self, rows)
         try:
@@ -104,7 +104,7 @@ def kind_in(name: str, one: Aggregate, rows: pa.Schema) -> pa.DataType:
     """Return the type of an aggregate's value.
 
     Raises:
-        OptionError: the column has none that it takes.
+        OptionError: the aggregate does not take values of the column's type.
     """
     if one.kind is not None:
         return one.kind
@@ -148,7 +148,7 @@ def sum(column: str, type: str | None = None) -> Aggregate:
             None: as the column is: whole numbers, floats or decimals.
 
     Raises:
-        OptionError: it is another type.
+        OptionError: `type` is of another kind.
     """
     kind = None if type is None else type_of(type, f"sum({column!r})")
     if kind is not None:
@@ -318,7 +318,7 @@ def quantiles(column: str, *, at: Sequence[float]) -> Aggregate:
         at: which, each from 0 to 1, like [0.5, 0.99].
 
     Raises:
-        OptionError: there are none, or one is not within 0 and 1.
+        OptionError: `at` is empty, or has a number outside 0 to 1.
     """
     shares = tuple(at)
     if not shares or not all(0 <= share <= 1 for share in shares):
@@ -333,7 +333,7 @@ def quantiles(column: str, *, at: Sequence[float]) -> Aggregate:
 
 
 def collect(column: str) -> Aggregate:
-    """List the values of a column in a window, nulls apart, in time; of one time as they arrive.
+    """List a column's values in a window, nulls apart, by time; of one time in order of arrival.
 
     All of them are in the state until the window is done.
 
@@ -418,10 +418,10 @@ def vectorised_aggregate(
 
 
 def comparable(kind: pa.DataType) -> pa.DataType:
-    """Return the type.
+    """Return the type, if values of the type are compared here.
 
     Raises:
-        OptionError: its values are not compared here.
+        OptionError: the values are not compared here.
     """
     if not pa.types.is_decimal128(kind):
         wide_type(kind)

@@ -1,12 +1,12 @@
 """A user's function of columns over several inputs.
 
-It is called as one of `vectorised` is, and its state is kept in the same way:
+The function is called like one of `vectorised`, and its state is kept in the same way:
 
     def function(batch: CoKeyedBatch) -> Update:
         bids = batch.of("bids")          # a KeyedBatch with the rows of this input alone
         highest = bids.max("price", start=batch.state["highest"])
 
-Rows come as one table (`inputs.py`), from which each input's are taken when they are asked for.
+Rows come as one table (`inputs.py`), from which the rows of an input are taken on demand.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class CoKeyedBatch:
     together: KeyedBatch
 
     def __len__(self) -> int:
-        """Return how many keys."""
+        """Return the number of keys."""
         return len(self.together)
 
     @property
@@ -49,7 +49,7 @@ class CoKeyedBatch:
 
     @property
     def state(self) -> pa.RecordBatch:
-        """The state of each key, before these rows; null in all columns where there is none."""
+        """The state of each key before the batch; null in all columns for a key without state."""
         return self.together.state
 
     @property
@@ -69,7 +69,7 @@ class CoKeyedBatch:
 
     @property
     def is_due(self) -> bool:
-        """True if this is the call for keys whose timers are due."""
+        """True in the call for keys with due timers."""
         return self.together.is_due
 
     def held(self, name: str, default: Any = 0) -> NDArray[Any]:
@@ -77,7 +77,7 @@ class CoKeyedBatch:
         return self.together.held(name, default)
 
     def of(self, name: str) -> KeyedBatch:
-        """Return the rows of one input with the keys and the state of all: to count, sum and so on.
+        """Return a batch with the rows of one input, and the keys and the state of all inputs.
 
         Raises:
             OptionError: there is no such input.
@@ -89,7 +89,7 @@ class CoKeyedBatch:
         return found
 
     def rows(self, name: str) -> pa.RecordBatch:
-        """Return the rows of one input in the order of their arrival, with its own columns."""
+        """Return the rows of one input in the order of arrival, with the input's own columns."""
         return self.of(name).rows
 
     def codes(self, name: str) -> NDArray[np.int32]:
@@ -134,7 +134,7 @@ def co_process(
         state: its columns, one line per key for all inputs, as DDL or as a schema; "" if there are
             none.
         time_mode: with `ProcessingTime` or `EventTime` the function has timers, one per key.
-        output: from the schemas of the key and of all rows to that of what it puts out. None:
+        output: from the schemas of the key and of all rows to the schema of the output. None:
             `process` needs `output=`.
 
     Raises:

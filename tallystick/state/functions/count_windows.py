@@ -6,9 +6,9 @@ panes. A key's head holds how many rows it has had, and the pane that is still f
     key | 0        rows so far, accumulators of the rows after the last whole pane; null if none
     key | 1 + n    whole pane n, for as long as a window to come needs it
 
-Invariant: the whole panes that are stored are those from `first_pane` of the next window on. Where
-a window is one pane none is, the count begins anew with each window, and a key in between has no
-entry.
+Invariant: the stored whole panes are the panes from `first_pane` of the next window on. Where a
+window is one pane, no whole pane is stored, the count begins anew with each window, and a key
+between two windows has no entry.
 
 Source: Flink's `KeyedStream.countWindow`, which is a CountTrigger over GlobalWindows, and a
 CountEvictor where windows overlap.
@@ -37,12 +37,12 @@ from tallystick.state.row_codec import ColumnsCodec
 
 _ROWS = pa.field("$rows", pa.int64())
 _LINES_MAX = 1 << 20
-"""The panes, of all windows that share them, that are put together at a time."""
+"""The number of panes, counted in each window that shares them, that are merged at a time."""
 
 
 @dataclass(frozen=True)
 class CountWindows:
-    """Windows of as many rows of a key; made by `count_window`."""
+    """Windows of a number of a key's rows; made by `count_window`."""
 
     size: int
     every: int
@@ -54,7 +54,7 @@ class CountWindows:
 
     @property
     def is_single(self) -> bool:
-        """True if each window is one pane."""
+        """True if a window is a single pane."""
         return self.size == self.pane_rows
 
     @property
@@ -68,13 +68,13 @@ class CountWindows:
         return found
 
     def next_end(self, counts: Int64Array) -> Int64Array:
-        """Return after how many rows of a key the first window ends that so many do not fill."""
+        """Return the number of rows at which a key's next window ends, from its rows so far."""
         found: Int64Array = (counts // self.every + 1) * self.every
         return found
 
 
 def count_window(size: int, *, every: int | None = None) -> CountWindows:
-    """Take so many of a key's rows together, in the order in which they arrive.
+    """Group each key's rows into windows of `size` rows, in the order of arrival.
 
     Args:
         size: of a window, in rows.
@@ -114,11 +114,11 @@ class CountFunction:
 
     @cached_property
     def codec(self) -> ColumnsCodec:
-        """A head, or a pane, as it is stored."""
+        """The storage format of a head or a pane."""
         return ColumnsCodec(pa.schema([_ROWS, *self.folds.schema]))
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
-        """Return the heads and panes."""
+        """Return the state of the heads and panes."""
         return (stored.declared(self.windows.text, self.codec, self.folds),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
@@ -137,12 +137,12 @@ class CountFunction:
 
 
 class _NewPanes(NamedTuple):
-    """The panes that rows came to; in the order of keys and panes.
+    """The panes with new rows, in the order of keys and panes.
 
     Args:
-        codes, panes: the key of each, and its number there.
-        firsts: which is the first one of each key.
-        accumulators: of each.
+        codes, panes: the key of each pane, and the pane's number within the key.
+        firsts: the position of each key's first pane.
+        accumulators: of each pane.
     """
 
     codes: Int64Array
@@ -152,7 +152,7 @@ class _NewPanes(NamedTuple):
 
 
 class _Epoch:
-    """One task's part of one epoch."""
+    """The work of a task on count windows in an epoch."""
 
     def __init__(self, function: CountFunction, work: Work) -> None:
         self._windows, self._folds, self._codec = function.windows, function.folds, function.codec
@@ -178,7 +178,7 @@ class _Epoch:
         self._write_heads(filled)
 
     def _filled(self) -> _NewPanes:
-        """Add the rows, and the panes that were filling, up."""
+        """Add up the new rows and the panes that were still filling."""
         order = order_by_key(self._codes, len(self._counts))
         ordinals = np.empty(len(order), np.int64)
         ordinals[order] = places_in(self._counts)
@@ -199,7 +199,7 @@ class _Epoch:
         return _NewPanes(found.codes, found.moments, firsts, added)
 
     def _stored(self, begins: Int64Array, ends: Int64Array) -> pa.BinaryArray:
-        """Return the entries of whole panes, from and up to numbers that each key has."""
+        """Return the entries of each key's whole panes from `begins` to before `ends`."""
         counts = np.maximum(ends - begins, 0)
         keys = self._keys.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
         return self._panes.entries(keys, np.repeat(begins, counts) + places_in(counts) + 1)

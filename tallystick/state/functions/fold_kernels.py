@@ -24,7 +24,7 @@ def _both(operation, one, two):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _is_beyond(one, two, bounds):  # type: ignore[no-untyped-def]
-    """True if a sum would overflow; asked before, for one that wraps around may be anything."""
+    """True if a sum would overflow; checked before, for a sum that wraps around may be anything."""
     return (two > 0 and one > bounds[1] - two) or (two < 0 and one < bounds[0] - two)
 
 
@@ -34,7 +34,7 @@ def fold(operation, codes, values, valid, totals, known, bounds):  # type: ignor
 
     `codes`, `values` and `valid` have a line per row; `valid` may be empty: all are. `totals` and
     `known` have one per key and are changed in place. `bounds` are the least and the most that
-    a sum may be. Returns the first row at which one is beyond; -1: none.
+    a sum may be. Returns the first row at which a sum is out of bounds, or -1.
     """
     for row in range(len(codes)):
         if len(valid) and not valid[row]:
@@ -52,7 +52,7 @@ def fold(operation, codes, values, valid, totals, known, bounds):  # type: ignor
 
 @numba.njit(cache=True, nogil=True)
 def running(operation, codes, values, valid, totals, known, bounds, out, present):  # type: ignore[no-untyped-def]
-    """`fold` that also keeps each key's total after each row: `out`, where `present`."""
+    """Fold as `fold` does, and write each key's total after each row to `out` and `present`."""
     for row in range(len(codes)):
         code = codes[row]
         if len(valid) == 0 or valid[row]:
@@ -70,7 +70,7 @@ def running(operation, codes, values, valid, totals, known, bounds, out, present
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _is_less(one, two):  # type: ignore[no-untyped-def]
-    """True if a decimal is less than another; without its sign bit turned, a word has no sign."""
+    """True if a decimal is less than another; a flipped sign bit puts unsigned words in order."""
     if one[1] != two[1]:
         return (one[1] ^ _SIGN) < (two[1] ^ _SIGN)
     return one[0] < two[0]
@@ -85,7 +85,7 @@ def _copy(target, source):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _add(total, value, bounds):  # type: ignore[no-untyped-def]
-    """Add to a decimal in place; whether the sum is within the bounds."""
+    """Add to a decimal in place; return True if the sum is within the bounds."""
     before, added = total[1], value[1]
     total[0] += value[0]
     total[1] += added
@@ -129,7 +129,7 @@ def count(codes, valid, totals):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def running_count(codes, valid, totals, out):  # type: ignore[no-untyped-def]
-    """`count` that also keeps each key's total after each row."""
+    """Count as `count` does, and write each key's total after each row to `out`."""
     for row in range(len(codes)):
         code = codes[row]
         if len(valid) == 0 or valid[row]:
@@ -139,7 +139,7 @@ def running_count(codes, valid, totals, out):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def edges(codes, first, last):  # type: ignore[no-untyped-def]
-    """Return the first and the last row of each key; -1 before."""
+    """Write the first and the last row of each key to `first` and `last`, both -1 at the start."""
     for row in range(len(codes)):
         code = codes[row]
         if first[code] < 0:
@@ -149,7 +149,7 @@ def edges(codes, first, last):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def sort_by_key(codes, places, order):  # type: ignore[no-untyped-def]
-    """Write the row numbers into `order`, by key; `places` is where each key's begin."""
+    """Write the row numbers into `order`, key by key; `places` has the start of each key."""
     for row in range(len(codes)):
         code = codes[row]
         order[places[code]] = row
@@ -195,9 +195,9 @@ def is_sorted(codes, starts):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def merge_sessions(codes, starts, ends, counts, gap):  # type: ignore[no-untyped-def]
-    """Merge intervals of a key that are at most `gap` apart, in place; how many are left.
+    """Merge intervals of a key that are at most `gap` apart, in place; return the number left.
 
-    They are sorted by key, then by start.
+    The intervals are sorted by key, then by start.
     """
     left = -1
     for row in range(len(codes)):
@@ -213,9 +213,9 @@ def merge_sessions(codes, starts, ends, counts, gap):  # type: ignore[no-untyped
 
 @numba.njit(cache=True, nogil=True)
 def session_numbers(codes, starts, ends, gap, numbers):  # type: ignore[no-untyped-def]
-    """Number the sessions that intervals make: of a key and at most `gap` apart; how many.
+    """Number the sessions of intervals of a key at most `gap` apart; return the session count.
 
-    They are sorted by key, then by start.
+    The intervals are sorted by key, then by start.
     """
     count = 0
     latest = np.int64(0)

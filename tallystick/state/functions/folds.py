@@ -1,8 +1,8 @@
-"""Folds: an aggregate as windows keep it, in columns that can be made of parts and put together.
+"""Folds: the accumulators of aggregates in windows, which can be made in parts and merged.
 
 A fold has accumulators, one line per group of rows; groups are numbered by `KeyedBatch.codes`.
-`add` makes a line per group from rows, `merge` makes one per group from lines that were made
-before, `result` reads lines. Each group has at least one row, or line.
+`add` makes a line per group from rows, `merge` makes a line per group from earlier lines, `result`
+reads lines. Each group has at least one row, or line.
 
 Invariant: lines may be merged in any order and any grouping. Where two rows of one time compete,
 the one that stands first in the batch arrived first.
@@ -24,7 +24,7 @@ from tallystick.state.meaning import Meaning, meaning_of
 from tallystick.state.overlay import EpochTime
 
 TIME = "$time"
-"""The column of the rows that holds their event times, in microseconds; `add` finds it there."""
+"""The column with the rows' event times in microseconds, as `add` gets them."""
 
 LATEST, ANY = "latest", "any"
 """The value that an aggregate picks of a column: of times, one not before the newest row's, or some
@@ -34,19 +34,19 @@ Columns = Sequence[pa.Array]
 
 
 class Pick(NamedTuple):
-    """The value that an aggregate picks: of which column, and `LATEST`, `ANY`, or "" for none."""
+    """The value that an aggregate picks: the column, and `LATEST`, `ANY`, or "" for none."""
 
     column: str
     which: str
 
 
 def picked(picks: Mapping[str, Pick], times: Mapping[str, int], *which: str) -> dict[str, int]:
-    """Return the aggregates that are a time of one of the rows, and by how much it may be behind.
+    """Return the lag of each aggregate that picks a value of a time column, in ms.
 
     Args:
         picks: by the name of the aggregate's column in the output.
-        times: the rows' columns of times, and by how much each may be behind.
-        which: the picks that count.
+        times: the lag of each time column of the rows, in ms.
+        which: the rules that count.
     """
     return {
         name: times[pick.column]
@@ -60,12 +60,12 @@ class Fold:
     """One aggregate over groups of rows, with all types known.
 
     Args:
-        schema: of its accumulators.
-        kind: of its result.
+        schema: of the accumulators.
+        kind: of the result.
         add: a line of accumulators per group, from rows.
         merge: a line per group, from lines with the columns of `schema`.
         result: the value of each line.
-        text: what the accumulators are of, and how they are made, as `Aggregate.text`.
+        text: the making of the accumulators in words, as `Aggregate.text`.
     """
 
     schema: pa.Schema
@@ -81,8 +81,8 @@ class Folds:
     """Several folds side by side, each under the name of its column in the output.
 
     Args:
-        by_name: they.
-        picks: the values that they pick, by name.
+        by_name: the folds.
+        picks: the values that the aggregates pick, by name.
     """
 
     by_name: Mapping[str, Fold]
@@ -90,7 +90,7 @@ class Folds:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The accumulators of all: `name`, or `name.part` where a fold has several."""
+        """The accumulators of all folds: `name`, or `name.part` where a fold has several."""
         fields = []
         for name, fold in self.by_name.items():
             for each in fold.schema:
@@ -131,14 +131,14 @@ class Folds:
     def merge(
         self, lines: pa.RecordBatch, codes: NDArray[np.int32], keys: pa.RecordBatch
     ) -> pa.RecordBatch:
-        """Return a line per group, made of the lines that have its number."""
+        """Merge the lines of each group into a single line."""
         columns: list[pa.Array] = []
         for fold, own in self._parts(lines):
             columns += fold.merge(_batch(own, codes, keys))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def results(self, lines: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the values of lines."""
+        """Return the results of lines of accumulators."""
         values = [fold.result(own) for fold, own in self._parts(lines)]
         return pa.RecordBatch.from_arrays(values, schema=self.output)
 
@@ -160,12 +160,12 @@ def single(
     add: Callable[[KeyedBatch], pa.Array],
     merge: Callable[[KeyedBatch, str], pa.Array],
 ) -> Fold:
-    """Return a fold whose one accumulator is its result.
+    """Return a fold with a single accumulator, which is also the result.
 
     Args:
-        kind: of it.
+        kind: of the accumulator.
         add: as `Fold.add`, one column.
-        merge: the same from lines, whose column has the name that is given.
+        merge: the same from a batch of lines, and the name of their column.
     """
     return Fold(
         pa.schema([("value", kind)]),
@@ -181,7 +181,7 @@ def by_time(column: str, kind: pa.DataType, *, is_last: bool) -> Fold:
 
     Args:
         column: of the rows.
-        kind: of its values.
+        kind: of the column's values.
         is_last: of rows of one time the last to arrive; else the first one, of the first to arrive.
     """
 
@@ -206,7 +206,7 @@ def by_time(column: str, kind: pa.DataType, *, is_last: bool) -> Fold:
 
 
 def order_in_time(codes: NDArray[np.int32], count: int, times: Int64Array) -> Int64Array:
-    """Return the row numbers group by group, those of a group in time; ties as they stand."""
+    """Return the row numbers group by group, within a group by time; ties stay in their order."""
     order = order_by_key(codes, count)
     grouped = codes[order].astype(np.int64)
     if fold_kernels.is_sorted(grouped, times[order]):  # mostly rows come in time's order
@@ -215,10 +215,10 @@ def order_in_time(codes: NDArray[np.int32], count: int, times: Int64Array) -> In
 
 
 def typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
-    """Return the batch with a column of the rows in another type; a double is the nearest.
+    """Return the batch with a column of the rows cast to a type; to floats with rounding.
 
     Raises:
-        OptionError: it has values that the type does not hold.
+        OptionError: the column has values that the type does not hold.
     """
     column = batch.column(name)
     if column.type == kind:

@@ -43,7 +43,7 @@ from tallystick.state.overlay import is_final
 from tallystick.state.row_codec import ColumnsCodec
 
 _OPEN = pa.field("$open", pa.bool_())
-"""In each pane: accumulators may all be null, and such an entry would not be."""
+"""True in each stored pane: with accumulators that are all null there would be no entry."""
 _LINES_MAX = 1 << 20
 
 Output = Iterator[pa.RecordBatch | SideRows]
@@ -54,10 +54,10 @@ class GridFunction:
     """Aggregates over windows on a grid, as a processor.
 
     Args:
-        windows: which.
+        windows: on the grid.
         folds: the aggregates.
         clock: by which windows close.
-        result: what is put out, and when.
+        result: the columns of the output, and whether open windows are put out.
         reads: as `Processor.reads`.
     """
 
@@ -76,11 +76,11 @@ class GridFunction:
 
     @cached_property
     def codec(self) -> ColumnsCodec:
-        """The accumulators of a pane as they are stored."""
+        """The storage format of a pane's accumulators."""
         return ColumnsCodec(pa.schema([_OPEN, *self.folds.schema]))
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
-        """Return the panes."""
+        """Return the state of the panes."""
         return (stored.declared(self.windows.text, self.codec, self.folds),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
@@ -111,14 +111,14 @@ class GridFunction:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Accumulators of panes, and the windows that they are in; in the order of keys.
+    """Lines that put panes into windows: a key, a window and a pane each, in the order of keys.
 
     Args:
         keys: the distinct keys.
         codes: the key of each line.
         ends: the end of the window of each line.
         accumulators: of panes.
-        panes: the pane of each line.
+        panes: the pane of each line, as a row of `accumulators`.
     """
 
     keys: pa.RecordBatch
@@ -129,7 +129,7 @@ class _Lines:
 
 
 class _Epoch:
-    """One task's part of one epoch."""
+    """The work of a task on grid windows in an epoch."""
 
     def __init__(self, function: GridFunction, work: Work, panes: Panes) -> None:
         self.panes = panes
@@ -170,7 +170,7 @@ class _Epoch:
         self.panes.set_timers(due.entries.filter(kept), self._next_ms(due.starts[~is_gone]))
 
     def take_in(self) -> Output:
-        """Add the rows to their panes; yield late ones, and windows that are to be put out now."""
+        """Add the rows to their panes; yield late rows, and changed windows to be put out now."""
         work, clock = self._work, self._function.clock
         codes, keys = self.panes.distinct_keys(work.rows)
         times = clock.times_us(work)
@@ -210,7 +210,7 @@ class _Epoch:
         yield from self._changed(keys, found.codes, found.moments, after)
 
     def _next_ms(self, starts: Int64Array) -> Int64Array:
-        """Return when each pane is due next: at the end of a window, or when it is to go."""
+        """Return the next due time of each pane: the end of a window, or the end of lateness."""
         first, last = self._windows.ends_of(starts)
         every = self._windows.every_us
         following = first + np.maximum((self._closed - first) // every + 1, 0) * every
@@ -222,9 +222,9 @@ class _Epoch:
     def _changed(
         self, keys: pa.RecordBatch, codes: Int64Array, starts: Int64Array, after: pa.RecordBatch
     ) -> Output:
-        """Yield the windows of panes that changed, if they are to be put out before they close.
+        """Yield the changed windows to be put out now: closed ones, and with updates open ones.
 
-        Late rows change windows that are closed; with updates, those that are open are put out too.
+        Late rows change windows that are closed.
         """
         windows, every = self._windows, self._windows.every_us
         first, last = windows.ends_of(starts)
@@ -249,7 +249,7 @@ class _Epoch:
         changed: tuple[Int64Array, Int64Array],
         after: pa.RecordBatch,
     ) -> _Lines:
-        """Return windows with all of their panes: those that changed, and the others as stored."""
+        """Return windows with all of their panes: changed panes, and the others as stored."""
         begins, size = self._windows.starts_of(ends), self._windows.pane_us
         counts = (ends - begins) // size
         window = np.repeat(np.arange(len(ends)), counts)
@@ -275,7 +275,7 @@ class _Epoch:
         return _Lines(keys, codes[window][there], ends[window][there], accumulators, places[there])
 
     def _put_out(self, lines: _Lines) -> Output:
-        """Yield the windows of these lines, each once."""
+        """Merge lines by window, and yield the output rows of the windows."""
         if not len(lines.codes):
             return
         whole = numbered(lines.codes, lines.ends)
@@ -304,10 +304,10 @@ def _lines(
     """Yield a line for each window of some panes, in parts, so that few are in memory at a time.
 
     Args:
-        codes: the key of each pane; those of a key stand together.
-        begin: the end of its first window.
-        until: no window of it ends after this.
-        every: from one end to the next; all are whole multiples apart.
+        codes: the key of each pane; panes of a key stand together.
+        begin: the end of each pane's first window to yield.
+        until: the latest end of a window to yield.
+        every: from one end to the next; all ends are whole multiples apart.
         lines_max: how many lines a part has, more or less.
 
     Returns:
@@ -328,7 +328,7 @@ def _lines(
 def _parts(
     codes: NDArray[np.int64] | NDArray[np.int32], counts: Int64Array, lines_max: int
 ) -> Iterator[Int64Array]:
-    """Yield the numbers of panes that have windows in parts; a key's panes stay together."""
+    """Yield the numbers of panes with windows, in parts; a key's panes stay together."""
     chosen = np.flatnonzero(counts)
     if not len(chosen):
         return

@@ -1,9 +1,9 @@
-"""Rows of several inputs as one table, for keyed steps that have more than one.
+"""Rows of several inputs as a single table, for keyed steps with more than one input.
 
     key columns | $input | $time | bids: struct<…> | people: struct<…>
 
-Each row is of one input: its columns are in that input's struct, the other structs are null. The
-key's columns have the names that the first input gives them.
+Each row comes from one input: the row's columns are in the input's struct, the other structs are
+null. The key's columns have their names in the first input.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,15 +24,15 @@ TIME = "$time"
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """One of the inputs of a keyed step.
+    """An input of a keyed step.
 
     Args:
         name: of the input.
-        columns: of its rows.
-        key: its columns that are the key.
-        event_time: its column that holds the event time, a timestamp or bigint in ms; None: its
-            rows have none.
-        carried: its columns that travel to the step, which holds no others; None: all.
+        columns: of the rows.
+        key: the names of the key columns.
+        event_time: the column with the event time, a timestamp or bigint in ms; None: the rows have
+            no event time.
+        carried: the columns that travel to the step, which gets no others; None: all columns.
     """
 
     name: str
@@ -52,33 +52,33 @@ class KeyedInput:
 
     @cached_property
     def travelling(self) -> pa.Schema:
-        """The columns that travel to the step."""
+        """The columns of the input that travel to the step."""
         carried = self.columns.names if self.carried is None else self.carried
         return pa.schema([self.columns.field(name) for name in carried])
 
 
 @dataclass(frozen=True)
 class CarriedColumns:
-    """The columns of named inputs that a function puts out, and those that it needs for that.
+    """The columns of named inputs that travel to a function: for the output, and for its work.
 
     Args:
-        chosen: by the name of the input; of one that is not named, all but Kafka's own.
-        needed: columns that are carried in any case.
+        chosen: columns for the output, by input; of an input that is not named, all but Kafka's.
+        needed: columns that the function reads, carried in any case, by input.
     """
 
     chosen: Mapping[str, Collection[str]]
     needed: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def of(self, name: str, columns: Sequence[str], kafkas: Collection[str]) -> tuple[str, ...]:
-        """Return the columns of an input that are carried, in their order.
+        """Return the carried columns of an input, in the input's order.
 
         Args:
             name: of the input.
-            columns: that it has.
-            kafkas: those of them that Kafka has for each record.
+            columns: all columns of the input.
+            kafkas: the columns that Kafka has for each record.
 
         Raises:
-            OptionError: it has no such column.
+            OptionError: the input has no such column.
         """
         needed = self.needed.get(name, ())
         wanted = self.chosen.get(name, [each for each in columns if each not in kafkas])
@@ -119,7 +119,7 @@ class KeyedInputs:
 
     @cached_property
     def columns(self) -> pa.Schema:
-        """The columns of all rows as one table."""
+        """The columns of the table of all rows."""
         first = self.inputs[0]
         return pa.schema(
             [
@@ -131,7 +131,7 @@ class KeyedInputs:
         )
 
     def numbered(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of one input, with its columns, as rows of the table."""
+        """Convert rows of one input to rows of the table."""
         its = self.inputs[number]
         count = rows.num_rows
         time = pa.nulls(count, pa.int64())
@@ -148,7 +148,7 @@ class KeyedInputs:
         return pa.RecordBatch.from_arrays([*keys, numbers, time, *structs], schema=self.columns)
 
     def rows_of(self, number: int, table: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of one input, in their order, with its own columns."""
+        """Extract the rows of one input from the table, in order, with the input's own columns."""
         its = self.inputs[number]
         of_it = table.filter(pc.equal(table.column(INPUT), number))
         return pa.RecordBatch.from_arrays(of_it.column(its.name).flatten(), schema=its.travelling)

@@ -1,4 +1,4 @@
-"""The columns of a join: those of each side, and the rows that it puts out.
+"""The columns of a join: of each side, and of the output.
 
 A row of output is
 
@@ -35,9 +35,9 @@ def outer_sides(function: str, how: str, among: Sequence[str] = HOWS) -> tuple[b
     """Return which sides' rows come out without a partner too.
 
     Args:
-        function: its name, for messages.
+        function: the name of the join, for messages.
         how: as in SQL.
-        among: what there is for it.
+        among: the kinds that the join has.
 
     Raises:
         OptionError: there is no such kind of join.
@@ -53,16 +53,16 @@ def carried(
     columns: Mapping[str, Collection[str]] | None,
     needed: Mapping[str, Collection[str]] | None = None,
 ) -> CarriedColumns:
-    """Return which columns of its inputs a join carries.
+    """Check the option `columns` of a join; return the columns to carry from each input.
 
     Args:
-        function: its name, for messages.
+        function: the name of the join, for messages.
         names: of the inputs.
-        columns: as the join was given them.
-        needed: columns that it reads, by the input.
+        columns: the option: columns for the output, by input.
+        needed: columns that the join reads, by input.
 
     Raises:
-        OptionError: they are not columns by the name of an input.
+        OptionError: the option is not columns by the name of an input.
     """
     given = {} if columns is None else columns
     is_right = isinstance(given, Mapping) and all(
@@ -82,7 +82,7 @@ def inputs_in(rows: pa.Schema, function: str) -> tuple[str, ...]:
 
     Args:
         rows: the columns of the table.
-        function: its name, for messages.
+        function: the name of the function, for messages.
 
     Raises:
         OptionError: the rows are those of a single input.
@@ -99,7 +99,7 @@ def columns_of_input(rows: pa.Schema, name: str, function: str) -> pa.Schema:
     """Return the columns of an input.
 
     Raises:
-        OptionError: there is none of this name.
+        OptionError: no input has this name.
     """
     names = inputs_in(rows, function)
     if name not in names:
@@ -114,7 +114,7 @@ class JoinColumns:
     """The columns of a join of two inputs.
 
     Args:
-        function: its name, for messages.
+        function: the name of the join, for messages.
         rows: the columns of the step's rows.
         names: of the inputs, left and right.
         own: columns that the function adds, after the key's.
@@ -162,7 +162,7 @@ class JoinColumns:
 
     @cached_property
     def output(self) -> pa.Schema:
-        """The columns that are put out."""
+        """The columns of the output."""
         left, right = self.sides
         head = [pa.field(each.name, each.type) for each in (*self.key, *self.own, *left)]
         taken = {each.name for each in head}
@@ -191,11 +191,11 @@ class JoinColumns:
         return meaning_of(self.function, {**sides, "how": name_text(how), **(arguments or {})})
 
     def lags_of(self, times: Mapping[str, int], sides: Sequence[int | None]) -> dict[str, int]:
-        """Return the columns of the output that hold rows' times, and by how much they are behind.
+        """Return the lag of each time column of the output, in ms.
 
         Args:
-            times: those of the rows, as `input.column`.
-            sides: by how much those of either side are behind, in ms; None: any time.
+            times: the time columns of the rows, as `input.column`.
+            sides: the lag of the times of either side, in ms; None: any time.
         """
         own = [(side, each.name) for side, of_it in enumerate(self.sides) for each in of_it]
         put_out = self.output.names[len(self.output) - len(own) :]
@@ -235,7 +235,7 @@ class JoinColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.output)
 
     def part_of(self, side: int, rows: pa.RecordBatch) -> tuple[Int64Array, tuple[pa.Array, ...]]:
-        """Return where the rows of a side stand, and its columns of them."""
+        """Return the numbers of a side's rows, and the side's columns of these rows."""
         wanted = np.int8(self.numbers()[side])
         at = np.flatnonzero(rows.column(INPUT).to_numpy() == wanted)
         structs = rows.column(self.names[side])
@@ -264,7 +264,7 @@ class JoinColumns:
 
 
 def in_time(times: Int64Array, watermark_ms: int | None) -> NDArray[np.bool_]:
-    """Return which rows are not late: those after the watermark."""
+    """Return a mask of the rows after the watermark; all others are late."""
     if watermark_ms is None:
         return np.ones(len(times), np.bool_)
     return times > watermark_ms
@@ -277,7 +277,7 @@ def taken(columns: Sequence[pa.Array], rows: NDArray[np.int64]) -> list[pa.Array
 
 
 def end_to_end(one: Sequence[pa.Array], two: Sequence[pa.Array]) -> tuple[pa.Array, ...]:
-    """Return the rows of two tables of equal columns."""
+    """Concatenate the rows of two tables of equal columns."""
     return tuple(pa.concat_arrays(pair) for pair in zip(one, two, strict=True))
 
 

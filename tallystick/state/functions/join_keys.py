@@ -1,4 +1,4 @@
-"""The keys that a join works on in an epoch: those of its rows, and those whose time has come."""
+"""The keys that a join visits in an epoch: keys of new rows, and keys with due timers."""
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,13 @@ from tallystick.state.functions.processing import Work
 from tallystick.state.overlay import Overlay
 
 NEVER = (1 << 63) - 1
-"""The moment at which something is due that never is."""
+"""The due time of a key without a timer."""
 
 Int64Array = NDArray[np.int64]
 
 
 def keys_at_work(work: Work, state_id: int) -> tuple[Int64Array, Keys]:
-    """Return the number of each row's key, and the keys: the rows' and those that are due.
+    """Return the number of each row's key, and the keys: of the rows, and with due timers.
 
     Args:
         work: of the epoch.
@@ -51,7 +51,7 @@ def keys_at_work(work: Work, state_id: int) -> tuple[Int64Array, Keys]:
 def move_timers(
     overlay: Overlay, entries: pa.BinaryArray, before: Int64Array, after: Int64Array
 ) -> None:
-    """Write the timers of keys where they changed; `NEVER`: there is none."""
+    """Write the changed timers of keys; the time `NEVER` stands for no timer."""
     for times, value in ((before, None), (after, b"")):
         which = np.flatnonzero((before != after) & (times != NEVER))
         owners = entries.take(pa.array(which))

@@ -1,4 +1,4 @@
-"""Rows with the number of their key and their time, as joins hold them."""
+"""Rows of a join, with the number of their key and their time."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -37,11 +37,11 @@ class Rows:
     columns: tuple[pa.Array, ...]
 
     def __len__(self) -> int:
-        """Return how many."""
+        """Return the number of rows."""
         return len(self.codes)
 
     def take(self, rows: Int64Array) -> Self:
-        """Return some of the rows, in this order."""
+        """Return the rows with some numbers, in the order of the numbers."""
         numbers = pa.array(rows)
         return type(self)(
             self.codes[rows],
@@ -67,16 +67,16 @@ class Rows:
         )
 
     def ordered(self) -> Self:
-        """Return the same by key, then time."""
+        """Sort the rows by key, then time; ties stay in their order."""
         order = order_of(self.codes, self.times)
         return self if (order[1:] > order[:-1]).all() else self.take(order)
 
     def and_then(self, later: Self) -> Self:
-        """Return these rows and some that arrived later, by key and time."""
+        """Add rows that arrived later; return all rows by key and time."""
         return self.followed_by(later).ordered() if len(later) else self
 
     def followed_by(self, later: Self) -> Self:
-        """Return these rows and then others."""
+        """Append other rows, without sorting."""
         return type(self)(
             np.concatenate([self.codes, later.codes]),
             np.concatenate([self.times, later.times]),
@@ -87,5 +87,5 @@ class Rows:
 
     @property
     def sizes(self) -> Int64Array:
-        """The bytes that each takes."""
+        """The size of each row in state, in bytes."""
         return np.maximum(spans_of(self.data, "state").lengths, 0) + ROW_BYTES

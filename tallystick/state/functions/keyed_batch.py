@@ -46,18 +46,19 @@ _ALL_VALID = np.zeros(0, np.bool_)
 
 @dataclass(frozen=True)
 class KeyedBatch:
-    """An epoch's rows, and their keys with the state that each has.
+    """An epoch's rows, and their distinct keys with the state of each key.
 
     Args:
         rows: in the order of their arrival, with all their columns; none where `is_due`.
         codes: the number of each row's key.
         keys: the distinct keys, as columns.
-        state: of each key, before these rows; null in all columns where there is none.
+        state: of each key, before these rows; null in all columns for a key without state.
         known: whether the key has state.
         time: of the epoch.
         timers: when each key's function is to be called again, in ms; null: not. None where the
             function has no timers.
-        is_due: whether this is the call for keys whose timers are due; each is gone by then.
+        is_due: whether this is the call for keys with due timers; afterwards a key has a timer only
+            if the function sets a new one.
     """
 
     rows: pa.RecordBatch
@@ -70,7 +71,7 @@ class KeyedBatch:
     is_due: bool = False
 
     def __len__(self) -> int:
-        """Return how many keys."""
+        """Return the number of keys."""
         return int(self.keys.num_rows)
 
     def held(self, name: str, default: Any = 0) -> NDArray[Any]:
@@ -82,17 +83,17 @@ class KeyedBatch:
         return found if found.flags.writeable else found.copy()
 
     def first_rows(self) -> Int64Array:
-        """Return the number of each key's first row; -1 where it has none."""
+        """Return the number of each key's first row; -1 for a key without rows."""
         first: Int64Array = self._edges()[0]
         return first
 
     def last_rows(self) -> Int64Array:
-        """Return the number of each key's last row; -1 where it has none."""
+        """Return the number of each key's last row; -1 for a key without rows."""
         last: Int64Array = self._edges()[1]
         return last
 
     def by_key(self) -> Int64Array:
-        """Return the row numbers key by key, those of a key in their order."""
+        """Return the row numbers key by key, within a key in their order."""
         return order_by_key(self.codes, len(self))
 
     def count(self, column: Column | None = None, start: PerKey | None = None) -> Int64Array:
@@ -109,7 +110,7 @@ class KeyedBatch:
     def running_count(
         self, column: Column | None = None, start: PerKey | None = None
     ) -> tuple[Int64Array, Int64Array]:
-        """`count` after each row, and at the end of each key."""
+        """Return the `count` after each row, and the total of each key."""
         totals, out = self._counts(start), np.empty(len(self.codes), np.int64)
         fold_kernels.running_count(self.codes, self._valid(column), totals, out)
         return out, totals
@@ -135,22 +136,22 @@ class KeyedBatch:
         return self._fold(fold_kernels.MAXIMUM, column, start)
 
     def running_sum(self, column: Column, start: PerKey | None = None) -> tuple[pa.Array, pa.Array]:
-        """`sum` after each row, and at the end of each key."""
+        """Return the `sum` after each row, and the total of each key."""
         return self._running(fold_kernels.SUM, column, start)
 
     def running_min(self, column: Column, start: PerKey | None = None) -> tuple[pa.Array, pa.Array]:
-        """`min` after each row, and at the end of each key."""
+        """Return the `min` after each row, and the least value of each key."""
         return self._running(fold_kernels.MINIMUM, column, start)
 
     def running_max(self, column: Column, start: PerKey | None = None) -> tuple[pa.Array, pa.Array]:
-        """`max` after each row, and at the end of each key."""
+        """Return the `max` after each row, and the greatest value of each key."""
         return self._running(fold_kernels.MAXIMUM, column, start)
 
     def column(self, column: Column) -> pa.Array:
         """Return a column of the rows.
 
         Raises:
-            OptionError: there is none of this name.
+            OptionError: no column has this name.
         """
         if not isinstance(column, str):
             return column
@@ -201,7 +202,7 @@ class KeyedBatch:
         return valid_of(found) if found is not None and found.null_count else _ALL_VALID
 
     def _start(self, start: PerKey | None, wide: pa.DataType) -> tuple[NDArray[Any], BoolArray]:
-        """Return the totals to begin with, and whether there is one."""
+        """Return the total with which each key starts, and a mask of the keys that have one."""
         if start is None:
             return values_of(pa.nulls(len(self), wide)).copy(), np.zeros(len(self), np.bool_)
         column = (start if isinstance(start, pa.Array) else pa.array(start)).cast(wide)
@@ -298,9 +299,9 @@ class Update:
 
 @dataclass(frozen=True)
 class OwnUpdates:
-    """A user's function, whose state is in memory of our own; see `codec.own_memory`.
+    """A user's function whose state is copied into memory of our own; see `codec.own_memory`.
 
-    It is kept while the function is called for timers that are due, and while later ones run.
+    The state is kept while the function is called for due timers, and while later functions run.
     """
 
     function: Callable[[KeyedBatch], Update]
@@ -319,7 +320,7 @@ class OwnUpdates:
 
 
 def order_by_key(codes: NDArray[Any], key_count: int) -> Int64Array:
-    """Return the row numbers key by key, those of a key in their order."""
+    """Return the row numbers key by key, within a key in their order."""
     places = np.zeros(key_count, np.int64)
     places[1:] = np.cumsum(np.bincount(codes, minlength=key_count))[:-1]
     order = np.empty(len(codes), np.int64)
@@ -331,7 +332,7 @@ def sum_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of a sum: bigint, double, or a decimal of as many digits as there can be.
 
     Raises:
-        OptionError: such values are not added.
+        OptionError: values of this type are not added.
     """
     if pa.types.is_decimal128(kind):
         return pa.decimal128(_DIGITS, kind.scale)
@@ -344,7 +345,7 @@ def wide_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which values are added and compared: bigint or double.
 
     Raises:
-        OptionError: there is none for this type.
+        OptionError: values of this type are neither added nor compared here.
     """
     if pa.types.is_floating(kind):
         return pa.float64()
@@ -357,12 +358,12 @@ def wide_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _bounds(wide: pa.DataType) -> tuple[int, int] | tuple[float, float]:
-    """Return the least and the most that a sum of this type may be."""
+    """Return the least and the greatest possible sum of a type."""
     return _BIGINT if pa.types.is_int64(wide) else (-math.inf, math.inf)
 
 
 def warm_up() -> None:
-    """Compile the kernels, or load them from the cache; what most steps need comes first."""
+    """Compile the kernels, or load them from the cache; the kernels of most steps come first."""
     rows = pa.record_batch({"n": [1, None], "x": [0.5, None], "m": [1, 2]})
     codes = np.zeros(2, np.int32)
     batch = KeyedBatch(rows, codes, rows[:1], rows[:1], np.zeros(1, np.bool_), EpochTime(0))
@@ -384,7 +385,7 @@ def warm_up() -> None:
 
 
 def _words(decimals: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return decimals as `fold_decimals` has them."""
+    """View decimals as pairs of 64-bit words for `fold_decimals`."""
     return decimals.view(np.uint64).reshape(-1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Pairs of rows by key and time, with arrays: which rows of one side lie in a range of another's.
+"""Pairs of rows by key and time, with arrays: rows of one side in ranges of the other side.
 
 Rows are numbers into arrays that are sorted by the number of the key, then by time.
 """
@@ -66,20 +66,20 @@ def covered(starts: Int64Array, stops: Int64Array, count: int) -> BoolArray:
 
 
 def order_of(codes: Int64Array, times: Int64Array) -> Int64Array:
-    """Return the order by code, then time; rows of equal ones stay in theirs."""
+    """Return the order of rows by code, then time; ties stay in their order."""
     order: Int64Array = np.lexsort((times, codes))
     return order
 
 
 def least(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
-    """Return the least value of each code; `otherwise` where there is none."""
+    """Return the least value of each code; `otherwise` for a code without values."""
     found = np.full(count, otherwise, np.int64)
     np.minimum.at(found, codes, values)
     return found
 
 
 def greatest(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
-    """Return the greatest value of each code; `otherwise` where there is none."""
+    """Return the greatest value of each code; `otherwise` for a code without values."""
     found = np.full(count, otherwise, np.int64)
     np.maximum.at(found, codes, values)
     return found

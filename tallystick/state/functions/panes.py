@@ -33,7 +33,7 @@ from tallystick.state.row_codec import ColumnsCodec, changed_rows
 from tallystick.state.schema import text_of
 
 STATE = "state"
-"""The name of the state; that of other vectorised functions too, so that none takes its place."""
+"""The name of the state; other vectorised functions use it too, so that none takes its place."""
 START = "$start"
 
 _SIGN = np.uint64(1 << 63)
@@ -41,7 +41,7 @@ _DENSE = 4
 
 
 class Pairs(NamedTuple):
-    """Distinct pairs of a key and a moment, in their order, and which of them each line has."""
+    """Distinct pairs of a key and a moment, sorted, and the number of each line's pair."""
 
     numbers: NDArray[np.int32]
     codes: Int64Array
@@ -49,11 +49,11 @@ class Pairs(NamedTuple):
 
 
 def numbered(codes: NDArray[np.int64] | NDArray[np.int32], moments: Int64Array) -> Pairs:
-    """Number the distinct pairs of these lines.
+    """Number the distinct pairs of key and moment in lines.
 
     Args:
-        codes: the key of each.
-        moments: of each; mostly far fewer than lines.
+        codes: the key of each line.
+        moments: of each line; mostly far fewer distinct ones than lines.
     """
     if not len(codes):
         nothing = np.zeros(0, np.int64)
@@ -97,7 +97,7 @@ class Due(NamedTuple):
 
 
 class Panes:
-    """The panes of one task in one epoch.
+    """The panes of a task in an epoch.
 
     Args:
         work: of the task.
@@ -124,12 +124,12 @@ class Panes:
         return entry_keys(groups, self._id, self._key.encode(panes))
 
     def read(self, entries: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.RecordBatch]:
-        """Return the committed value of each entry, null where there is none, and its columns."""
+        """Read entries; return each committed value or null, and the columns of the values."""
         values = self._work.overlay.get_many(entries)
         return values, self._codec.decode(values)
 
     def due(self, until_ms: int | None) -> Due | None:
-        """Return the panes that are due; None: there are none."""
+        """Return the panes with timers up to a moment, or None."""
         if until_ms is None:
             return None
         found = list(due_entries(self._work.overlay, self._work.groups, until_ms, TIMERS_BY_TIME))
@@ -164,7 +164,7 @@ class Panes:
         self._work.overlay.put_many(entries.filter(changed), values.filter(changed))
 
     def delete(self, entries: pa.BinaryArray) -> None:
-        """Delete panes, which are there."""
+        """Delete panes that exist."""
         self._work.overlay.put_many(entries, pa.nulls(len(entries), pa.binary()))
 
     def set_timers(self, entries: pa.BinaryArray, times_ms: Int64Array) -> None:
@@ -173,7 +173,7 @@ class Panes:
         self._work.overlay.put_many(timers, pa.array([b""] * len(timers), pa.binary()))
 
     def unset_timers(self, entries: pa.BinaryArray, times_ms: Int64Array) -> None:
-        """Take the timer that each pane has."""
+        """Delete the timer of each pane."""
         self.delete(time_keys(entries, pa.array(times_ms), TIMERS_BY_TIME))
 
 
@@ -181,9 +181,9 @@ def declared(what: str, codec: ColumnsCodec, folds: Folds) -> StateDeclaration:
     """Return the declaration of panes.
 
     Args:
-        what: they are, in words; of panes that are others, the state is refused.
-        codec: of their accumulators.
-        folds: the aggregates that these are of.
+        what: the panes in words; state of panes with other words is refused.
+        codec: of the accumulators.
+        folds: the aggregates of the accumulators.
     """
     return StateDeclaration(STATE, PANES, what, text_of(codec.schema), meaning=folds.meaning)
 

@@ -1,4 +1,4 @@
-"""The function of a keyed step as its task sees it, independent of the way the user wrote it."""
+"""The interface of a keyed step's function to the task, however the user wrote the function."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ TIME_MODES = (NO_TIME, PROCESSING_TIME, EVENT_TIME)
 
 
 COLUMNS = "columns"
-"""The kind of the one state of a vectorised function: what it keeps per key, as columns."""
+"""The kind of the one state of a vectorised function: columns per key."""
 PANES = "panes"
-"""The kind of a state of windows: columns per key and pane, whose start follows the key. What the
-panes are is the declaration's key schema, in words: with others, the state would mean nothing."""
+"""The kind of a state of windows: columns per key and pane, whose start follows the key. The
+declaration's key schema is the panes in words: with other panes, the state would mean nothing."""
 ROWS = "rows"
 """The kind of a state of rows, several per key; its schema is that of their columns."""
 TABLE = "table"
@@ -40,7 +40,7 @@ DELETED = "deleted"
 
 @dataclass(frozen=True, slots=True)
 class StateDeclaration:
-    """A state that a function uses, as `StateField` has it, before it got an id."""
+    """A state as a function declares it: a `StateField` that has no id yet."""
 
     name: str
     kind: str
@@ -52,19 +52,19 @@ class StateDeclaration:
 
 @dataclass(frozen=True)
 class Work:
-    """One task's part of one epoch.
+    """The work of a task in an epoch: rows, key groups, and access to state.
 
     Args:
-        rows: all rows of its key groups, in their order of arrival; the key's columns among them.
+        rows: all rows of the task's key groups, in order of arrival, with the key's columns.
         key: of the step.
         max_parallelism: of the step.
-        groups: those of this task.
-        fields: by name; what `Processor.declared` named, with ids.
-        overlay: where state is read and written.
-        time: the epoch's.
-        is_first: the step has no committed state yet: what it starts with is to be put in.
-        event_time: the column of the rows that holds their event time; None: they have none.
-        late: what a processor that `JudgesLateness` drops as late, as counts; they are summed.
+        groups: the key groups of the task.
+        fields: the states of `Processor.declared` by name, with ids.
+        overlay: for reading and writing state.
+        time: of the epoch.
+        is_first: the step has no committed state yet: the initial state is to be put in.
+        event_time: the column of the rows with their event time; None: the rows have none.
+        late: counts of the rows that a processor with `JudgesLateness` drops as late, to be summed.
     """
 
     rows: pa.RecordBatch
@@ -94,19 +94,19 @@ class Processor(Protocol):
 
     @property
     def reads(self) -> frozenset[str] | None:
-        """The columns that it reads besides the key's: no others travel to it; None: all do."""
+        """The columns to read besides the key's; no others travel to the step; None: all do."""
         ...
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
-        """Return the states that it uses; asked on the driver, before anything starts.
+        """Return the states that the function uses; called on the driver, before anything starts.
 
         Raises:
-            OptionError: they cannot be as declared.
+            OptionError: a state cannot be as declared.
         """
         ...
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
-        """Return the columns that it puts out; None: it does not know, so its user states them.
+        """Return the columns of the output; None: unknown, so the user of the function states them.
 
         Args:
             key: the key's columns.
@@ -124,7 +124,7 @@ class Processor(Protocol):
 
 @runtime_checkable
 class HasOutputs(Protocol):
-    """A processor that puts out rows beside its main output, as `SideRows`."""
+    """A processor with side outputs, whose rows are `SideRows`."""
 
     def outputs(self, key: pa.Schema, rows: pa.Schema) -> Mapping[str, str | pa.Schema]:
         """Return the columns of each side output, as DDL or as a schema.
@@ -138,18 +138,18 @@ class HasOutputs(Protocol):
 
 @runtime_checkable
 class HasInitialState(Protocol):
-    """A processor that carries what its state is to start with."""
+    """A processor that carries the initial state of a step."""
 
     def started(self) -> Processor:
-        """Return the same for later epochs, without it: all of it would travel with each task."""
+        """Return the processor for later epochs, without the initial state for tasks to carry."""
         ...
 
 
 @runtime_checkable
 class JudgesLateness(Protocol):
-    """A processor that gets rows behind the watermark too, and decides itself which are late.
+    """A processor that also gets rows behind the watermark, and judges their lateness itself.
 
-    The others with time mode `EventTime` never see a row at or before the watermark.
+    Other processors with time mode `EventTime` never see a row at or before the watermark.
     """
 
     judges_lateness: bool
@@ -157,24 +157,25 @@ class JudgesLateness(Protocol):
 
 @runtime_checkable
 class PutsOutTimes(Protocol):
-    """A processor that knows how far the event times of its output may be behind its watermark."""
+    """A processor that bounds the lag of event times in the output behind the watermark."""
 
     def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int] | None:
-        """Return by how much each time column of the output may be behind; None: nobody knows.
+        """Return the greatest lag of each time column of the output, in ms; None: nobody knows.
 
-        What it is behind is the watermark at which the step's timers fire; of a step without event
-        time, the one that its rows are ahead of. A column that is not named may hold any time.
+        The lag is behind the watermark at which the step's timers fire; for a step without event
+        time, behind the watermark that its rows are ahead of. A column without a lag may hold any
+        time.
 
         Args:
             key: the key's columns.
-            times: the columns of its rows that hold times, those of named inputs as `input.column`,
-                and by how much each may be behind.
+            times: the greatest lag of each time column of the step's rows; columns of named inputs
+                are `input.column`.
         """
         ...
 
 
 def late_output(processor: Processor) -> str | None:
-    """Return the name of a processor's output for late rows; None: it has none, and drops them."""
+    """Return the name of a processor's output for late rows; None: late rows are dropped."""
     clock = getattr(processor, "clock", None)
     name = getattr(clock, "late", DROP)
     return None if name == DROP else str(name)
@@ -194,7 +195,7 @@ def check_event_times(column: pa.Array, what: str) -> None:
 
     Args:
         column: timestamps, or milliseconds since 1970 as whole numbers.
-        what: names them, for the message.
+        what: the name of the column, for the message.
 
     Raises:
         RecordError: a time is not within the years 1 to 9999: the watermark would stay there, and
@@ -218,7 +219,7 @@ def event_times(column: pa.Array, what: str) -> NDArray[np.int64]:
 
     Args:
         column: timestamps, or milliseconds since 1970 as whole numbers.
-        what: it is, for messages.
+        what: the name of the column, for messages.
 
     Raises:
         RecordError: a row has none, or one that no event can have had.
@@ -243,11 +244,11 @@ def event_times(column: pa.Array, what: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class SideRows:
-    """Rows that a processor puts out beside its main output.
+    """Rows of a processor for a side output.
 
     Args:
         output: the name of the output, as `write` has it.
-        rows: for it, with columns of its own.
+        rows: with the columns of the output.
     """
 
     output: str

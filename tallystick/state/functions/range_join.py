@@ -3,10 +3,10 @@
 For each row there is a range of time in which its partners lie; once the watermark has reached the
 end of the range none can come any more, and the row leaves the state.
 
-A pair comes out in the epoch in which its second row arrives: new rows of one side meet those of
-the other, new ones, those in heads, then chunk after chunk (see `row_state`). An outer row without
-a partner comes out when its range has ended. So each comes out once, and which do depends on the
-rows alone, not on where epochs are cut.
+A pair comes out in the epoch in which its second row arrives: new rows of one side meet the other
+side's rows in heads and its new rows, then chunk after chunk (see `row_state`). An outer row
+without a partner comes out when its range has ended. So each pair and each outer row comes out
+once, and the output depends on the rows alone, not on where epochs are cut.
 
 Source: Flink's IntervalJoinOperator, RowTimeIntervalJoin and WindowJoinOperator.
 """
@@ -61,24 +61,24 @@ BoolArray = NDArray[np.bool_]
 
 
 class Reach(Protocol):
-    """The rule which rows match by time."""
+    """The rule by which rows of two sides match in time."""
 
     @property
     def fields(self) -> tuple[pa.Field, ...]:
-        """Columns that it adds to the output."""
+        """The columns that the rule adds to the output."""
         ...
 
     def partners(self, side: int, times: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return between which times the partners of rows of a side lie; both ascend with them."""
+        """Return the first and last time of each row's partners; both ascend with `times`."""
         ...
 
     def values(self, times: Int64Array) -> list[pa.Array]:
-        """Return the columns that it adds, for rows of either side."""
+        """Return the values of `fields`, for rows of either side."""
         ...
 
     @property
     def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
-        """By how much times of each side, and of columns that it adds, are behind at most."""
+        """The greatest lag in ms of the left side's times, the right side's, and of `fields`."""
         ...
 
 
@@ -153,17 +153,17 @@ def interval_join(
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         lower: the least that a right row may be later than a left one, in ms or as a text; a
             negative one, such as "-1 hour": it may be earlier.
-        upper: the most that it may be later.
+        upper: the most that a right row may be later.
         how: "inner", "left", "right" or "full".
         columns: for an input, the columns that it adds to the output, beside the key's; no others
             are sent to the step and held. An input that is not named: all, but Kafka's own (topic,
             offset, …) where they come right from the source.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     reach = Interval(signed_duration_ms("lower", lower), signed_duration_ms("upper", upper))
     if reach.lower > reach.upper:
@@ -191,14 +191,14 @@ def window_join(
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         size: of a window, in ms or as a text such as "1 minute".
         offset: the start of windows, from 1970 in UTC.
         how: "inner", "left", "right" or "full".
         columns: as of `interval_join`.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     reach = Window(signed_duration_ms("size", size), signed_duration_ms("offset", offset))
     if reach.size <= 0:
@@ -222,7 +222,7 @@ def _range_join(
 
 
 class RangeJoin:
-    """See `interval_join` and `window_join`.
+    """The processor of `interval_join` and `window_join`.
 
     Args:
         columns: of both sides and the output.
@@ -279,7 +279,7 @@ def visits(
         columns: of the join.
         states: of its sides.
         work: of the epoch.
-        judged: the sides whose rows may be late; those of others all stay.
+        judged: the sides whose rows may be late; rows of other sides all stay.
     """
     codes, keys = keys_at_work(work, work.fields[SIDES[LEFT]].state_id)
     new = []
@@ -303,9 +303,9 @@ class _Visit:
     """The work on some keys: all their rows of an epoch, and what is due.
 
     Args:
-        join: whose.
+        join: the processor.
         work: of the epoch.
-        keys: they, as entries of the left state.
+        keys: the visited keys, with their entries of the left state.
         new: the rows that arrived, of each side.
     """
 
@@ -320,7 +320,7 @@ class _Visit:
         self._chunks = [head.chunks for head in self._heads]
 
     def run(self) -> Iterator[pa.RecordBatch]:
-        """Yield what the keys put out; the state is written at the end."""
+        """Yield the output of the keys; the state is written at the end."""
         left, right = (head.rows for head in self._heads)
         new_left, new_right = self._new
         yield from self._pairs(LEFT, new_left, right)
@@ -338,7 +338,7 @@ class _Visit:
         move_timers(self._work.overlay, self._keys.entries, before, np.minimum(*dues))
 
     def _ends(self, side: int, times: Int64Array) -> Int64Array:
-        """Return when no partner can come any more."""
+        """Return the time of the last possible partner of each row."""
         return self._join.reach.partners(side, times)[1]
 
     def _pairs(self, side: int, probing: Rows, others: Rows) -> Iterator[pa.RecordBatch]:
@@ -376,7 +376,7 @@ class _Visit:
         return self._join.columns.joined(keys, left, right, self._join.reach.values(times))
 
     def _visit_chunks(self, side: int) -> Iterator[pa.RecordBatch]:
-        """Match the chunks of a side with the other's new rows, and end what is due in them."""
+        """Match a side's chunks with the other side's new rows, and end the rows that are due."""
         chunks, theirs = self._chunks[side], self._new[1 - side]
         if not len(chunks.codes):
             return

@@ -45,10 +45,10 @@ _MICROS = 1000
 def aggregate(
     columns: Mapping[str, Aggregate], *, each: str = EACH_EPOCH, keep: Sequence[str] = ()
 ) -> VectorisedFunction | ByColumns:
-    """Keep some values per key and emit them: the key's columns, the kept ones, the values.
+    """Keep aggregates per key; emit the key's columns, the `keep` columns and the values.
 
     Args:
-        columns: the names of the output's columns and what is in them.
+        columns: the aggregates by the names of their columns in the output.
         each: "epoch": one row per key and epoch, in no order to rely on. "record": one per row, in
             the order of the rows, with the values right after it, as Flink emits them.
         keep: columns of the rows to emit too; those of the key's newest row for "epoch".
@@ -80,7 +80,7 @@ def _aggregate(
     keep: tuple[str, ...],
     reads: frozenset[str],
 ) -> VectorisedFunction:
-    """`aggregate`, with all that it needs to know of its rows."""
+    """Make the function of `aggregate`, once the types of the rows' columns are known."""
     schema = pa.schema([(name, kind_in(name, one, rows)) for name, one in columns.items()])
 
     def per_epoch(batch: KeyedBatch) -> Update:
@@ -200,10 +200,10 @@ def _top_n(n: int, column: str, kind: pa.DataType) -> VectorisedFunction:
 def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
     """Emit each key's sessions as they end: the key, `start`, `end` and `count` of its rows.
 
-    A session takes in rows until none comes for `gap_ms`; one right at its end still belongs to
+    A session takes in rows until none comes for `gap_ms`; a row right at its end still belongs to
     it, as in Flink (TimeWindow.intersects). Rows may come in any order that the watermark permits:
-    one that stands between two sessions makes them one. It is emitted once the watermark says that
-    no row can join it; `end` is its last row's time.
+    a row between two sessions makes them one. A session is emitted once the watermark says that no
+    row can join it; `end` is its last row's time.
 
     Args:
         gap_ms: how long a silence ends a session.
@@ -274,7 +274,7 @@ def _sessions_kept(
     closes_ms: Int64Array,
     output: pa.RecordBatch | None,
 ) -> Update:
-    """Return the sessions that stay open, and a timer for each key's first one to end."""
+    """Return an update with the open sessions, and a timer for each key's first session to end."""
     codes, *columns = intervals
     counts = np.bincount(codes, minlength=len(batch))
     state = {

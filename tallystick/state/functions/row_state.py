@@ -1,4 +1,4 @@
-"""Rows in state, several per key, for functions that look some up by key and time.
+"""Rows in state, several per key, for functions that look rows up by key and time.
 
 A key has one entry, its *head*, with its newest rows and the list of its *chunks*; each chunk is an
 entry of its own, with the rows of a span of time:
@@ -10,9 +10,9 @@ So a key with few rows costs one entry, and one with very many is read and writt
 the head has `OPEN_ROWS` or `OPEN_BYTES` of rows, they become chunks, by time. A row itself is the
 bytes of `ColumnsCodec`.
 
-Invariants: the rows of a head stand in the order of their times, and so do those of a chunk; those
-of equal times as they arrived. The number of a chunk is above those of all earlier ones of its key
-that are still there, and an epoch writes each entry once.
+Invariants: the rows of a head, and the rows of a chunk, stand in the order of their times, rows of
+equal times as they arrived. The number of a chunk is above the numbers of all earlier chunks of its
+key that still exist, and an epoch writes each entry once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ OPEN_BYTES = 4096
 """The rows of a head at most: more become chunks."""
 CHUNK_ROWS = 1024
 CHUNK_BYTES = 64 << 10
-"""The size of a chunk, about: the row that passes it still belongs to it."""
+"""The size of a chunk, about: the row that passes the limit still belongs to the chunk."""
 LOAD_BYTES = 8 << 20
 """The chunks that are in memory at a time."""
 
@@ -72,10 +72,10 @@ class Chunks:
     """The list of chunks, sorted by key and number.
 
     Args:
-        codes: the number of the key of each.
-        numbers: its own.
-        firsts, lasts: the times of its first and its last row.
-        dues: when something is to be done about it.
+        codes: the number of each chunk's key.
+        numbers: the number of each chunk within the key.
+        firsts, lasts: the times of each chunk's first and last row.
+        dues: when something is to be done about each chunk.
         sizes: in bytes, about.
     """
 
@@ -87,18 +87,18 @@ class Chunks:
     sizes: Int64Array
 
     def take(self, which: Int64Array | BoolArray) -> "Chunks":
-        """Return some of them."""
+        """Return some of the chunks."""
         return Chunks(*(column[which] for column in self._columns))
 
     @classmethod
     def of_all(cls, lists: Sequence["Chunks"]) -> "Chunks":
-        """Return several lists as one, sorted."""
+        """Merge several lists of chunks, sorted by key and number."""
         columns = zip(*(each._columns for each in lists), strict=True)
         found = cls(*(np.concatenate(column) for column in columns))
         return found.take(order_of(found.codes, found.numbers))
 
     def parts(self) -> Iterator["Chunks"]:
-        """Yield them in runs that fit into memory together."""
+        """Yield the chunks in runs that fit into memory together."""
         ends = np.cumsum(self.sizes)
         first = 0
         while first < len(ends):
@@ -114,14 +114,14 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Head:
-    """The heads of some keys as they are committed.
+    """The committed heads of some keys.
 
     Args:
         entries: their keys in the state.
         before: the committed values.
-        rows: those in them.
+        rows: in the heads.
         chunks: of the keys.
-        due: when something is to be done about a key; `NEVER`.
+        due: when something is to be done about each key, or `NEVER`.
     """
 
     entries: pa.BinaryArray
@@ -136,8 +136,8 @@ class RowState:
 
     Args:
         name: of the state.
-        owner: the function, and how it uses them: another one finds them as it cannot use them.
-        what: they are, for messages.
+        owner: the function and its use of the rows: for another owner the state is refused.
+        what: the name of the rows, for messages.
         columns: of a row.
         meaning: of the state.
 
@@ -153,12 +153,12 @@ class RowState:
 
     @cached_property
     def declaration(self) -> StateDeclaration:
-        """The state as the step declares it."""
+        """The declaration of the state by the step."""
         columns = text_of(self._columns)
         return StateDeclaration(self.name, ROWS, self._owner, columns, meaning=self._meaning)
 
     def new_rows(self, codes: Int64Array, times: Int64Array, columns: Sequence[pa.Array]) -> Rows:
-        """Return rows that arrived, by key and time."""
+        """Encode new rows, and sort them by key and time."""
         data = pa.nulls(len(codes), pa.binary())
         if self._codec is not None:
             batch = pa.RecordBatch.from_arrays(list(columns), schema=self._codec.schema)
@@ -167,7 +167,7 @@ class RowState:
         return Rows(codes, times, unmatched, data, tuple(columns)).ordered()
 
     def load(self, overlay: Overlay, entries: pa.BinaryArray) -> Head:
-        """Read the heads of keys, whose entries are sorted."""
+        """Read the heads of keys from sorted entries."""
         before = overlay.get_many(entries)
         decoded = _HEAD.decode(before)
         codes, lists = explode(decoded.columns[: len(_ROWS)])
@@ -177,7 +177,7 @@ class RowState:
         return Head(entries, before, self._rows(codes, lists), chunks, due)
 
     def load_chunks(self, overlay: Overlay, head: Head, chunks: Chunks) -> "LoadedChunks":
-        """Read chunks of these keys."""
+        """Read chunks of the keys in `head`, with their rows."""
         entries = _chunk_keys(head.entries, chunks.codes, chunks.numbers)
         before = overlay.get_many(entries)
         lines, lists = explode(_CHUNK.decode(before).columns)
@@ -194,15 +194,15 @@ class RowState:
         dues: Int64Array,
         before: pa.BinaryArray | None = None,
     ) -> Chunks:
-        """Write chunks, and return those that have rows: the others are deleted.
+        """Write the chunks with rows, and return them; delete the empty chunks.
 
         Args:
             overlay: of the epoch.
             head: of the keys.
-            places: the number of the key of each chunk, and its own; sorted.
-            rows: of all; their codes are numbers of chunks, by which they are sorted.
+            places: the number of each chunk's key, and the chunk's own number; sorted.
+            rows: of all chunks, sorted by code; a code is a chunk's position in `places`.
             dues: of each chunk.
-            before: what is committed; None: they are new.
+            before: the committed values; None: the chunks are new.
         """
         codes, numbers = places
         count = len(codes)
@@ -231,14 +231,14 @@ class RowState:
         rows: Rows,
         dues: Callable[[Rows, int], Int64Array],
     ) -> tuple[Rows, Chunks]:
-        """Make chunks of the rows of keys that have too many for a head.
+        """Move the rows of keys with too many rows for a head to new chunks.
 
         Args:
             overlay: of the epoch.
             head: of the keys.
-            chunks: that they have.
+            chunks: of the keys so far.
             rows: for the heads, by key and time.
-            dues: when each of so many chunks is due, from their rows.
+            dues: the due times of so many chunks, from their rows.
 
         Returns:
             The rows that are left, and all chunks.
@@ -255,12 +255,12 @@ class RowState:
     def write_heads(
         self, overlay: Overlay, head: Head, rows: Rows, chunks: Chunks, due: Int64Array
     ) -> None:
-        """Write the heads of keys where they changed.
+        """Write the changed heads of keys.
 
         Args:
             overlay: of the epoch.
-            head: as they were.
-            rows: that they hold now, by key and time.
+            head: the committed heads.
+            rows: of the heads now, by key and time.
             chunks: of the keys.
             due: of each key.
         """
@@ -284,7 +284,7 @@ class LoadedChunks:
     """Chunks with their rows.
 
     Args:
-        chunks: which.
+        chunks: the list of the loaded chunks.
         before: the committed values.
         rows: of all, by key and time.
         lines: the chunk of each row, as a number into `chunks`.
@@ -300,7 +300,7 @@ class LoadedChunks:
 
         Args:
             kept: for each row, whether it stays.
-            which: for each chunk, whether it is written again; the codes count these.
+            which: for each chunk, whether it is written again; codes number the chunks written.
         """
         numbers = np.cumsum(which) - 1
         at = np.flatnonzero(kept & which[self.lines])
@@ -310,7 +310,7 @@ class LoadedChunks:
 def _to_be_chunks(
     rows: Rows, next_numbers: Int64Array
 ) -> tuple[BoolArray, Rows, tuple[Int64Array, Int64Array]]:
-    """Return which rows leave their heads for new chunks, those rows, and the chunks.
+    """Cut the rows of heads that are too large into new chunks.
 
     Args:
         rows: of the heads, by key and time.
@@ -338,14 +338,14 @@ def _to_be_chunks(
 
 
 def stored_fields(columns: pa.Schema) -> pa.StructType:
-    """Return a row with its time, as `stored_rows` has it."""
+    """Return the type of a row in `stored_rows`: the time and the columns."""
     return pa.struct([pa.field(TIME, pa.int64()), *columns])
 
 
 def stored_rows(
     columns: pa.Schema, values: pa.BinaryArray, are_chunks: BoolArray
 ) -> tuple[Int64Array, pa.StructArray]:
-    """Return all rows of a state for people to look at, and the number of the entry of each.
+    """Decode all rows of a state for people to look at; return each row's entry, and the rows.
 
     Args:
         columns: of a row.
@@ -373,7 +373,7 @@ def stored_rows(
 def due_of(ends: Int64Array, codes: Int64Array, pending: BoolArray, count: int) -> Int64Array:
     """Return when something is to be done about the rows of each code; `NEVER` without rows.
 
-    That is when the first pending row ends, else when the last row does, and all can go.
+    The time is the end of the first pending row, else of the last row, when all can go.
 
     Args:
         ends: the moment after which no partner of a row can come.
@@ -393,7 +393,7 @@ def of_state(entries: pa.BinaryArray, state_id: int) -> pa.BinaryArray:
 
 
 def _chunk_keys(entries: pa.BinaryArray, codes: Int64Array, numbers: Int64Array) -> pa.BinaryArray:
-    """Return the entries of chunks: that of the key, and the number."""
+    """Return the entries of chunks: the entry of the key, followed by the chunk's number."""
     words = numbers.astype(">u8")
     width = words.dtype.itemsize
     tails = pa.Array.from_buffers(pa.binary(width), len(words), [None, pa.py_buffer(words)])

@@ -1,14 +1,14 @@
 """Aggregates per key and session.
 
 A key has an entry with the bounds of its sessions; each session is a pane that begins with its
-first row. Bounds are small, so an epoch reads those of all its keys, and from them knows which
-sessions it needs:
+first row. Bounds are small, so an epoch reads the bounds of all its keys, and then reads only the
+sessions that it needs:
 
     rows, and the bounds of their keys' sessions ─► sessions, merged ─► accumulators of those that
     rows touch: read, put together, written under the start that they have now
 
-Invariant: at the end of an epoch the bounds of a key are those of its panes, and a pane's timer is
-its own column `$timer`. A pane that is due and that no bounds name goes with its timer.
+Invariant: at the end of an epoch the bounds of a key agree with its panes, and a pane's timer with
+the pane's column `$timer`. A due pane that no bounds name is deleted with its timer.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -70,11 +70,11 @@ class SessionFunction:
 
     @cached_property
     def codec(self) -> ColumnsCodec:
-        """The accumulators of a session as they are stored."""
+        """The storage format of a session's accumulators, last row's time and timer."""
         return ColumnsCodec(pa.schema([_END, _TIMER, *self.folds.schema]))
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
-        """Return the sessions, and the bounds of each key's."""
+        """Return the state of the sessions, and of the bounds of each key's sessions."""
         bounds = StateDeclaration(BOUNDS, COLUMNS, "", text_of(_BOUNDS_CODEC.schema))
         return (stored.declared(self.sessions.text, self.codec, self.folds), bounds)
 
@@ -103,7 +103,7 @@ class SessionFunction:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """Committed sessions, in the order of their keys and starts."""
+    """The bounds of sessions, in the order of their keys and starts."""
 
     codes: Int64Array
     starts: Int64Array
@@ -115,11 +115,11 @@ class _Bounds:
 
 @dataclass(frozen=True)
 class _Panes:
-    """Sessions as the state has them, or is to have them.
+    """Sessions with the columns of their panes, as committed or to be written.
 
     Args:
-        codes, starts: whose they are.
-        columns: as the codec has them.
+        codes, starts: the key and the start of each session.
+        columns: of `SessionFunction.codec`.
     """
 
     codes: Int64Array
@@ -142,7 +142,7 @@ class _Panes:
 
 
 class _Epoch:
-    """One task's part of one epoch."""
+    """The work of a task on sessions in an epoch."""
 
     def __init__(self, function: SessionFunction, work: Work, panes: Panes) -> None:
         self._function, self._work, self._panes = function, work, panes
@@ -178,9 +178,9 @@ class _Epoch:
         of_held[~is_gone] = merged.of_held
         is_changed = np.zeros(len(merged.codes) + 1, np.bool_)
         is_changed[of_rows] = True
-        in_changed = is_changed[of_held]  # the last one, never true, is for those that are gone
+        in_changed = is_changed[of_held]  # the last element, never true, is for gone sessions
         is_due = self._are_due(held, due, codes[work.rows.num_rows :])
-        # Those that are gone are due, unless the lateness was a longer one: they go with the rest.
+        # Gone sessions are due, unless the lateness was longer before: they go with the rest.
         is_read = is_due | in_changed | is_gone
         before, entries, texts = self._read(held.filter(is_read), keys.columns)
         yield from self._close(before.filter(is_due[is_read]), keys.columns)
@@ -204,7 +204,7 @@ class _Epoch:
         return self._work.fields[BOUNDS].state_id
 
     def _merged(self, held: _Bounds, row_codes: Int64Array, times: Int64Array) -> "_Merge":
-        """Merge sessions and rows that touch."""
+        """Merge committed sessions and new rows that are at most a gap apart."""
         codes = np.concatenate([held.codes, row_codes])
         starts, ends = np.concatenate([held.starts, times]), np.concatenate([held.ends, times])
         order = np.lexsort((starts, codes))
@@ -225,9 +225,9 @@ class _Epoch:
         )
 
     def _are_due(self, held: _Bounds, due: Due | None, due_codes: NDArray[np.int32]) -> BoolArray:
-        """Return which sessions are due, and delete the panes that are due and no session's.
+        """Return a mask of the due sessions, and delete due panes without a session.
 
-        Release 0.1.0 left such ones when `allowed_lateness` was made smaller.
+        Release 0.1.0 left such panes when `allowed_lateness` was made smaller.
         """
         if due is None:
             return np.zeros(len(held.codes), np.bool_)
@@ -247,14 +247,14 @@ class _Epoch:
     def _read(
         self, held: _Bounds, keys: pa.RecordBatch
     ) -> tuple[_Panes, pa.BinaryArray, pa.BinaryArray]:
-        """Return sessions as they are stored, their entries, and the values of these."""
+        """Read sessions; return the panes, the panes' entries, and the entries' values."""
         entries = self._panes.entries(keys.take(pa.array(held.codes)), held.starts)
         values, columns = self._panes.read(entries)
         assert not values.null_count, "each session has its pane"
         return _Panes(held.codes, held.starts, columns), entries, values
 
     def _close(self, due: _Panes, keys: pa.RecordBatch) -> Output:
-        """Yield the sessions that closed just now: others wait for late rows only."""
+        """Yield the due sessions that close now; other due sessions had waited for late rows."""
         closes = _closes_ms(due.column(_END) + self._gap)
         yield from self._put_out(due.filter(due.column(_TIMER) == closes), keys, is_closing=True)
 
@@ -269,7 +269,7 @@ class _Epoch:
         of_before: Int64Array,
         keys: pa.RecordBatch,
     ) -> _Panes:
-        """Return the sessions that rows came to."""
+        """Return the sessions with new rows, and their accumulators put together."""
         number = np.cumsum(is_changed) - 1
         codes, starts = merged.codes[is_changed], merged.starts[is_changed]
         own_keys = keys.take(pa.array(codes))
@@ -290,7 +290,7 @@ class _Epoch:
         return _Panes(codes, starts, pa.RecordBatch.from_arrays(columns, schema=schema))
 
     def _timed(self, after: _Panes) -> _Panes:
-        """Return sessions with the timers that they are to have."""
+        """Set the timers of sessions: at their end, or after their lateness."""
         ends = after.column(_END) + self._gap
         lateness = self._function.clock.lateness_ms
         timers = _closes_ms(ends) + np.where(ends <= self._closed, lateness, 0)
@@ -305,7 +305,7 @@ class _Epoch:
         after: _Panes,
         keys: pa.RecordBatch,
     ) -> None:
-        """Write what differs: sessions, and their timers."""
+        """Write the changed sessions, and their changed timers."""
         codes = np.concatenate([before.codes, after.codes])
         found = numbered(codes, np.concatenate([before.starts, after.starts]))
         old, new = np.full((2, len(found.codes)), -1, np.int64)
@@ -338,7 +338,7 @@ class _Epoch:
     def _put_out(
         self, sessions: _Panes, keys: pa.RecordBatch, *, is_closing: bool = False
     ) -> Output:
-        """Yield sessions that close, or that rows changed, if these are put out by now."""
+        """Yield closing sessions; of changed sessions, without updates only the closed ones."""
         ends = sessions.column(_END) + self._gap
         is_closed = ends <= self._closed
         if not (is_closing or self._function.result.has_updates):
@@ -356,19 +356,19 @@ class _Epoch:
 
 
 def _closes_ms(ends: Int64Array) -> Int64Array:
-    """Return the first millisecond that is not before each moment: the watermark is in those."""
+    """Round moments up to milliseconds, the unit of the watermark."""
     return -(-ends // US_PER_MS)
 
 
 @dataclass(frozen=True)
 class _Merge:
-    """Sessions that rows and sessions make.
+    """Sessions merged from committed sessions and new rows.
 
     Args:
-        codes, starts, ends: of each; in the order of keys and starts.
-        is_late: it is all of rows that are too late.
-        of_held: the number of that of each session that was.
-        of_rows: the number of each row's.
+        codes, starts, ends: of each session; in the order of keys and starts.
+        is_late: true for a session of rows that are all too late.
+        of_held: the number of the session into which each committed session went.
+        of_rows: the number of each row's session.
     """
 
     codes: Int64Array

@@ -1,4 +1,4 @@
-"""Sketches: how many different values there are, and quantiles, in little room and mergeable.
+"""Sketches: the number of different values, and quantiles, in little room and mergeable.
 
 Both are lists of numbers that do not depend on the order of the rows, nor on how they were divided:
 an epoch that runs again, or elsewhere, gives the same.
@@ -74,7 +74,7 @@ def distinct_count(column: str, kind: pa.DataType) -> Fold:
 
 
 def _hashed_as(kind: pa.DataType) -> str:
-    """Return what values of all types are called that have the same hashes where they are equal."""
+    """Return the name for all types whose equal values have equal hashes."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return "texts"
     if pa.types.is_integer(kind):
@@ -139,7 +139,7 @@ def _estimates(registers: pa.ListArray) -> pa.Int64Array:
 
 
 def _sigma(empty: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what empty registers weigh (Ertl's sigma); infinite where all are empty."""
+    """Return the weight of the empty registers (Ertl's sigma); infinite where all are empty."""
     power, weight, total = empty, np.ones_like(empty), empty
     for _ in range(64):
         power = power * power
@@ -153,7 +153,7 @@ def quantiles(column: str, at: Sequence[float]) -> Fold:
 
     Args:
         column: numbers.
-        at: which quantiles are its result, as a list; null without a value.
+        at: the quantiles of the result, a list; null without a value.
     """
 
     def add(batch: KeyedBatch) -> Columns:

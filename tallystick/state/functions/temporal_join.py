@@ -4,11 +4,11 @@ A left row waits until the watermark reaches its time: then all right rows that 
 arrived. Of the right rows a key keeps those after the watermark, and the newest before: later left
 rows may need it, so one row per key stays for good.
 
-A right row is never late: one that comes behind the watermark counts for the left rows to come, if
-it is newer than the one that is kept. What was put out before stays as it was.
+A right row is never late: a row behind the watermark counts for the left rows to come, if it is
+newer than the kept row. Earlier output stays as it was.
 
-Of two right rows with one time the one that arrived later counts: rows of a key from one partition
-have an order, those of several do not.
+Of two right rows of equal time the later arrived counts: rows of a key from one partition have an
+order, rows from several partitions do not.
 
 Source: Flink's TemporalRowTimeJoinOperator.
 """
@@ -57,12 +57,12 @@ def temporal_join(
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         how: "inner", or "left": left rows without a right one come out too.
         columns: as of `interval_join`.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     is_outer, _ = outer_sides("temporal_join", how, (INNER, LEFT_OUTER))
     its = carried("temporal_join", (left, right), columns)
@@ -74,7 +74,7 @@ def temporal_join(
 
 
 class TemporalJoin:
-    """See `temporal_join`.
+    """The processor of `temporal_join`.
 
     Args:
         columns: of both sides and the output.
@@ -121,8 +121,8 @@ class TemporalJoin:
 class _Visit:
     """The work on some keys: all their rows of an epoch, and what is due.
 
-    New left rows are after the watermark, so only committed ones are looked up, and new right ones
-    are not for them: the newest of those that came late takes the place of the one that is kept.
+    New left rows are after the watermark, so only committed left rows are looked up. New right rows
+    do not count for these: the newest late right row, if newer, takes the place of the kept row.
     """
 
     def __init__(self, join: TemporalJoin, work: Work, keys: Keys, new: list[Rows]) -> None:
@@ -179,7 +179,7 @@ class _Visit:
         return rows.take(order[is_past]), head.rows.filter(in_head), chunks
 
     def _left_ended(self, versions: Rows, left: list[Chunks]) -> Iterator[pa.RecordBatch]:
-        """Yield what ends in chunks of the left side; those that stay are noted."""
+        """Yield the ended rows in chunks of the left side; add the chunks that stay to `left`."""
         head, state = self._heads[LEFT], self._join.states[LEFT]
         wanted = head.chunks.firsts <= self._until
         left.append(head.chunks.take(~wanted))
@@ -195,7 +195,7 @@ class _Visit:
             )
 
     def _looked_up(self, rows: Rows, versions: Rows) -> Iterator[pa.RecordBatch]:
-        """Yield left rows with their versions."""
+        """Yield left rows, each joined with its version of the right side."""
         always = np.full(len(rows), -NEVER)
         starts, stops = ranges(rows.codes, always, rows.times, versions.codes, versions.times)
         found = stops > starts

@@ -1,7 +1,7 @@
-"""An upsert join: both inputs are tables, of which each row is the newest of its key.
+"""An upsert join: both inputs are tables, with the newest row of each key.
 
 The state of a key is its row of each side; whenever rows arrive, the joined row is made again, and
-put out where it is another one than before.
+put out if it has changed.
 
 Source: Flink's StreamingJoinOperator on two upsert tables with one key, and Kafka Streams' joins of
 two KTables.
@@ -56,13 +56,13 @@ def upsert_join(
     """Join two tables by their key: each input's row is the newest of the key.
 
     Puts out the key, `change`, the left input's columns and the right one's, when the joined row of
-    a key has become another one: "insert", "update", or "delete" with the row as it was. Of the
-    changes within an epoch only the last comes out, so how many there are depends on epochs, and
-    the table that they add up to does not.
+    a key has changed: "insert", "update", or "delete" with the row as it was. Of the changes within
+    an epoch only the last comes out, so the number of changes depends on epochs, and the table that
+    they add up to does not.
 
     Args:
         left: the name of an input.
-        right: that of another one.
+        right: the name of another input.
         how: "inner", "left", "right" or "full".
         newest_by: for an input, the column by whose value a row is newer: whole numbers or moments,
             not null; of equal ones the later arrived. An input that is not named: as they arrive.
@@ -70,7 +70,7 @@ def upsert_join(
         columns: as of `interval_join`; those of `newest_by` and `deleted` are among them.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     outer = outer_sides("upsert_join", how)
     orders, gone = dict(newest_by or {}), dict(deleted or {})
@@ -111,9 +111,9 @@ class _Table:
 
     Args:
         columns: of the join.
-        side: which.
-        order: the column that says what is newer; None: the order of arrival.
-        deleted: the column that says that a row deletes; None: none does.
+        side: `LEFT` or `RIGHT`.
+        order: the column by whose value a row is newer; None: the order of arrival.
+        deleted: the column that is true in a row that deletes; None: no row deletes.
     """
 
     columns: JoinColumns
@@ -143,7 +143,7 @@ class _Table:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The arguments that decide which row of a key is in the state."""
+        """The arguments that decide the row of a key in the state."""
         name = self.columns.names[self.side]
         return {
             f"newest_by[{name_text(name)}]": _named_or(self.order, "the order of arrival"),
@@ -152,7 +152,7 @@ class _Table:
 
     @property
     def state(self) -> list[pa.Field]:
-        """The columns of the state: whether there is a row, how new, and the row."""
+        """The columns of the state: a flag for a row, the row's version, and the row's columns."""
         name = SIDES[self.side]
         return [
             pa.field(f"${name}", pa.bool_()),
@@ -161,15 +161,15 @@ class _Table:
         ]
 
     def column(self, rows: pa.RecordBatch, at: Int64Array, name: str) -> pa.Array:
-        """Return a column of the rows of this side."""
+        """Return a column of the side's rows."""
         structs = rows.column(self.columns.names[self.side])
         return pc.struct_field(structs, name).take(pa.array(at))
 
     def versions(self, rows: pa.RecordBatch, at: Int64Array) -> Int64Array:
-        """Return how new each row of this side is.
+        """Return the version of each row of this side: the value of the order column, else 0.
 
         Raises:
-            RecordError: a row does not say.
+            RecordError: a row is null in the order column.
         """
         if self.order is None:
             return np.zeros(len(at), np.int64)
@@ -215,7 +215,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class _UpsertJoin:
-    """See `upsert_join`."""
+    """The function of `upsert_join`."""
 
     columns: JoinColumns
     tables: tuple[_Table, ...]
@@ -248,14 +248,14 @@ class _UpsertJoin:
         return Update(output, state)
 
     def _is_joined(self, state: list[pa.Array], width: int) -> BoolArray:
-        """Return which keys have a joined row."""
+        """Return a mask of the keys with a joined row."""
         left, right = _is_true(state[0]), _is_true(state[width])
         with_left = left & (right | self.outer[LEFT])
         joined: BoolArray = with_left | (right & (left | self.outer[RIGHT]))
         return joined
 
     def _seen(self, state: list[pa.Array], width: int) -> pa.RecordBatch:
-        """Return the state without the versions, which alone make no other row."""
+        """Return the state without versions: a new version alone does not change the joined row."""
         nothing = pa.nulls(len(state[0]), pa.int64())
         arrays: list[Any] = list(state)
         for at in (0, width):

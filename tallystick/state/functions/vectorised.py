@@ -45,12 +45,12 @@ from tallystick.state.schema import schema_of, text_of
 
 STATE = "state"
 TIMER = "$timer"
-"""The column that holds a key's timer, after those of the function."""
+"""The column with a key's timer, after the columns of the function."""
 _OWN = meaning_of(OWN_FUNCTION)
 
 Function = Callable[[KeyedBatch], Update]
 Output = Callable[[pa.Schema, pa.Schema], pa.Schema]
-"""Maps the columns of the key and those of the rows to the ones that are put out."""
+"""Maps the columns of the key and of the rows to the columns of the output."""
 
 Lags = Callable[[Collection[str], Mapping[str, int]], Mapping[str, int]]
 """See `PutsOutTimes.lags_ms`."""
@@ -72,12 +72,12 @@ def vectorised(
             for the keys that are due, without rows.
         state: its columns, as DDL or as a schema; "" if there are none.
         time_mode: with `ProcessingTime` or `EventTime` the function has timers, one per key.
-        reads: the columns of the rows that it reads besides the key's; the others stay where they
-            are. None: it gets all.
-        output: from the schemas of the key and of the rows to that of what it puts out. None:
+        reads: the columns of the rows that the function reads besides the key's; no others travel
+            to the step. None: all columns.
+        output: from the schemas of the key and of the rows to the schema of the output. None:
             `process` needs `output=`.
-        outputs: its side outputs, by name: their columns, as DDL or as a schema. The name is that
-            of a sink in `Pipeline.write`, and of rows in `Update.outputs`.
+        outputs: the columns of each side output by name, as DDL or as a schema. The name is that of
+            a sink in `Pipeline.write`, and of rows in `Update.outputs`.
 
     Raises:
         OptionError: the state cannot be stored, or there is no such time mode.
@@ -89,10 +89,10 @@ def vectorised(
 
 
 def beside_key(key: pa.Schema, kept: Iterable[pa.Field], values: Iterable[pa.Field]) -> pa.Schema:
-    """Return the columns of a function that puts out the key's, some of the rows' and its own.
+    """Return the columns of a function's output: the key's, some of the rows', and its own.
 
     Raises:
-        OptionError: one of its own has the name of another.
+        OptionError: one of the function's own columns has the name of another column.
     """
     columns = {field.name: field.type for field in (*key, *kept)}
     for field in values:
@@ -107,12 +107,12 @@ def beside_key(key: pa.Schema, kept: Iterable[pa.Field], values: Iterable[pa.Fie
 
 
 class VectorisedFunction:
-    """See `vectorised`.
+    """The processor of `vectorised`.
 
     Args:
-        event_time: the column by whose time the function goes: the step's event time, no other.
-            None: it does not look.
-        meaning: of its state; that of a user's function is in its code.
+        event_time: the column whose times the function uses: the step's event time, no other.
+            None: the function uses no times.
+        meaning: of the state; the meaning of a user's function is in the user's code.
         lags: see `PutsOutTimes.lags_ms`; None: nobody knows.
     """
 
@@ -184,7 +184,7 @@ class VectorisedFunction:
         return None if self._lags is None else self._lags(key, times)
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch | SideRows]:
-        """Call the function for the rows, then for the keys that are due; write what changed."""
+        """Call the function for the rows, then for the due keys; write the changed state."""
         held = None
         if work.rows.num_rows:
             codes, keys = distinct_keys(work.rows, work.key, work.max_parallelism, self._id(work))
@@ -206,7 +206,7 @@ class VectorisedFunction:
         return work.fields[STATE].state_id if self._codec else 0
 
     def _until_ms(self, work: Work) -> int | None:
-        """Return the moment up to which timers are due; None: none can be."""
+        """Return the moment up to which timers are due; None: no timer can be due."""
         if self._time_mode == PROCESSING_TIME:
             return work.time.timestamp_ms
         return work.time.event_timers_until_ms if self._time_mode == EVENT_TIME else None
@@ -235,7 +235,7 @@ class VectorisedFunction:
         *,
         is_due: bool,
     ) -> tuple["_KeyStates", Iterator[pa.RecordBatch | SideRows]]:
-        """Call the function; return the keys as it left them, and its output."""
+        """Call the function for keys; return the keys' new state, and the output."""
         batch = KeyedBatch(
             rows, codes, held.keys.columns, held.state, held.known, work.time, held.timers, is_due
         )
@@ -251,7 +251,7 @@ class VectorisedFunction:
         return replace(held, state=state, timers=timers), _put_out(update)
 
     def _checked(self, state: pa.RecordBatch | Mapping[str, PerKey], count: int) -> pa.RecordBatch:
-        """Return the state that the function returned, in the types that it declared."""
+        """Check the state of an update, and cast the columns to the declared types."""
         names = state.schema.names if isinstance(state, pa.RecordBatch) else list(state)
         if sorted(names) != sorted(self._schema.names):
             raise OptionError(
@@ -273,7 +273,7 @@ class VectorisedFunction:
     def _split_due(
         self, work: Work, held: "_KeyStates | None", until_ms: int
     ) -> tuple["_KeyStates | None", "_KeyStates | None"]:
-        """Return the keys with rows that are not due, and all that are."""
+        """Return the keys of the rows without due timers, and all keys with due timers."""
         entries = due_keys(work.overlay, work.groups, until_ms, self._id(work))
         if held is None:
             return None, self._read(work, keys_of(entries, work.key)) if len(entries) else None
@@ -309,7 +309,7 @@ class VectorisedFunction:
 
 
 def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
-    """Return the rows that a function puts out, of all its outputs."""
+    """Return the rows of an update: of the main output, then of the side outputs."""
     if not isinstance(update.outputs, Mapping):
         raise OptionError(
             f"Update.outputs is {type(update.outputs).__name__}: expected rows by the name of "
@@ -329,14 +329,14 @@ def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
 
 @dataclass(frozen=True)
 class _KeyStates:
-    """Some keys and what is known of them.
+    """Some keys with their committed and their present state and timers.
 
     Args:
         keys: the distinct keys.
         before: the committed values.
         state, timers: as they are now.
-        known: whether they had state.
-        timers_before: the committed ones.
+        known: whether a key has state.
+        timers_before: the committed timers.
     """
 
     keys: Keys
@@ -375,7 +375,7 @@ class _KeyStates:
 
 
 def _same(held: _KeyStates) -> pa.BooleanArray:
-    """True if each timer is the committed one."""
+    """Return a mask of the timers that equal the committed timers."""
     return pc.fill_null(pc.equal(held.timers, held.timers_before), False)
 
 
@@ -386,10 +386,10 @@ def _together(one: pa.RecordBatch, two: pa.RecordBatch, order: pa.Array) -> pa.R
 
 
 def as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
-    """Return a column of the type that was declared.
+    """Convert values to a column of the declared type.
 
     Raises:
-        OptionError: it has another length, or values that the type does not hold.
+        OptionError: there are not `count` values, or the type does not hold them.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -412,12 +412,12 @@ def as_column(values: Any, field: pa.Field, count: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ByColumns:
-    """A function whose types are those of the rows' columns, where the user gave none.
+    """A function that is made once the types of the rows' columns are known.
 
     Args:
         make: from the columns of the rows to the function.
         reads: as `Processor.reads`.
-        carried: of named inputs, which of their columns it needs; None: all.
+        carried: the columns that the function needs of named inputs; None: all columns.
     """
 
     make: Callable[[pa.Schema], Processor]

@@ -1,4 +1,4 @@
-"""The parts that all kinds of windows share: when they close, and the rows that they put out."""
+"""The clock by which windows close, and the rows of their output, for all kinds of windows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ class Clock:
 
     A window is closed once the watermark has reached its last millisecond, as in Flink
     (EventTimeTrigger), and gone when it is `lateness_ms` further (WindowOperator.isWindowLate).
-    By processing time all rows of an epoch have its time, and windows that ended before it are
-    closed.
+    By processing time all rows of an epoch have the epoch's time, and windows that ended before
+    that time are closed.
 
     Args:
         time_mode: one of `TIME_MODES`.
@@ -43,18 +43,18 @@ class Clock:
     late: str = DROP
 
     def until_ms(self, time: EpochTime) -> int | None:
-        """Return the watermark: up to which timers are due; None: there is none yet."""
+        """Return the watermark up to which timers are due; None: no watermark yet."""
         if self.time_mode == PROCESSING_TIME:
             return time.timestamp_ms - 1
         return time.watermark_ms
 
     def closed_us(self, time: EpochTime) -> int | None:
-        """Return the moment; a window that ends then or before is closed."""
+        """Return the moment at or before which closed windows end; None: no watermark yet."""
         until_ms = self.until_ms(time)
         return None if until_ms is None else (until_ms + 1) * US_PER_MS
 
     def gone_us(self, time: EpochTime) -> int | None:
-        """Return the moment; a window that ends then or before is gone.
+        """Return the moment at or before which gone windows end; None: no watermark yet.
 
         At the end of all inputs nothing is late any more, and nothing is kept for it.
         """
@@ -80,7 +80,7 @@ class Clock:
         return {} if self.late == DROP else {self.late: rows}
 
     def late_rows(self, work: Work, rows: pa.RecordBatch) -> Iterator[SideRows]:
-        """Count rows that are too late, or yield them for their output."""
+        """Count rows that are too late, or yield them for the output of late rows."""
         if self.late == DROP:
             work.late.append(rows.num_rows)
         else:
@@ -89,11 +89,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class WindowOutput:
-    """The rows of windows.
+    """The output rows of windows.
 
     Args:
-        has_updates: windows are put out whenever they changed, with a column that says which are
-            closed; else only once they are.
+        has_updates: windows are put out after each change, with a column that is true once they are
+            closed; else only once they are closed.
     """
 
     has_updates: bool

@@ -43,7 +43,7 @@ def windowed(
 
     Args:
         windows: `tumbling`, `hopping`, `cumulative`, `session` or `count_window`.
-        aggregates: the names of the output's columns and what is in them.
+        aggregates: the aggregates by the names of their columns in the output.
         time: "event": that of the column `process(event_time=…)`; a row without one stops the
             query. "processing": the epoch's clock; all rows of an epoch have the same time.
         emit: "final": a window is put out once, when the watermark has passed its end. "update":
@@ -55,7 +55,7 @@ def windowed(
             the name of the output to which they go, with all their columns.
 
     Raises:
-        OptionError: something else was given.
+        OptionError: an argument has a wrong type or value.
     """
     if not isinstance(windows, Windows | Sessions | CountWindows):
         raise OptionError(
@@ -92,7 +92,7 @@ def _clock(time: str, emit: str, allowed_lateness: str | int, late: str) -> Cloc
     """Return the clock of windows of time.
 
     Raises:
-        OptionError: an argument is not what it should be.
+        OptionError: an argument has a wrong type or value.
     """
     if time not in _TIMES:
         raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")

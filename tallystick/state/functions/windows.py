@@ -33,12 +33,12 @@ class Windows:
     """Windows of a fixed size; made by `tumbling`, `hopping` and `cumulative`.
 
     Args:
-        kind: its name.
+        kind: the name of the function that made the windows.
         size_us: of the longest window.
         every_us: from one end of a window to the next.
-        offset_us: what edges of windows are shifted by; of all offsets with the same windows the
-            least from 0 on, as Flink and Beam take it modulo (TimeWindow.getWindowStartWithOffset).
-        time_zone: whose days they follow; None: UTC.
+        offset_us: the shift of window edges; of all offsets with the same windows the least from 0
+            on, as Flink and Beam take it modulo (TimeWindow.getWindowStartWithOffset).
+        time_zone: the zone whose days the windows follow; None: UTC.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Windows:
 
     @property
     def period_us(self) -> int:
-        """The span after which windows begin again: offsets that far apart are the same."""
+        """The period of the windows: offsets a whole number of periods apart are the same."""
         return self.size_us if self.kind == CUMULATIVE else self.every_us
 
     @cached_property
@@ -99,12 +99,12 @@ class Windows:
 
     @property
     def longest_ms(self) -> int:
-        """The most that a window lasts, in ms; a zone may put its clocks back by up to a day."""
+        """The greatest length of a window in ms; a zone may put its clocks back by up to a day."""
         return -(-(self.size_us + (_DAY_US if self.time_zone else 0)) // US_PER_MS)
 
     @property
     def is_single(self) -> bool:
-        """True if each window is one pane."""
+        """True if a window is a single pane."""
         return self.size_us == self.pane_us
 
     def edges_at(self, times: Int64Array) -> Int64Array:
@@ -142,13 +142,13 @@ class Windows:
         return first, panes + self.size_us - behind
 
     def starts_of(self, ends: Int64Array) -> Int64Array:
-        """Return the start of the window that has each end."""
+        """Return the starts of windows from their ends."""
         if self.kind == CUMULATIVE:
             return self._floor(ends - 1, self.size_us)
         return ends - self.size_us
 
     def closes_ms(self, ends: Int64Array) -> Int64Array:
-        """Return the last millisecond of the window that has each end, as the watermark has it."""
+        """Return the watermark that closes each window: the last millisecond before its end."""
         return last_ms(self.instants(ends))
 
     def _floor(self, times: Int64Array, size: int) -> Int64Array:
@@ -157,7 +157,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Windows without gaps of a key's rows; made by `session`."""
+    """Windows of a key's rows, divided by gaps in time; made by `session`."""
 
     gap_us: int
 
@@ -176,7 +176,7 @@ def last_ms(ends: Int64Array) -> Int64Array:
 
 
 def _at_zone(times: Int64Array, zone: str) -> Int64Array:
-    """Return what a clock of the zone shows at each moment, as microseconds."""
+    """Return the local time of a zone at each moment, in microseconds."""
     local = pc.local_timestamp(pa.array(times).cast(pa.timestamp("us", zone)))
     found: Int64Array = local.cast(pa.int64()).to_numpy()
     return found
@@ -194,9 +194,9 @@ _HOPPING = re.compile(r"(hopping windows of \d+ us every (\d+) us from )(\d+)( u
 
 
 def windows_text(words: str) -> str:
-    """Return windows in words, as `Windows.text` has them, from the words in a checkpoint.
+    """Convert the words of windows in a checkpoint to the words of `Windows.text`.
 
-    Until their offset was taken modulo, hopping windows could have one above their `every`.
+    Before offsets were taken modulo, hopping windows could have an offset above their `every`.
     """
     if parts := _HOPPING.fullmatch(words):
         return f"{parts[1]}{int(parts[3]) % int(parts[2])}{parts[4]}"
@@ -204,13 +204,13 @@ def windows_text(words: str) -> str:
 
 
 def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = None) -> Windows:
-    """Cut time into windows of one size, one right after the other.
+    """Cut time into windows of equal size, without gaps or overlaps.
 
     Args:
         size: like "1 minute", or ms.
         offset: by which windows begin later than whole sizes since 1970, which was a Thursday:
             weeks with "4 days" begin on Mondays. A negative one, such as "-8 hours": earlier.
-        time_zone: like "Europe/Berlin", for windows of whole days: they begin at midnight there.
+        time_zone: like "Europe/Berlin", for windows of whole days from midnight to midnight there.
 
     Raises:
         OptionError: no such windows can be.
@@ -226,9 +226,9 @@ def hopping(
     offset: str | int = 0,
     time_zone: str | None = None,
 ) -> Windows:
-    """Begin a window of one size again and again, so that they overlap; each row is in several.
+    """Begin a window of equal size at each step of `every`; windows overlap, a row is in several.
 
-    Others call them sliding windows. What they share is kept once.
+    Others call them sliding windows. State that windows share is kept once.
 
     Args:
         size: like "1 minute", or ms.
@@ -250,11 +250,11 @@ def cumulative(
     offset: str | int = 0,
     time_zone: str | None = None,
 ) -> Windows:
-    """Let windows grow by steps up to a size, and begin again: what there is so far today.
+    """Let windows grow by steps up to a size, and begin again: the total so far today.
 
     Args:
         size: of the longest window, like "1 day", or ms.
-        step: by which each is longer than the one before.
+        step: the span by which each window is longer than the window before.
         offset: as of `tumbling`.
         time_zone: as of `tumbling`.
 
@@ -267,16 +267,16 @@ def cumulative(
 
 
 def session(gap: str | int) -> Sessions:
-    """Take a key's rows together for as long as no gap is longer.
+    """Group a key's rows into sessions, each ended by a longer gap without rows.
 
-    A session begins with its first row and ends the gap after its last one. A row that fills the
+    A session begins with its first row and ends the gap after its last row. A row that fills the
     gap between two sessions makes them one.
 
     Args:
         gap: like "30 minutes", or ms.
 
     Raises:
-        OptionError: it is not positive.
+        OptionError: the gap is not positive.
     """
     gap_us = _us("session: gap", gap)
     if gap_us <= 0:

@@ -1,4 +1,4 @@
-"""The key that a processor works on, and what lies under it: entries, expiries, timers.
+"""The current key of a processor, with the key's entries, expiries and timers.
 
     by time:  key group | FC | time, highest byte first, its sign flipped | key
     by key:   key group | FE | key | time
@@ -34,11 +34,11 @@ _TIME_END = REST_AT + TIME_SIZE
 
 
 class TimeIndex:
-    """The index of one task in one epoch.
+    """An index by time of a task's entries in an epoch.
 
     Args:
-        overlay: where its entries are.
-        state_id: the byte that its entries have after the key group.
+        overlay: holds the entries of the index.
+        state_id: the byte after the key group in the index's entries.
     """
 
     def __init__(self, overlay: Overlay, state_id: int) -> None:
@@ -47,19 +47,19 @@ class TimeIndex:
         self._changed: dict[bytes, bool] = {}
 
     def put(self, group: bytes, time_ms: int, what: bytes) -> None:
-        """Note that something is due at a time."""
+        """Add an item to the index, with its due time."""
         key = group + self._id + time_bytes(time_ms) + what
         self._overlay.put(key, b"")
         self._changed[key] = True
 
     def remove(self, group: bytes, time_ms: int, what: bytes) -> None:
-        """Take it out; nothing happens if there is none."""
+        """Take an item out of the index; nothing happens if there is none."""
         key = group + self._id + time_bytes(time_ms) + what
         self._overlay.put(key, None)
         self._changed[key] = False
 
     def due(self, groups: KeyGroupRange, until_ms: int) -> list[tuple[int, bytes, bytes]]:
-        """Return all that is due at or before a moment, by time: (time, what, group)."""
+        """Return the items due at or before a moment, by time: (time, what, group)."""
         committed = due_entries(self._overlay, groups, until_ms, self._id[0])
         found = {key for key in committed if self._changed.get(key, True)}
         found.update(key for key, is_there in self._changed.items() if is_there)
@@ -68,10 +68,10 @@ class TimeIndex:
 
 
 class CurrentKey:
-    """The key that is being processed; the states of a processor share one.
+    """The key being processed, shared by all states of a processor.
 
     Args:
-        overlay: None: there is no state to reach, on the driver.
+        overlay: None: on the driver, where no state can be reached.
         now_ms: the epoch's timestamp.
     """
 
@@ -87,7 +87,7 @@ class CurrentKey:
         """The state, once a key is being processed.
 
         Raises:
-            StateError: none is: the call came from `init` or `close`.
+            StateError: no key is being processed: the call came from `init` or `close`.
         """
         if self._overlay is None or not self.has_key:
             raise StateError(
@@ -97,7 +97,7 @@ class CurrentKey:
         return self._overlay
 
     def go_to(self, group: bytes, key: bytes) -> None:
-        """Process this key now."""
+        """Make a key the current key."""
         self.group, self.key, self.has_key = group, key, True
 
     def leave(self) -> None:
@@ -106,11 +106,11 @@ class CurrentKey:
 
 
 class Entries:
-    """The entries of one state, those with a time to live with their expiry before the value.
+    """The entries of one state; with a time to live, an expiry stands before each value.
 
     Args:
         field: of the state.
-        current: whose key it is about.
+        current: the key whose entries are read and written.
     """
 
     def __init__(self, field: StateField, current: CurrentKey) -> None:
@@ -119,25 +119,25 @@ class Entries:
         self._ttl_ms = field.ttl_ms
 
     def key(self) -> bytes:
-        """Return the key of the present key's entry, or the beginning of its entries' keys."""
+        """Return the key of the current key's entry, or the prefix of its entries' keys."""
         current = self._current
         return current.group + self._id + current.key
 
     def read(self, key: bytes) -> bytes | None:
-        """Return the value that was written, if it is still alive."""
+        """Return the value of an entry; None for a missing or an expired entry."""
         data = self._current.overlay.get(key)
         if not self._ttl_ms or data is None:
             return data
         return data[_EXPIRY.size :] if self._is_alive(data) else None
 
     def write(self, family: bytes | None, key: bytes, data: bytes, *, is_new: bool = False) -> None:
-        """Write an entry, of a family where `walk` is to find it.
+        """Write an entry, in a family where `walk` is to find it.
 
-        That of the family's own name lives as long as any of the family: others may have been
-        written when the time to live was longer.
+        The entry under the family's own key lives as long as any of the family: others may have
+        been written when the time to live was longer.
 
         Args:
-            family: what the keys of the family's entries begin with; None: it belongs to none.
+            family: the prefix of the keys of the family's entries; None: no family.
             key: of the entry.
             data: its value.
             is_new: there is no living entry of this key, so none is looked for.
@@ -166,7 +166,10 @@ class Entries:
             self._current.overlay.put_in(family, key, None)
 
     def _forget_expiry(self, key: bytes) -> int | None:
-        """Take an entry out of the index: else each write would leave one there till its expiry."""
+        """Take an entry's expiry out of the index, and return it; None without an entry.
+
+        Else each write would leave an expiry in the index until its time.
+        """
         data = self._current.overlay.get(key)
         if data is None:
             return None
@@ -176,7 +179,7 @@ class Entries:
         return expiry
 
     def has_any(self, family: bytes) -> bool:
-        """True if a family has a living entry besides that of the family's own name."""
+        """True if a family has a living entry besides the entry under the family's own key."""
         entries = self._current.overlay.any_order(family)
         return any(key != family and self._is_alive(data) for key, data in entries)
 
@@ -192,7 +195,7 @@ class Entries:
 
 
 def expiry_of(data: bytes) -> int:
-    """Return the time at which an entry with a time to live ends."""
+    """Return the expiry of an entry with a time to live."""
     if len(data) < _EXPIRY.size:
         raise BrokenInvariantError(f"an entry with a TTL has {len(data)} bytes, too few for one")
     return int(_EXPIRY.unpack_from(data)[0])
@@ -202,28 +205,28 @@ _BY_KEY = bytes([TIMERS_BY_KEY])
 
 
 class Timers:
-    """The timers of one task in one epoch."""
+    """The timers of a task in an epoch, by key and by time."""
 
     def __init__(self, overlay: Overlay, current: CurrentKey) -> None:
         self._current = current
         self._by_time = TimeIndex(overlay, TIMERS_BY_TIME)
 
     def register(self, time_ms: int) -> None:
-        """Set a timer of the present key."""
+        """Set a timer of the current key."""
         time_ms = _checked(time_ms)
         family = self._family()
         self._current.overlay.put_in(family, family + time_bytes(time_ms), b"")
         self._by_time.put(self._current.group, time_ms, self._current.key)
 
     def delete(self, time_ms: int) -> None:
-        """Remove a timer of the present key; nothing happens if there is none."""
+        """Remove a timer of the current key; nothing happens if there is none."""
         time_ms = _checked(time_ms)
         family = self._family()
         self._current.overlay.put_in(family, family + time_bytes(time_ms), None)
         self._by_time.remove(self._current.group, time_ms, self._current.key)
 
     def of_key(self) -> list[int]:
-        """Return the present key's timers in ascending order; Spark's have no order."""
+        """Return the current key's timers in ascending order; Spark's have no order."""
         return [
             time_of(key[-TIME_SIZE:]) for key, _ in self._current.overlay.entries(self._family())
         ]

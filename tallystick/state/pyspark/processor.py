@@ -57,13 +57,13 @@ TIMER_CHUNK = 1 << 14
 
 
 class RowTask:
-    """A processor at work.
+    """The run of a `StatefulProcessor` on a task's rows in an epoch.
 
     Args:
         processor: of this run alone.
-        work: what to do.
-        output: the columns of what it returns.
-        is_pandas: whether it takes and returns pandas frames.
+        work: of the task.
+        output: the columns of the returned rows.
+        is_pandas: whether the processor takes and returns pandas frames.
         time_mode: one of `TIME_MODES`.
         timezone: of moments in rows.
     """
@@ -117,7 +117,7 @@ class RowTask:
         self._processor.close()
 
     def _rows(self, keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
-        """`handleInputRows` of each key."""
+        """Call `handleInputRows` for each key."""
         handle_rows, go_to, times = (
             self._processor.handleInputRows,
             self._current.go_to,
@@ -152,7 +152,7 @@ class RowTask:
                 self._processor.handleInitialState(key, row, self._times)
 
     def _visits(self, keyed: KeyedRows) -> Iterator[Visit]:
-        """Yield each key, its state read ahead, with its rows."""
+        """Yield each key with its rows, after reading the key's state ahead."""
         for first, stop in keyed.chunks():
             keys, groups = keyed.keys[first:stop], keyed.groups[first:stop]
             starts = keyed.starts[first : stop + 1]
@@ -167,7 +167,7 @@ class RowTask:
             )
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
-        """`handleExpiredTimer` of what is due now; what is registered meanwhile waits."""
+        """Call `handleExpiredTimer` for the timers due now; timers registered meanwhile wait."""
         due = self._timers.due(self._work.groups, self._due_until)
         make = row_maker(self._work.key.names)
         for start in range(0, len(due), TIMER_CHUNK):
@@ -187,7 +187,7 @@ class RowTask:
                 self._timers.delete(expiry)
 
     def _expire(self) -> None:
-        """Remove what has expired; the index names candidates, the entry's own expiry decides."""
+        """Remove expired entries; the index names candidates, an entry's own expiry decides."""
         assert self._current.expiries is not None, "an overlay has them"
         overlay, now = self._work.overlay, self._work.time.timestamp_ms
         due = self._current.expiries.due(self._work.groups, now)
@@ -222,7 +222,7 @@ class RowTask:
             self._returned.clear()
 
     def _inputs(self, rows: pa.RecordBatch, starts: list[int]) -> Iterator[Iterator[Any]]:
-        """Return per key an iterator of its rows, or of its one frame."""
+        """Return an iterator per key: of the key's rows, or of a single frame with them."""
         rows = in_timezone(rows, self._timezone)
         spans = list(itertools.pairwise(starts))
         if self._is_pandas:
@@ -285,7 +285,7 @@ class RowProcessor:
 
     @property
     def reads(self) -> None:
-        """None, for all columns: its function sees whole rows."""
+        """None, for all columns: the processor sees whole rows."""
         return
 
     @property
@@ -299,7 +299,7 @@ class RowProcessor:
         return arrow_schema_of(self._output)
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
-        """Run `init` once, on a copy, as Spark does on its driver, and note what it declares.
+        """Run `init` once, on a copy, as Spark does on its driver; return the declared states.
 
         Also settles what only the driver knows: the output's columns, the session's time zone.
 
@@ -319,7 +319,7 @@ class RowProcessor:
         return tuple(declaring.declared)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> None:
-        """Return None: what a `StatefulProcessor` returns is known to `process` alone."""
+        """Return None: a `StatefulProcessor`'s output columns are known to `process` alone."""
         return
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
@@ -337,7 +337,7 @@ class RowProcessor:
         yield from task.run(self._initial_rows(work))
 
     def started(self) -> "RowProcessor":
-        """Return the same without the initial state, which was put in by the first epoch."""
+        """Return the processor for later epochs, without the initial state."""
         if self._initial_state is None:
             return self
         later = copy.copy(self)
@@ -377,16 +377,16 @@ def row_processor(
 
     Args:
         processor: as for `transformWithState`, unchanged.
-        output: the columns of the rows that it returns.
-        rows: what it takes and returns: `row` as for `transformWithState`, `pandas` as for
+        output: the columns of the rows that the processor returns.
+        rows: the form of rows in and out: `row` as for `transformWithState`, `pandas` as for
             `transformWithStateInPandas`.
         time_mode: one of `TIME_MODES`; for `EventTime`, rows that are too late have been dropped.
         initial_state: rows for `handleInitialState`, with the key's columns; they travel with the
             processor. A DataFrame is collected now.
-        timezone: of moments in rows; by default the session's, or what it would be in one.
+        timezone: of moments in rows; by default the time zone of the session, or of a new session.
 
     Raises:
-        OptionError: an argument cannot be.
+        OptionError: an argument has a wrong type or value.
     """
     if rows not in (ROW, PANDAS):
         raise OptionError(f"rows={rows!r}: expected {ROW!r} or {PANDAS!r}")
@@ -416,7 +416,7 @@ def _copy_of(processor: StatefulProcessor) -> StatefulProcessor:
 
 
 def session_time_zone() -> str:
-    """Return the time zone of the session; that of one made now, if there is only a context."""
+    """Return the time zone of the session, or, with a context alone, of a session made now."""
     context = SparkContext._active_spark_context
     if context is None:
         return "UTC"

@@ -1,4 +1,4 @@
-"""The rows of an epoch as a processor gets them, and what it returns as Arrow columns.
+"""The rows of an epoch in the form for processors, and processors' output as Arrow columns.
 
 A processor gets rows by key, as Spark's sorted shuffle hands them over: keys in ascending order,
 nulls first; the rows of a key in the order of their arrival.
@@ -24,7 +24,7 @@ from tallystick.state.keys import KeyCodec
 
 
 class RowMaker(Protocol):
-    """Makes a row of values in the order of the columns."""
+    """A function that makes a `Row` of values in the order of the columns."""
 
     def __call__(self, values: Iterable[Any], /) -> Row:
         """Return a `Row` with the maker's column names."""
@@ -32,10 +32,11 @@ class RowMaker(Protocol):
 
 
 def row_maker(names: Sequence[str]) -> RowMaker:
-    """Return rows with these columns.
+    """Return a maker of rows with given column names.
 
-    A `Row` finds `row.x` by searching its list of names after all else failed; these have a
-    descriptor per column. What `Row` itself has, `count` or `index`, stays that, as in PySpark.
+    A `Row` finds `row.x` by searching its list of names after all else failed; the maker's rows
+    have a descriptor per column. Attributes of `Row` itself, `count` or `index`, stay as they are,
+    as in PySpark.
     """
     return _maker(tuple(names))
 
@@ -63,10 +64,10 @@ Int64Array = NDArray[np.int64]
 
 
 class KeyedRows(NamedTuple):
-    """Rows sorted by key, and where each key's begin.
+    """Rows sorted by key, with the start of each key.
 
     Args:
-        rows: all of them.
+        rows: of all keys.
         keys: the distinct keys, as bytes.
         groups: the key group of each.
         starts: of each key, the first row; and the row count at the end.
@@ -107,7 +108,7 @@ def sort_by_key(rows: pa.RecordBatch, codec: KeyCodec, max_parallelism: int) -> 
 
 
 def key_tuples(keys: pa.BinaryArray, codec: KeyCodec, timezone: str) -> list[tuple[Any, ...]]:
-    """Return keys as processors get them."""
+    """Decode keys to the tuples for processors."""
     columns = in_timezone(codec.decode(keys), timezone).columns
     return list(zip(*map(python_values, columns), strict=True))
 
@@ -121,8 +122,8 @@ def as_rows(batch: pa.RecordBatch) -> list[Row]:
 def as_frames(batch: pa.RecordBatch, spans: Sequence[tuple[int, int]]) -> "Iterator[pd.DataFrame]":
     """Yield a frame per span of rows, with the dtypes that Spark's frames have.
 
-    Where a null makes floats of a column's integers, it does so in its own frame alone; in Spark in
-    all frames of an Arrow batch, whose integers lose digits by what another key's rows hold.
+    A null makes floats of a column's integers in its own frame alone; in Spark it does so in all
+    frames of an Arrow batch, whose integers then lose digits by a null in another key's rows.
     """
     import pandas as pd
 
@@ -147,7 +148,7 @@ def as_frames(batch: pa.RecordBatch, spans: Sequence[tuple[int, int]]) -> "Itera
 
 
 def _nulls_before(column: pa.ChunkedArray) -> Int64Array:
-    """Return how many nulls stand before each row; and at the end how many there are."""
+    """Return the number of nulls before each row, and at the end the number of all nulls."""
     counts = np.zeros(len(column) + 1, np.int64)
     np.cumsum(column.is_null().to_numpy(), out=counts[1:])
     return counts
@@ -165,7 +166,7 @@ def in_timezone(batch: pa.RecordBatch, timezone: str) -> pa.RecordBatch:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """`to_pylist`, by numpy where that gives the same."""
+    """Return the values of `to_pylist`, by numpy where the result is the same."""
     kind = column.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -189,7 +190,7 @@ _FRACTIONAL = (float, np.floating, decimal.Decimal)
 
 
 def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows by the names of their columns, in any order.
+    """Convert returned rows to a batch, by the names of their columns in any order.
 
     Raises:
         StateError: something else than a Row was returned, its fields are not those of the output,
@@ -202,7 +203,7 @@ def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def frame_to_batch(frame: "pd.DataFrame", schema: pa.Schema, timezone: str) -> pa.RecordBatch:
-    """Return a frame's columns by name, or by position if they have no names.
+    """Convert a returned frame to a batch, columns by name, or by position if they have no names.
 
     Args:
         frame: moments without a time zone are in `timezone`.
@@ -278,7 +279,7 @@ def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
 def _parts_of(
     name: str, values: Iterable[Any], kind: pa.DataType
 ) -> Iterator[tuple[str, list[Any], pa.DataType]]:
-    """Yield what nested values are made of, with names for messages, and its type."""
+    """Yield the parts of nested values: the name for messages, the values, and the type."""
     if pa.types.is_struct(kind):
         for at, field in enumerate(kind):
             parts = [
@@ -298,7 +299,7 @@ def _parts_of(
 
 
 def _check_fields(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
-    """Refuse structs with other fields: Arrow leaves them out, and makes null what is missing."""
+    """Refuse structs with other fields: Arrow leaves them out, and makes missing fields null."""
     if not pa.types.is_nested(kind):
         return
     if pa.types.is_struct(kind):
@@ -318,7 +319,7 @@ def _check_names(what: str, values: Iterable[Any], expected: Sequence[str]) -> N
 
 
 def _names_of(value: Any) -> tuple[Any, ...] | None:
-    """Return the names of the fields of a value; None if it has none."""
+    """Return the names of a value's fields; None for a value without names."""
     if isinstance(value, Row):
         return tuple(value.__fields__) if hasattr(value, "__fields__") else None
     if isinstance(value, list):  # Arrow takes pairs of a name and a value, too
@@ -327,7 +328,7 @@ def _names_of(value: Any) -> tuple[Any, ...] | None:
 
 
 def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
-    """Return what is wrong with the names of fields; "": they are those expected, in any order."""
+    """Return the misfit between field names and the expected names; "" if none, in any order."""
     unknown = [name for name in names if name not in expected]
     missing = [name for name in expected if name not in names]
     if unknown:
@@ -340,9 +341,9 @@ def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
 
 
 def order_misfit(value: Any, names: Sequence[str]) -> str:
-    """Return what is wrong with a Row that has the fields of a struct in another order.
+    """Return the misfit of a Row that has a struct's fields in another order; "" if none.
 
-    Where a Row counts by position, as in Spark, one with other names may do so: a value of one
+    Where a Row counts by position, as in Spark, a Row with other names may do so: a value of one
     state goes into another.
     """
     own = getattr(value, "__fields__", None)

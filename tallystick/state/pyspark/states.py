@@ -6,8 +6,8 @@
 | list | the one; and per element 8 bytes: its position | the next position; the tuple |
 | map | per entry the packed key | the tuple |
 
-They are subclasses so that `isinstance` and annotations in users' code hold. PySpark's own
-`__init__`s want the socket to Spark, and are not called.
+The classes are subclasses of PySpark's, so that `isinstance` and annotations in users' code hold.
+PySpark's own `__init__`s want the socket to Spark, and are not called.
 """
 
 # ruff: noqa: N802, N803  the names are PySpark's
@@ -73,10 +73,10 @@ class OurValueState(ValueState):
 
 
 class OurListState(ListState):
-    """Tuples per key in the order in which they were appended.
+    """A list of tuples per key, in the order of appending.
 
     The entry with the next position makes an append cost the same however long the list is. Where
-    elements expire, it does with the youngest of them.
+    elements expire, this entry expires with the youngest element.
     """
 
     def __init__(self, field: StateField, current: CurrentKey) -> None:
@@ -140,7 +140,7 @@ class OurListState(ListState):
 
 
 class OurMapState(MapState):
-    """Tuples by tuples, per key; in no order that may be relied on, as in Spark."""
+    """A map from tuples to tuples per key; in no order that may be relied on, as in Spark."""
 
     def __init__(self, field: StateField, current: CurrentKey) -> None:
         self._entries = Entries(field, current)
@@ -159,7 +159,7 @@ class OurMapState(MapState):
         return None if data is None else self._codec.decode_row(data)
 
     def containsKey(self, key: Any) -> bool:
-        """True if there is such an entry."""
+        """True if the map has an entry of this key."""
         return self._entries.read(self._at(key)) is not None
 
     def updateValue(self, key: Any, value: Any) -> None:
@@ -172,11 +172,11 @@ class OurMapState(MapState):
         return iter([(self._key_of(key), self._codec.decode(data)) for key, data in self._all()])
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """Return the keys as they are now."""
+        """Return the keys of all present entries."""
         return iter([self._key_of(key) for key, _ in self._all()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """Return the values as they are now."""
+        """Return the values of all present entries."""
         return iter([self._codec.decode(data) for _, data in self._all()])
 
     def removeKey(self, key: Any) -> None:
@@ -203,21 +203,21 @@ Schema = StructType | str
 
 
 class Fields(Protocol):
-    """Gives a declared state its id."""
+    """The source of the ids of declared states."""
 
     def field(
         self, name: str, kind: str, key_schema: Schema | None, value_schema: Schema, ttl_ms: int
     ) -> StateField:
-        """Return the state as it is stored."""
+        """Return the field of a declared state, with its id."""
         ...
 
     def drop(self, name: str) -> None:
-        """Drop the state."""
+        """Drop a state."""
         ...
 
 
 class DeclaredFields:
-    """In a task: what the driver settled; schemas are read from there, without a JVM."""
+    """In a task: the states that the driver settled, with schemas that need no JVM."""
 
     def __init__(self, lookup: Callable[[str], StateField | None]) -> None:
         self._lookup = lookup
@@ -225,7 +225,7 @@ class DeclaredFields:
     def field(
         self, name: str, kind: str, key_schema: Schema | None, value_schema: Schema, ttl_ms: int
     ) -> StateField:
-        """Return the state as the driver knows it."""
+        """Return the field that the driver settled."""
         found = self._lookup(name)
         if found is None or found.kind != kind or found.ttl_ms != ttl_ms:
             what = f"a {found.kind} state with TTL {found.ttl_ms}" if found else "no such state"
@@ -236,11 +236,11 @@ class DeclaredFields:
         return found
 
     def drop(self, name: str) -> None:
-        """Do nothing: the driver did."""
+        """Do nothing: the driver has dropped the state."""
 
 
 class FieldDeclarations:
-    """On the driver: notes what `init` declares."""
+    """On the driver: a list of the states that `init` declares."""
 
     def __init__(self) -> None:
         self.declared: list[StateDeclaration] = []
@@ -248,7 +248,7 @@ class FieldDeclarations:
     def field(
         self, name: str, kind: str, key_schema: Schema | None, value_schema: Schema, ttl_ms: int
     ) -> StateField:
-        """Return the state, with an id that nothing is stored under."""
+        """Note a declared state; return a field with an id under which nothing is stored."""
         self._check_not_both(name, deleted=True)
         try:
             key_text = "" if key_schema is None else struct_of(key_schema).json()
@@ -260,7 +260,7 @@ class FieldDeclarations:
         return StateField(name, 0, kind, key_text, state.value_schema, ttl_ms)
 
     def drop(self, name: str) -> None:
-        """Note that it is given up."""
+        """Note that a state is to be dropped."""
         self._check_not_both(name, deleted=False)
         self.declared.append(StateDeclaration(name, DELETED, "", ""))
 
@@ -278,8 +278,8 @@ class Handle(StatefulProcessorHandle):
     """The handle of one run of a processor.
 
     Args:
-        fields: where states get their ids.
-        current: whose key states and timers are about.
+        fields: the source of the states' ids.
+        current: the key of states and timers.
         timers: None: on the driver.
         time_mode: one of `TIME_MODES`.
     """

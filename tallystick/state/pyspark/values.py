@@ -1,7 +1,7 @@
-"""Schemas as users write them for Spark, and values of state as msgpack, checked against them.
+"""Users' schemas in Spark's forms, and values of state as msgpack, checked against the schemas.
 
-Of Spark's DDL a little is left to Spark itself (collations, geometry), where a JVM is: so schemas
-are read on the driver, and tasks get them as JSON.
+A little of Spark's DDL (collations, geometry) is left to Spark itself, which needs a JVM: so
+schemas are read on the driver, and tasks get them as JSON.
 
 msgpack knows numbers, text, bytes, lists and maps, nothing that could run code when it is read.
 Spark turns a value of another type silently into NULL, or breaks the query's socket; here it is an
@@ -32,7 +32,7 @@ VALUE, LIST, MAP = "value", "list", "map"
 
 
 def struct_of(schema: types.StructType | str) -> types.StructType:
-    """Return a schema that a user gave.
+    """Return a user's schema as a `StructType`.
 
     Raises:
         OptionError: it is no schema of columns, or only a running Spark session could read it.
@@ -48,14 +48,14 @@ def struct_of(schema: types.StructType | str) -> types.StructType:
 
 
 def type_from_ddl(text: str, name: str) -> types.DataType:
-    """Read DDL; what only Spark can read, by Spark, if it runs.
+    """Read a type from DDL; where our parser fails, ask Spark, if a context runs.
 
     Args:
         text: the DDL.
-        name: what it is of, for errors.
+        name: what the type is of, for errors.
 
     Raises:
-        OptionError: it cannot be read.
+        OptionError: the DDL cannot be read.
     """
     try:
         return types._parse_datatype_json_value(ddl.parse(text, name))
@@ -71,11 +71,11 @@ def type_from_ddl(text: str, name: str) -> types.DataType:
 def struct_from_text(text: str) -> types.StructType:
     """Read back `StructType.json()`.
 
-    A user-defined type is refused: PySpark would import, and before 4.2 unpickle, what it names. So
-    is a decimal that Spark cannot have: PySpark takes it.
+    A user-defined type is refused: PySpark would import, and before 4.2 unpickle, what it names. A
+    decimal that Spark cannot have is refused too: PySpark takes it.
 
     Raises:
-        ManifestError: it is no such text.
+        ManifestError: the text is no such JSON.
     """
     try:
         return types.StructType.fromJson(json.loads(text, object_hook=_possible))
@@ -132,7 +132,7 @@ class ValueCodec:
     """The storage format of the tuples of one schema.
 
     Args:
-        owner: what errors call it, e.g. `state 'count'`.
+        owner: the name for errors, e.g. `state 'count'`.
         schema: of the tuples.
         as_stored: moments come back as the microseconds since 1970 that are stored, for Arrow;
             as a datetime, one of the local time zone has lost which zone that was.
@@ -166,7 +166,7 @@ class ValueCodec:
         """Return the bytes of a tuple, list or Row with a value per column.
 
         Raises:
-            StateError: it does not fit the schema.
+            StateError: the value does not fit the schema.
         """
         if self._packs_as_is and type(value) is tuple:
             # msgpack writes some types as others (a date as text): what is read back decides.
@@ -179,7 +179,7 @@ class ValueCodec:
         return self._encode_with_care(value)
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
-        """Return the tuple that `encode` was given.
+        """Decode a tuple from the bytes of `encode`.
 
         Raises:
             ManifestError: the bytes are not of this schema.
@@ -201,7 +201,7 @@ class ValueCodec:
             ) from error
 
     def decode_row(self, data: bytes) -> types.Row:
-        """Return the same as a Row."""
+        """Decode a tuple as a `Row`."""
         return self._row(self.decode(data))
 
     def _encode_with_care(self, value: Any) -> bytes:
@@ -228,7 +228,7 @@ class ValueCodec:
 
 
 def _one_form(stored: Any) -> Any:
-    """Return a value for msgpack with one zero and one NaN."""
+    """Return a stored value with a single form of zero and of NaN."""
     if isinstance(stored, float):
         return math.nan if math.isnan(stored) else stored + 0.0
     return [_one_form(part) for part in stored] if isinstance(stored, list | tuple) else stored
@@ -260,7 +260,7 @@ def _check_storable(owner: str, kind: types.DataType) -> None:
 
 
 def _is_plain(kind: types.DataType) -> bool:
-    """True if msgpack gives back what a processor expects."""
+    """True if msgpack gives values of the type back as a processor expects them."""
     if isinstance(kind, types.ArrayType):
         return _is_plain(kind.elementType)
     if isinstance(kind, types.MapType):
@@ -270,7 +270,7 @@ def _is_plain(kind: types.DataType) -> bool:
 
 
 def _wire_type(kind: types.DataType) -> Any:
-    """Return the Python type of what msgpack holds."""
+    """Return the Python type in which msgpack holds values of a Spark type."""
     if type(kind) in _BITS:
         half = 1 << (_BITS[type(kind)] - 1)
         return Annotated[int, msgspec.Meta(ge=-half, le=half - 1)]
@@ -295,7 +295,7 @@ def _wire_type(kind: types.DataType) -> Any:
 
 
 def _storing(kind: types.DataType) -> Convert:
-    """Return a function from a value, not None, to what msgpack holds; it raises on a misfit."""
+    """Return a function that makes a value, not None, fit for msgpack; it raises on a misfit."""
     if type(kind) in _BITS:
         return _integers(_BITS[type(kind)], kind)
     if isinstance(kind, types.ArrayType):
@@ -397,7 +397,7 @@ def _structs(kind: types.StructType) -> Convert:
 
 
 def _datetime(value: Any) -> Any:
-    """Pandas' and numpy's moments as Python's."""
+    """Convert a moment of pandas' or numpy's to Python's."""
     if isinstance(value, np.datetime64):
         return value.astype("datetime64[us]").item()
     return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
