@@ -311,7 +311,10 @@ class EventTimesOfEpoch(NamedTuple):
         timestamp_ms: int,
         rule: WatermarkRule,
     ) -> Self:
-        """Return it, as `advanced` took it; `after` is what that returned."""
+        """Return the event times of the epoch for which `advanced` was called.
+
+        `after` is the state that `advanced` returned; the other arguments are the same.
+        """
         now_ms = timestamp_ms if source.clock_ms is None else source.clock_ms
         times = {
             at: each

@@ -27,7 +27,7 @@ from tallystick.values import TopicPartition
 
 
 class Frame(NamedTuple):
-    """One encoded record batch on its way to the task that writes its partition."""
+    """An encoded record batch on the way from its source task to its target task."""
 
     target: int
     source: int
@@ -65,7 +65,7 @@ NO_TOPIC = ""
 def last_frames(
     source: int, sequence: int, attempt: int, task_count: int, notes: Iterable[str] = ()
 ) -> Iterator[Frame]:
-    """Yield a source's last frame to every writer: it was this attempt, and there are no more rows.
+    """Yield a source's last frame to every writer: the number of the attempt, and no rows.
 
     The first writer gets the notes too, a frame each.
     """
@@ -76,7 +76,7 @@ def last_frames(
 
 
 class Attempt(NamedTuple):
-    """One attempt of a task that sends frames."""
+    """An attempt of a task that sends frames."""
 
     stage: int
     source: int

@@ -39,9 +39,9 @@ class HandedOn:
     """The watermark that a step is handed.
 
     Args:
-        giver: the place of the step whose watermark it is.
-        lag_ms: by how much the times of its rows may be behind that.
-        is_known: whether that is sure; else it hangs on functions of the user's.
+        giver: the place of the step that hands it on.
+        lag_ms: by how much the times of the giver's rows may be behind its watermark.
+        is_known: whether the lag is sure; else it depends on functions of the user's.
     """
 
     giver: int
@@ -49,7 +49,7 @@ class HandedOn:
     is_known: bool
 
     def watermark_ms(self, given: int | None, delay_ms: int) -> int | None:
-        """Return what the step's watermark would be; None: there is none yet.
+        """Return the step's watermark, or None while the giver has none.
 
         Args:
             given: the watermark of the giver.
@@ -78,7 +78,10 @@ class _Times:
         return _Times(there, self.most_ms, self.is_known and not functions)
 
     def put_out_by(self, step: KeyedStep) -> "_Times":
-        """Return the times in a step's output, behind its own watermark if it has one."""
+        """Return the event times in a step's output, from the times in the rows that come to it.
+
+        Lags count from the step's own watermark, if it has event time.
+        """
         processor, given = step.processor, self
         if step.event_time is not None:
             columns = [f"{name}.{column}" for name, column in step.input_times.items()]

@@ -1,8 +1,8 @@
 """The plan of an epoch over all inputs of a pipeline: where each begins, and where it ends.
 
-An input is known by its id, not by its place: a manifest's positions are those of the input of the
-same id, whatever the order was. What an epoch may span is divided among the inputs that have
-something to read, so that a backlog of one does not hold up another.
+Inputs are matched by id, not by order: a manifest's positions go to the input of the same id. The
+offsets that an epoch may span are divided among the inputs that have something to read, so that a
+backlog of one does not hold up another.
 """
 
 import json
@@ -94,7 +94,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class InputPlanner:
-    """The planner of one input, and its user's bound.
+    """The planner of one input, with the user's bound on the offsets of an epoch.
 
     Args:
         uid: of the input.

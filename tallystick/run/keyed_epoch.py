@@ -1,6 +1,6 @@
-"""The keyed steps of one epoch, on the driver: plans for tasks, and what their notes add up to.
+"""The keyed steps of one epoch, on the driver: plans for tasks, and the state from their notes.
 
-The committed state goes in, the next one comes out; in between nothing is kept.
+The committed state goes in, the next state comes out; nothing is kept in between.
 """
 
 import logging
@@ -317,7 +317,7 @@ NO_STEPS = KeyedSteps()
 
 
 def _started(step: KeyedStep, base: StepState) -> KeyedStep:
-    """The step as this epoch needs it."""
+    """Return the step, without its initial state after the first epoch."""
     if base.version is None or not isinstance(step.processor, HasInitialState):
         return step
     return replace(step, processor=step.processor.started())
@@ -401,7 +401,7 @@ class KeyedEpoch:
         )
 
     def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
-        """Every keyed task left exactly one note: what it changed would be lost without."""
+        """Raise if a note or a report of a task is missing or doubled: changes would be lost."""
         expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
         heard = sorted((note.uid, note.index) for note in notes)
         count = self.writer_count or (self.plans[-1].base.parallelism if self.plans else 0)

@@ -121,7 +121,7 @@ class KeyedStep:
 
     @cached_property
     def routed(self) -> pa.Schema:
-        """The columns that travel to its tasks: what its function does not read stays behind."""
+        """The columns that travel to the step's tasks, without those the function never reads."""
         reads = self.processor.reads
         if reads is None:
             return self.columns
@@ -130,7 +130,7 @@ class KeyedStep:
 
 
 class Doors(Protocol):
-    """The things that a task reaches from its worker's host."""
+    """A task's access to the checkpoint, and to local copies of state on the worker's host."""
 
     def storage(self) -> Storage:
         """The checkpoint's files."""
@@ -191,7 +191,7 @@ class _TaskResult:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """A keyed step in one epoch, as its tasks get it.
+    """The plan of a keyed step in an epoch, sent to the step's tasks.
 
     Args:
         step: the step.
@@ -199,11 +199,11 @@ class ProcessPlan:
         checkpoint_id: the epoch.
         base: the committed state, with this epoch's parallelism and fields.
         time: the epoch's.
-        snapshots: which key groups a task writes whole, by task index.
-        merges: which changelogs a task makes one, by task index.
+        snapshots: the key groups that a task writes whole, by task index.
+        merges: the changelogs that a task merges into one, by task index.
         doors: what a task reaches from its host.
         outlet: where its output goes.
-        slice_bytes: rows that a task holds at a time.
+        slice_bytes: bytes of rows that a task holds at a time.
         tables: broadcast ones, which functions after it may use.
     """
 
@@ -253,7 +253,7 @@ class ProcessPlan:
             yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
 
     def _place(self, rows: pa.RecordBatch, row: int) -> Place:
-        """Return which step a row is of, and of which key, where it has its columns still."""
+        """Return the place of a row: the step, and the key if the row still has its columns."""
         names = [each for each in self.step.key.names if each in rows.schema.names]
         key = ", ".join(f" {name}={str(rows[name][row].as_py())[:100]!r}" for name in names)
         return Place(f"a row of keyed step {self.step.uid!r}{key and ' for'}{key}")
@@ -338,7 +338,7 @@ class ProcessPlan:
     def _believed(
         self, rows: pa.RecordBatch, left: _TaskResult
     ) -> tuple[pa.RecordBatch, SideRows | None]:
-        """Return the rows that are not too far ahead of the clock; the others as late ones are."""
+        """Split off rows with event times too far ahead of the clock, and treat them as late."""
         column, most_ms = self.step.event_time, self.step.event_time_max_ahead_ms
         if column is None or most_ms is None:
             return rows, None

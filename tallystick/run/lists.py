@@ -63,7 +63,7 @@ _held: dict[tuple[str, str, int], dict[Version, pa.BinaryArray]] = {}
 
 @dataclass(frozen=True)
 class ListPlan:
-    """A list state in one epoch, as tasks get it.
+    """The plan of a list state in an epoch, sent to the reading tasks.
 
     Args:
         step: the state.
@@ -85,12 +85,12 @@ class ListPlan:
         return self.base.version is not None and self.before != self.base.parallelism
 
     def opened(self, task: int) -> "OpenList":
-        """For one attempt of a task."""
+        """Return the list of a task, opened for one attempt."""
         return OpenList(self, task)
 
 
 class OpenList:
-    """The list of a task, as one attempt of it uses and changes it.
+    """The list of a task, opened for an attempt that reads and changes its elements.
 
     Args:
         plan: of the epoch.
@@ -136,7 +136,7 @@ class OpenList:
         return self._elements
 
     def notes(self) -> list[str]:
-        """Write what the attempt has changed, and return what the driver is to be told of it."""
+        """Write the attempt's changes to a file, and return the notes for the driver."""
         plan, files = self._plan, list[StateFile]()
         storage, nonce, epoch = plan.files.storage(), secrets.token_hex(8), plan.version.epoch
         with clock.counted_as(clock.STATE):

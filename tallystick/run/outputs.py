@@ -1,4 +1,4 @@
-"""The outputs of a pipeline: the main one and those beside it, by name, and which rows a sink gets.
+"""The outputs of a pipeline, main output and named side outputs, and the rows that a sink gets.
 
     function ─► main output  ─► next step ─► … ─► its sinks
             └─► side output, by name ─────────► its sinks
@@ -135,12 +135,12 @@ def conformed(
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that one sink gets.
+    """The selection of rows for one sink.
 
     Args:
         output: the name of the output.
-        when: which rows of it; None: all.
-        functions: what these pass through on their way to the sink, see `task.selected`.
+        when: true for the rows to take; None: takes all rows.
+        functions: the functions that the rows pass through before the sink, see `task.selected`.
     """
 
     output: str = MAIN
@@ -148,7 +148,7 @@ class Selection:
     functions: tuple[Callable[[pa.RecordBatch], Batch], ...] = ()
 
     def of(self, rows: pa.RecordBatch, output: str = MAIN) -> pa.RecordBatch | None:
-        """Return those of a batch of an output; None: there are none.
+        """Return the selected rows of a batch of an output, or None if no row is selected.
 
         Raises:
             OptionError: the predicate returned something else than a column of booleans.

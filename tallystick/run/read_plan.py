@@ -65,7 +65,7 @@ class ReadPlan:
     def read_by_partition(
         self, splits: Iterable[SplitRange]
     ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
-        """Yield what `read` does, each batch with its partition."""
+        """Yield the batches of `read`, each with its partition."""
         for partition, built in self._built(splits):
             for rows in apply(self.functions, built.rows):
                 assert isinstance(rows, pa.RecordBatch), "refused where nobody takes side outputs"
@@ -195,9 +195,9 @@ class Origin:
     functions: tuple[BatchFunction, ...]
 
     def place(self, rows: pa.RecordBatch, row: int) -> Place:
-        """Return the record that a row is made of, where that is sure; else those it is among.
+        """Return the record that a row was made of; if it is not certain, the offsets around it.
 
-        It is sure where no function has seen the rows, and all of them are there still.
+        It is certain in a piece of one record, and where functions leave rows in their places.
         """
         topic, partition = self.partition
         offsets = self._offsets()
@@ -223,7 +223,7 @@ class Origin:
     def _is_made_of(self, rows: pa.RecordBatch, row: int) -> bool:
         """True if the functions make this row of the record in the same place, and nothing else.
 
-        What keeps state is not called once more.
+        A function that keeps state is not called once more.
         """
         plain = all(isinstance(each, FunctionType) for each in self.functions)
         if not plain or rows.num_rows != self.built.rows.num_rows:
@@ -257,7 +257,7 @@ class _LeftOut:
         self._count += len(reasons)
 
     def tell(self) -> None:
-        """One warning, if there was anything."""
+        """Log one warning about the malformed records left out, if any."""
         if self._count and self._fate:
             logger.warning(
                 "%d malformed values %s; the first: %s", self._count, self._fate, self._first

@@ -1,7 +1,7 @@
-"""The end of a run that was replaced: it aborts what its tasks prepared too late to be found.
+"""The end of a replaced run: abort transactions prepared too late for the successor to find.
 
 The successor looks through its sinks when it starts, and later with its epochs or now and again.
-A query of Structured Streaming that has nothing to read has no such moment, and readers would wait.
+A query of Structured Streaming with nothing to read has no such moment, and readers would wait.
 """
 
 from tallystick.checkpoint.folder import CheckpointFolder

@@ -1,4 +1,4 @@
-"""The way of rows into several sinks, or into one that has its own transactions.
+"""The way of rows into several sinks, or into a sink with transactions of its own.
 
     rows ─► functions ─┬─► transaction of sink 1 ─► committable ─┐
                        ├─► transaction of sink 2 ─► committable ─┴─► note ─► driver
@@ -29,13 +29,13 @@ from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, 
 
 
 class Branch(NamedTuple):
-    """One sink, as tasks get it.
+    """A sink with transactions of its own, in the plan sent to tasks.
 
     Args:
-        owner: whose transactions they are.
-        plan: how they are begun.
-        takes_dead_letters: malformed records go there.
-        selection: which rows of which output go there.
+        owner: of the transactions.
+        plan: how tasks begin transactions.
+        takes_dead_letters: the sink gets malformed records.
+        selection: the output and the rows of it that the sink gets.
     """
 
     owner: Owner
@@ -114,7 +114,9 @@ def split_notes(texts: Iterable[str]) -> Notes:
 
 
 def check_notes(notes: Iterable[SinkNote], heard: Iterable[Attempt], stage: int) -> None:
-    """Check that every task which sent to sinks was heard of once: its output would be lost.
+    """Check that every task that sent rows to sinks left a single note.
+
+    The output of a task without a note would be lost.
 
     Args:
         notes: what came back.
@@ -153,7 +155,7 @@ class FanOut:
 
     @property
     def target_count(self) -> int:
-        """The number of tasks that write frames; if 0, tasks report what they prepared."""
+        """The number of tasks that get frames; 1 without a writing stage, for notes."""
         return 1 if self.encode is None else self.encode.target_count
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> "_BranchWriter":

@@ -87,7 +87,7 @@ class TableStep:
 
 
 class _Version(NamedTuple):
-    """A table in memory, and what led to it in its epoch; nothing where it was only read."""
+    """A table in memory, with the changes of its epoch; no changes if it was only read."""
 
     content: TableContent
     changes: pa.RecordBatch | None = None
@@ -109,7 +109,7 @@ def _hold(place: tuple[str, str], version: Version, found: _Version) -> _Version
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table in one epoch, as tasks get it.
+    """The plan of a broadcast table in an epoch, sent to the tasks.
 
     Args:
         step: the table.
@@ -132,7 +132,7 @@ class TablePlan:
 
     @property
     def content(self) -> TableContent:
-        """The table in this epoch, with all its control rows.
+        """The table after all control rows of the epoch.
 
         Raises:
             DataLossError, RecordError: of the control topic, as any input may.

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place where one pipeline keeps its decisions in Kafka."""
+    """The place of a pipeline's decisions in Kafka: transactional id, token group, partition."""
 
     transactional_id: str
     token_group: str
