@@ -67,9 +67,9 @@ def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
 
 
 def find(java_home: Path) -> Path | None:
-    """Find the archive for this Java and this Spark; None: there is none that is whole.
+    """Return the whole class archive for a Java and the installed Spark, or None.
 
-    A JVM runs what is in it: no other user may be able to write it.
+    A JVM runs the classes of an archive: no other user may be able to write the file.
     """
     for archive in cache_directory().glob(f"spark-classes-{fingerprint(java_home)}-*.jsa"):
         status = archive.stat()
@@ -80,7 +80,7 @@ def find(java_home: Path) -> Path | None:
 
 
 def fingerprint(java_home: Path) -> str:
-    """Return what distinguishes this Java and this Spark from others, for a file's name."""
+    """Return a digest of a Java and the installed Spark, for the archive's file name."""
     spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     files = [java_home / "lib" / "modules", *sorted((spark / "jars").glob("*.jar"))]
     facts = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]

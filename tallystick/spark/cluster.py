@@ -74,7 +74,7 @@ class Cluster:
 
     @classmethod
     def at_hand(cls, spark: SparkSession | SparkContext | None) -> "Cluster":
-        """Take what a user gave, or the context of this process; never make one.
+        """Return the cluster of a given session or of the active context; never make a context.
 
         Raises:
             OptionError: see `of`.

@@ -212,7 +212,7 @@ def end(context: SparkContext) -> None:
 
 
 class OwnContext:
-    """The one context that we make, as long as it is in use; Spark allows one in a process."""
+    """The context that Tallystick makes and pipelines share; Spark allows one per process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -222,11 +222,11 @@ class OwnContext:
 
     @property
     def is_used(self) -> bool:
-        """True if a pipeline uses it now."""
+        """True if a pipeline uses the context."""
         return self._users > 0
 
     def take(self, name: str, *, is_light: bool = False) -> "Future[SparkContext]":
-        """Use it; if missing, make it in a thread of its own."""
+        """Take the context for one more pipeline; a thread makes a missing context."""
         with self._lock:
             self._users += 1
             if self._made is None or _is_over(self._made):
@@ -237,7 +237,7 @@ class OwnContext:
             return self._made
 
     def give_back(self) -> None:
-        """Use it no longer; the last one ends it."""
+        """Release the context of a pipeline; the last pipeline to do so ends the context."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._made is not None:

@@ -74,7 +74,7 @@ class EarlyDaemon:
             raise
 
     def end(self) -> None:
-        """End it, whether it was taken or not."""
+        """End the early daemon, serving a JVM or not."""
         self._process.terminate()
         try:
             self._process.wait(END_MAX_S)
@@ -130,7 +130,11 @@ def _load_kernels(listener: socket.socket) -> None:
 
 
 def _take_place(asked: socket.socket) -> bool:
-    """Become what asks, by its own account; whether that can be."""
+    """Take the place of the stand-in that asks: its files, environment, folder and arguments.
+
+    Returns:
+        False if the stand-in runs another version of Python.
+    """
     _, files, _, _ = socket.recv_fds(asked, 1, 3)
     with asked.makefile("rb") as message:
         place = json.load(message)

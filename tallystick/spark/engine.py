@@ -252,7 +252,7 @@ def _one_row_per_reader(spark: SparkSession, unread: Unread) -> DataFrame:
 
 
 def _ids(indices: Iterable[pa.RecordBatch]) -> list[int]:
-    """Return the readers that these rows stand for."""
+    """Return the readers' numbers in rows of `_one_row_per_reader`."""
     return [index for batch in indices for index in batch.column("id").to_pylist()]
 
 

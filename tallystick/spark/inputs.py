@@ -62,7 +62,7 @@ class PipelineInput:
     """One input, checked.
 
     Args:
-        declared: what it is.
+        declared: as the user declared it.
         cluster: whose Spark may have to read its columns.
         waits: its rows are divided among the tasks, and the watermark waits for its partitions; a
             broadcast table's are read by each task as a whole.
@@ -113,7 +113,7 @@ class PipelineInput:
         return f"input {(self.name or self.uid)!r}"
 
     def check(self, *, is_new: bool) -> None:
-        """Check the cluster that is read, its topics, and the rights to read them.
+        """Check the input's cluster and topics, and the rights to read the topics.
 
         Raises:
             OptionError: a topic is not there, or a right is missing.
@@ -148,13 +148,13 @@ class PipelineInput:
 
 @dataclass(frozen=True)
 class WithColumns:
-    """A function that checks that rows have the columns which were declared."""
+    """A function that conforms rows to the declared columns, or raises."""
 
     columns: pa.Schema
     what: str
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with these columns, in this order."""
+        """Return the rows with the declared columns, in their order."""
         return conform(rows, self.columns, self.what)
 
 

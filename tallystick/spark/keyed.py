@@ -119,7 +119,7 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
 
 
 def lean_layout(layout: Layout, names: Collection[str | None]) -> Layout:
-    """Return a layout without those of Kafka's columns that are not among these names."""
+    """Return a layout without the Kafka columns that are missing from `names`."""
     prefix = layout.prefix if layout.value is not None else ""
     metadata = tuple(
         name
@@ -224,7 +224,7 @@ def state_places(cluster: Cluster, uid: str) -> tuple[str, str]:
 
 @contextmanager
 def _named(uid: str) -> Iterator[None]:
-    """Say in errors which step they are about, those of the user's own `init` included."""
+    """Add the step's uid to errors, also to errors of the user's own `init`."""
     try:
         yield
     except OptionError as error:
@@ -238,10 +238,10 @@ def _named(uid: str) -> Iterator[None]:
 
 
 def check_sendable(steps: Iterable[Step]) -> None:
-    """Refuse functions that cannot be sent to the tasks that run them.
+    """Refuse functions of the user's that cannot be sent to tasks.
 
     Raises:
-        OptionError: one cannot be pickled.
+        OptionError: a function cannot be pickled.
     """
     sent: object
     for number, step in enumerate(steps, start=1):
@@ -269,10 +269,12 @@ def _name(function: object) -> str:
 
 
 def _check_time(uid: str, step: Process, columns: pa.Schema, *, names_times: bool) -> None:
-    """Refuse times that a step would not go by, nor a later one where it may name them.
+    """Refuse time settings of a step that contradict each other or have no effect.
+
+    With `names_times`, an event time has an effect if only later steps go by it.
 
     Raises:
-        OptionError: of them.
+        OptionError: a setting is refused.
     """
     mode = step.processor.time_mode
     if mode not in TIME_MODES:

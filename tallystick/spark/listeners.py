@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PipelineCounts:
-    """The counts of one pipeline, since this process began."""
+    """The counts of a pipeline since the process began."""
 
     starts: int = 0
     """The number of its starts."""
@@ -306,7 +306,7 @@ class EpochAge:
 
 
 def counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
-    """Return a listener that counts what epochs do in these sinks."""
+    """Return a listener that counts a pipeline's epochs, with names of the sinks."""
     decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
     if decider is None:
         return EpochCounts(name, listener, sinks=uids)

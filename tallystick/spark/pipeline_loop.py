@@ -266,7 +266,7 @@ class PlannedByUs:
 
 
 class _Run:
-    """One run of a pipeline's loop: what its query asks for.
+    """One run of a pipeline's loop: driver, planners and connections, used by a `Query`.
 
     Args:
         run: the pipeline, checked.
@@ -304,7 +304,7 @@ class _Run:
         self._look_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
-        """Return what runs the epochs; `note` makes an epoch's progress."""
+        """Return the loop that runs the epochs; `note` makes an epoch's progress."""
 
         def on_end(ended: EpochEnded) -> None:
             self.source.ended()
@@ -356,7 +356,7 @@ class _Run:
         )
 
     def cancel(self) -> None:
-        """End what tasks are doing."""
+        """Cancel the running tasks."""
         if self._run.execution.kind == JOBS:
             _cancel_jobs(self._run.cluster.context, self.id)
         else:

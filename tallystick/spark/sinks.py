@@ -68,11 +68,11 @@ class SinkCluster:
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that are known before there are rows."""
+        """The output topics that are known before the first row."""
         return frozenset().union(*(each.topics for each in self.outputs))
 
     def target(self, pipeline: str) -> Target:
-        """Return where the pipeline of this name keeps its decision."""
+        """Return the place in Kafka of a pipeline's decisions."""
         transactional_id = f"{self.output.id_prefix}{pipeline}"
         return Target(
             transactional_id=transactional_id,
@@ -82,7 +82,7 @@ class SinkCluster:
         )
 
     def decider(self, identity: Identity) -> TransactionDecider:
-        """Return what decides the epochs of a pipeline that this sink's transactions decide."""
+        """Return the decider of a pipeline's epochs by Kafka transactions in this cluster."""
         return TransactionDecider(self.broker, self.target(identity.pipeline), identity.lineage)
 
     def encode_plan(self, task_count: int, functions: tuple[BatchFunction, ...]) -> EncodePlan:
@@ -369,7 +369,10 @@ class Sinks:
         return found
 
     def _warn_of_removed(self, uids: Collection[str]) -> None:
-        """Warn: the recovery refuses what is decided there, and nothing looks for what is not."""
+        """Warn of removed sinks: nothing ends their undecided transactions.
+
+        A recovery refuses to go on without the sink of a decided transaction.
+        """
         if uids:
             logger.warning(
                 "pipeline %r: the newest epochs wrote to sinks that it no longer has: %s. "

@@ -39,7 +39,7 @@ _SERIALIZER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 
 
 class Shipment:
-    """The plans for one job's tasks; leaving it destroys what was broadcast for them."""
+    """The plans of a Spark job's tasks; leaving the context destroys their broadcast variables."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -54,7 +54,7 @@ class Shipment:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Destroy what was broadcast; the job has ended, or failed."""
+        """Destroy the broadcast variables; the job has ended, or failed."""
         while self._broadcasts:
             try:
                 self._broadcasts.pop().destroy()
@@ -94,7 +94,7 @@ class Parcel(Generic[_Plan]):
 
     @property
     def is_open(self) -> bool:
-        """True if the plan was asked for in this process, or in the one that it is a fork of."""
+        """True if this process, or the process it was forked from, has unpacked the plan."""
         return "plan" in vars(self)
 
     @cached_property

@@ -70,7 +70,7 @@ class _Callers:
             raw.close()
 
     def hang_up_on_slow_ones(self) -> None:
-        """End the connections of those that had their time; their threads close them."""
+        """Shut down callers' connections after `UNPROVED_S`; the callers' threads close them."""
         latest_s = time.monotonic() - UNPROVED_S
         with self._lock:
             slow = [raw for raw, since_s in self._since_s.items() if since_s <= latest_s]

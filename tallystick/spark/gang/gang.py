@@ -52,7 +52,7 @@ LOST = "lost"
 
 
 class GangLostError(EpochAbortedError):
-    """A member is gone, and with it the gang; what it wrote is not known."""
+    """The gang is lost, since a member is gone; the writes of that member are not known."""
 
 
 class GangStoppedError(Exception):

@@ -1,4 +1,4 @@
-"""A resident task: one process of a gang, which runs its share of every epoch."""
+"""A resident task: a process of a gang, which runs a share of every epoch."""
 
 import contextlib
 import ctypes
@@ -79,13 +79,13 @@ ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
 
 @dataclass(frozen=True)
 class Spec:
-    """The settings that each member gets from the Spark job that it runs in.
+    """The settings of a gang's members, sent with the gang's Spark job.
 
     Args:
         driver: where the driver listens.
-        secret: what members and driver prove to each other.
-        count: how many members there are.
-        known: what orders leave out; see `messages.SharedObjects`. Members unpack it.
+        secret: of the gang; members and driver prove to each other that they know it.
+        count: the number of members.
+        known: the objects that orders leave out; see `messages.SharedObjects`. Members unpack it.
         held_bytes_max: see `Inbox`.
     """
 
@@ -97,7 +97,7 @@ class Spec:
 
 
 def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
-    """Fork members, and wait for their end; when one is lost, so are they all.
+    """Fork members and wait until all have ended; when a member is lost, kill the others.
 
     They are no process that Spark started: independent of them, its own worker lives, and ends
     those that hang. It has run nothing of the user's, and never does (see `workers`): each member
@@ -140,7 +140,7 @@ def _ended(code: int) -> str:
 
 
 def _fork(spec: Spec, index: int) -> int:
-    """Start a member in a process of its own; it ends with this one."""
+    """Fork a process for a member, and return its id; a member ends with its parent."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -259,7 +259,7 @@ class Member:
         )
 
     def _listen(self) -> None:
-        """Listen to the driver; when it is gone, end this process, whatever it is doing."""
+        """Receive the driver's messages; if the driver is lost, end this process at once."""
         try:
             while True:
                 said = self._driver.hear()
@@ -309,7 +309,7 @@ class Member:
 
 
 class _PeerStream:
-    """Frames of one stage on their way to one peer."""
+    """The stream of a stage's frames to a peer, over a link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -317,7 +317,7 @@ class _PeerStream:
         self._bytes = 0
 
     def add(self, run: int, stage: int, frame: Frame) -> None:
-        """Send a frame, with others."""
+        """Add a frame, which is sent together with others."""
         topic, data = frame.topic.encode(), frame.data
         head = HEAD.pack(
             ROWS,
@@ -340,7 +340,7 @@ class _PeerStream:
 
 
 def _show_task(index: int) -> None:
-    """Show the user's functions which task this is: Spark's number is that of the gang's."""
+    """Show a task's index to the user's functions, instead of the number of Spark's task."""
     context: Any = TaskContext.get()
     if context is not None:
         context._partitionId = index

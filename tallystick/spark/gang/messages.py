@@ -101,14 +101,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 class SharedObjects:
-    """Objects that driver and members both have, in one order.
+    """The objects that the driver and every member hold, in the same order.
 
-    They go to the members once, when the gang starts: settings, layouts, the user's functions. What
-    is missing here travels with every order instead.
+    They go to the members once, when the gang starts: settings, layouts, the user's functions. Any
+    other object travels with every order.
     """
 
     SHARED: ClassVar = (None, True, False, (), "", b"", 0)
-    """Equal ones of these are one object in all of Python: found by identity, they say nothing."""
+    """Values that Python itself shares: equal ones are the same object wherever they occur."""
 
     def __init__(self, known: Sequence[Any]) -> None:
         self.objects = tuple(

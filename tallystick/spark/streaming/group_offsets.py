@@ -40,7 +40,7 @@ class SourceClient:
 
 @dataclass(slots=True)
 class Counts:
-    """The counts of one query in this process."""
+    """The counts of a query's group commits in this process."""
 
     commits: int = 0
     positions: int = 0

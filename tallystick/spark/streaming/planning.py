@@ -256,10 +256,10 @@ class StreamPlanner:
             enumerator.begun(self._list_offsets(enumerator.readable, EARLIEST))
 
     def _resolve_new(self) -> None:
-        """Start what is new where its log begins, once its leader has the topic that was found.
+        """Start new partitions where the log begins, once the leader knows the topic's id.
 
-        Before that, the leader lists offsets of a deleted topic of the same name: to take their end
-        for the new one's is to wait for records that nobody has written, or to lose what was.
+        Before that, the leader lists offsets of a deleted topic of the same name: with those, the
+        query would wait for records that nobody has written, or lose records that were.
         """
         ids = self._ids_of(self._enumerator.unresolved)
         if not ids:

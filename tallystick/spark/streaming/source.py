@@ -52,7 +52,7 @@ from tallystick.values import SplitRange
 
 
 class SplitPartition(InputPartition):
-    """One split, as it travels to the task that reads it."""
+    """One split, as Spark's input partition for a reading task."""
 
     def __init__(self, split: SplitRange) -> None:
         super().__init__(split)
