@@ -294,7 +294,7 @@ class SourceOptions:
 
     @property
     def asks_registry(self) -> bool:
-        """True if reading a record needs the schema that it was written with."""
+        """True if reading a record needs the writer's schema, from a registry."""
         return any(isinstance(each, Avro | Protobuf) for each in (self.value, self.key))
 
     @property

@@ -121,7 +121,7 @@ class Driver:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster whose transactions commit the epochs, and the positions of sources there."""
+        """The id of the cluster whose transactions commit epochs and positions of sources."""
         return self._decider.name.cluster_id
 
     def check_owner(self) -> bool:
@@ -181,7 +181,7 @@ class Driver:
         return ended.checkpoint_id if isinstance(ended, RunEpoch) else None
 
     def end(self) -> None:
-        """Note that nothing is left to do for the newest epoch that came to its end."""
+        """Note in the checkpoint that nothing is left to do for the newest finished epoch."""
         if self._seen_through:
             self._folder.note(micro_batches.settled_path(self._seen_through))
 

@@ -32,7 +32,7 @@ def monotonic_ms() -> int:
 
 
 class SteadyClock:
-    """A clock that begins at the wall clock's time, and then goes on whatever that one does.
+    """A clock that begins at the wall clock's time, and then ignores jumps of the wall clock.
 
     Args:
         wall: the wall clock.

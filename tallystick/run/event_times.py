@@ -1,4 +1,4 @@
-"""Event times by partition, and the watermark that follows from them.
+"""Event times by partition, and the watermark derived from event times.
 
 Readers note the latest event time of each partition that they read, of the rows that they send on.
 The watermark is the earliest of these, over the partitions that are not idle, less the delay: what
@@ -71,7 +71,7 @@ def check_time_column(
 
 
 def not_after(times: pa.Array, limit_ms: int | None) -> tuple[pa.Array, pa.Array | None]:
-    """Return event times without those after a limit, and which rows these are of; None: of none.
+    """Return event times with null for those after a limit, and a mask of these rows or None.
 
     Args:
         times: timestamps, or milliseconds since 1970 as whole numbers.

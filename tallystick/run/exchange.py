@@ -101,7 +101,7 @@ class FrameSources:
         return tuple(sorted(self._attempts))
 
     def with_rows(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Yield the frames that hold rows, and keep what the others say."""
+        """Yield the frames with rows; keep the attempts of all frames, and the notes."""
         for frame in frames:
             self._attempts.add(Attempt(self._stage, frame.source, frame.attempt))
             if frame.record_count:

@@ -97,17 +97,17 @@ class _Times:
 
 
 def first_timed(steps: Sequence[KeyedStep]) -> int | None:
-    """Return the place of the first step that has event time: the one with a rule of its own."""
+    """Return the index of the first step with event time, which has a watermark rule of its own."""
     return next((at for at, step in enumerate(steps) if step.event_time is not None), None)
 
 
 def noted_column(first: KeyedStep, timed: KeyedStep) -> pa.Field | None:
-    """Return the column that readers note times of; None: rows do not have it when they are read.
+    """Return the column of times that readers note, or None if rows as read have no such column.
 
     Args:
         first: the first keyed step.
-        timed: the first one with event time. Where that is another one, its rows have the times
-            that the first one's have, in the column of that name.
+        timed: the first keyed step with event time. If it is a later step, readers note the column
+            of that name in the rows of the first.
     """
     name = timed.watermark_column or timed.event_time
     assert name is not None, "it has event time"
@@ -120,7 +120,7 @@ def noted_column(first: KeyedStep, timed: KeyedStep) -> pa.Field | None:
 
 
 def handed_on(steps: Sequence[KeyedStep]) -> tuple[HandedOn | None, ...]:
-    """Return which watermark each step is handed; None: it has a rule of its own, or no time."""
+    """Return the watermark handed to each step; None: a rule of its own, or no event time."""
     found: list[HandedOn | None] = [None] * len(steps)
     first = first_timed(steps)
     if first is None:
@@ -145,15 +145,15 @@ def with_watermarks(
     own_ms: Sequence[Sequence[int | None]],
     final_stage: int = 0,
 ) -> list[StepState]:
-    """Return the states that an epoch leaves, with the watermarks that the next one goes by.
+    """Return the states after an epoch, with the watermarks for the next epoch.
 
     Args:
         plans: of the keyed steps, in this epoch.
-        states: that they leave, with the watermarks that they had.
+        states: after the epoch, with the watermarks from before.
         source: the state of the input; None: readers noted no times.
         read_ms: the latest time of each partition, as they noted it.
         own_ms: for each step, the latest times that its tasks met.
-        final_stage: the step that is at the end of all event times, from 1; 0: none is.
+        final_stage: the number of the step at the end of all event times, from 1; 0: no step is.
     """
     found: list[StepState] = []
     all_given = handed_on([plan.step for plan in plans])

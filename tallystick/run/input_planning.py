@@ -28,7 +28,7 @@ def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
 
 
 def dropped_word(uid: str) -> str:
-    """Return the word that accepts that an input's positions are forgotten."""
+    """Return the word by which a user accepts that an input's positions are forgotten."""
     return f"dropped-input-{uid}"
 
 

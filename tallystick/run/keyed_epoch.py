@@ -211,7 +211,7 @@ class KeyedSteps:
         return sum(each.time_mode == mode for each in timed)
 
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
-        """The state after an epoch that had nothing to do; what may be dropped is not in it."""
+        """Return the state after an epoch without work, less the steps that may be dropped."""
         uids = {base.uid for base in self._bases(state)}
         return tuple(step for step in state if step.uid in uids)
 
@@ -289,7 +289,7 @@ class KeyedSteps:
     def _list_plans(
         self, version: Version, bases: Sequence[StepState], state: Iterable[StepState]
     ) -> tuple[ListPlan, ...]:
-        """Plan the lists of one epoch."""
+        """Return the plans of the lists in an epoch."""
         before = {each.uid: each.parallelism for each in state}
         plans = []
         for its, base in zip(self.lists, bases, strict=True):
@@ -304,7 +304,7 @@ class KeyedSteps:
         bases: Sequence[StepState],
         control: Mapping[str, tuple[SplitRange, ...]],
     ) -> tuple[TablePlan, ...]:
-        """Plan the tables of one epoch."""
+        """Return the plans of the tables in an epoch."""
         plans = []
         for table, base in zip(self.tables, bases, strict=True):
             assert self.doors is not None, "a pipeline with tables has them"
@@ -325,15 +325,15 @@ def _started(step: KeyedStep, base: StepState) -> KeyedStep:
 
 @dataclass(frozen=True)
 class KeyedEpoch:
-    """One epoch's way through the tasks.
+    """The plan of an epoch's tasks, and the sum of their notes.
 
     Args:
         plans: of the keyed steps.
         first: where readers send their rows.
-        writer_count: how many tasks write into the epoch's own transaction; 0: it has none, and the
-            last tasks before them tell themselves what they did.
+        writer_count: how many tasks write into the epoch's own transaction; 0: no transaction, and
+            the last tasks report themselves.
         version: of the state that the epoch leaves.
-        has_sinks: the last tasks tell what they prepared in sinks.
+        has_sinks: the last tasks note their transactions in sinks.
         may_leave_strays: see `FanOut`.
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
@@ -364,11 +364,11 @@ class KeyedEpoch:
         return len(self.plans)
 
     def prepared(self, reports: Sequence[Report]) -> EpochResult:
-        """Return what the epoch left, by the reports of its writing tasks, which met no error.
+        """Return the result of an epoch from the reports of writing tasks without errors.
 
         Raises:
             EpochAbortedError: tasks saw different attempts of a source.
-            BrokenInvariantError: a task was not heard of.
+            BrokenInvariantError: the note of a task is missing.
         """
         found = split_notes(text for each in reports for text in each.notes)
         texts, prepared, times, read, of_tables, of_lists = found

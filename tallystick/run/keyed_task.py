@@ -111,7 +111,7 @@ class KeyedStep:
 
     @property
     def watermark_rule(self) -> WatermarkRule:
-        """The way to its watermark, where its rows come from partitions."""
+        """The rule of the step's watermark, for rows that come from partitions."""
         return WatermarkRule(
             self.watermark_delay_ms,
             self.idle_after_ms,
@@ -354,7 +354,7 @@ class ProcessPlan:
         return rows, None
 
     def _in_time(self, rows: pa.RecordBatch, left: _TaskResult) -> pa.RecordBatch:
-        """The rows that are not late.
+        """Return the rows that are not late, and count the late ones.
 
         Source: Spark's WatermarkSupport: an event time up to the watermark is late, null is not.
         """
@@ -399,7 +399,7 @@ class ProcessPlan:
     def _processed(
         self, slices: Slices, view: StateView, changes: list[pa.Table], left: _TaskResult
     ) -> Iterator[pa.RecordBatch | SideRows]:
-        """Yield what the function puts out, slice by slice; what it changed is sorted by key."""
+        """Yield the function's output, slice by slice; append changes of state, sorted by key."""
         what = f"step {self.step.uid}"
         for groups, rows in slices:
             work = Work(

@@ -234,7 +234,7 @@ class ListFunction:
 
 
 def parts_of(functions: Iterable[BatchFunction]) -> Iterator[object]:
-    """Yield what functions are made of: it is the same in all epochs."""
+    """Yield functions and the functions they wrap, all of them the same in every epoch."""
     for each in functions:
         yield each
         if isinstance(each, DeclaredFunction | TableFunction | ListFunction):

@@ -102,7 +102,7 @@ def interval_ms(text: str) -> int:
 
 
 class LoopSource(EpochSource, Protocol):
-    """A source that plans a pipeline's epochs, and that may have an end."""
+    """A source that plans a pipeline's epochs and may come to an end."""
 
     def stop_at_what_is_there(self) -> None:
         """Plan no further than what can be read now."""
@@ -193,7 +193,7 @@ class EpochLoop:
         return self._stopping.is_set()
 
     def run(self) -> None:
-        """Run until stopped, or until all is read that was there.
+        """Run epochs until stopped; with availableNow, until the records present are read.
 
         Raises:
             TallystickError, or what the user's function raised: see `Driver.run_epoch`.

@@ -84,12 +84,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class DeclaredFunction:
-    """A function of `map_batches` with the columns that were declared for it.
+    """A function of `map_batches` with its declared columns.
 
     Args:
         function: as the user wrote it.
         outputs: the columns of each side output.
-        columns: those of what it returns; None: nobody has said.
+        columns: of the main output; None: not declared.
     """
 
     function: Callable[[pa.RecordBatch], Batch | Rows]
@@ -162,15 +162,15 @@ class Selection:
 
 
 def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
-    """Return which rows a predicate means.
+    """Return the mask of the rows for which a predicate is true.
 
     Args:
         predicate: the user's.
-        rows: that it is asked about.
-        what: it is, for the message.
+        rows: the batch.
+        what: the name of the predicate, for the message.
 
     Raises:
-        OptionError: it returned something else than a column of booleans.
+        OptionError: the predicate returned something else than a column of booleans.
     """
     chosen = predicate(rows)
     is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class KnowsNewest(Protocol):
-    """A sink whose system can detect that another run has committed later epochs."""
+    """A sink whose system can detect later epochs, committed by another run."""
 
     def check_newest(self, committable: Committable) -> None:
         """Raise if a later epoch of the same checkpoint than this committable's is committed.

@@ -20,7 +20,7 @@ STOP_TIMEOUT_S = 60.0
 
 
 class Query:
-    """One run of a pipeline, in a thread of its own.
+    """A run of a pipeline, in a thread of its own.
 
     Args:
         name: the pipeline's.

@@ -78,7 +78,7 @@ class ReadPlan:
                 yield DeadLetters(built.dead_letters)
 
     def until(self, timestamp_ms: int, most_ms: int | None) -> "ReadPlan":
-        """Return it for an epoch: up to which event time rows are believed.
+        """Return the plan for an epoch, with the latest event time that is believed.
 
         Args:
             timestamp_ms: the epoch's clock.
@@ -163,14 +163,14 @@ def send_read(
     attempt_number: int = 0,
     notes: Callable[[], Iterable[str]] = tuple,
 ) -> Iterator[Frame]:
-    """Yield all frames of one attempt of a reader: of each input that it has splits of.
+    """Yield all frames of a reader's attempt, input after input.
 
     Args:
-        parts: how each input is read, and the splits of it; their event times are in one column.
-        outlet: where they go.
+        parts: the plan and the splits of each input; event times are in the same column of all.
+        outlet: where the frames go.
         source: the task's index.
-        attempt_number: Spark's.
-        notes: asked when all is read; what the driver is told besides.
+        attempt_number: Spark's number of the attempt.
+        notes: called when all is read; returns further notes for the driver.
     """
     first = parts[0][0]
     times = TimesRead(first.event_time, first.event_time_limit_ms)
@@ -180,11 +180,11 @@ def send_read(
 
 @dataclass(frozen=True)
 class Origin:
-    """The records of one piece of a partition, as the place of the rows that they become.
+    """The records of a piece of a partition, to find the record of a row in errors.
 
     Args:
-        layout: made rows of them.
-        partition: theirs.
+        layout: made rows of the records.
+        partition: of the records.
         built: the rows, and what was malformed.
         functions: what the rows pass through.
     """

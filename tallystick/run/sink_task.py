@@ -55,13 +55,14 @@ class TakesDeadLetters(Protocol):
 
 @dataclass(frozen=True)
 class SinkNote:
-    """A report of what one attempt of a task prepared, for the driver.
+    """A report to the driver of the transactions that an attempt of a task prepared.
 
     Args:
         source: the task's index.
-        attempt: drawn for it.
-        committables: what is prepared.
-        attempt_number: Spark's; from 1 on, others have begun transactions, and nobody names them.
+        attempt: the number drawn for the attempt.
+        committables: the prepared transactions.
+        attempt_number: Spark's number; from 1 on, earlier attempts may have begun transactions that
+            no note names.
     """
 
     source: int

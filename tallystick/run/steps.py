@@ -158,7 +158,7 @@ class FrameStage:
 
 @dataclass(frozen=True)
 class KeyedStage:
-    """A keyed step with its uid.
+    """A keyed step and the uid of its state.
 
     Args:
         step: what the user wrote.
@@ -279,7 +279,7 @@ def _keyed(
 
 
 def _unnamed(number: int, step: Process) -> OptionError:
-    """The step's position would name its state, and a step put before it would silently take it."""
+    """Return the error for a step without uid beside others: order alone would name states."""
     return OptionError(
         f"process step {number}, after key_by({', '.join(map(repr, step.key))}), has no uid, and "
         f"the pipeline has several such steps: which state is whose would hang on their order. "

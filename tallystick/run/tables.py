@@ -127,7 +127,7 @@ class TablePlan:
 
     @property
     def rows(self) -> pa.Table:
-        """The table's rows in this epoch."""
+        """The table's rows, with all control rows of the epoch."""
         return self.content.rows
 
     @property
@@ -188,9 +188,9 @@ class TablePlan:
         return _hold(self._place, base.version, _Version(before.changed(since.entries))).content
 
     def _changes(self) -> tuple[pa.RecordBatch, int]:
-        """Return what the epoch's control rows change, and how many they are.
+        """Return the changes by the epoch's control rows, and the number of control rows.
 
-        Those of one key count in the order of their partitions, and of offsets in one.
+        Rows of the same key count in the order of partitions, and of offsets within a partition.
         """
         held: dict[TopicPartition, list[pa.RecordBatch]] = {}
         sizes: dict[TopicPartition, int] = {}
@@ -209,7 +209,7 @@ class TablePlan:
         return one_batch(newest, f"the changes of table {self.step.uid}", TOO_MANY), record_count
 
     def _written(self, its: _Version) -> Iterator[StateFile]:
-        """Write what is due of the committed table, then what the epoch changed."""
+        """Write due snapshots of the committed table, then the epoch's changes; yield the files."""
         storage, nonce = self.files.storage(), secrets.token_hex(8)
         uid, epoch = self.step.uid, self.version.epoch
         yield from rewritten(self.base, epoch, storage, nonce)
@@ -233,7 +233,7 @@ def _digest(entries: pa.RecordBatch) -> str:
 
 
 class TableUser(Protocol):
-    """A function that takes the table's content, with an index: `ts.enrich` makes them."""
+    """A function, made by `ts.enrich`, that takes the table's content with an index."""
 
     def join(self, rows: pa.RecordBatch, content: TableContent) -> pa.RecordBatch:
         """Return rows with columns of the table."""

@@ -262,7 +262,7 @@ class Route:
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """The encoding of rows as frames for the tasks that write them.
+    """The encoding of rows as frames for writing tasks.
 
     Args:
         routes: the sinks that share the epoch's transaction; malformed records have one too.
@@ -283,7 +283,7 @@ class EncodePlan:
         return StatelessOutlet(self.frames, source, attempt)
 
     def target(self, partition: TopicPartition) -> int:
-        """The task that writes a partition."""
+        """Return the index of the task that writes a partition."""
         topic = self.follows or partition.topic
         return target_of(TopicPartition(topic, partition.partition), self.target_count)
 

@@ -60,7 +60,7 @@ class TimeProgress:
     def ahead(
         self, keyed: KeyedSteps, state: tuple[StepState, ...], source: InputState
     ) -> frozenset[TopicPartition]:
-        """Return the partitions that wait in the next epoch, and tell of them."""
+        """Return the partitions that wait in the next epoch, and warn of them now and then."""
         self._held = keyed.ahead(state, self._mute, source)
         if not self._held:
             self._told_s = None

@@ -23,7 +23,7 @@ class EpochCancelledError(Exception):
 
 
 class _SpilledFrame(NamedTuple):
-    """A frame whose data is in the file of its run."""
+    """A frame whose data waits in the file of a run."""
 
     frame: Frame
     place: int

@@ -133,7 +133,7 @@ class Share:
         return range(self._index, task_count, self._count)
 
     def _mine(self, task_count: int) -> Iterator[int]:
-        """Yield the same indexes, and report each one before its task runs."""
+        """Yield the indices of `_tasks`, and call `on_task` with each before the task runs."""
         for index in self._tasks(task_count):
             self._on_task(index)
             yield index
@@ -163,7 +163,7 @@ def _written(write: WriteStep, made: Iterable[Frame]) -> Report:
 
 @contextlib.contextmanager
 def _closing(made: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
-    """Yield what a task makes, and release everything when it is not read to its end."""
+    """Yield the frames of a task, and close their generator even if it is not read to the end."""
     frames = iter(made)
     try:
         yield frames
