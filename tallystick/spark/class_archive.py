@@ -37,14 +37,14 @@ def options(java_home: Path) -> str:
 
 
 def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
-    """Make the archive, unless it is there, and remove the oldest others.
+    """Make the archive of a Java if missing, and remove the oldest other archives.
 
     Args:
-        java_home: of the Java that is to use it.
-        run: starts a JVM with the options given to it, lets it load what matters, and ends it.
+        java_home: of the Java that is to use the archive.
+        run: starts a JVM with the given options, has it load the classes of a start, and ends it.
 
     Returns:
-        Where it is; None: this JVM cannot make one.
+        The path of the archive; None: this JVM cannot make archives.
 
     Raises:
         OSError: the cache folder cannot be written.

@@ -107,7 +107,7 @@ class Cluster:
 
     @cached_property
     def conf(self) -> Mapping[str, str]:
-        """The settings of the context; not those that belong to a session only."""
+        """The settings of the context, without settings of a session only."""
         return dict(self.context.getConf().getAll()) if self.is_there else {}
 
     def columns(self, text: str, name: str) -> pa.Schema:

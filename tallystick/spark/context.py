@@ -112,12 +112,12 @@ def spark_session(
 
 
 def log_what_is_missing(conf: Mapping[str, str], application_id: str, *, has_session: bool) -> None:
-    """Warn, once per setting that a Spark of the user's own lacks, of what that costs.
+    """Warn of each setting that the user's own Spark lacks, with the cost of the lack.
 
     Args:
-        conf: its settings.
-        application_id: whose they are.
-        has_session: whether there is a session, whose queries alone go by some of them.
+        conf: the settings of the user's Spark.
+        application_id: of that Spark; a lack is logged once per application.
+        has_session: whether there is a session, whose queries alone go by some settings.
     """
     local = LOCAL_SETTINGS if is_in_one_jvm(conf.get("spark.master", "")) else {}
     for name, (value, loss) in (*SETTINGS.items(), *local.items()):
@@ -203,7 +203,7 @@ def _asked_for() -> str:
 
 
 def end(context: SparkContext) -> None:
-    """End a context, and the session that was made of it."""
+    """End a context, and the session made from the context."""
     session = SparkSession._instantiatedSession
     if session is not None and session.sparkContext is context:
         session.stop()

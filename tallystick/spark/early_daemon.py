@@ -85,7 +85,7 @@ class EarlyDaemon:
 
 
 def _remove(address: str) -> None:
-    """Remove the socket, and its folder if nothing else is in it."""
+    """Remove the socket, and the folder of the socket if empty."""
     with contextlib.suppress(OSError):
         os.unlink(address)
     with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def _remove(address: str) -> None:
 
 
 def _wait_for_the_jvm(address: str, driver: int) -> None:
-    """Import, then serve as the daemon of the JVM that asks for it."""
+    """Import packages and load kernels, then serve the JVM whose stand-in asks."""
     os.setpgid(0, 0)  # Ctrl-C is for the driver
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -153,7 +153,11 @@ def _take_place(asked: socket.socket) -> bool:
 
 
 def _stand_in(address: str) -> bool:
-    """Give this process's place to the early daemon; whether that took it, and has ended now."""
+    """Give this process's place to the early daemon, and wait for the end of the daemon.
+
+    Returns:
+        False if the early daemon did not take the place.
+    """
     place = {
         "version": sys.version,
         "environment": dict(os.environ),

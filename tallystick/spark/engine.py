@@ -141,7 +141,7 @@ class DataFrameEngine:
         write: WritePlan | CollectPlan,
         shipment: Shipment,
     ) -> list[Report]:
-        """One Spark job: encode where the rows are, route the frames, write them."""
+        """Run a Spark job: encode rows where they are, route frames, write; return reports."""
         first, writing = shipment.pack(epoch.first), shipment.pack(write)
 
         def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -82,13 +82,13 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
 
 
 def _check_origin(steps: Sequence[KeyedStep], *, has_transform: bool) -> None:
-    """Refuse event times of which no reader knows how far its partitions are.
+    """Refuse event times in a column that readers do not have, for lack of a watermark.
 
     Behind a transform, and behind functions that go by the clock, a watermark may follow from the
     rows themselves: how they are then is as far as all have come.
 
     Raises:
-        OptionError: a later step has the first ones, in a column that steps before it make.
+        OptionError: a later step is the first with event times, in a column made by steps before.
     """
     at = first_timed(steps)
     if not at or has_transform:
@@ -183,7 +183,7 @@ def _step(
 
 
 def _input_times(step: Process, columns: pa.Schema) -> dict[str, str]:
-    """Return the column of event times of each named input that has one."""
+    """Return the event-time column of each named input with event times."""
     if not step.inputs:
         return {}
     names = columns.names[columns.names.index(TIME) + 1 :]
@@ -360,7 +360,7 @@ def _given(cluster: Cluster, columns: Columns | None) -> pa.Schema | None:
 
 
 def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
-    """Return the columns that DataFrame code makes, by running it on no rows."""
+    """Return the columns that DataFrame code makes, found by a run on no rows."""
     assert stages.frames is not None, "only DataFrame code leaves columns open"
     empty: DataFrame = cluster.session.createDataFrame([], stages.frames.ddl)
     made = transformed(stages.frames.functions, empty)
@@ -368,10 +368,10 @@ def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
 
 
 def columns_of(cluster: Cluster, columns: Columns, what: str = "its columns") -> pa.Schema:
-    """Return columns as Arrow has them, all of which may be null.
+    """Return columns as an Arrow schema, all of them nullable.
 
     Raises:
-        OptionError: something else was given.
+        OptionError: the columns are not given as a schema.
     """
     if isinstance(columns, str):
         columns = cluster.columns(columns, what)

@@ -149,7 +149,7 @@ class EpochOutcomes:
 
 
 class EpochCounts:
-    """A listener that counts what epochs do, and passes every event on.
+    """A listener that counts the results of epochs, and passes every event on.
 
     An epoch counts once, when it is committed, as its output does.
 
@@ -306,7 +306,7 @@ class EpochAge:
 
 
 def counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
-    """Return a listener that counts a pipeline's epochs, with names of the sinks."""
+    """Return a listener that counts a pipeline's epochs, for the sinks of a topology."""
     decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
     if decider is None:
         return EpochCounts(name, listener, sinks=uids)

@@ -215,7 +215,7 @@ class PipelineRun:
         self._sinks.check(self.shown_rights(cluster_id))
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
-        """Return the rights that showing positions takes, of inputs on one cluster.
+        """Return the rights needed to show positions of the inputs in a cluster.
 
         Call it after `check_source`.
         """
@@ -237,7 +237,7 @@ class PipelineRun:
             self.cluster.close()
 
     def _check_circle(self, sink: KafkaOutput, source: PipelineInput) -> None:
-        """Warn of output that is read again by this very pipeline."""
+        """Warn of an output topic that the pipeline reads; refuse such a dead-letter topic."""
         if sink.topic in source.topics:
             logger.warning(
                 "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
@@ -328,11 +328,11 @@ class PipelineRun:
         return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
 
     def make_engine(self, batch: EpochInput, source: InputState | None = None) -> Engine:
-        """Return the engine of one epoch.
+        """Return the engine of an epoch.
 
         Args:
-            batch: what it reads.
-            source: the input's state; None: nobody knows it, and watermarks go by rows alone.
+            batch: the epoch's offsets and clock.
+            source: the input's state; None: not known, and watermarks go by rows alone.
         """
         assert self._sinks is not None, "checked before it is started"
         sinks, stages = self._sinks, self._stages

@@ -78,7 +78,7 @@ _warned: set[str] = set()
 
 
 def _warn_of_near_misses(pattern: str, found: Collection[str], covered: Collection[str]) -> None:
-    """Warn of topics that only contain the pattern, which Spark's connector would find."""
+    """Warn of topics that only contain the pattern: Spark's connector would read them."""
     within = sorted(topic for topic in found if re.search(pattern, topic) and topic not in covered)
     if within:
         logger.warning(
@@ -128,10 +128,10 @@ def check_named(
 
 
 def check_same_cluster(offsets: SourceOffsets, cluster_id: str, servers: str) -> None:
-    """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+    """Refuse offsets of another cluster, which mean nothing here even for topics of equal names.
 
     Raises:
-        DataLossError: they are another cluster's.
+        DataLossError: the offsets are another cluster's.
     """
     if offsets.cluster_id != cluster_id:
         raise DataLossError(

@@ -109,7 +109,7 @@ class SinkCluster:
         return EncodePlan(tuple(routes), min(task_count, partition_count), functions)
 
     def write_plan(self, producer: Producer) -> WritePlan:
-        """Return how this epoch's tasks write."""
+        """Return the plan by which an epoch's tasks write."""
         if self.age is not None:
             self.age.begin(producer)
         produce = KafkaProduce(self.output.config, self.broker.transaction_version)
@@ -179,7 +179,7 @@ def preflight(
 
 
 def decider_rights(output: KafkaOutput, pipeline: str) -> tuple[Right, ...]:
-    """Return the rights that writing takes, and deciding epochs by its transaction."""
+    """Return the rights needed to write output and to decide epochs by Kafka transactions."""
     transactional_id = f"{output.id_prefix}{pipeline}"
     group = token_group(transactional_id)
     return (*committing(transactional_id, group, output.token_topic), *writing(output.topics))

@@ -155,7 +155,7 @@ def share(parallelism: int, *inputs: InputSplits, takes_all: bool = False) -> tu
 
 @dataclass(frozen=True)
 class UnreadInput:
-    """The splits of one input by reader, and how they are read."""
+    """The splits of an input by reader, with the plan to read them."""
 
     shares: Shares
     plan: ReadPlan

@@ -56,7 +56,7 @@ class OutputTopology:
 
     @property
     def deciding(self) -> tuple[tuple[str, Sink], ...]:
-        """The sinks that write into the transaction that decides, by uid."""
+        """The sinks that write into the deciding transaction, by uid."""
         first = () if self.sink is None else ((self.uid, self.sink),)
         return (*first, *((each.uid, each.sink) for each in self.sharing))
 
@@ -75,14 +75,14 @@ class OutputTopology:
 
     @property
     def functions(self) -> tuple[tuple[str, Callable[..., object]], ...]:
-        """The functions of users that rows meet on their way to sinks, and by what they came."""
+        """The user's functions on the way to sinks, each with a name for errors."""
         of_all = self.selections.values()
         predicates = [("when(): the predicate", each.when) for each in of_all if each.when]
         mapping = [("mapped(): the function", one) for each in of_all for one in each.functions]
         return (*predicates, *mapping)
 
     def selection(self, uid: str) -> Selection:
-        """Return which rows a sink gets."""
+        """Return the selection of rows for a sink."""
         return self.selections.get(uid, OF_MAIN)
 
     def written_to(self, servers: str) -> tuple[KafkaOutput, ...]:

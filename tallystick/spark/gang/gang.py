@@ -188,7 +188,7 @@ class Gang:
         self.give_up()
 
     def give_up(self) -> None:
-        """End the members at once, whatever they do; threads that wait for them get an error."""
+        """End the members at once, even in the middle of work; threads that wait get an error."""
         self._is_lost = True
         stop_listening(self._listener)
         for link in self._links.values():
@@ -402,7 +402,7 @@ class Gang:
 
 
 def _read(found: bytes) -> Any:
-    """Return what a member sent along."""
+    """Return the error that a member sent."""
     sent = loads(found)
     return sent.to_error() if isinstance(sent, Failure) else sent
 

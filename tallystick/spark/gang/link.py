@@ -213,7 +213,7 @@ def listen(host: str) -> socket.socket:
 
 
 def stop_listening(listener: socket.socket) -> None:
-    """Close a listening socket; a thread that waits in its `accept` is woken."""
+    """Close a listening socket, and wake the thread that waits in `accept`."""
     with contextlib.suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

@@ -206,9 +206,9 @@ class Member:
         )
 
     def serve(self) -> None:
-        """Unpack what the user gave, then run orders until the driver says that there are no more.
+        """Unpack the user's objects, then run orders until the driver has no more.
 
-        It is the first that this process has of the user's: modules are imported here.
+        They are the first user code in this process: modules are imported here.
         """
         try:
             known = self._parcel.plan
@@ -274,7 +274,7 @@ class Member:
             _end_process()
 
     def _give_signs(self) -> None:
-        """Tell the driver, now and then, that work changes hands here; one that hangs is silent."""
+        """Report progress to the driver now and then; a member that hangs is silent."""
         with contextlib.suppress(LinkBrokenError):
             before = Stopwatch.switches
             while True:
@@ -288,7 +288,7 @@ class Member:
         accept_calls(listener, self._secret, self._callers.put)
 
     def _take(self, link: Link) -> None:
-        """Put what a peer sends into the inbox, until one of both ends."""
+        """Put a peer's frames into the inbox, until the peer or the link ends."""
         try:
             while True:
                 head = HEAD.unpack(link.read(HEAD.size))

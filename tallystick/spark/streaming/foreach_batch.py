@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def lineage_of(storage: FileStorage, query_id: str) -> str:
-    """Return the query id stored in a checkpoint; raise if another query is running."""
+    """Return the query id stored in a checkpoint; raise unless it is the running query's."""
     stored = CheckpointFolder(storage).lineage()
     if stored != query_id:
         raise DataLossError(

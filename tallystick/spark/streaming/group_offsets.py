@@ -32,7 +32,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SourceClient:
-    """The access of one source of a query to its cluster."""
+    """The consumer group and the Kafka settings of a source."""
 
     group: str
     config: KafkaConfig
@@ -73,11 +73,11 @@ def forget_transactions(run_id: str) -> None:
 
 
 class GroupOffsets:
-    """The positions that the consumer groups of one query run show. One thread at a time.
+    """The positions in the consumer groups of a query run, for use by one thread at a time.
 
     Args:
-        query: its name or id, for messages and counts.
-        clients: how its sources reach their clusters.
+        query: the name or id, for messages and counts.
+        clients: of the query's sources.
         connect: makes a broker of a configuration.
     """
 
@@ -224,7 +224,7 @@ class GroupOffsetsBeside:
             self._changed.notify_all()
 
     def show_again(self) -> None:
-        """Try again what could not be shown, if there is anything."""
+        """Show the newest positions again, if they were not shown."""
         with self._changed:
             if self.is_due and self._newest is not None:
                 self.show(*self._newest[0], forward_only=self._newest[1])

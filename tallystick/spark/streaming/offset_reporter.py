@@ -172,7 +172,7 @@ class Listener(StreamingQueryListener):
         self._names: dict[str, str] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Prepare the groups of a query that starts, before its first epoch."""
+        """Prepare the consumer groups of a started query, before its first epoch."""
         run_id, query = str(event.runId), event.name or str(event.id)
         self._names[run_id] = query
         query_id = str(event.id)

@@ -181,7 +181,7 @@ class StreamPlanner:
         return 0 < interval_ms <= (time.monotonic() - self._discovered_at) * 1000
 
     def _warn_of_missing(self, found: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
-        """Warn of named topics that are missing: they may have been dropped since."""
+        """Warn of named topics and partitions that do not exist, perhaps dropped since."""
         subscription = self._options.subscription
         there = set(partitions_of(subscription, found)) | start.positions.keys()
         if isinstance(subscription, Assignment):
@@ -196,10 +196,10 @@ class StreamPlanner:
             )
 
     def check_cluster(self, offsets: SourceOffsets) -> None:
-        """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+        """Refuse offsets of another cluster, see `reading.check_same_cluster`.
 
         Raises:
-            DataLossError: they are another cluster's.
+            DataLossError: the offsets are another cluster's.
         """
         if not self._known_cluster:
             self._known_cluster = self._broker.cluster_id()
@@ -294,7 +294,7 @@ class StreamPlanner:
         return list_offsets(self._broker.client, partitions, at, absent_after_s=METADATA_LAG_MAX_S)
 
     def _is_ripe(self, plan: Plan) -> bool:
-        """True if the epoch is worth its cost; one that changes more than positions always is."""
+        """True if the planned epoch is worth its cost: always, if more changes than positions."""
         if plan.offsets.starts or not plan.waiting or self._is_bounded_by_now:
             return True
         waited_ms = (

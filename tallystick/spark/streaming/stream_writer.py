@@ -108,7 +108,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raise BrokenInvariantError("the driver's side of a sink was asked to write")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Decide the epoch, and commit it."""
+        """Decide and commit the epoch of a micro-batch."""
         planned, committables = read_messages(messages)
         assert planned is not None, "a micro-batch has at least one task"
         _check_epoch(planned, batchId)
@@ -116,7 +116,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._epochs().decide(planned, committables)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Abort what tasks prepared; the next run's recovery finds what is left over."""
+        """Abort the tasks' transactions; the next run's recovery ends any left over."""
         try:
             planned, committables = read_messages(messages)
             if planned is not None:
@@ -174,7 +174,7 @@ class TaskWriter(DataSourceStreamArrowWriter):
         return PreparedMessage.of(self._planned, _written(self._plan, place, iterator))
 
     def _check(self, context: TaskContext) -> None:
-        """Check that the plan was made for this micro-batch, the checkpoint's newest."""
+        """Check that the plan was made for the task's micro-batch and query."""
         found = (context.getLocalProperty(BATCH_ID), context.getLocalProperty(QUERY_ID))
         expected = (str(self._planned.checkpoint_id), self._owner.lineage)
         if found != expected:

@@ -90,7 +90,7 @@ class PlannedEpoch:
     lost: tuple[Lost, ...] = ()
 
     def to_fields(self) -> dict[str, Any]:
-        """Return it in JSON's own types."""
+        """Return the fields in JSON's own types."""
         return {
             "checkpoint_id": self.checkpoint_id,
             "hold": self.hold,
@@ -268,14 +268,14 @@ class WriteEpochs:
 
 
 class PreparedEpoch:
-    """An epoch whose tasks have prepared: the engine and the sinks of the driver that decides it.
+    """An epoch with prepared tasks: the engine and the sinks of the driver that decides.
 
-    The plan has settled all that came before, so only what these tasks prepared is asked about.
+    The plan has settled all earlier epochs, so only transactions of these tasks are looked at.
 
     Args:
-        sinks: where they prepared.
-        committables: what they prepared.
-        lost: what the plan found lost.
+        sinks: of the transactions.
+        committables: the transactions that tasks prepared.
+        lost: transactions that the plan found lost.
     """
 
     def __init__(
@@ -290,10 +290,10 @@ class PreparedEpoch:
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochResult:
-        """See `ports.Engine.run_epoch`: it has been run.
+        """Return the result of the epoch, whose tasks have run; see `ports.Engine.run_epoch`.
 
         Raises:
-            TallystickError: what it prepared is lost since, and only Spark can run it again.
+            TallystickError: a prepared transaction is lost, and only Spark can run the epoch again.
         """
         self.has_run = True
         if self._gone:
@@ -365,11 +365,11 @@ def digest_of(sources: tuple[str, ...]) -> str:
 
 
 def stored_lineage(folder: CheckpointFolder) -> str:
-    """Return the id of the query that a checkpoint is of, which Spark stores before it runs.
+    """Return the id of a checkpoint's query, which Spark stores before the first micro-batch.
 
     Raises:
-        OptionError: there is nothing: Spark's checkpoint is another place.
-        DataLossError: it is damaged.
+        OptionError: no id is stored: Spark's checkpoint is in another place.
+        DataLossError: the stored id is damaged.
     """
     found = folder.lineage()
     if found is None:
