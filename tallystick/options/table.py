@@ -243,12 +243,12 @@ def client_config(
     *,
     transaction_timeout_ms: int | None = None,
 ) -> KafkaConfig:
-    """Return how to reach a cluster, by settings under the names of Spark's connector.
+    """Return the configuration of a cluster, from settings named as in Spark's connector.
 
     Args:
         bootstrap_servers: the brokers to begin with.
         options: the settings, with `kafka.` before their names.
-        transaction_timeout_ms: of the transactions that are written there; None: there are none.
+        transaction_timeout_ms: of transactions written in the cluster; None: no transactions.
 
     Raises:
         OptionError: a setting is not known, or contradicts another.

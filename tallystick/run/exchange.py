@@ -84,7 +84,7 @@ class Attempt(NamedTuple):
 
 
 class FrameSources:
-    """The attempts of sources that a task had its frames from, and their notes.
+    """The attempts of sources from which a task had frames, and the notes of the attempts.
 
     Args:
         stage: of the sources: 0 reads, each keyed step is one more.
@@ -114,7 +114,7 @@ def check_same_attempts(heard: Iterable[Iterable[Attempt]]) -> None:
     """Check that all tasks got their rows from the same attempt of each source.
 
     Args:
-        heard: per task, the attempts that it heard of.
+        heard: per task, the attempts of sources that sent its frames.
 
     Raises:
         EpochAbortedError: a source was run again in between.

@@ -164,8 +164,8 @@ class InputPlanners:
 
         Args:
             start: where each input goes on.
-            offset_count_max: the most that it may span; None: no limit.
-            ahead: says which partitions are to wait for others; None: none does.
+            offset_count_max: the most offsets that the epoch may span; None: no limit.
+            ahead: returns the partitions that are to wait for others; None: no partition waits.
         """
         if len(self._inputs) == 1 and ahead is None:
             stop = self._inputs[0].planner.next(start[0], offset_count_max)

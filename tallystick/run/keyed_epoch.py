@@ -56,7 +56,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class KeyedSteps:
-    """The keyed steps of a pipeline, for all epochs of a run; it may have none.
+    """The keyed steps of a pipeline, if any, for all epochs of a run.
 
     Args:
         steps: in their order.
@@ -64,10 +64,10 @@ class KeyedSteps:
         doors: what tasks reach from their hosts.
         allow_dropped: uids whose state may be given up.
         functions: what rows pass through before the first step, if not in the reader.
-        slice_bytes: rows that a task holds at a time.
-        on_share: told, after each epoch, how many bytes of rows its busiest task had.
-        on_times: told, after each epoch, how long its tasks took.
-        on_event_times: told, after each epoch of which readers note the event times, what they are.
+        slice_bytes: bytes of rows that a task holds at a time.
+        on_share: called after each epoch with the bytes of rows of the busiest task.
+        on_times: called after each epoch with the times that tasks took.
+        on_event_times: called after each epoch of which readers note event times, with these.
         tables: the broadcast tables of the pipeline.
         lists: the list states of its readers.
         is_noted: readers note event times; not behind DataFrame code.
@@ -235,7 +235,7 @@ class KeyedSteps:
             state: the committed one.
             last: where the rows go in the end; with the functions of a pipeline without steps.
             source: the state of the input; None: rows come with no partition.
-            control: what is new for the tables, by uid.
+            control: the new splits of the tables' control topics, by uid.
             is_over: all inputs end here, where `source` does not say it.
         """
         version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
@@ -338,10 +338,10 @@ class KeyedEpoch:
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
         on_event_times: see `KeyedSteps`.
-        source: see `KeyedSteps.epoch`; None too where readers note no times.
+        source: see `KeyedSteps.epoch`; also None where readers note no times.
         final_stage: see `step_times.final_stage`; 0: more may come.
-        tables: broadcast ones, in this epoch.
-        lists: list states, in this epoch.
+        tables: the broadcast tables in this epoch.
+        lists: the list states in this epoch.
     """
 
     plans: tuple[ProcessPlan, ...]

@@ -67,23 +67,23 @@ class KeyedStep:
     """A keyed step, checked and with all types known.
 
     Args:
-        uid: names its state.
-        key: its key's columns.
-        columns: of the rows that come to it.
-        processor: its function.
+        uid: the name of the step's state.
+        key: the codec of the key's columns.
+        columns: of the rows that come to the step.
+        processor: the step's function.
         declared: the states that the function uses.
-        output: what the function puts out.
-        outputs: the columns of its side outputs.
-        functions: what its output passes through.
+        output: the columns of the main output.
+        outputs: the columns of the side outputs.
+        functions: the functions that the main output passes through.
         max_parallelism: how many key groups; None: as the state has it.
         parallelism: how many tasks; None: as many as Spark runs at a time.
         event_time: the column that holds a row's event time; None: rows have none.
-        watermark_delay_ms: how much later than the latest row of its partition another one may
+        watermark_delay_ms: how much later than the latest row of its partition another row may
             come.
         idle_after_ms: how long a partition that is read to its end is waited for.
         max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
             before it is not read on; 0: as far as it gets.
-        watermark_column: holds watermarks of producers; None: they follow from event times.
+        watermark_column: the column with watermarks of producers; None: follow event times.
         idle_advance: see `WatermarkRule`.
         event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
             as far as it says.
@@ -143,16 +143,16 @@ class Doors(Protocol):
 
 @dataclass(frozen=True)
 class TaskNote:
-    """A report of what one attempt of a keyed task left, for the driver.
+    """A report to the driver of the results of a keyed task's attempt.
 
     Args:
         uid: of the step.
         index: of the task.
-        files: that hold what changed, and snapshots.
-        attempts: whose rows it had.
-        event_time_max_ms: the latest event time among its rows; None: there was none.
-        late: how many rows it dropped because their event time had passed, or was too far ahead.
-        byte_count: of the rows that it processed, in memory.
+        files: of changed state, and snapshots.
+        attempts: the attempts of sources from which the task had rows.
+        event_time_max_ms: the latest event time among the task's rows; None: no event time.
+        late: how many rows were dropped with an event time that had passed, or was too far ahead.
+        byte_count: the size in memory of the rows processed.
         early: how many of the late ones were too far ahead of the clock.
     """
 
@@ -201,10 +201,10 @@ class ProcessPlan:
         time: the epoch's.
         snapshots: the key groups that a task writes whole, by task index.
         merges: the changelogs that a task merges into one, by task index.
-        doors: what a task reaches from its host.
+        doors: the access to local state and the checkpoint.
         outlet: where its output goes.
         slice_bytes: bytes of rows that a task holds at a time.
-        tables: broadcast ones, which functions after it may use.
+        tables: the broadcast tables that functions after the step may use.
     """
 
     step: KeyedStep
@@ -220,12 +220,12 @@ class ProcessPlan:
     tables: tuple[TablePlan, ...] = ()
 
     def run(self, frames: Iterable[Frame], index: int, attempt_number: int = 0) -> Iterator[Frame]:
-        """Process what one task got.
+        """Process the frames of one task, and yield frames for the next tasks.
 
         Args:
             frames: sorted by source and sequence.
             index: of the task.
-            attempt_number: Spark's.
+            attempt_number: Spark's number of the attempt.
 
         Raises:
             OptionError, RecordError: the rows, or the function's output, are not as declared.

@@ -67,8 +67,8 @@ class ListPlan:
 
     Args:
         step: the state.
-        base: the committed one, with this epoch's parallelism.
-        before: the parallelism of the epoch that left it.
+        base: the committed state, with this epoch's parallelism.
+        before: the parallelism of the epoch that left the state.
         version: of the state that the epoch leaves, if it changes anything.
         files: the way to the checkpoint.
     """
@@ -215,7 +215,7 @@ class ListFunction:
     Args:
         function: as the user wrote it.
         uid: of the state.
-        opened: the list of the task; None: each attempt of one gets it.
+        opened: the list of the task; None until an attempt of a task opens it.
     """
 
     function: ListFunctionType

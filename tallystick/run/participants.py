@@ -116,7 +116,7 @@ class _Turns:
 
         Args:
             sink: the time begins with the sink's first committable.
-            committable: the one that the block commits or aborts.
+            committable: the transaction that the block commits or aborts.
             always: run the block even if the time is over and another one has failed.
 
         Raises:
@@ -153,11 +153,11 @@ class OpenSinks:
     """The sinks of one run, by uid.
 
     Args:
-        sinks: opened.
-        owners: whose transactions each one's are.
+        sinks: the opened sinks.
+        owners: of the transactions of each sink.
         now_ms: the wall clock.
         note: called with the result of each commit and abort, from any thread.
-        found: called with all that lingers, at each look for it.
+        found: called with all lingering transactions, at each look for them.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class SinkNote:
 
 
 class Notes(NamedTuple):
-    """The notes of tasks: of keyed ones, as they are; of sinks; of times; of operator state."""
+    """The notes of tasks by kind: keyed tasks (as text), sinks, times, operator state."""
 
     keyed: list[str]
     sinks: list[SinkNote]
@@ -233,15 +233,15 @@ class _BranchWriter:
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """In the place of a `WritePlan` where nothing is written but by the sinks: tells of them.
+    """The plan in place of a `WritePlan` if only sinks write: collects the notes of tasks.
 
-    `stage` is that of the tasks whose frames it gets.
+    `stage` is the stage of the tasks that send the frames.
     """
 
     stage: int = 0
 
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
-        """Gather what the frames say; any attempt may."""
+        """Gather attempts and notes from the frames; any attempt may."""
         try:
             heard = FrameSources(self.stage)
             rows = sum(1 for _ in heard.with_rows(frames))

@@ -55,13 +55,13 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """The limits that an epoch is to stay within.
+    """The limits of an epoch's size and time.
 
     Args:
-        interval_s: of the trigger; 0: it has none.
+        interval_s: of the trigger; 0: no interval.
         timeout_s: of the transaction.
-        task_bytes_max: rows that one task may hold.
-        offset_count_max: the user's bound; None: there is none.
+        task_bytes_max: bytes of rows that one task may hold.
+        offset_count_max: the user's bound; None: no bound.
     """
 
     interval_s: float
@@ -87,10 +87,10 @@ class SizedEpoch:
     """The measured size and time of an epoch.
 
     Args:
-        offset_count: how many it spanned.
-        took_s: from its plan to its end.
-        task_bytes: rows that the busiest keyed task held; 0: there is none.
-        is_cut: whether more was there to be read.
+        offset_count: how many offsets the epoch spanned.
+        took_s: the time from the plan to the end of the epoch.
+        task_bytes: bytes of rows that the busiest keyed task held; 0: no keyed task.
+        is_cut: whether more records were there to be read.
     """
 
     offset_count: int

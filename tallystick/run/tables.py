@@ -66,10 +66,10 @@ class TableStep:
     """A broadcast table, checked and with all types known.
 
     Args:
-        uid: names its state, and the positions in its topic.
+        uid: names the table's state, and the positions in the control topic.
         codec: of its rows.
         read: how the control topic is read.
-        deleted: which rows delete that of their key; None: none does.
+        deleted: true for rows that delete the row of their key; None: no row deletes.
     """
 
     uid: str
@@ -78,7 +78,7 @@ class TableStep:
     deleted: Predicate | None = None
 
     def entries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what rows of the control topic say; see `TableCodec.entries`."""
+        """Return the entries of rows of the control topic; see `TableCodec.entries`."""
         is_deleted = pa.array(np.zeros(rows.num_rows, np.bool_))
         if self.deleted is not None:
             what = f"table {self.uid}, delete="
@@ -250,7 +250,7 @@ class TableFunction:
     Args:
         function: as the user wrote it, or a `TableUser`.
         uid: of the table.
-        plan: of the epoch; None: the tasks of one get it.
+        plan: of the epoch; None until an epoch is planned.
     """
 
     function: TableFunctionType | TableUser

@@ -251,7 +251,7 @@ class Route:
         rows: how rows become records.
         compression: as `KafkaSink` names it.
         batch_bytes: how large a record batch becomes before compression.
-        selection: which rows of which output.
+        selection: the output, and the rows to take from it.
     """
 
     rows: RowLayout
@@ -347,9 +347,9 @@ class EncodePlan:
 
 @dataclass(frozen=True)
 class Report:
-    """A writing task's report: the ranges that it wrote, or why the epoch must be given up.
+    """A writing task's report: the ranges written, or the reason to give the epoch up.
 
-    `attempts` are those whose rows it got, `notes` what they told; see `exchange`.
+    `attempts` and `notes` are of the sources that sent rows; see `exchange`.
     """
 
     produced: tuple[ProducedRange, ...] = ()
@@ -383,9 +383,9 @@ class WritePlan:
     """The writing of frames into the open transaction.
 
     Args:
-        produce: how it reaches the cluster.
-        producer: whose transaction it is.
-        stage: of the tasks whose frames it gets.
+        produce: the connection to the cluster.
+        producer: of the transaction.
+        stage: of the tasks that send the frames.
         has_second_attempts: whoever runs the tasks may run one twice with one producer; a gang
             does not: an order goes to one process, and a gang that is lost is fenced.
     """

@@ -86,11 +86,11 @@ class Share:
 
         Args:
             run: the order's number.
-            made: what the readers send.
-            source_count: how many readers there are.
+            made: the frames of each reader.
+            source_count: the number of readers.
             plans: of the keyed steps.
-            writer_count: how many tasks write; 0: the last ones before them report.
-            write: what those tasks do.
+            writer_count: how many tasks write; 0: the last tasks report instead.
+            write: writes a task's frames and reports.
             attempt_number: of tasks that send to sinks of their own.
             is_cut: several readers read parts of one partition, whose order is kept.
 
