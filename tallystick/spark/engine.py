@@ -193,7 +193,7 @@ def transformed(
     """Return a DataFrame after the functions of `transform` steps.
 
     Raises:
-        OptionError: one of them returned something else.
+        OptionError: a function returned something else.
     """
     for function in functions:
         returned: object = function(rows)

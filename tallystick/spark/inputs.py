@@ -48,8 +48,8 @@ class InputDeclaration:
     Args:
         uid: of its positions.
         options: of the source.
-        steps: that its rows pass through before they meet others.
-        name: of an input that stays apart from others; "": it has none.
+        steps: the functions that rows pass through before they meet rows of other inputs.
+        name: of an input that stays apart from others; "": no name.
     """
 
     uid: str
@@ -299,7 +299,7 @@ def columns_after(each: PipelineInput) -> str:
     """Return the columns after the input's own functions, as DDL.
 
     Raises:
-        OptionError: the last one does not say what it returns.
+        OptionError: the last function does not declare its columns.
     """
     text = each.steps[-1].schema if each.steps else each.ddl
     if text is None:

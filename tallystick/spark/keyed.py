@@ -106,11 +106,11 @@ def _check_origin(steps: Sequence[KeyedStep], *, has_transform: bool) -> None:
 
 
 def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
-    """Do not even make those of Kafka's columns that the first keyed step does not read.
+    """Drop Kafka's columns that the first keyed step does not use, so that no reader makes them.
 
     Args:
-        read: how rows are read, with no functions applied.
-        first: the step that gets them.
+        read: the reading plan, with no functions.
+        first: the first keyed step.
     """
     layout = lean_layout(read.layout, [*first.routed.names, first.watermark_column])
     made = layout.schema.names

@@ -61,7 +61,7 @@ class PipelineCounts:
     def open_since(self) -> dict[str, list[int]]:
         """Return when the open transactions of each sink were begun, in ms since 1970.
 
-        The one that decides is as old as its epoch, or younger; of others 0: that is not known.
+        The deciding transaction is as old as its epoch, or younger; for others 0 means not known.
         """
         none: dict[str, list[int]] = {sink: [] for sink in self.sinks}
         found = none | self.transactions.begun_ms()
@@ -79,9 +79,9 @@ class EpochOutcome:
     """The end of an epoch.
 
     Args:
-        number: of the epoch; -1: it was aborted before it had a manifest.
-        ran: its output and state; None: it was aborted.
-        error: the reason of the abort; None: it was committed.
+        number: of the epoch; -1: aborted before a manifest was written.
+        ran: the output and the state; None: aborted.
+        error: the reason of the abort; None: committed.
     """
 
     number: int
@@ -155,10 +155,10 @@ class EpochCounts:
 
     Args:
         pipeline: its name.
-        listener: the user's; None: there is none.
-        timeout_ms: of the transactions that decide; None: none does.
-        dead_letter_topic: where malformed records go in these; None: nowhere.
-        deciding_sink: the uid of the sink whose transactions these are; "": none does.
+        listener: the user's; None: no listener.
+        timeout_ms: of the deciding transactions; None: the checkpoint decides.
+        dead_letter_topic: the topic of malformed records in these transactions; None: no topic.
+        deciding_sink: the uid of the deciding sink; "": the checkpoint decides.
         sinks: the uids of all sinks.
     """
 

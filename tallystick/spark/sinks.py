@@ -46,8 +46,8 @@ class SinkCluster:
     """The driver's side of the sinks that share the epoch's transaction: broker, plans for tasks.
 
     Args:
-        output: the sink that decides.
-        written: what is written, and which rows; empty: the main output to that sink.
+        output: of the deciding sink.
+        written: the outputs with their rows; empty: the main output to the deciding sink.
     """
 
     def __init__(
@@ -197,8 +197,8 @@ def is_speculative(conf: Mapping[str, str]) -> bool:
 def may_leave_strays(conf: Mapping[str, str]) -> bool:
     """Return whether attempts of a task may end without a word to be known by their number.
 
-    Those that lose a speculation; and those of an earlier attempt of their stage, since Spark
-    counts a task's attempts from 0 in each.
+    Attempts that lose a speculation do; so do tasks in an earlier attempt of a stage, since Spark
+    counts a task's attempts from 0 in each stage attempt.
     """
     return is_speculative(conf) or conf.get("spark.stage.maxConsecutiveAttempts", "4") != "1"
 

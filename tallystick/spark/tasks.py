@@ -126,8 +126,8 @@ class InputSplits(NamedTuple):
 
     Args:
         splits: one per partition.
-        split_count_min: partitions are cut until there are about this many pieces; None: they stay
-            whole, and the reader of each is the one that Flink gives it.
+        split_count_min: partitions are cut into about this many pieces; None: partitions stay
+            whole, and go to readers as in Flink.
     """
 
     splits: tuple[SplitRange, ...]
@@ -138,8 +138,8 @@ def share(parallelism: int, *inputs: InputSplits, takes_all: bool = False) -> tu
     """Divide the splits of each input among the same readers.
 
     Args:
-        parallelism: how many tasks run at a time; there are no more readers.
-        inputs: what there is to be read.
+        parallelism: how many tasks run at a time, the most readers.
+        inputs: the splits to read.
         takes_all: all tasks are readers, those with nothing to read too: so a partition that is
             not cut has the same reader in every epoch.
     """
@@ -259,7 +259,7 @@ class TaskRunner(Protocol):
         """Run all tasks of an epoch; each has stopped writing when this returns, or raises.
 
         Raises:
-            EpochAbortedError: a task is lost, and with it what it did.
+            EpochAbortedError: a task is lost, with all its work.
             what a function of the user's raised.
         """
         ...

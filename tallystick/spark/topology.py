@@ -39,8 +39,7 @@ class OutputTopology:
         dead_letter_topic: the topic that a sink has for malformed records; None: no sink has one.
         id_prefix: what transactional ids of the pipeline begin with, before its name.
         sharing: the sinks that write into the same transaction.
-        selections: the rows that each sink gets, by uid; one that is not there gets the main
-            output.
+        selections: the rows that each sink gets, by uid; a missing sink gets the main output.
         dropped: side outputs that the user lets go nowhere.
     """
 

@@ -27,8 +27,8 @@ def accept_calls(listener: socket.socket, secret: bytes, take: Callable[[Link], 
 
     Args:
         listener: where members call.
-        secret: what they must prove.
-        take: called with each that did, in its thread; a `LinkBrokenError` there ends the thread.
+        secret: the secret that callers must prove.
+        take: called with the link of each proved caller, in a thread that a `LinkBrokenError` ends.
     """
     callers = _Callers(secret, take)
     while listener.fileno() >= 0:

@@ -99,13 +99,13 @@ class Spec:
 def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     """Fork members and wait until all have ended; when a member is lost, kill the others.
 
-    They are no process that Spark started: independent of them, its own worker lives, and ends
-    those that hang. It has run nothing of the user's, and never does (see `workers`): each member
+    Spark did not start the members: its worker, which forks them, lives on independently, and ends
+    members that hang. The worker never runs anything of the user's (see `workers`): each member
     imports the user's modules and unpickles the user's objects for itself, as Spark's workers do.
 
     Returns:
-        Members that ended without an order to leave. One that only lost its driver or another
-        member is none: it says nothing of the reason.
+        Texts about members that ended without an order to leave, except members that only lost
+        the driver or another member: they say nothing of the reason.
     """
     assert not spec.known.is_open, "members would share the user's objects"
     members = {_fork(spec, index): index for index in indices}
@@ -166,8 +166,8 @@ class Member:
     """One process of a gang.
 
     Args:
-        spec: what it has from the driver.
-        index: which member it is.
+        spec: the settings from the driver.
+        index: of the member.
     """
 
     def __init__(self, spec: Spec, index: int) -> None:

@@ -136,7 +136,7 @@ def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
 def committed_batch(execution: Any) -> int | None:
     """Return the newest micro-batch that Spark's commit log holds; None if there is none.
 
-    The log of a temporary checkpoint goes with its query: then it is the newest of this run.
+    The log of a temporary checkpoint goes with its query: then the last progress of the run counts.
     """
     try:
         newest = execution.commitLog().getLatestBatchId()

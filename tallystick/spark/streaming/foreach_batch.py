@@ -121,7 +121,7 @@ class EpochRunner:
     A runner serves one query at a time; for several see `RunnerPerRun`.
 
     Args:
-        name: the pipeline's name; None: that of the query, or its id.
+        name: the pipeline's name; None: the query's name, or its id.
         make_driver: called once per run of a query.
         make_engine: called once per micro-batch.
         accepted: the decisions that a person stated.
@@ -315,13 +315,13 @@ _sink_lock = Lock()
 
 
 class RunnerPerRun:
-    """A function that may be given to several queries: each of their runs has its own runner.
+    """A function for `foreachBatch` of several queries, with a runner for each of their runs.
 
     Spark calls it on a thread per query. A runner's parts (driver, storage, cluster) belong to one
     run; with another's, rows of this query would be committed as that query's epoch.
 
     Args:
-        sink: what it writes to, and how; equal for sinks that are the same but for their identity.
+        sink: the sink and its settings; equal for sinks that are the same but for their identity.
         make: makes a runner, without asking anyone anything.
         at_end: called within a micro-batch, with its rows: has the function called when the run
             has ended.

@@ -236,18 +236,18 @@ class GroupOffsetsBeside:
             return not self._is_waiting and not self._is_busy and not self._is_shown
 
     def end(self) -> None:
-        """Show what was given last, and then nothing more; returns at once."""
+        """Show the newest positions, and then nothing more; return at once."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
 
     def close(self, patience_s: float = CLOSING_PATIENCE_S) -> None:
-        """Show what was given last, and disconnect; a cluster that hangs is left to itself.
+        """Show the newest positions, and disconnect; a cluster that hangs is left to itself.
 
-        Nothing more is sent to that one: by then another run may show its own positions.
+        Nothing more is sent to such a cluster: by then another run may show its own positions.
 
         Args:
-            patience_s: how long to wait for it.
+            patience_s: how long to wait for the clusters.
         """
         self.end()
         self._thread.join(patience_s)

@@ -83,8 +83,8 @@ class StreamPlanner:
         """Return where a new query starts; resolved once.
 
         Spark also asks when it is to run the very first epoch again, and uses the answer for
-        nothing: that epoch's log entry has its starts. So what is wrong with it is an error only
-        once the first epoch is planned from it.
+        nothing: that epoch's log entry has the starts. So a start that cannot be resolved is an
+        error only once the first epoch is planned.
         """
         if self._initial is None:
             try:
@@ -280,7 +280,7 @@ class StreamPlanner:
     def _tell_truncated_from_uncommitted(self) -> None:
         """Accept a position beyond the last stable offset as long as the log reaches it.
 
-        A group that read uncommitted records may have left it there.
+        A group that read uncommitted records may have left such a position.
         """
         asked = [p for p in self._enumerator.suspicious if p in self._ends]
         if not asked:
@@ -310,11 +310,11 @@ class StreamPlanner:
         )
 
     def _is_tick_due(self, start: SourceOffsets) -> bool:
-        """True if timers are to be looked for in an epoch without records.
+        """True if an epoch without records is due, to look for timers.
 
-        Event time moves with records only: what they moved is checked once, as Spark does, and
-        also under the trigger availableNow. The clock moves always, so such a query never ends by
-        itself; under availableNow it ends with its records.
+        Event time moves with records only: such timers are looked for once after records, as Spark
+        does, and also under the trigger availableNow. The clock always moves, so timers of the
+        clock never let a query end; under availableNow the query ends with its records.
         """
         if start.initial:
             return False

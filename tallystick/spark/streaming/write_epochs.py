@@ -78,9 +78,9 @@ class PlannedEpoch:
 
     Args:
         checkpoint_id: the epoch.
-        hold: under which it may be decided; None: it is decided and committed already.
-        digest: of the end offsets that Spark's log had of it then.
-        lost: what an earlier decision for this very epoch named, and Kafka aborted: all of it, so
+        hold: the hold under which the epoch may be decided; None: decided and committed already.
+        digest: of the epoch's end offsets in Spark's log at the time of the plan.
+        lost: the transactions of an earlier decision for this very epoch, all aborted by Kafka, so
             that the epoch runs again.
     """
 
@@ -336,7 +336,7 @@ class PreparedEpoch:
 
 
 class _NotedSinks:
-    """Sinks, and what they lost."""
+    """Participants that remember the losses of their last commit."""
 
     def __init__(self, sinks: Participants) -> None:
         self._sinks = sinks
