@@ -1,9 +1,9 @@
 """Batches, not rows, travel between tasks: finished Kafka record batches, routed to their writers.
 
 A frame is one encoded record batch for one output partition. Every output partition has one writing
-task per epoch. A writer gets its frames sorted by (source, sequence): the task that encoded them,
-and the order in which it did. Rows of one input partition are read by one source task, so the order
-per input partition, and with it per key, survives any reordering of blobs by Spark.
+task per epoch. A writer gets frames sorted by (source, sequence): the task that encoded a frame,
+and the number of the frame in that task. Rows of one input partition are read by one source task,
+so the order per input partition, and with it per key, survives any reordering of blobs by Spark.
 
 Between two steps the same frames carry rows to the tasks that own their key groups; such a frame
 has no topic. Rows of side outputs pass by those tasks, with the output's name in the topic's place
@@ -14,8 +14,8 @@ All writers must see the same attempt of a source. When Spark runs a source agai
 are done (shuffle files were lost), the new attempt may route rows elsewhere: a function of the user
 that is not deterministic, or rows without a key. So an attempt draws a number, says it to every
 writer, also to those that get no rows, and `check_same_attempts` compares. With its number the
-first writer gets the attempt's note: what it left elsewhere (files of state), and which attempts it
-had its own rows from. So what counts is what the attempt left whose rows are written.
+first writer gets the attempt's note: the files of state that the attempt left, and the attempts
+from which it had rows itself. So the files that count are of the attempt whose rows are written.
 """
 
 from collections.abc import Iterable, Iterator

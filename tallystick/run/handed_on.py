@@ -1,8 +1,8 @@
 """The watermarks of the keyed steps behind the first one that has event time.
 
-That one's watermark follows from the partitions (see `event_times`). Each later one gets its own
-from the step before it, never from the rows that come to it: those of slow keys, and of partitions
-that lag, would be late.
+The first step's watermark follows from the partitions (see `event_times`). Each later step gets a
+watermark from the step before, never from the rows that come to it: rows of slow keys, and of
+partitions that lag, would be late.
 
     epoch N      the step judges rows, and fires timers, by the watermark W that epochs before left
     at its end   it hands W on, less what the times in its output may be behind it
@@ -14,7 +14,7 @@ lowered, for partitions whose records come next (`event_times.in_use`), and W ne
 
 By how much times are behind is known of the functions of this package (`PutsOutTimes`): the start
 of a window by its size. A column that a function of the user's made is taken to be no further
-behind; what it is beyond that is for `watermark_delay=` of the later step.
+behind; any further lag is for `watermark_delay=` of the later step.
 
 Source: Flink's AbstractStreamOperator.processWatermark, which fires timers and then emits the
 watermark behind what they put out, and KeyedCoProcessOperatorWithWatermarkDelay, which delays it

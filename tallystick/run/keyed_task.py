@@ -83,7 +83,7 @@ class KeyedStep:
         idle_after_ms: how long a partition that is read to its end is waited for.
         max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
             before it is not read on; 0: as far as it gets.
-        watermark_column: the column with watermarks of producers; None: follow event times.
+        watermark_column: the column of producers' watermarks; None: they follow from event times.
         idle_advance: see `WatermarkRule`.
         event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
             as far as it says.

@@ -34,7 +34,7 @@ class KnowsNewest(Protocol):
     """A sink whose system can detect later epochs, committed by another run."""
 
     def check_newest(self, committable: Committable) -> None:
-        """Raise if a later epoch of the same checkpoint than this committable's is committed.
+        """Raise if an epoch after the committable's is committed, of the same checkpoint.
 
         Raises:
             FencedError: a later epoch is committed.

@@ -214,7 +214,7 @@ def send(
     attempt_number: int = 0,
     stage: int = 0,
 ) -> Iterator[Frame]:
-    """Yield all frames of a task's attempt, then an end frame with its number per target.
+    """Yield all frames of a task's attempt, then an end frame per target with its number.
 
     Args:
         outlet: where the frames go.

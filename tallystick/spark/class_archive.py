@@ -1,9 +1,9 @@
 """An archive of the classes that a start needs, so that a JVM maps them instead of reading jars.
 
 HotSpot's class data sharing: `tallystick warm-up` has a JVM write down which classes it has loaded,
-and later ones of the same Java and Spark share them. Whether an archive fits is for the JVM to say,
-which compares itself, the class path, each jar and checksums; without one that fits it starts as
-ever. Its length is for us to check: Java 17 crashes where the file is cut short. Source:
+and later ones of the same Java and Spark share them. The JVM checks by itself that an archive fits
+(Java, class path, each jar, checksums), and starts as ever without a fitting archive. The length of
+the file we check: Java 17 crashes where an archive is cut short. Source:
 https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
 """
 

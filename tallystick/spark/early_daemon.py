@@ -3,9 +3,10 @@
     driver ── starts ──► early daemon: imports packages, loads kernels, and waits
     JVM ── starts ──► stand-in ── its files, environment, arguments ──► early daemon: serves the JVM
 
-Spark starts a daemon when its first Python task does. That one is the stand-in: it hands its place
-to the early daemon, and only waits for its end. From then on the early daemon runs what Spark's own
-would, with the pipes to the JVM: all that ends a daemon of Spark's, or its workers, ends this one.
+Spark starts a daemon when its first Python task does. This daemon is the stand-in: it hands its
+place to the early daemon, and only waits for the end. From then on the early daemon runs what
+Spark's own would, with the pipes to the JVM: all that ends a daemon of Spark's, or its workers,
+ends the early daemon too.
 
 Invariants:
     * Without an early daemon, or with one that is taken, gone, or another Python, the stand-in is

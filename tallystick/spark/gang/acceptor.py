@@ -4,7 +4,7 @@ Invariants:
     * It ends when the port is closed, and never by an error: without descriptors or threads it
       hangs up on strangers, and goes on.
     * At most `UNPROVED_MAX` callers that have not proved the secret are there at a time. When there
-      are more, those that took longer than `UNPROVED_S` for what takes milliseconds give way.
+      are more, callers older than `UNPROVED_S` give way: a proof takes milliseconds.
 """
 
 import contextlib

@@ -52,7 +52,7 @@ LOST = "lost"
 
 
 class GangLostError(EpochAbortedError):
-    """The gang is lost, since a member is gone; the writes of that member are not known."""
+    """The gang is lost, since a member is gone; the gang's writes are not known."""
 
 
 class GangStoppedError(Exception):

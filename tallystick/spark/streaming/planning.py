@@ -1,7 +1,8 @@
 """The driver side of a stream: asks Kafka what the enumerator needs, epoch by epoch.
 
 Lives in the driver of a pipeline, and for `readStream` in the Python process that Spark keeps per
-query. It remembers nothing that matters: each plan starts from where the epoch before has ended.
+query. The planner remembers nothing that matters: each plan starts from where the epoch before has
+ended.
 """
 
 import logging
