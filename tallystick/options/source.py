@@ -294,7 +294,7 @@ class SourceOptions:
 
     @property
     def asks_registry(self) -> bool:
-        """True if reading a record needs the schema that it was written with."""
+        """True if reading a record needs the writer's schema, from a registry."""
         return any(isinstance(each, Avro | Protobuf) for each in (self.value, self.key))
 
     @property
@@ -394,7 +394,7 @@ def _stop(found: ParsedOptions, *, streaming: bool) -> Bound | None:
 
 
 def _the_one(found: ParsedOptions, side: str) -> str:
-    """Return the option of one side that is given; the plain one where none is."""
+    """Return the name of the option given for a side; by default `startingOffsets` and the like."""
     names = [f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"]
     given = [name for name in names if name in found]
     if len(given) > 1:

@@ -157,7 +157,7 @@ class ParsedOptions:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The values that go into fields as they are."""
+        """The values of options that become fields unchanged."""
         return {each.field: self[each.name] for each in self.table.options if each.field}
 
 
@@ -174,13 +174,13 @@ class OptionTable:
     """Options of Spark's connector that no row depends on, and why they have no effect."""
 
     def of(self, arguments: object) -> dict[str, Any]:
-        """Check arguments that stand for options, and return the fields that they make.
+        """Check arguments given in place of options, and return the values of their fields.
 
         Args:
             arguments: an object with an attribute per field.
 
         Raises:
-            OptionError: one is not of its type; it is named as the attribute is.
+            OptionError: an argument is not of its option's type; the message names the attribute.
         """
         made: dict[str, Any] = {}
         for option in (each for each in self.options if each.field):
@@ -243,12 +243,12 @@ def client_config(
     *,
     transaction_timeout_ms: int | None = None,
 ) -> KafkaConfig:
-    """Return how to reach a cluster, by settings under the names of Spark's connector.
+    """Return the configuration of a cluster, from settings named as in Spark's connector.
 
     Args:
         bootstrap_servers: the brokers to begin with.
         options: the settings, with `kafka.` before their names.
-        transaction_timeout_ms: of the transactions that are written there; None: there are none.
+        transaction_timeout_ms: of transactions written in the cluster; None: no transactions.
 
     Raises:
         OptionError: a setting is not known, or contradicts another.

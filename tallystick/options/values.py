@@ -87,7 +87,7 @@ def _check_part(found: ParsedOptions, part: str, example: str) -> None:
 
 
 def format_of(found: ParsedOptions, part: str) -> Format | None:
-    """Return the format of the value or the key, if it has columns of its own; None: it has none.
+    """Return the format that gives the value or the key columns of its own, or None.
 
     Args:
         found: checked by `check_values`.

@@ -78,16 +78,16 @@ RETRY_PAUSE_S = 0.5
 
 
 class Driver:
-    """Runs the epochs of one query run, one at a time, in the order that Spark asks for them.
+    """The shell of one run: performs the coordinator's actions, one epoch at a time.
 
     Args:
         identity: the pipeline and its checkpoint.
         decider: decides the epochs of the checkpoint.
         storage: the checkpoint location.
         clock: for names and pauses.
-        participants: the other sinks; None: there are none.
+        participants: the other sinks; None: no other sinks.
         listener: called with every event.
-        collect_every: how many epochs between two collections of what nothing needs; 0: none.
+        collect_every: epochs between two removals of files that nothing needs; 0: remove none.
         deletes_at_a_time: threads that a collection has; 1: none.
     """
 
@@ -121,7 +121,7 @@ class Driver:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster whose transactions commit the epochs, and the positions of sources there."""
+        """The id of the cluster whose transactions commit epochs and positions of sources."""
         return self._decider.name.cluster_id
 
     def check_owner(self) -> bool:
@@ -129,7 +129,7 @@ class Driver:
         return self._decider.check_owner()
 
     def run_epoch(self, request: Request, engine: Engine) -> None:
-        """Run one epoch to its end, or find that it is committed already.
+        """Run the requested epoch to its end, unless an earlier run has committed it.
 
         Raises:
             FencedError: another run owns the pipeline.
@@ -152,13 +152,13 @@ class Driver:
         return self._drive(request, None)
 
     def run_next(self, source: EpochSource) -> bool:
-        """Plan the epoch after what is committed, and run it to its end.
+        """Plan the epoch after the newest committed epoch, and run it to its end.
 
         Args:
-            source: plans it, and runs its tasks.
+            source: plans the epoch, and runs its tasks.
 
         Returns:
-            Whether there was one; if not, the newest epoch is settled all the same.
+            True if the source planned an epoch; if not, the newest epoch is settled all the same.
 
         Raises:
             TallystickError: as `run_epoch`.
@@ -181,7 +181,7 @@ class Driver:
         return ended.checkpoint_id if isinstance(ended, RunEpoch) else None
 
     def end(self) -> None:
-        """Note that nothing is left to do for the newest epoch that came to its end."""
+        """Note in the checkpoint that nothing is left to do for the newest finished epoch."""
         if self._seen_through:
             self._folder.note(micro_batches.settled_path(self._seen_through))
 
@@ -242,7 +242,10 @@ class Driver:
                 self._clock.sleep(RETRY_PAUSE_S)
 
     def _before_stop(self, error: Exception) -> None:
-        """Do what the next run needs, which cannot see what this one has seen."""
+        """Repair Spark's log, abort prepared output or note a second call, before the run stops.
+
+        The next run needs it, and cannot see what this one has seen.
+        """
         match error:
             case SparkLogError():
                 self._folder.log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
@@ -284,7 +287,7 @@ class Driver:
         return StateFileError(f"{message} {remedy}")
 
     def _perform(self, action: Action, by: Worker | None) -> Event:
-        """Perform one action and return the fact that follows from it."""
+        """Perform an action through the ports and return the resulting event."""
         match action:
             case FenceProducer(current):
                 return ProducerFenced(self._fence(current))
@@ -336,7 +339,10 @@ class Driver:
                 return EpochRan(*by.run_epoch(checkpoint_id, producer, state))
 
     def _settle(self, action: RecoverParticipants | CommitParticipants) -> Event:
-        """Commit what is decided in other sinks; in a recovery, abort what else lingers there."""
+        """Commit decided transactions in the other sinks; abort lingering ones in a recovery.
+
+        An epoch whose attempts may have left strays aborts lingering transactions too.
+        """
         if self._participants is None:
             raise refusals.no_sinks(self._identity, action.committables)
         match action:
@@ -353,7 +359,10 @@ class Driver:
                 )
 
     def _abort_lingering(self, producer: Producer, decided: tuple[Committable, ...]) -> Producer:
-        """Abort what lingers in other sinks, if this run proves that it is not replaced."""
+        """Abort lingering transactions in the other sinks, and return the producer.
+
+        The fence before it proves that no newer run has replaced this one.
+        """
         if self._participants is None:
             return producer
         found = to_abort(self._participants.lingering(), decided)

@@ -21,7 +21,7 @@ class Enrichment:
         uid: of the table.
         on: the columns of the rows, in the order of the table's key.
         how: one of `HOW`.
-        columns: names in the table and in the result; None: all but those of its key.
+        columns: names in the table and in the result; None: all but the key's columns.
     """
 
     uid: str

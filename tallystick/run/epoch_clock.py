@@ -1,4 +1,4 @@
-"""The clocks of a run: one by which pauses are measured, and one that epochs have.
+"""The clocks of a run: a monotonic clock for pauses, a wall clock without jumps for epochs.
 
 The driver's wall clock may jump: NTP or a person puts it right, a virtual machine is moved. Pauses
 (`idle_after`, `idle_advance`, how long a topic is missed) are measured by a monotonic clock, which
@@ -32,7 +32,7 @@ def monotonic_ms() -> int:
 
 
 class SteadyClock:
-    """A clock that begins at the wall clock's time, and then goes on whatever that one does.
+    """A clock that begins at the wall clock's time, and then ignores jumps of the wall clock.
 
     Args:
         wall: the wall clock.
@@ -59,7 +59,7 @@ class SteadyClock:
 
 
 class EpochClock:
-    """The clock that epochs have: the wall clock, without its jumps; it never goes back.
+    """The epochs' clock: the wall clock without jumps, which never goes back.
 
     Args:
         wall: the wall clock.

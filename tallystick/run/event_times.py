@@ -1,4 +1,4 @@
-"""Event times by partition, and the watermark that follows from them.
+"""Event times by partition, and the watermark derived from event times.
 
 Readers note the latest event time of each partition that they read, of the rows that they send on.
 The watermark is the earliest of these, over the partitions that are not idle, less the delay: what
@@ -71,7 +71,7 @@ def check_time_column(
 
 
 def not_after(times: pa.Array, limit_ms: int | None) -> tuple[pa.Array, pa.Array | None]:
-    """Return event times without those after a limit, and which rows these are of; None: of none.
+    """Return event times with null for those after a limit, and a mask of these rows or None.
 
     Args:
         times: timestamps, or milliseconds since 1970 as whole numbers.
@@ -92,7 +92,7 @@ class TimesRead:
     """The latest event time of each partition that a task has read.
 
     Args:
-        column: that holds them, as the keyed step has it; None: nobody asks for them.
+        column: of event times, as the keyed step has it; None: no step asks for event times.
         limit_ms: the latest event time that is believed; None: any is. Later ones count as none.
     """
 
@@ -182,16 +182,16 @@ class WatermarkRule:
 class InputState:
     """The state of a pipeline's input when an epoch was planned.
 
-    Inputs whose rows have no event times are not in it: nobody waits for them.
+    Inputs whose rows have no event times are left out: nobody waits for them.
 
     Args:
         partitions: that have a position; of several inputs, as `offsets.of_input` names them.
-        unfinished: those that had more than the epoch reads.
-        begun: those that the epoch begins to read, perhaps again: what an earlier topic of the
-            same name held says nothing of this one.
-        ended: those that the epoch reads to where reading ends for good: nothing comes after.
-        arrived: those of which the epoch reads records, and whose records before had event times.
-        is_over: all inputs are at such an end; those without event times too, if they have one.
+        unfinished: the partitions with more records than the epoch reads.
+        begun: the partitions that the epoch begins to read, perhaps again: records of an earlier
+            topic of the same name say nothing of the new topic.
+        ended: the partitions that the epoch reads to where reading ends for good.
+        arrived: the partitions with records in the epoch, whose earlier records had event times.
+        is_over: all inputs are at such an end, also inputs without event times that have an end.
         clock_ms: the time by which pauses are measured; None: the epoch's own clock. No jump of the
             driver's clock moves it.
     """
@@ -253,7 +253,7 @@ def advanced(
     Args:
         base: its state, with the watermark that the epoch went by.
         read_ms: the latest event time of each partition that the epoch read rows of, if any.
-        source: what was planned, and what is left.
+        source: the state of the input when the epoch was planned.
         timestamp_ms: the epoch's clock.
         rule: of the step.
     """
@@ -287,12 +287,12 @@ class EventTimesOfEpoch(NamedTuple):
     """The event times of partitions after an epoch, for the progress and the page.
 
     Args:
-        watermark_ms: of the step; None: there is none yet.
+        watermark_ms: of the step; None: no watermark yet.
         timed: the partitions of which the epoch read rows with event times.
-        waited_for: those whose next rows the watermark waits for.
-        ended: those that are read to where reading ends for good.
-        idle: the others.
-        slowest: of those that are waited for, the one that holds the watermark; None: none does.
+        waited_for: the partitions whose next rows the watermark waits for.
+        ended: the partitions that are read to where reading ends for good.
+        idle: the other partitions.
+        slowest: the partition that holds the watermark back; None: no partition does.
     """
 
     watermark_ms: int | None
@@ -311,7 +311,10 @@ class EventTimesOfEpoch(NamedTuple):
         timestamp_ms: int,
         rule: WatermarkRule,
     ) -> Self:
-        """Return it, as `advanced` took it; `after` is what that returned."""
+        """Return the event times of the epoch for which `advanced` was called.
+
+        `after` is the state that `advanced` returned; the other arguments are the same.
+        """
         now_ms = timestamp_ms if source.clock_ms is None else source.clock_ms
         times = {
             at: each

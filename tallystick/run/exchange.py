@@ -1,9 +1,9 @@
 """Batches, not rows, travel between tasks: finished Kafka record batches, routed to their writers.
 
 A frame is one encoded record batch for one output partition. Every output partition has one writing
-task per epoch. A writer gets its frames sorted by (source, sequence): the task that encoded them,
-and the order in which it did. Rows of one input partition are read by one source task, so the order
-per input partition, and with it per key, survives any reordering of blobs by Spark.
+task per epoch. A writer gets frames sorted by (source, sequence): the task that encoded a frame,
+and the number of the frame in that task. Rows of one input partition are read by one source task,
+so the order per input partition, and with it per key, survives any reordering of blobs by Spark.
 
 Between two steps the same frames carry rows to the tasks that own their key groups; such a frame
 has no topic. Rows of side outputs pass by those tasks, with the output's name in the topic's place
@@ -14,8 +14,8 @@ All writers must see the same attempt of a source. When Spark runs a source agai
 are done (shuffle files were lost), the new attempt may route rows elsewhere: a function of the user
 that is not deterministic, or rows without a key. So an attempt draws a number, says it to every
 writer, also to those that get no rows, and `check_same_attempts` compares. With its number the
-first writer gets the attempt's note: what it left elsewhere (files of state), and which attempts it
-had its own rows from. So what counts is what the attempt left whose rows are written.
+first writer gets the attempt's note: the files of state that the attempt left, and the attempts
+from which it had rows itself. So the files that count are of the attempt whose rows are written.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ from tallystick.values import TopicPartition
 
 
 class Frame(NamedTuple):
-    """One encoded record batch on its way to the task that writes its partition."""
+    """An encoded record batch on the way from its source task to its target task."""
 
     target: int
     source: int
@@ -65,7 +65,7 @@ NO_TOPIC = ""
 def last_frames(
     source: int, sequence: int, attempt: int, task_count: int, notes: Iterable[str] = ()
 ) -> Iterator[Frame]:
-    """Yield a source's last frame to every writer: it was this attempt, and there are no more rows.
+    """Yield a source's last frame to every writer: the number of the attempt, and no rows.
 
     The first writer gets the notes too, a frame each.
     """
@@ -76,7 +76,7 @@ def last_frames(
 
 
 class Attempt(NamedTuple):
-    """One attempt of a task that sends frames."""
+    """An attempt of a task that sends frames."""
 
     stage: int
     source: int
@@ -84,7 +84,7 @@ class Attempt(NamedTuple):
 
 
 class FrameSources:
-    """The attempts of sources that a task had its frames from, and their notes.
+    """The attempts of sources from which a task had frames, and the notes of the attempts.
 
     Args:
         stage: of the sources: 0 reads, each keyed step is one more.
@@ -101,7 +101,7 @@ class FrameSources:
         return tuple(sorted(self._attempts))
 
     def with_rows(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Yield the frames that hold rows, and keep what the others say."""
+        """Yield the frames with rows; keep the attempts of all frames, and the notes."""
         for frame in frames:
             self._attempts.add(Attempt(self._stage, frame.source, frame.attempt))
             if frame.record_count:
@@ -114,7 +114,7 @@ def check_same_attempts(heard: Iterable[Iterable[Attempt]]) -> None:
     """Check that all tasks got their rows from the same attempt of each source.
 
     Args:
-        heard: per task, the attempts that it heard of.
+        heard: per task, the attempts of sources that sent its frames.
 
     Raises:
         EpochAbortedError: a source was run again in between.

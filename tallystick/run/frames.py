@@ -35,7 +35,7 @@ def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBat
 
 
 def _check_names(found: list[str], declared: list[str], what: str, above: str = "") -> None:
-    """Raise OptionError unless each declared name is there once, and no other one."""
+    """Raise OptionError unless the declared names are there, each once, and no others."""
     for name in declared:
         if found.count(name) != 1:
             problem = "is not there" if name not in found else "is there more than once"
@@ -199,7 +199,7 @@ def _is_same(column: pa.Array, cast: pa.Array) -> bool:
 
 
 def to_ipc(rows: pa.RecordBatch) -> bytes:
-    """Return a batch with its schema, as it travels in a frame."""
+    """Encode a batch and its schema as an Arrow stream, the data of a frame."""
     codec = "lz4" if rows.nbytes >= COMPRESSED_BYTES_MIN else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec)

@@ -1,8 +1,8 @@
 """The watermarks of the keyed steps behind the first one that has event time.
 
-That one's watermark follows from the partitions (see `event_times`). Each later one gets its own
-from the step before it, never from the rows that come to it: those of slow keys, and of partitions
-that lag, would be late.
+The first step's watermark follows from the partitions (see `event_times`). Each later step gets a
+watermark from the step before, never from the rows that come to it: rows of slow keys, and of
+partitions that lag, would be late.
 
     epoch N      the step judges rows, and fires timers, by the watermark W that epochs before left
     at its end   it hands W on, less what the times in its output may be behind it
@@ -14,7 +14,7 @@ lowered, for partitions whose records come next (`event_times.in_use`), and W ne
 
 By how much times are behind is known of the functions of this package (`PutsOutTimes`): the start
 of a window by its size. A column that a function of the user's made is taken to be no further
-behind; what it is beyond that is for `watermark_delay=` of the later step.
+behind; any further lag is for `watermark_delay=` of the later step.
 
 Source: Flink's AbstractStreamOperator.processWatermark, which fires timers and then emits the
 watermark behind what they put out, and KeyedCoProcessOperatorWithWatermarkDelay, which delays it
@@ -39,9 +39,9 @@ class HandedOn:
     """The watermark that a step is handed.
 
     Args:
-        giver: the place of the step whose watermark it is.
-        lag_ms: by how much the times of its rows may be behind that.
-        is_known: whether that is sure; else it hangs on functions of the user's.
+        giver: the place of the step that hands it on.
+        lag_ms: by how much the times of the giver's rows may be behind its watermark.
+        is_known: whether the lag is sure; else it depends on functions of the user's.
     """
 
     giver: int
@@ -49,7 +49,7 @@ class HandedOn:
     is_known: bool
 
     def watermark_ms(self, given: int | None, delay_ms: int) -> int | None:
-        """Return what the step's watermark would be; None: there is none yet.
+        """Return the step's watermark, or None while the giver has none.
 
         Args:
             given: the watermark of the giver.
@@ -78,7 +78,10 @@ class _Times:
         return _Times(there, self.most_ms, self.is_known and not functions)
 
     def put_out_by(self, step: KeyedStep) -> "_Times":
-        """Return the times in a step's output, behind its own watermark if it has one."""
+        """Return the event times in a step's output, from the times in the rows that come to it.
+
+        Lags count from the step's own watermark, if it has event time.
+        """
         processor, given = step.processor, self
         if step.event_time is not None:
             columns = [f"{name}.{column}" for name, column in step.input_times.items()]
@@ -94,17 +97,17 @@ class _Times:
 
 
 def first_timed(steps: Sequence[KeyedStep]) -> int | None:
-    """Return the place of the first step that has event time: the one with a rule of its own."""
+    """Return the index of the first step with event time, which has a watermark rule of its own."""
     return next((at for at, step in enumerate(steps) if step.event_time is not None), None)
 
 
 def noted_column(first: KeyedStep, timed: KeyedStep) -> pa.Field | None:
-    """Return the column that readers note times of; None: rows do not have it when they are read.
+    """Return the column of times that readers note, or None if rows as read have no such column.
 
     Args:
         first: the first keyed step.
-        timed: the first one with event time. Where that is another one, its rows have the times
-            that the first one's have, in the column of that name.
+        timed: the first keyed step with event time. If it is a later step, readers note the column
+            of that name in the rows of the first.
     """
     name = timed.watermark_column or timed.event_time
     assert name is not None, "it has event time"
@@ -117,7 +120,7 @@ def noted_column(first: KeyedStep, timed: KeyedStep) -> pa.Field | None:
 
 
 def handed_on(steps: Sequence[KeyedStep]) -> tuple[HandedOn | None, ...]:
-    """Return which watermark each step is handed; None: it has a rule of its own, or no time."""
+    """Return the watermark handed to each step; None: a rule of its own, or no event time."""
     found: list[HandedOn | None] = [None] * len(steps)
     first = first_timed(steps)
     if first is None:
@@ -142,15 +145,15 @@ def with_watermarks(
     own_ms: Sequence[Sequence[int | None]],
     final_stage: int = 0,
 ) -> list[StepState]:
-    """Return the states that an epoch leaves, with the watermarks that the next one goes by.
+    """Return the states after an epoch, with the watermarks for the next epoch.
 
     Args:
         plans: of the keyed steps, in this epoch.
-        states: that they leave, with the watermarks that they had.
+        states: after the epoch, with the watermarks from before.
         source: the state of the input; None: readers noted no times.
         read_ms: the latest time of each partition, as they noted it.
         own_ms: for each step, the latest times that its tasks met.
-        final_stage: the step that is at the end of all event times, from 1; 0: none is.
+        final_stage: the number of the step at the end of all event times, from 1; 0: no step is.
     """
     found: list[StepState] = []
     all_given = handed_on([plan.step for plan in plans])

@@ -1,8 +1,8 @@
 """The plan of an epoch over all inputs of a pipeline: where each begins, and where it ends.
 
-An input is known by its id, not by its place: a manifest's positions are those of the input of the
-same id, whatever the order was. What an epoch may span is divided among the inputs that have
-something to read, so that a backlog of one does not hold up another.
+Inputs are matched by id, not by order: a manifest's positions go to the input of the same id. The
+offsets that an epoch may span are divided among the inputs that have something to read, so that a
+backlog of one does not hold up another.
 """
 
 import json
@@ -28,7 +28,7 @@ def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
 
 
 def dropped_word(uid: str) -> str:
-    """Return the word that accepts that an input's positions are forgotten."""
+    """Return the word by which a user accepts that an input's positions are forgotten."""
     return f"dropped-input-{uid}"
 
 
@@ -94,7 +94,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class InputPlanner:
-    """The planner of one input, and its user's bound.
+    """The planner of one input, with the user's bound on the offsets of an epoch.
 
     Args:
         uid: of the input.
@@ -164,8 +164,8 @@ class InputPlanners:
 
         Args:
             start: where each input goes on.
-            offset_count_max: the most that it may span; None: no limit.
-            ahead: says which partitions are to wait for others; None: none does.
+            offset_count_max: the most offsets that the epoch may span; None: no limit.
+            ahead: returns the partitions that are to wait for others; None: no partition waits.
         """
         if len(self._inputs) == 1 and ahead is None:
             stop = self._inputs[0].planner.next(start[0], offset_count_max)

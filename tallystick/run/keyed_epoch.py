@@ -1,6 +1,6 @@
-"""The keyed steps of one epoch, on the driver: plans for tasks, and what their notes add up to.
+"""The keyed steps of one epoch, on the driver: plans for tasks, and the state from their notes.
 
-The committed state goes in, the next one comes out; in between nothing is kept.
+The committed state goes in, the next state comes out; nothing is kept in between.
 """
 
 import logging
@@ -56,7 +56,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class KeyedSteps:
-    """The keyed steps of a pipeline, for all epochs of a run; it may have none.
+    """The keyed steps of a pipeline, if any, for all epochs of a run.
 
     Args:
         steps: in their order.
@@ -64,10 +64,10 @@ class KeyedSteps:
         doors: what tasks reach from their hosts.
         allow_dropped: uids whose state may be given up.
         functions: what rows pass through before the first step, if not in the reader.
-        slice_bytes: rows that a task holds at a time.
-        on_share: told, after each epoch, how many bytes of rows its busiest task had.
-        on_times: told, after each epoch, how long its tasks took.
-        on_event_times: told, after each epoch of which readers note the event times, what they are.
+        slice_bytes: bytes of rows that a task holds at a time.
+        on_share: called after each epoch with the bytes of rows of the busiest task.
+        on_times: called after each epoch with the times that tasks took.
+        on_event_times: called after each epoch of which readers note event times, with these.
         tables: the broadcast tables of the pipeline.
         lists: the list states of its readers.
         is_noted: readers note event times; not behind DataFrame code.
@@ -211,7 +211,7 @@ class KeyedSteps:
         return sum(each.time_mode == mode for each in timed)
 
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
-        """The state after an epoch that had nothing to do; what may be dropped is not in it."""
+        """Return the state after an epoch without work, less the steps that may be dropped."""
         uids = {base.uid for base in self._bases(state)}
         return tuple(step for step in state if step.uid in uids)
 
@@ -235,7 +235,7 @@ class KeyedSteps:
             state: the committed one.
             last: where the rows go in the end; with the functions of a pipeline without steps.
             source: the state of the input; None: rows come with no partition.
-            control: what is new for the tables, by uid.
+            control: the new splits of the tables' control topics, by uid.
             is_over: all inputs end here, where `source` does not say it.
         """
         version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
@@ -289,7 +289,7 @@ class KeyedSteps:
     def _list_plans(
         self, version: Version, bases: Sequence[StepState], state: Iterable[StepState]
     ) -> tuple[ListPlan, ...]:
-        """Plan the lists of one epoch."""
+        """Return the plans of the lists in an epoch."""
         before = {each.uid: each.parallelism for each in state}
         plans = []
         for its, base in zip(self.lists, bases, strict=True):
@@ -304,7 +304,7 @@ class KeyedSteps:
         bases: Sequence[StepState],
         control: Mapping[str, tuple[SplitRange, ...]],
     ) -> tuple[TablePlan, ...]:
-        """Plan the tables of one epoch."""
+        """Return the plans of the tables in an epoch."""
         plans = []
         for table, base in zip(self.tables, bases, strict=True):
             assert self.doors is not None, "a pipeline with tables has them"
@@ -317,7 +317,7 @@ NO_STEPS = KeyedSteps()
 
 
 def _started(step: KeyedStep, base: StepState) -> KeyedStep:
-    """The step as this epoch needs it."""
+    """Return the step, without its initial state after the first epoch."""
     if base.version is None or not isinstance(step.processor, HasInitialState):
         return step
     return replace(step, processor=step.processor.started())
@@ -325,23 +325,23 @@ def _started(step: KeyedStep, base: StepState) -> KeyedStep:
 
 @dataclass(frozen=True)
 class KeyedEpoch:
-    """One epoch's way through the tasks.
+    """The plan of an epoch's tasks, and the sum of their notes.
 
     Args:
         plans: of the keyed steps.
         first: where readers send their rows.
-        writer_count: how many tasks write into the epoch's own transaction; 0: it has none, and the
-            last tasks before them tell themselves what they did.
+        writer_count: how many tasks write into the epoch's own transaction; 0: no transaction, and
+            the last tasks report themselves.
         version: of the state that the epoch leaves.
-        has_sinks: the last tasks tell what they prepared in sinks.
+        has_sinks: the last tasks note their transactions in sinks.
         may_leave_strays: see `FanOut`.
         on_share: see `KeyedSteps`.
         on_times: see `KeyedSteps`.
         on_event_times: see `KeyedSteps`.
-        source: see `KeyedSteps.epoch`; None too where readers note no times.
+        source: see `KeyedSteps.epoch`; also None where readers note no times.
         final_stage: see `step_times.final_stage`; 0: more may come.
-        tables: broadcast ones, in this epoch.
-        lists: list states, in this epoch.
+        tables: the broadcast tables in this epoch.
+        lists: the list states in this epoch.
     """
 
     plans: tuple[ProcessPlan, ...]
@@ -364,11 +364,11 @@ class KeyedEpoch:
         return len(self.plans)
 
     def prepared(self, reports: Sequence[Report]) -> EpochResult:
-        """Return what the epoch left, by the reports of its writing tasks, which met no error.
+        """Return the result of an epoch from the reports of writing tasks without errors.
 
         Raises:
             EpochAbortedError: tasks saw different attempts of a source.
-            BrokenInvariantError: a task was not heard of.
+            BrokenInvariantError: the note of a task is missing.
         """
         found = split_notes(text for each in reports for text in each.notes)
         texts, prepared, times, read, of_tables, of_lists = found
@@ -401,7 +401,7 @@ class KeyedEpoch:
         )
 
     def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
-        """Every keyed task left exactly one note: what it changed would be lost without."""
+        """Raise if a note or a report of a task is missing or doubled: changes would be lost."""
         expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
         heard = sorted((note.uid, note.index) for note in notes)
         count = self.writer_count or (self.plans[-1].base.parallelism if self.plans else 0)

@@ -67,23 +67,23 @@ class KeyedStep:
     """A keyed step, checked and with all types known.
 
     Args:
-        uid: names its state.
-        key: its key's columns.
-        columns: of the rows that come to it.
-        processor: its function.
+        uid: the name of the step's state.
+        key: the codec of the key's columns.
+        columns: of the rows that come to the step.
+        processor: the step's function.
         declared: the states that the function uses.
-        output: what the function puts out.
-        outputs: the columns of its side outputs.
-        functions: what its output passes through.
+        output: the columns of the main output.
+        outputs: the columns of the side outputs.
+        functions: the functions that the main output passes through.
         max_parallelism: how many key groups; None: as the state has it.
         parallelism: how many tasks; None: as many as Spark runs at a time.
         event_time: the column that holds a row's event time; None: rows have none.
-        watermark_delay_ms: how much later than the latest row of its partition another one may
+        watermark_delay_ms: how much later than the latest row of its partition another row may
             come.
         idle_after_ms: how long a partition that is read to its end is waited for.
         max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
             before it is not read on; 0: as far as it gets.
-        watermark_column: holds watermarks of producers; None: they follow from event times.
+        watermark_column: the column of producers' watermarks; None: they follow from event times.
         idle_advance: see `WatermarkRule`.
         event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
             as far as it says.
@@ -111,7 +111,7 @@ class KeyedStep:
 
     @property
     def watermark_rule(self) -> WatermarkRule:
-        """The way to its watermark, where its rows come from partitions."""
+        """The rule of the step's watermark, for rows that come from partitions."""
         return WatermarkRule(
             self.watermark_delay_ms,
             self.idle_after_ms,
@@ -121,7 +121,7 @@ class KeyedStep:
 
     @cached_property
     def routed(self) -> pa.Schema:
-        """The columns that travel to its tasks: what its function does not read stays behind."""
+        """The columns that travel to the step's tasks, without those the function never reads."""
         reads = self.processor.reads
         if reads is None:
             return self.columns
@@ -130,7 +130,7 @@ class KeyedStep:
 
 
 class Doors(Protocol):
-    """The things that a task reaches from its worker's host."""
+    """A task's access to the checkpoint, and to local copies of state on the worker's host."""
 
     def storage(self) -> Storage:
         """The checkpoint's files."""
@@ -143,16 +143,16 @@ class Doors(Protocol):
 
 @dataclass(frozen=True)
 class TaskNote:
-    """A report of what one attempt of a keyed task left, for the driver.
+    """A report to the driver of the results of a keyed task's attempt.
 
     Args:
         uid: of the step.
         index: of the task.
-        files: that hold what changed, and snapshots.
-        attempts: whose rows it had.
-        event_time_max_ms: the latest event time among its rows; None: there was none.
-        late: how many rows it dropped because their event time had passed, or was too far ahead.
-        byte_count: of the rows that it processed, in memory.
+        files: of changed state, and snapshots.
+        attempts: the attempts of sources from which the task had rows.
+        event_time_max_ms: the latest event time among the task's rows; None: no event time.
+        late: how many rows were dropped with an event time that had passed, or was too far ahead.
+        byte_count: the size in memory of the rows processed.
         early: how many of the late ones were too far ahead of the clock.
     """
 
@@ -191,7 +191,7 @@ class _TaskResult:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """A keyed step in one epoch, as its tasks get it.
+    """The plan of a keyed step in an epoch, sent to the step's tasks.
 
     Args:
         step: the step.
@@ -199,12 +199,12 @@ class ProcessPlan:
         checkpoint_id: the epoch.
         base: the committed state, with this epoch's parallelism and fields.
         time: the epoch's.
-        snapshots: which key groups a task writes whole, by task index.
-        merges: which changelogs a task makes one, by task index.
-        doors: what a task reaches from its host.
+        snapshots: the key groups that a task writes whole, by task index.
+        merges: the changelogs that a task merges into one, by task index.
+        doors: the access to local state and the checkpoint.
         outlet: where its output goes.
-        slice_bytes: rows that a task holds at a time.
-        tables: broadcast ones, which functions after it may use.
+        slice_bytes: bytes of rows that a task holds at a time.
+        tables: the broadcast tables that functions after the step may use.
     """
 
     step: KeyedStep
@@ -220,12 +220,12 @@ class ProcessPlan:
     tables: tuple[TablePlan, ...] = ()
 
     def run(self, frames: Iterable[Frame], index: int, attempt_number: int = 0) -> Iterator[Frame]:
-        """Process what one task got.
+        """Process the frames of one task, and yield frames for the next tasks.
 
         Args:
             frames: sorted by source and sequence.
             index: of the task.
-            attempt_number: Spark's.
+            attempt_number: Spark's number of the attempt.
 
         Raises:
             OptionError, RecordError: the rows, or the function's output, are not as declared.
@@ -253,7 +253,7 @@ class ProcessPlan:
             yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
 
     def _place(self, rows: pa.RecordBatch, row: int) -> Place:
-        """Return which step a row is of, and of which key, where it has its columns still."""
+        """Return the place of a row: the step, and the key if the row still has its columns."""
         names = [each for each in self.step.key.names if each in rows.schema.names]
         key = ", ".join(f" {name}={str(rows[name][row].as_py())[:100]!r}" for name in names)
         return Place(f"a row of keyed step {self.step.uid!r}{key and ' for'}{key}")
@@ -338,7 +338,7 @@ class ProcessPlan:
     def _believed(
         self, rows: pa.RecordBatch, left: _TaskResult
     ) -> tuple[pa.RecordBatch, SideRows | None]:
-        """Return the rows that are not too far ahead of the clock; the others as late ones are."""
+        """Split off rows with event times too far ahead of the clock, and treat them as late."""
         column, most_ms = self.step.event_time, self.step.event_time_max_ahead_ms
         if column is None or most_ms is None:
             return rows, None
@@ -354,7 +354,7 @@ class ProcessPlan:
         return rows, None
 
     def _in_time(self, rows: pa.RecordBatch, left: _TaskResult) -> pa.RecordBatch:
-        """The rows that are not late.
+        """Return the rows that are not late, and count the late ones.
 
         Source: Spark's WatermarkSupport: an event time up to the watermark is late, null is not.
         """
@@ -399,7 +399,7 @@ class ProcessPlan:
     def _processed(
         self, slices: Slices, view: StateView, changes: list[pa.Table], left: _TaskResult
     ) -> Iterator[pa.RecordBatch | SideRows]:
-        """Yield what the function puts out, slice by slice; what it changed is sorted by key."""
+        """Yield the function's output, slice by slice; append changes of state, sorted by key."""
         what = f"step {self.step.uid}"
         for groups, rows in slices:
             work = Work(

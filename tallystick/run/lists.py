@@ -63,12 +63,12 @@ _held: dict[tuple[str, str, int], dict[Version, pa.BinaryArray]] = {}
 
 @dataclass(frozen=True)
 class ListPlan:
-    """A list state in one epoch, as tasks get it.
+    """The plan of a list state in an epoch, sent to the reading tasks.
 
     Args:
         step: the state.
-        base: the committed one, with this epoch's parallelism.
-        before: the parallelism of the epoch that left it.
+        base: the committed state, with this epoch's parallelism.
+        before: the parallelism of the epoch that left the state.
         version: of the state that the epoch leaves, if it changes anything.
         files: the way to the checkpoint.
     """
@@ -85,12 +85,12 @@ class ListPlan:
         return self.base.version is not None and self.before != self.base.parallelism
 
     def opened(self, task: int) -> "OpenList":
-        """For one attempt of a task."""
+        """Return the list of a task, opened for one attempt."""
         return OpenList(self, task)
 
 
 class OpenList:
-    """The list of a task, as one attempt of it uses and changes it.
+    """The list of a task, opened for an attempt that reads and changes its elements.
 
     Args:
         plan: of the epoch.
@@ -136,7 +136,7 @@ class OpenList:
         return self._elements
 
     def notes(self) -> list[str]:
-        """Write what the attempt has changed, and return what the driver is to be told of it."""
+        """Write the attempt's changes to a file, and return the notes for the driver."""
         plan, files = self._plan, list[StateFile]()
         storage, nonce, epoch = plan.files.storage(), secrets.token_hex(8), plan.version.epoch
         with clock.counted_as(clock.STATE):
@@ -215,7 +215,7 @@ class ListFunction:
     Args:
         function: as the user wrote it.
         uid: of the state.
-        opened: the list of the task; None: each attempt of one gets it.
+        opened: the list of the task; None until an attempt of a task opens it.
     """
 
     function: ListFunctionType
@@ -234,7 +234,7 @@ class ListFunction:
 
 
 def parts_of(functions: Iterable[BatchFunction]) -> Iterator[object]:
-    """Yield what functions are made of: it is the same in all epochs."""
+    """Yield functions and the functions they wrap, all of them the same in every epoch."""
     for each in functions:
         yield each
         if isinstance(each, DeclaredFunction | TableFunction | ListFunction):

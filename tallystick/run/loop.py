@@ -42,11 +42,11 @@ _UNITS_MS = {
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """The rule for when epochs begin, and whether they ever end.
+    """The rule for when epochs begin, and whether the loop ends by itself.
 
     Args:
-        interval_ms: at most one epoch begins in this time; 0: one after the other.
-        is_available_now: read what is there, in as many epochs as that takes, and end.
+        interval_ms: the shortest time between the begins of two epochs; 0: one after the other.
+        is_available_now: read the records that are there, in as many epochs as needed, and end.
     """
 
     interval_ms: int = 0
@@ -60,7 +60,7 @@ class Trigger:
             arguments: `processingTime`, `availableNow` or `once`; None: one epoch after the other.
 
         Raises:
-            OptionError: it is another one, or its text is no interval.
+            OptionError: the argument is another, or its text is no interval.
         """
         given = dict(arguments or {})
         if not given:
@@ -102,7 +102,7 @@ def interval_ms(text: str) -> int:
 
 
 class LoopSource(EpochSource, Protocol):
-    """A source that plans a pipeline's epochs, and that may have an end."""
+    """A source that plans a pipeline's epochs and may come to an end."""
 
     def stop_at_what_is_there(self) -> None:
         """Plan no further than what can be read now."""
@@ -119,8 +119,8 @@ class EpochEnded:
     """An epoch that the loop has run.
 
     Args:
-        began_s: when it was asked for, on the wall clock.
-        took_s: from there to its end, planning included.
+        began_s: the time at which the driver was asked for the epoch, on the wall clock.
+        took_s: the time from then to the end of the epoch, planning included.
     """
 
     began_s: float
@@ -128,15 +128,15 @@ class EpochEnded:
 
 
 class EpochLoop:
-    """Runs the epochs of one run of a pipeline.
+    """The loop of one run of a pipeline, epoch after epoch.
 
     Args:
-        driver: runs one at a time.
-        source: plans them, and runs their tasks.
-        trigger: when one begins.
+        driver: runs an epoch at a time.
+        source: plans epochs, and runs their tasks.
+        trigger: when epochs begin.
         on_end: called after each epoch.
         strays_live_s: how long, after an epoch, attempts of its tasks that do not count may still
-            begin to write; 0: there are none.
+            begin to write; 0: no such attempts.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class EpochLoop:
         return self._stopping.is_set()
 
     def run(self) -> None:
-        """Run until stopped, or until all is read that was there.
+        """Run epochs until stopped; with availableNow, until the records present are read.
 
         Raises:
             TallystickError, or what the user's function raised: see `Driver.run_epoch`.

@@ -1,4 +1,4 @@
-"""The outputs of a pipeline: the main one and those beside it, by name, and which rows a sink gets.
+"""The outputs of a pipeline, main output and named side outputs, and the rows that a sink gets.
 
     function ─► main output  ─► next step ─► … ─► its sinks
             └─► side output, by name ─────────► its sinks
@@ -84,12 +84,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class DeclaredFunction:
-    """A function of `map_batches` with the columns that were declared for it.
+    """A function of `map_batches` with its declared columns.
 
     Args:
         function: as the user wrote it.
         outputs: the columns of each side output.
-        columns: those of what it returns; None: nobody has said.
+        columns: of the main output; None: not declared.
     """
 
     function: Callable[[pa.RecordBatch], Batch | Rows]
@@ -135,12 +135,12 @@ def conformed(
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that one sink gets.
+    """The selection of rows for one sink.
 
     Args:
         output: the name of the output.
-        when: which rows of it; None: all.
-        functions: what these pass through on their way to the sink, see `task.selected`.
+        when: true for the rows to take; None: takes all rows.
+        functions: the functions that the rows pass through before the sink, see `task.selected`.
     """
 
     output: str = MAIN
@@ -148,7 +148,7 @@ class Selection:
     functions: tuple[Callable[[pa.RecordBatch], Batch], ...] = ()
 
     def of(self, rows: pa.RecordBatch, output: str = MAIN) -> pa.RecordBatch | None:
-        """Return those of a batch of an output; None: there are none.
+        """Return the selected rows of a batch of an output, or None if no row is selected.
 
         Raises:
             OptionError: the predicate returned something else than a column of booleans.
@@ -162,15 +162,15 @@ class Selection:
 
 
 def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
-    """Return which rows a predicate means.
+    """Return the mask of the rows for which a predicate is true.
 
     Args:
         predicate: the user's.
-        rows: that it is asked about.
-        what: it is, for the message.
+        rows: the batch.
+        what: the name of the predicate, for the message.
 
     Raises:
-        OptionError: it returned something else than a column of booleans.
+        OptionError: the predicate returned something else than a column of booleans.
     """
     chosen = predicate(rows)
     is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)

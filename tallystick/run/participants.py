@@ -31,37 +31,37 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class KnowsNewest(Protocol):
-    """A sink whose system can detect that another run has committed later epochs."""
+    """A sink whose system can detect later epochs, committed by another run."""
 
     def check_newest(self, committable: Committable) -> None:
-        """Check that nothing later of the same checkpoint is committed in this one's place.
+        """Raise if an epoch after the committable's is committed, of the same checkpoint.
 
         Raises:
-            FencedError: it is.
+            FencedError: a later epoch is committed.
         """
         ...
 
 
 @runtime_checkable
 class KnowsPrepared(Protocol):
-    """A sink whose system times prepared transactions out, and can detect that one is gone."""
+    """A sink whose system times prepared transactions out, and can detect a lost transaction."""
 
     def check_prepared(self, committable: Committable) -> None:
-        """Check that it can be committed still.
+        """Check that a prepared transaction can still be committed.
 
         Raises:
-            EpochAbortedError: it cannot.
+            EpochAbortedError: the transaction is gone.
         """
         ...
 
 
 @runtime_checkable
 class CommitsBeside(Protocol):
-    """A sink that commits several at a time, all of an epoch's within one deadline.
+    """A sink that commits several transactions at a time, all of an epoch within one deadline.
 
-    A sink without these is called in the thread that runs the epoch, with one after the other, and
-    says itself how long each may take. When `PATIENCE_S` is over, and one has failed for now, the
-    others are not tried; so it is with a sink that takes one at a time.
+    Any other sink is called in the thread that runs the epoch, for one transaction after the other,
+    and limits the time of each call itself. When `PATIENCE_S` is over, and one has failed for now,
+    the others are not tried; so it is with a sink that takes one at a time.
     """
 
     @property
@@ -89,7 +89,7 @@ class CommitsBeside(Protocol):
 
 @runtime_checkable
 class AbortsBy(Protocol):
-    """A sink whose aborts can be given an end; another one says itself how long each may take."""
+    """A sink whose aborts take a deadline; other sinks limit the time of an abort themselves."""
 
     def abort_by(self, committable: Committable, until: float) -> None:
         """Do as `TwoPhaseCommitSink.abort`; for `until` see `CommitsBeside.commit_by`.
@@ -112,12 +112,12 @@ class _Turns:
     def turn(
         self, sink: TwoPhaseCommitSink, committable: Committable, *, always: bool = False
     ) -> Iterator[float]:
-        """Run the block for one of them, which gets to know when it must end.
+        """Run the block for one committable, and yield the deadline of the block.
 
         Args:
-            sink: the time begins with its first one.
-            committable: which.
-            always: try it also when the time is over, independent of others.
+            sink: the time begins with the sink's first committable.
+            committable: the transaction that the block commits or aborts.
+            always: run the block even if the time is over and another one has failed.
 
         Raises:
             RetriableError: the time is over, and another one has failed.
@@ -153,11 +153,11 @@ class OpenSinks:
     """The sinks of one run, by uid.
 
     Args:
-        sinks: opened.
-        owners: whose transactions each one's are.
+        sinks: the opened sinks.
+        owners: of the transactions of each sink.
         now_ms: the wall clock.
         note: called with the result of each commit and abort, from any thread.
-        found: called with all that lingers, at each look for it.
+        found: called with all lingering transactions, at each look for them.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class OpenSinks:
                 sink.check_newest(each)
 
     def close(self) -> None:
-        """Close every sink's connections; one that cannot leaves no other one open."""
+        """Close every sink's connections, and raise the first error only after the last sink."""
         first: Exception | None = None
         for sink in self._sinks.values():
             try:
@@ -240,7 +240,7 @@ class OpenSinks:
     def _beside(
         self, attempt: Callable[[Committable], Answer], committables: Sequence[Committable]
     ) -> list[Answer]:
-        """Run the attempts of one epoch after the other; within it, as its sinks allow."""
+        """Run attempts epoch after epoch; within an epoch, beside each other if the sinks allow."""
         return [
             answer
             for _, epoch in groupby(committables, lambda each: each.checkpoint_id)

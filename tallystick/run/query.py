@@ -20,17 +20,17 @@ STOP_TIMEOUT_S = 60.0
 
 
 class Query:
-    """One run of a pipeline, in a thread of its own.
+    """A run of a pipeline, in a thread of its own.
 
     Args:
         name: the pipeline's.
         query_id: of its checkpoint; the same in each run.
         run_id: of this run.
-        loop: runs the epochs; is given what makes the progress of one.
+        loop: makes the loop of epochs; is given the function that makes an epoch's progress.
         prepare: called in the thread before the first epoch.
-        cancel: ends what tasks of the run are doing.
+        cancel: ends the running tasks.
         close: called when the run is over.
-        describe: what an epoch did, and how long it took, as JSON types; asked after each.
+        describe: called after each epoch; returns its work and duration, as JSON types.
         rescale: changes the parallelism, between two epochs.
     """
 

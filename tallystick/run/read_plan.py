@@ -65,7 +65,7 @@ class ReadPlan:
     def read_by_partition(
         self, splits: Iterable[SplitRange]
     ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
-        """Yield what `read` does, each batch with its partition."""
+        """Yield the batches of `read`, each with its partition."""
         for partition, built in self._built(splits):
             for rows in apply(self.functions, built.rows):
                 assert isinstance(rows, pa.RecordBatch), "refused where nobody takes side outputs"
@@ -78,7 +78,7 @@ class ReadPlan:
                 yield DeadLetters(built.dead_letters)
 
     def until(self, timestamp_ms: int, most_ms: int | None) -> "ReadPlan":
-        """Return it for an epoch: up to which event time rows are believed.
+        """Return the plan for an epoch, with the latest event time that is believed.
 
         Args:
             timestamp_ms: the epoch's clock.
@@ -163,14 +163,14 @@ def send_read(
     attempt_number: int = 0,
     notes: Callable[[], Iterable[str]] = tuple,
 ) -> Iterator[Frame]:
-    """Yield all frames of one attempt of a reader: of each input that it has splits of.
+    """Yield all frames of a reader's attempt, input after input.
 
     Args:
-        parts: how each input is read, and the splits of it; their event times are in one column.
-        outlet: where they go.
+        parts: the plan and the splits of each input; event times are in the same column of all.
+        outlet: where the frames go.
         source: the task's index.
-        attempt_number: Spark's.
-        notes: asked when all is read; what the driver is told besides.
+        attempt_number: Spark's number of the attempt.
+        notes: called when all is read; returns further notes for the driver.
     """
     first = parts[0][0]
     times = TimesRead(first.event_time, first.event_time_limit_ms)
@@ -180,11 +180,11 @@ def send_read(
 
 @dataclass(frozen=True)
 class Origin:
-    """The records of one piece of a partition, as the place of the rows that they become.
+    """The records of a piece of a partition, to find the record of a row in errors.
 
     Args:
-        layout: made rows of them.
-        partition: theirs.
+        layout: made rows of the records.
+        partition: of the records.
         built: the rows, and what was malformed.
         functions: what the rows pass through.
     """
@@ -195,9 +195,9 @@ class Origin:
     functions: tuple[BatchFunction, ...]
 
     def place(self, rows: pa.RecordBatch, row: int) -> Place:
-        """Return the record that a row is made of, where that is sure; else those it is among.
+        """Return the record that a row was made of; if it is not certain, the offsets around it.
 
-        It is sure where no function has seen the rows, and all of them are there still.
+        It is certain in a piece of one record, and where functions leave rows in their places.
         """
         topic, partition = self.partition
         offsets = self._offsets()
@@ -223,7 +223,7 @@ class Origin:
     def _is_made_of(self, rows: pa.RecordBatch, row: int) -> bool:
         """True if the functions make this row of the record in the same place, and nothing else.
 
-        What keeps state is not called once more.
+        A function that keeps state is not called once more.
         """
         plain = all(isinstance(each, FunctionType) for each in self.functions)
         if not plain or rows.num_rows != self.built.rows.num_rows:
@@ -257,7 +257,7 @@ class _LeftOut:
         self._count += len(reasons)
 
     def tell(self) -> None:
-        """One warning, if there was anything."""
+        """Log one warning about the malformed records left out, if any."""
         if self._count and self._fate:
             logger.warning(
                 "%d malformed values %s; the first: %s", self._count, self._fate, self._first

@@ -1,7 +1,7 @@
-"""The end of a run that was replaced: it aborts what its tasks prepared too late to be found.
+"""The end of a replaced run: abort transactions prepared too late for the successor to find.
 
 The successor looks through its sinks when it starts, and later with its epochs or now and again.
-A query of Structured Streaming that has nothing to read has no such moment, and readers would wait.
+A query of Structured Streaming with nothing to read has no such moment, and readers would wait.
 """
 
 from tallystick.checkpoint.folder import CheckpointFolder
@@ -17,21 +17,21 @@ def abort_undecided(
     sinks: Participants,
     identity: Identity,
 ) -> None:
-    """Abort what tasks of an epoch prepared, unless it is decided.
+    """Abort the transactions that tasks of an epoch prepared, unless the epoch is decided.
 
-    A decision of a later epoch names none of it either: that follows only once all that earlier
-    ones name is committed, and then an abort does nothing. Where it is not certain that the newest
+    A later epoch's decision names none of them, but follows only once all transactions of earlier
+    decisions are committed: an abort then does nothing. Where it is not certain that the newest
     decision is known (another lineage's, an older one, a missing manifest), nothing is aborted.
 
     Args:
-        prepared: by a run that can decide nothing more: it was replaced, or has fenced itself.
+        prepared: the transactions of a run that can decide nothing more: replaced, or self-fenced.
         decider: of the checkpoint.
         folder: the checkpoint's.
-        sinks: where it was prepared.
+        sinks: of the transactions.
         identity: of the run.
 
     Raises:
-        TallystickError: it failed; the next recovery finds what is left.
+        TallystickError: an abort failed; the next recovery finds the transactions left.
     """
     decided = identity.own(decider.last_decision()) if prepared else None
     if decided is None or decided.checkpoint_id < prepared[0].checkpoint_id - 1:

@@ -9,7 +9,7 @@ from tallystick.state.list_state import ALL_TASKS, PLACE
 
 
 def wanted_of_step(step: KeyedStep) -> StepRequirement:
-    """Return what a keyed step needs of its state."""
+    """Return the requirements of a keyed step on its state."""
     return StepRequirement(
         step.uid,
         step.key.schema_text,
@@ -20,10 +20,10 @@ def wanted_of_step(step: KeyedStep) -> StepRequirement:
 
 
 def wanted_of_table(table: TableStep) -> StepRequirement:
-    """Return what a broadcast table needs of its state."""
+    """Return the requirements of a broadcast table on its state."""
     return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
 
 
 def wanted_of_list(its: ListStep, task_count: int) -> StepRequirement:
-    """Return what a list state of readers needs."""
+    """Return the requirements of a list state of readers."""
     return StepRequirement(its.uid, PLACE.schema_text, ALL_TASKS.count, task_count)

@@ -1,4 +1,4 @@
-"""The way of rows into several sinks, or into one that has its own transactions.
+"""The way of rows into several sinks, or into a sink with transactions of its own.
 
     rows ─► functions ─┬─► transaction of sink 1 ─► committable ─┐
                        ├─► transaction of sink 2 ─► committable ─┴─► note ─► driver
@@ -29,13 +29,13 @@ from tallystick.run.task import BatchFunction, EncodePlan, Report, Sent, apply, 
 
 
 class Branch(NamedTuple):
-    """One sink, as tasks get it.
+    """A sink with transactions of its own, in the plan sent to tasks.
 
     Args:
-        owner: whose transactions they are.
-        plan: how they are begun.
-        takes_dead_letters: malformed records go there.
-        selection: which rows of which output go there.
+        owner: of the transactions.
+        plan: how tasks begin transactions.
+        takes_dead_letters: the sink gets malformed records.
+        selection: the output and the rows of it that the sink gets.
     """
 
     owner: Owner
@@ -55,13 +55,14 @@ class TakesDeadLetters(Protocol):
 
 @dataclass(frozen=True)
 class SinkNote:
-    """A report of what one attempt of a task prepared, for the driver.
+    """A report to the driver of the transactions that an attempt of a task prepared.
 
     Args:
         source: the task's index.
-        attempt: drawn for it.
-        committables: what is prepared.
-        attempt_number: Spark's; from 1 on, others have begun transactions, and nobody names them.
+        attempt: the number drawn for the attempt.
+        committables: the prepared transactions.
+        attempt_number: Spark's number; from 1 on, earlier attempts may have begun transactions that
+            no note names.
     """
 
     source: int
@@ -82,7 +83,7 @@ class SinkNote:
 
 
 class Notes(NamedTuple):
-    """The notes of tasks: of keyed ones, as they are; of sinks; of times; of operator state."""
+    """The notes of tasks by kind: keyed tasks (as text), sinks, times, operator state."""
 
     keyed: list[str]
     sinks: list[SinkNote]
@@ -114,7 +115,9 @@ def split_notes(texts: Iterable[str]) -> Notes:
 
 
 def check_notes(notes: Iterable[SinkNote], heard: Iterable[Attempt], stage: int) -> None:
-    """Check that every task which sent to sinks was heard of once: its output would be lost.
+    """Check that every task that sent rows to sinks left a single note.
+
+    The output of a task without a note would be lost.
 
     Args:
         notes: what came back.
@@ -153,7 +156,7 @@ class FanOut:
 
     @property
     def target_count(self) -> int:
-        """The number of tasks that write frames; if 0, tasks report what they prepared."""
+        """The number of tasks that get frames; 1 without a writing stage, for notes."""
         return 1 if self.encode is None else self.encode.target_count
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> "_BranchWriter":
@@ -230,15 +233,15 @@ class _BranchWriter:
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """In the place of a `WritePlan` where nothing is written but by the sinks: tells of them.
+    """The plan in place of a `WritePlan` if only sinks write: collects the notes of tasks.
 
-    `stage` is that of the tasks whose frames it gets.
+    `stage` is the stage of the tasks that send the frames.
     """
 
     stage: int = 0
 
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
-        """Gather what the frames say; any attempt may."""
+        """Gather attempts and notes from the frames; any attempt may."""
         try:
             heard = FrameSources(self.stage)
             rows = sum(1 for _ in heard.with_rows(frames))

@@ -55,13 +55,13 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """The limits that an epoch is to stay within.
+    """The limits of an epoch's size and time.
 
     Args:
-        interval_s: of the trigger; 0: it has none.
+        interval_s: of the trigger; 0: no interval.
         timeout_s: of the transaction.
-        task_bytes_max: rows that one task may hold.
-        offset_count_max: the user's bound; None: there is none.
+        task_bytes_max: bytes of rows that one task may hold.
+        offset_count_max: the user's bound; None: no bound.
     """
 
     interval_s: float
@@ -87,10 +87,10 @@ class SizedEpoch:
     """The measured size and time of an epoch.
 
     Args:
-        offset_count: how many it spanned.
-        took_s: from its plan to its end.
-        task_bytes: rows that the busiest keyed task held; 0: there is none.
-        is_cut: whether more was there to be read.
+        offset_count: how many offsets the epoch spanned.
+        took_s: the time from the plan to the end of the epoch.
+        task_bytes: bytes of rows that the busiest keyed task held; 0: no keyed task.
+        is_cut: whether more records were there to be read.
     """
 
     offset_count: int
@@ -111,10 +111,10 @@ class SizeBound:
 
 
 class EpochSizes:
-    """Bounds the epochs of one run.
+    """The sizes of a run's epochs, learned from the time and memory of earlier epochs.
 
     Args:
-        limits: what each is to stay within.
+        limits: of every epoch.
     """
 
     def __init__(self, limits: SizeLimits) -> None:
@@ -161,7 +161,7 @@ class EpochSizes:
             self._count = min(self._count, max(START_COUNT, GROWTH_MAX * epoch.offset_count))
 
     def failed(self, offset_count: int, took_s: float) -> None:
-        """Take in an epoch that was aborted: near its timeout, it may have been too large."""
+        """Take in an aborted epoch, which may have been too large if the timeout was near."""
         self._is_first = False
         if offset_count == 0 or took_s <= self._limits.timeout_s * ALARM_SHARE:
             return
@@ -172,7 +172,7 @@ class EpochSizes:
         self._history.clear()
 
     def _learn(self, count: int, took_s: float) -> None:
-        """Set the size by an epoch that shows what an offset costs."""
+        """Set the size of the next epochs by the cost of an offset in this one."""
         known = median(self._costs_s) if self._costs_s and not self._is_growing else None
         if known is not None and not 0.5 < self._cost_s(count, took_s) / known < 2:
             while len(self._history) > 2:  # what was before says nothing of what is now

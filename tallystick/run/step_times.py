@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def final_stage(steps: Sequence[KeyedStep]) -> int:
-    """Return the step that gets the final watermark at the end of all inputs, from 1; 0: none does.
+    """Return the step that gets the final watermark at the end of all inputs, from 1; 0: none.
 
-    It is the first one with event times. Where one before it has timers of the clock, these may
-    still make rows for it.
+    The first step with event times gets it, unless a step before has timers of the clock, which
+    may still make rows.
     """
     for stage, step in enumerate(steps, 1):
         if step.event_time:

@@ -72,22 +72,22 @@ class Transform:
 
 @dataclass(frozen=True)
 class Process:
-    """Rows to the tasks that own their keys, and a function with state there.
+    """A keyed step: rows go to the tasks that own their keys, and a function with state there.
 
     Args:
-        uid: names the step's state across changes of the pipeline; None: it is the only one.
+        uid: names the step's state across changes of the pipeline; None: the only keyed step.
         key: the columns of the key.
         processor: the function.
-        output: what it puts out; None: as the processor says.
+        output: the columns of the output; None: as the processor says.
         max_parallelism: how many key groups; None: as the state has it, or by Flink's formula.
         parallelism: how many tasks; None: as many as Spark runs at a time.
         event_time: the column that holds a row's event time; None: rows have none.
-        watermark_delay_ms: how much later than the latest row of its partition another one may
+        watermark_delay_ms: how much later than the latest row of its partition another row may
             come.
         idle_after_ms: how long a partition that is read to its end is waited for.
         max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
             before it is not read on; 0: as far as it gets.
-        watermark_column: holds watermarks of producers; None: they follow from event times.
+        watermark_column: the column of producers' watermarks; None: they follow from event times.
         idle_advance: the watermark goes on with the epochs' clock where all partitions are idle.
         event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
             as far as it says.
@@ -158,14 +158,14 @@ class FrameStage:
 
 @dataclass(frozen=True)
 class KeyedStage:
-    """A keyed step with its uid.
+    """A keyed step and the uid of its state.
 
     Args:
-        step: what the user wrote.
+        step: as the user wrote it.
         uid: unique in the pipeline.
-        columns: of the rows that come to it; None: those of the DataFrame, or of the keyed step
-            before.
-        functions: what its output passes through.
+        columns: of the rows that come to the step; None: as the DataFrame, or the keyed step
+            before, makes them.
+        functions: the functions that the output passes through.
     """
 
     step: Process
@@ -192,7 +192,7 @@ def arrange(steps: tuple[Step, ...], source: Columns) -> Stages:
 
     Args:
         steps: in their order.
-        source: the columns that they begin with; as DDL where DataFrame code may follow.
+        source: the columns of the rows that were read; as DDL where DataFrame code may follow.
 
     Raises:
         OptionError: the columns of a step would not be known, Arrow functions stand between
@@ -279,7 +279,7 @@ def _keyed(
 
 
 def _unnamed(number: int, step: Process) -> OptionError:
-    """The step's position would name its state, and a step put before it would silently take it."""
+    """Return the error for a step without uid beside others: order alone would name states."""
     return OptionError(
         f"process step {number}, after key_by({', '.join(map(repr, step.key))}), has no uid, and "
         f"the pipeline has several such steps: which state is whose would hang on their order. "

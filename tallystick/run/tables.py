@@ -66,10 +66,10 @@ class TableStep:
     """A broadcast table, checked and with all types known.
 
     Args:
-        uid: names its state, and the positions in its topic.
+        uid: names the table's state, and the positions in the control topic.
         codec: of its rows.
         read: how the control topic is read.
-        deleted: which rows delete that of their key; None: none does.
+        deleted: true for rows that delete the row of their key; None: no row deletes.
     """
 
     uid: str
@@ -78,7 +78,7 @@ class TableStep:
     deleted: Predicate | None = None
 
     def entries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what rows of the control topic say; see `TableCodec.entries`."""
+        """Return the entries of rows of the control topic; see `TableCodec.entries`."""
         is_deleted = pa.array(np.zeros(rows.num_rows, np.bool_))
         if self.deleted is not None:
             what = f"table {self.uid}, delete="
@@ -87,7 +87,7 @@ class TableStep:
 
 
 class _Version(NamedTuple):
-    """A table in memory, and what led to it in its epoch; nothing where it was only read."""
+    """A table in memory, with the changes of its epoch; no changes if it was only read."""
 
     content: TableContent
     changes: pa.RecordBatch | None = None
@@ -109,7 +109,7 @@ def _hold(place: tuple[str, str], version: Version, found: _Version) -> _Version
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table in one epoch, as tasks get it.
+    """The plan of a broadcast table in an epoch, sent to the tasks.
 
     Args:
         step: the table.
@@ -127,12 +127,12 @@ class TablePlan:
 
     @property
     def rows(self) -> pa.Table:
-        """The table's rows in this epoch."""
+        """The table's rows, with all control rows of the epoch."""
         return self.content.rows
 
     @property
     def content(self) -> TableContent:
-        """The table in this epoch, with all its control rows.
+        """The table after all control rows of the epoch.
 
         Raises:
             DataLossError, RecordError: of the control topic, as any input may.
@@ -188,9 +188,9 @@ class TablePlan:
         return _hold(self._place, base.version, _Version(before.changed(since.entries))).content
 
     def _changes(self) -> tuple[pa.RecordBatch, int]:
-        """Return what the epoch's control rows change, and how many they are.
+        """Return the changes by the epoch's control rows, and the number of control rows.
 
-        Those of one key count in the order of their partitions, and of offsets in one.
+        Rows of the same key count in the order of partitions, and of offsets within a partition.
         """
         held: dict[TopicPartition, list[pa.RecordBatch]] = {}
         sizes: dict[TopicPartition, int] = {}
@@ -209,7 +209,7 @@ class TablePlan:
         return one_batch(newest, f"the changes of table {self.step.uid}", TOO_MANY), record_count
 
     def _written(self, its: _Version) -> Iterator[StateFile]:
-        """Write what is due of the committed table, then what the epoch changed."""
+        """Write due snapshots of the committed table, then the epoch's changes; yield the files."""
         storage, nonce = self.files.storage(), secrets.token_hex(8)
         uid, epoch = self.step.uid, self.version.epoch
         yield from rewritten(self.base, epoch, storage, nonce)
@@ -233,7 +233,7 @@ def _digest(entries: pa.RecordBatch) -> str:
 
 
 class TableUser(Protocol):
-    """A function that takes the table's content, with an index: `ts.enrich` makes them."""
+    """A function, made by `ts.enrich`, that takes the table's content with an index."""
 
     def join(self, rows: pa.RecordBatch, content: TableContent) -> pa.RecordBatch:
         """Return rows with columns of the table."""
@@ -250,7 +250,7 @@ class TableFunction:
     Args:
         function: as the user wrote it, or a `TableUser`.
         uid: of the table.
-        plan: of the epoch; None: the tasks of one get it.
+        plan: of the epoch; None until an epoch is planned.
     """
 
     function: TableFunctionType | TableUser

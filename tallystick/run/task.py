@@ -93,7 +93,7 @@ def _passed(
 
 
 def _made(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
-    """Return what a user's function returned, with the columns that were declared for it."""
+    """Return the result of a user's function, conformed to the declared columns."""
     declared = function if isinstance(function, DeclaredFunction) else DeclaredFunction(function)
     what = f"map_batches {_name_of(function)}"
 
@@ -153,23 +153,23 @@ def named(sent: Sent) -> tuple[str, pa.RecordBatch]:
 
 
 class OpenOutlet(Protocol):
-    """An outlet, as one attempt of a task uses it."""
+    """An outlet, opened for one attempt of a task."""
 
     def frames(self, sent: Sent, sequence: int) -> Iterator[Frame]:
         """Yield the frames of a batch, numbered from `sequence` on."""
         ...
 
     def finish(self) -> Iterable[str]:
-        """All batches are through: what the driver is to be told."""
+        """End the output after the last batch; return notes for the driver."""
         ...
 
     def abandon(self) -> None:
-        """The attempt failed, or nobody wants its frames any more."""
+        """Give the output up: the attempt failed, or nobody wants its frames any more."""
         ...
 
 
 class Outlet(Protocol):
-    """The way out for a task's rows: to tasks that write, to those of a keyed step, to sinks."""
+    """The destination of a task's rows: writing tasks, tasks of a keyed step, or sinks."""
 
     @property
     def target_count(self) -> int:
@@ -182,7 +182,7 @@ class Outlet(Protocol):
         ...
 
     def begun(self, source: int, attempt: int, attempt_number: int) -> OpenOutlet:
-        """For one attempt of a task: its index, the number it drew, and the one Spark gave it."""
+        """Open the outlet for an attempt: index of the task, random number, Spark's number."""
         ...
 
 
@@ -214,14 +214,14 @@ def send(
     attempt_number: int = 0,
     stage: int = 0,
 ) -> Iterator[Frame]:
-    """All frames of one attempt of a task, those that say which attempt it was included.
+    """Yield all frames of a task's attempt, then an end frame per target with its number.
 
     Args:
-        outlet: where they go.
-        batches: what the task made.
+        outlet: where the frames go.
+        batches: the rows that the task made.
         source: the task's index.
-        notes: asked when all batches are through; what the first target is told.
-        attempt_number: Spark's.
+        notes: called after the last batch; returns notes for the first target.
+        attempt_number: Spark's number of the attempt.
         stage: of the task.
     """
     check_parent()
@@ -251,7 +251,7 @@ class Route:
         rows: how rows become records.
         compression: as `KafkaSink` names it.
         batch_bytes: how large a record batch becomes before compression.
-        selection: which rows of which output.
+        selection: the output, and the rows to take from it.
     """
 
     rows: RowLayout
@@ -262,7 +262,7 @@ class Route:
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """The encoding of rows as frames for the tasks that write them.
+    """The encoding of rows as frames for writing tasks.
 
     Args:
         routes: the sinks that share the epoch's transaction; malformed records have one too.
@@ -283,7 +283,7 @@ class EncodePlan:
         return StatelessOutlet(self.frames, source, attempt)
 
     def target(self, partition: TopicPartition) -> int:
-        """The task that writes a partition."""
+        """Return the index of the task that writes a partition."""
         topic = self.follows or partition.topic
         return target_of(TopicPartition(topic, partition.partition), self.target_count)
 
@@ -347,9 +347,9 @@ class EncodePlan:
 
 @dataclass(frozen=True)
 class Report:
-    """A writing task's report: the ranges that it wrote, or why the epoch must be given up.
+    """A writing task's report: the ranges written, or the reason to give the epoch up.
 
-    `attempts` are those whose rows it got, `notes` what they told; see `exchange`.
+    `attempts` and `notes` are of the sources that sent rows; see `exchange`.
     """
 
     produced: tuple[ProducedRange, ...] = ()
@@ -359,7 +359,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def to_error(self) -> TallystickError | None:
-        """The error that the task met, if it met one."""
+        """Return the error that the task met, or None."""
         if not self.error:
             return None
         kind: type[TallystickError] = getattr(errors, self.error, TallystickError)
@@ -383,9 +383,9 @@ class WritePlan:
     """The writing of frames into the open transaction.
 
     Args:
-        produce: how it reaches the cluster.
-        producer: whose transaction it is.
-        stage: of the tasks whose frames it gets.
+        produce: the connection to the cluster.
+        producer: of the transaction.
+        stage: of the tasks that send the frames.
         has_second_attempts: whoever runs the tasks may run one twice with one producer; a gang
             does not: an order goes to one process, and a gang that is lost is fenced.
     """
@@ -441,7 +441,7 @@ class WritePlan:
         return produced
 
     def _check_untouched(self, writer: Writer, partitions: Iterable[TopicPartition]) -> None:
-        """Make sure that nobody has written to these partitions with this producer epoch.
+        """Raise if a partition already holds records of the producer epoch.
 
         Where Kafka does not tell (no READ on the topic) the check cannot be made, and passes.
 

@@ -1,4 +1,4 @@
-"""The event times of a run's partitions, for its plans, its progress and its log."""
+"""The event times of a run's partitions, for plans, progress and log."""
 
 import logging
 import time
@@ -20,10 +20,10 @@ NAMED_MAX = 50
 
 
 class TimeProgress:
-    """Follows the event times of a run's partitions, and which of them wait for others.
+    """The event times of a run's partitions, and the partitions that wait for slower ones.
 
-    A partition is mute if no event time came of the newest records that were read of it: functions
-    drop its rows, or these have none. How far it is then is not known, and nobody waits for it.
+    A partition is mute if the newest records that were read of it gave no event time: functions
+    drop the rows, or the rows have none. How far it is then is not known, and nobody waits for it.
 
     Args:
         name: of the pipeline.
@@ -60,7 +60,7 @@ class TimeProgress:
     def ahead(
         self, keyed: KeyedSteps, state: tuple[StepState, ...], source: InputState
     ) -> frozenset[TopicPartition]:
-        """Return the partitions that wait in the next epoch, and tell of them."""
+        """Return the partitions that wait in the next epoch, and warn of them now and then."""
         self._held = keyed.ahead(state, self._mute, source)
         if not self._held:
             self._told_s = None
@@ -76,7 +76,7 @@ class TimeProgress:
         return self._held
 
     def describe(self) -> Mapping[str, Any] | None:
-        """Return what the newest epoch left, for its progress; None: it has no event times."""
+        """Return the newest epoch's event times for the progress, or None without event times."""
         newest = self._newest
         if newest is None:
             return None

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place where one pipeline keeps its decisions in Kafka."""
+    """The place of a pipeline's decisions in Kafka: transactional id, token group, partition."""
 
     transactional_id: str
     token_group: str
@@ -56,7 +56,7 @@ class TransactionDecider:
         return self._broker.fence(self._target.transactional_id, current)
 
     def check_owner(self) -> bool:
-        """See `ports.Decider.check_owner`: Kafka tells a run only by refusing what it sends."""
+        """See `ports.Decider.check_owner`: Kafka tells a replaced run only by refusing requests."""
         return False
 
     def last_decision(self) -> Token | None:
@@ -88,7 +88,7 @@ class TransactionDecider:
                     self._broker.stage_offsets(producer, source.group, some, best_effort=True)
 
     def decide(self, producer: Producer, token: Token) -> Producer:
-        """Commit the rows together with what is staged: all of it or nothing."""
+        """Commit the rows together with the staged token and positions: all or nothing."""
         return self._broker.commit_transaction(producer)
 
     def abort(self, producer: Producer) -> None:

@@ -45,11 +45,11 @@ class BatchWriter(DataSourceArrowWriter):
     Args:
         options: of the write, as Spark hands them over.
         columns: of the rows.
-        is_overwrite: Spark was asked to replace what is there.
+        is_overwrite: Spark was asked to replace the records in the topic.
 
     Raises:
-        OptionError: an option is unknown, missing, contradictory, or not of its type; or what is
-            there is to be replaced.
+        OptionError: an option is unknown, missing, contradictory, or not of its type; or
+            `is_overwrite`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """An archive of the classes that a start needs, so that a JVM maps them instead of reading jars.
 
 HotSpot's class data sharing: `tallystick warm-up` has a JVM write down which classes it has loaded,
-and later ones of the same Java and Spark share them. Whether an archive fits is for the JVM to say,
-which compares itself, the class path, each jar and checksums; without one that fits it starts as
-ever. Its length is for us to check: Java 17 crashes where the file is cut short. Source:
+and later ones of the same Java and Spark share them. The JVM checks by itself that an archive fits
+(Java, class path, each jar, checksums), and starts as ever without a fitting archive. The length of
+the file we check: Java 17 crashes where an archive is cut short. Source:
 https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
 """
 
@@ -37,14 +37,14 @@ def options(java_home: Path) -> str:
 
 
 def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
-    """Make the archive, unless it is there, and remove the oldest others.
+    """Make the archive of a Java if missing, and remove the oldest other archives.
 
     Args:
-        java_home: of the Java that is to use it.
-        run: starts a JVM with the options given to it, lets it load what matters, and ends it.
+        java_home: of the Java that is to use the archive.
+        run: starts a JVM with the given options, has it load the classes of a start, and ends it.
 
     Returns:
-        Where it is; None: this JVM cannot make one.
+        The path of the archive; None: this JVM cannot make archives.
 
     Raises:
         OSError: the cache folder cannot be written.
@@ -67,9 +67,9 @@ def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
 
 
 def find(java_home: Path) -> Path | None:
-    """Find the archive for this Java and this Spark; None: there is none that is whole.
+    """Return the whole class archive for a Java and the installed Spark, or None.
 
-    A JVM runs what is in it: no other user may be able to write it.
+    A JVM runs the classes of an archive: no other user may be able to write the file.
     """
     for archive in cache_directory().glob(f"spark-classes-{fingerprint(java_home)}-*.jsa"):
         status = archive.stat()
@@ -80,7 +80,7 @@ def find(java_home: Path) -> Path | None:
 
 
 def fingerprint(java_home: Path) -> str:
-    """Return what distinguishes this Java and this Spark from others, for a file's name."""
+    """Return a digest of a Java and the installed Spark, for the archive's file name."""
     spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     files = [java_home / "lib" / "modules", *sorted((spark / "jars").glob("*.jar"))]
     facts = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]

@@ -74,7 +74,7 @@ class Cluster:
 
     @classmethod
     def at_hand(cls, spark: SparkSession | SparkContext | None) -> "Cluster":
-        """Take what a user gave, or the context of this process; never make one.
+        """Return the cluster of a given session or of the active context; never make a context.
 
         Raises:
             OptionError: see `of`.
@@ -107,18 +107,18 @@ class Cluster:
 
     @cached_property
     def conf(self) -> Mapping[str, str]:
-        """The settings of the context; not those that belong to a session only."""
+        """The settings of the context, without settings of a session only."""
         return dict(self.context.getConf().getAll()) if self.is_there else {}
 
     def columns(self, text: str, name: str) -> pa.Schema:
-        """Read DDL as columns; what only Spark can read, by Spark.
+        """Read DDL as columns; have Spark read DDL that only Spark understands.
 
         Args:
             text: the DDL.
-            name: what it is of, for errors.
+            name: of the columns, for errors.
 
         Raises:
-            OptionError: it cannot be read, or Arrow has no such type.
+            OptionError: the DDL cannot be read, or Arrow has no such type.
         """
         try:
             found = ddl.columns(text, name, timestamp=self._timestamp)
@@ -174,16 +174,16 @@ class Execution(NamedTuple):
 def execution_of(
     pipeline: str, asked: str | None, conf: Mapping[str, str], *, has_transform: bool
 ) -> Execution:
-    """Choose what runs the tasks.
+    """Choose between resident tasks and Spark jobs.
 
     Args:
-        pipeline: its name.
-        asked: "resident" or "jobs", as the user wants it; None: the one that fits.
+        pipeline: the name.
+        asked: "resident" or "jobs", as the user wants it; None: resident where possible.
         conf: the settings of Spark.
-        has_transform: there are steps that Spark plans.
+        has_transform: the pipeline has steps that Spark plans.
 
     Raises:
-        OptionError: the tasks cannot stay resident, and that is wanted.
+        OptionError: the user wants resident tasks, which are not possible here.
     """
     why = "Spark plans the transform steps for each epoch" if has_transform else obstacle(conf)
     if asked == RESIDENT and why:

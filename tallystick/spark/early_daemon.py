@@ -3,9 +3,10 @@
     driver ── starts ──► early daemon: imports packages, loads kernels, and waits
     JVM ── starts ──► stand-in ── its files, environment, arguments ──► early daemon: serves the JVM
 
-Spark starts a daemon when its first Python task does. That one is the stand-in: it hands its place
-to the early daemon, and only waits for its end. From then on the early daemon runs what Spark's own
-would, with the pipes to the JVM: all that ends a daemon of Spark's, or its workers, ends this one.
+Spark starts a daemon when its first Python task does. This daemon is the stand-in: it hands its
+place to the early daemon, and only waits for the end. From then on the early daemon runs what
+Spark's own would, with the pipes to the JVM: all that ends a daemon of Spark's, or its workers,
+ends the early daemon too.
 
 Invariants:
     * Without an early daemon, or with one that is taken, gone, or another Python, the stand-in is
@@ -74,7 +75,7 @@ class EarlyDaemon:
             raise
 
     def end(self) -> None:
-        """End it, whether it was taken or not."""
+        """End the early daemon, serving a JVM or not."""
         self._process.terminate()
         try:
             self._process.wait(END_MAX_S)
@@ -85,7 +86,7 @@ class EarlyDaemon:
 
 
 def _remove(address: str) -> None:
-    """Remove the socket, and its folder if nothing else is in it."""
+    """Remove the socket, and the folder of the socket if empty."""
     with contextlib.suppress(OSError):
         os.unlink(address)
     with contextlib.suppress(OSError):
@@ -93,7 +94,7 @@ def _remove(address: str) -> None:
 
 
 def _wait_for_the_jvm(address: str, driver: int) -> None:
-    """Import, then serve as the daemon of the JVM that asks for it."""
+    """Import packages and load kernels, then serve the JVM whose stand-in asks."""
     os.setpgid(0, 0)  # Ctrl-C is for the driver
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -130,7 +131,11 @@ def _load_kernels(listener: socket.socket) -> None:
 
 
 def _take_place(asked: socket.socket) -> bool:
-    """Become what asks, by its own account; whether that can be."""
+    """Take the place of the stand-in that asks: its files, environment, folder and arguments.
+
+    Returns:
+        False if the stand-in runs another version of Python.
+    """
     _, files, _, _ = socket.recv_fds(asked, 1, 3)
     with asked.makefile("rb") as message:
         place = json.load(message)
@@ -149,7 +154,11 @@ def _take_place(asked: socket.socket) -> bool:
 
 
 def _stand_in(address: str) -> bool:
-    """Give this process's place to the early daemon; whether that took it, and has ended now."""
+    """Give this process's place to the early daemon, and wait for the end of the daemon.
+
+    Returns:
+        False if the early daemon did not take the place.
+    """
     place = {
         "version": sys.version,
         "environment": dict(os.environ),

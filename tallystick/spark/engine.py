@@ -141,7 +141,7 @@ class DataFrameEngine:
         write: WritePlan | CollectPlan,
         shipment: Shipment,
     ) -> list[Report]:
-        """One Spark job: encode where the rows are, route the frames, write them."""
+        """Run a Spark job: encode rows where they are, route frames, write; return reports."""
         first, writing = shipment.pack(epoch.first), shipment.pack(write)
 
         def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -193,7 +193,7 @@ def transformed(
     """Return a DataFrame after the functions of `transform` steps.
 
     Raises:
-        OptionError: one of them returned something else.
+        OptionError: a function returned something else.
     """
     for function in functions:
         returned: object = function(rows)
@@ -252,7 +252,7 @@ def _one_row_per_reader(spark: SparkSession, unread: Unread) -> DataFrame:
 
 
 def _ids(indices: Iterable[pa.RecordBatch]) -> list[int]:
-    """Return the readers that these rows stand for."""
+    """Return the readers' numbers in rows of `_one_row_per_reader`."""
     return [index for batch in indices for index in batch.column("id").to_pylist()]
 
 

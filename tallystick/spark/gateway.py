@@ -59,7 +59,7 @@ def launched(conf: SparkConf, patience_s: float = JVM_S) -> Any:
 
 
 def _own_jvms() -> dict[int, Process]:
-    """Return the processes of Spark's JVMs that this process has launched, by number."""
+    """Return the JVM processes of Spark that this process has launched, by process id."""
     try:
         found = all_processes()
     except (OSError, subprocess.CalledProcessError):  # without `ps` it cannot be ended

@@ -48,8 +48,8 @@ class InputDeclaration:
     Args:
         uid: of its positions.
         options: of the source.
-        steps: that its rows pass through before they meet others.
-        name: of an input that stays apart from others; "": it has none.
+        steps: the functions that rows pass through before they meet rows of other inputs.
+        name: of an input that stays apart from others; "": no name.
     """
 
     uid: str
@@ -62,7 +62,7 @@ class PipelineInput:
     """One input, checked.
 
     Args:
-        declared: what it is.
+        declared: as the user declared it.
         cluster: whose Spark may have to read its columns.
         waits: its rows are divided among the tasks, and the watermark waits for its partitions; a
             broadcast table's are read by each task as a whole.
@@ -113,7 +113,7 @@ class PipelineInput:
         return f"input {(self.name or self.uid)!r}"
 
     def check(self, *, is_new: bool) -> None:
-        """Check the cluster that is read, its topics, and the rights to read them.
+        """Check the input's cluster and topics, and the rights to read the topics.
 
         Raises:
             OptionError: a topic is not there, or a right is missing.
@@ -148,13 +148,13 @@ class PipelineInput:
 
 @dataclass(frozen=True)
 class WithColumns:
-    """A function that checks that rows have the columns which were declared."""
+    """A function that conforms rows to the declared columns, or raises."""
 
     columns: pa.Schema
     what: str
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with these columns, in this order."""
+        """Return the rows with the declared columns, in their order."""
         return conform(rows, self.columns, self.what)
 
 
@@ -299,7 +299,7 @@ def columns_after(each: PipelineInput) -> str:
     """Return the columns after the input's own functions, as DDL.
 
     Raises:
-        OptionError: the last one does not say what it returns.
+        OptionError: the last function does not declare its columns.
     """
     text = each.steps[-1].schema if each.steps else each.ddl
     if text is None:

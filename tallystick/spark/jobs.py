@@ -39,11 +39,11 @@ class JobTasks:
             )
 
     def heal(self) -> None:
-        """Get rid of workers of Spark's pool that are dead; see `run_until_alive`."""
+        """Remove dead workers from Spark's pool; see `run_until_alive`."""
         run_until_alive(self._run_nothing)
 
     def _run_nothing(self) -> None:
-        """One idle task for each core, in the workers that those of an epoch run in."""
+        """Run one empty task per core, in the workers that run an epoch's tasks."""
         count = self.context.defaultParallelism
         self.context.parallelize(range(count), count).foreachPartition(_idle)
 
@@ -94,9 +94,9 @@ def _frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Frame]:
 def in_living_workers(
     run: Callable[[], list[Report]], run_nothing: Callable[[], None]
 ) -> list[Report]:
-    """Run a job, and raise the error that one of our tasks raised in it.
+    """Run a Spark job; raise the error of a task of ours in place of Spark's error.
 
-    Where the epoch has to run again, Spark's dead workers are got rid of: see `run_until_alive`.
+    If the epoch has to run again, dead workers are first removed: see `run_until_alive`.
     """
     try:
         return run()
@@ -119,7 +119,7 @@ def _target(key: tuple[int, int, int]) -> int:
 
 
 def task_context() -> TaskContext:
-    """Return the Spark task that this runs in."""
+    """Return the context of the running Spark task."""
     context = TaskContext.get()
     assert context is not None, "runs in a Spark task"
     return context
@@ -185,7 +185,7 @@ def _worker_lost(text: str) -> EpochAbortedError:
 
 
 def run_until_alive(run_nothing: Callable[[], None]) -> None:
-    """Run jobs that do nothing until one passes, if what fails them are workers that died.
+    """Run empty jobs until one passes, to remove dead workers from Spark's pool.
 
     When a worker daemon dies, all its workers do. Spark keeps the idle ones in its pool, and takes
     one out only by giving it a task, which fails: an epoch has too few attempts to do that itself.

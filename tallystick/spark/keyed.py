@@ -82,13 +82,13 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
 
 
 def _check_origin(steps: Sequence[KeyedStep], *, has_transform: bool) -> None:
-    """Refuse event times of which no reader knows how far its partitions are.
+    """Refuse event times in a column that readers do not have, for lack of a watermark.
 
     Behind a transform, and behind functions that go by the clock, a watermark may follow from the
     rows themselves: how they are then is as far as all have come.
 
     Raises:
-        OptionError: a later step has the first ones, in a column that steps before it make.
+        OptionError: a later step is the first with event times, in a column made by steps before.
     """
     at = first_timed(steps)
     if not at or has_transform:
@@ -106,11 +106,11 @@ def _check_origin(steps: Sequence[KeyedStep], *, has_transform: bool) -> None:
 
 
 def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
-    """Do not even make those of Kafka's columns that the first keyed step does not read.
+    """Drop Kafka's columns that the first keyed step does not use, so that no reader makes them.
 
     Args:
-        read: how rows are read, with no functions applied.
-        first: the step that gets them.
+        read: the reading plan, with no functions.
+        first: the first keyed step.
     """
     layout = lean_layout(read.layout, [*first.routed.names, first.watermark_column])
     made = layout.schema.names
@@ -119,7 +119,7 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
 
 
 def lean_layout(layout: Layout, names: Collection[str | None]) -> Layout:
-    """Return a layout without those of Kafka's columns that are not among these names."""
+    """Return a layout without the Kafka columns that are missing from `names`."""
     prefix = layout.prefix if layout.value is not None else ""
     metadata = tuple(
         name
@@ -183,7 +183,7 @@ def _step(
 
 
 def _input_times(step: Process, columns: pa.Schema) -> dict[str, str]:
-    """Return the column of event times of each named input that has one."""
+    """Return the event-time column of each named input with event times."""
     if not step.inputs:
         return {}
     names = columns.names[columns.names.index(TIME) + 1 :]
@@ -224,7 +224,7 @@ def state_places(cluster: Cluster, uid: str) -> tuple[str, str]:
 
 @contextmanager
 def _named(uid: str) -> Iterator[None]:
-    """Say in errors which step they are about, those of the user's own `init` included."""
+    """Add the step's uid to errors, also to errors of the user's own `init`."""
     try:
         yield
     except OptionError as error:
@@ -238,10 +238,10 @@ def _named(uid: str) -> Iterator[None]:
 
 
 def check_sendable(steps: Iterable[Step]) -> None:
-    """Refuse functions that cannot be sent to the tasks that run them.
+    """Refuse functions of the user's that cannot be sent to tasks.
 
     Raises:
-        OptionError: one cannot be pickled.
+        OptionError: a function cannot be pickled.
     """
     sent: object
     for number, step in enumerate(steps, start=1):
@@ -269,10 +269,12 @@ def _name(function: object) -> str:
 
 
 def _check_time(uid: str, step: Process, columns: pa.Schema, *, names_times: bool) -> None:
-    """Refuse times that a step would not go by, nor a later one where it may name them.
+    """Refuse time settings of a step that contradict each other or have no effect.
+
+    With `names_times`, an event time has an effect if only later steps go by it.
 
     Raises:
-        OptionError: of them.
+        OptionError: a setting is refused.
     """
     mode = step.processor.time_mode
     if mode not in TIME_MODES:
@@ -358,7 +360,7 @@ def _given(cluster: Cluster, columns: Columns | None) -> pa.Schema | None:
 
 
 def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
-    """Return the columns that DataFrame code makes, by running it on no rows."""
+    """Return the columns that DataFrame code makes, found by a run on no rows."""
     assert stages.frames is not None, "only DataFrame code leaves columns open"
     empty: DataFrame = cluster.session.createDataFrame([], stages.frames.ddl)
     made = transformed(stages.frames.functions, empty)
@@ -366,10 +368,10 @@ def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
 
 
 def columns_of(cluster: Cluster, columns: Columns, what: str = "its columns") -> pa.Schema:
-    """Return columns as Arrow has them, all of which may be null.
+    """Return columns as an Arrow schema, all of them nullable.
 
     Raises:
-        OptionError: something else was given.
+        OptionError: the columns are not given as a schema.
     """
     if isinstance(columns, str):
         columns = cluster.columns(columns, what)

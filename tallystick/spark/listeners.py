@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PipelineCounts:
-    """The counts of one pipeline, since this process began."""
+    """The counts of a pipeline since the process began."""
 
     starts: int = 0
     """The number of its starts."""
@@ -61,7 +61,7 @@ class PipelineCounts:
     def open_since(self) -> dict[str, list[int]]:
         """Return when the open transactions of each sink were begun, in ms since 1970.
 
-        The one that decides is as old as its epoch, or younger; of others 0: that is not known.
+        The deciding transaction is as old as its epoch, or younger; for others 0 means not known.
         """
         none: dict[str, list[int]] = {sink: [] for sink in self.sinks}
         found = none | self.transactions.begun_ms()
@@ -79,9 +79,9 @@ class EpochOutcome:
     """The end of an epoch.
 
     Args:
-        number: of the epoch; -1: it was aborted before it had a manifest.
-        ran: its output and state; None: it was aborted.
-        error: the reason of the abort; None: it was committed.
+        number: of the epoch; -1: aborted before a manifest was written.
+        ran: the output and the state; None: aborted.
+        error: the reason of the abort; None: committed.
     """
 
     number: int
@@ -149,16 +149,16 @@ class EpochOutcomes:
 
 
 class EpochCounts:
-    """A listener that counts what epochs do, and passes every event on.
+    """A listener that counts the results of epochs, and passes every event on.
 
     An epoch counts once, when it is committed, as its output does.
 
     Args:
         pipeline: its name.
-        listener: the user's; None: there is none.
-        timeout_ms: of the transactions that decide; None: none does.
-        dead_letter_topic: where malformed records go in these; None: nowhere.
-        deciding_sink: the uid of the sink whose transactions these are; "": none does.
+        listener: the user's; None: no listener.
+        timeout_ms: of the deciding transactions; None: the checkpoint decides.
+        dead_letter_topic: the topic of malformed records in these transactions; None: no topic.
+        deciding_sink: the uid of the deciding sink; "": the checkpoint decides.
         sinks: the uids of all sinks.
     """
 
@@ -306,7 +306,7 @@ class EpochAge:
 
 
 def counts_of(name: str, topology: OutputTopology, listener: Listener | None) -> EpochCounts:
-    """Return a listener that counts what epochs do in these sinks."""
+    """Return a listener that counts a pipeline's epochs, for the sinks of a topology."""
     decider, uids = topology.decider, [uid for uid, _ in topology.by_uid]
     if decider is None:
         return EpochCounts(name, listener, sinks=uids)

@@ -12,7 +12,7 @@ from tallystick.spark.streaming.planning import StreamPlanner
 
 
 def sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
-    """Return what bounds the epochs of a run; None where the user wants all there is in one."""
+    """Return the sizes of a run's epochs; None if the user wants all records in one epoch."""
     its = run.inputs
     counts = [each.options.offset_count_max if each.is_bounded else None for each in its]
     if all(each.is_bounded and each.options.offset_count_max is None for each in its):

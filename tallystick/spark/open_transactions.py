@@ -8,21 +8,21 @@ from tallystick.run.participants import Result
 
 
 class OpenTransactions:
-    """Transactions in sinks that wait for the decision: prepared ones, and left-over ones.
+    """The transactions in sinks without an end yet: prepared by tasks, or left over.
 
-    A task's transaction is known from its report on, one that an earlier run or a failed attempt
-    left from the recovery's look on. Used by the driver's threads, and read by that of the metrics.
+    A task's transaction is known once the task has reported; one that an earlier run or a failed
+    attempt left, once a recovery has looked. Threads of the driver write, that of metrics reads.
     """
 
     def __init__(self) -> None:
         self._begun_ms: dict[tuple[str, str], int] = {}
 
     def prepared(self, committables: Iterable[Committable]) -> None:
-        """Take in what tasks reported."""
+        """Add transactions that tasks reported."""
         self._begun_ms |= {(each.sink, each.name): each.begun_ms for each in committables}
 
     def found(self, committables: Iterable[Committable]) -> None:
-        """Take in a look at all sinks: there is nothing else."""
+        """Replace all entries by what a look through all sinks found."""
         self._begun_ms = {(each.sink, each.name): each.begun_ms for each in committables}
 
     def note(self, committable: Committable, result: Result) -> None:
@@ -31,7 +31,7 @@ class OpenTransactions:
             self._begun_ms.pop((committable.sink, committable.name), None)
 
     def begun_ms(self) -> dict[str, list[int]]:
-        """Return when those of each sink were begun, in ms since 1970; 0: that is not known."""
+        """Return the begin times of each sink's transactions, in ms since 1970; 0: not known."""
         found = defaultdict[str, list[int]](list)
         for (sink, _), begun_ms in list(self._begun_ms.items()):
             found[sink].append(begun_ms)

@@ -88,15 +88,15 @@ class _Begun:
 
 
 class PlannedByUs:
-    """Plans the epochs of a pipeline, and makes what runs them; see `ports.EpochSource`.
+    """The planner of a pipeline's epochs, which also makes each engine; see `ports.EpochSource`.
 
     Args:
         run: the pipeline.
-        inputs: plan what each input reads.
-        sizes: bounds the epochs; None: nothing does.
+        inputs: the planners of the inputs.
+        sizes: bounds the epochs; None: no bounds.
         on_idle: called with the positions where nothing is to be read; says if other sinks are due.
-        clock: that epochs have.
-        pauses: by which pauses are measured.
+        clock: of the epochs.
+        pauses: the clock that measures pauses.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class PlannedByUs:
 
 
 class _Run:
-    """One run of a pipeline's loop: what its query asks for.
+    """One run of a pipeline's loop: driver, planners and connections, used by a `Query`.
 
     Args:
         run: the pipeline, checked.
@@ -304,7 +304,7 @@ class _Run:
         self._look_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
-        """Return what runs the epochs; `note` makes an epoch's progress."""
+        """Return the loop that runs the epochs; `note` makes an epoch's progress."""
 
         def on_end(ended: EpochEnded) -> None:
             self.source.ended()
@@ -327,14 +327,16 @@ class _Run:
             self._groups.show(*beside, forward_only=forward_only)
 
     def _look_again(self, positions: Positions) -> bool:
-        """Show what an earlier run did not, what Kafka refused, or what an earlier run put back.
+        """Show positions again that an earlier run left or put back, or that Kafka refused.
 
-        A run that was replaced shows its old positions if it wakes up late: those of groups are
-        fenced by nobody. It ends when it has nothing to read, and its successor shows its own.
-        True if other sinks are due: there such a run may have begun a transaction too.
+        A run that was replaced shows its old positions if it wakes up late: nobody fences offsets
+        of groups. It ends when it has nothing to read, and its successor shows its own.
+
+        Returns:
+            True if other sinks are due: such a run may have begun a transaction there too.
 
         Raises:
-            FencedError: this one was replaced.
+            FencedError: this run was replaced.
         """
         due_s, now_s = self._look_again_s, time.monotonic()
         if now_s < due_s:
@@ -356,7 +358,7 @@ class _Run:
         )
 
     def cancel(self) -> None:
-        """End what tasks are doing."""
+        """Cancel the running tasks."""
         if self._run.execution.kind == JOBS:
             _cancel_jobs(self._run.cluster.context, self.id)
         else:

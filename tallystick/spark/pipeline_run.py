@@ -1,4 +1,4 @@
-"""A started pipeline: what its epochs are made of, and what runs their tasks."""
+"""A started pipeline: inputs, steps and sinks of its epochs, and the engine for tasks."""
 
 import logging
 from collections.abc import Sequence
@@ -56,11 +56,11 @@ logger = logging.getLogger(__name__)
 
 
 class EpochInput(Protocol):
-    """An epoch's sources, and its clock."""
+    """The sources and the clock of an epoch."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The end offsets of its inputs, as JSON texts."""
+        """The end offsets of the epoch's inputs, as JSON texts."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class EpochInput(Protocol):
 
     @property
     def timestamp_ms(self) -> int:
-        """Its processing time."""
+        """The processing time of the epoch."""
         ...
 
 
@@ -215,7 +215,7 @@ class PipelineRun:
         self._sinks.check(self.shown_rights(cluster_id))
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
-        """Return the rights that showing positions takes, of inputs on one cluster.
+        """Return the rights needed to show positions of the inputs in a cluster.
 
         Call it after `check_source`.
         """
@@ -237,7 +237,7 @@ class PipelineRun:
             self.cluster.close()
 
     def _check_circle(self, sink: KafkaOutput, source: PipelineInput) -> None:
-        """Warn of output that is read again by this very pipeline."""
+        """Warn of an output topic that the pipeline reads; refuse such a dead-letter topic."""
         if sink.topic in source.topics:
             logger.warning(
                 "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
@@ -261,7 +261,7 @@ class PipelineRun:
         )
 
     def start_tasks(self) -> None:
-        """Start resident tasks, if they do the work; after `make_driver`, which they need."""
+        """Start resident tasks if the pipeline runs with a gang; call `make_driver` first."""
         if self.execution.kind == JOBS:
             return
         decider = self._topology.decider
@@ -328,11 +328,11 @@ class PipelineRun:
         return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
 
     def make_engine(self, batch: EpochInput, source: InputState | None = None) -> Engine:
-        """Return the engine of one epoch.
+        """Return the engine of an epoch.
 
         Args:
-            batch: what it reads.
-            source: the input's state; None: nobody knows it, and watermarks go by rows alone.
+            batch: the epoch's offsets and clock.
+            source: the input's state; None: not known, and watermarks go by rows alone.
         """
         assert self._sinks is not None, "checked before it is started"
         sinks, stages = self._sinks, self._stages
@@ -356,10 +356,10 @@ class PipelineRun:
         )
 
     def _unread(self, batch: EpochInput) -> Unread:
-        """Return what an epoch reads: of inputs that are there, whatever their order was.
+        """Return the splits that an epoch reads, with inputs matched by id.
 
         Raises:
-            OptionError: it is to run again, and one of its inputs is gone from the pipeline.
+            OptionError: the epoch is to run again, and the pipeline has lost one of its inputs.
         """
         starts, stops = by_input(batch.previous_sources), by_input(batch.sources)
         gone = sorted(stops.keys() - {each.uid for each in self.all_inputs})

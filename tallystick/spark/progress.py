@@ -19,13 +19,13 @@ class SourceProgress:
     """One source after an epoch.
 
     Args:
-        index: which of the query's sources it is, counted over all kinds of sources.
-        cluster_id: the cluster that it reads.
-        group: the consumer group that shows its positions; "": none does.
+        index: of the source in the query, counted over all kinds of sources.
+        cluster_id: the cluster that the source reads.
+        group: the consumer group that shows the positions; "": no group.
         positions: the next offset to read of each partition.
         latest: the end of each partition, as far as Spark knows; may be empty.
         skipped: ranges (from, to) that were lost unread, and that this epoch passed over.
-        input: the id of the pipeline's input that it is.
+        input: the id of the pipeline's input.
     """
 
     index: int
@@ -60,10 +60,10 @@ def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[S
     """Return positions, lag and losses of each Tallystick source of a query.
 
     Args:
-        query: a query, for what its last epoch did; or one entry of its `recentProgress`.
+        query: a query, for its last epoch; or an entry of the `recentProgress` of a query.
 
     Returns:
-        One value per source that is ours; empty before the first epoch.
+        One value per Tallystick source; empty before the first epoch.
     """
     progress = query if isinstance(query, Mapping) else query.lastProgress
     if progress is None:

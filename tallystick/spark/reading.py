@@ -50,14 +50,14 @@ STARTING = "startingOffsets"
 def find_topics(
     broker: KafkaBroker, subscription: Subscription, known: Collection[str] = ()
 ) -> dict[str, FoundTopic]:
-    """Return the topics that a subscription covers at this moment; named ones may be missing.
+    """Return the existing topics that a subscription covers; named topics may be missing.
 
     Args:
         broker: the cluster's.
         subscription: what is read.
-        known: topics that have been read. Where a list of all topics lacks one, it is asked for by
-            name, and for longer: a broker may lag, and leaves out of its list what the user
-            may not describe.
+        known: topics that have been read. If the list of all topics lacks one, the broker is asked
+            for it by name, and for longer: a broker may lag, and its list leaves out topics that
+            the user may not describe.
 
     Raises:
         AuthorizationError: a named or known topic may not be described.
@@ -78,7 +78,7 @@ _warned: set[str] = set()
 
 
 def _warn_of_near_misses(pattern: str, found: Collection[str], covered: Collection[str]) -> None:
-    """Warn of topics that only contain the pattern, which Spark's connector would find."""
+    """Warn of topics that only contain the pattern: Spark's connector would read them."""
     within = sorted(topic for topic in found if re.search(pattern, topic) and topic not in covered)
     if within:
         logger.warning(
@@ -105,10 +105,10 @@ def partitions_of(
 def check_named(
     broker: KafkaBroker, subscription: Subscription, found: Mapping[str, FoundTopic]
 ) -> None:
-    """Check that all that is named exists.
+    """Check that all named topics and partitions exist.
 
     Raises:
-        OptionError: a named topic or partition does not.
+        OptionError: a named topic or partition does not exist.
     """
     for topic in subscription.named or ():
         if topic not in found and not isinstance(subscription, Assignment):
@@ -128,10 +128,10 @@ def check_named(
 
 
 def check_same_cluster(offsets: SourceOffsets, cluster_id: str, servers: str) -> None:
-    """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+    """Refuse offsets of another cluster, which mean nothing here even for topics of equal names.
 
     Raises:
-        DataLossError: they are another cluster's.
+        DataLossError: the offsets are another cluster's.
     """
     if offsets.cluster_id != cluster_id:
         raise DataLossError(
@@ -187,12 +187,12 @@ def resolve(
 def check_within(
     broker: KafkaBroker, starts: Mapping[TopicPartition, int], option: str, *, may_expire: bool
 ) -> None:
-    """Check that a query which starts here finds its first record, or waits for it at the end.
+    """Check that start offsets lie within the logs of their partitions, or at the ends.
 
     Args:
         broker: the cluster's.
         starts: the resolved offsets.
-        option: its name, for messages.
+        option: the name of the option, for messages.
         may_expire: whether records that are gone may be skipped.
 
     Raises:

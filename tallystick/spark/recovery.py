@@ -47,16 +47,18 @@ class SinkRecovery:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The outcome of `Pipeline.recover`: what it did, and what it left; `print` it.
+    """The outcome of `Pipeline.recover`: the committed epoch, and the outcome in each sink.
+
+    `print` shows it in words.
 
     Args:
-        pipeline: its name.
-        checkpoint: its location.
-        epoch: the newest one that is committed, in every sink; None: none is.
+        pipeline: the name.
+        checkpoint: the location.
+        epoch: the newest epoch that is committed in every sink; None: no epoch is.
         decider: the uid of the sink whose transaction decides epochs; "": the checkpoint decides.
-        sinks: what was done in the others.
-        runs_again: all that a decided epoch wrote is lost, to timeouts or by hand: this epoch is
-            left to the next start, which runs it again; None: there is none.
+        sinks: the outcome in each other sink.
+        runs_again: a decided epoch that has lost all its output, to timeouts or by hand; the next
+            start runs it again. None: no such epoch.
     """
 
     pipeline: str
@@ -83,7 +85,7 @@ class Recovery:
 
 
 def recover(name: str, topology: OutputTopology, checkpoint: str) -> Recovery:
-    """Fence earlier runs, commit what is decided, abort what is not.
+    """Fence earlier runs, commit decided transactions, and abort the others.
 
     Args:
         name: the pipeline's.
@@ -91,10 +93,10 @@ def recover(name: str, topology: OutputTopology, checkpoint: str) -> Recovery:
         checkpoint: its folder.
 
     Returns:
-        What was done, and what is left.
+        The outcome, for `print`.
 
     Raises:
-        TallystickError: as at a start. What was done until then is in the error's notes.
+        TallystickError: as at a start. The error's notes list the transactions ended before it.
     """
     storage = opened(checkpoint, name)
     lineage = existing_lineage(CheckpointFolder(storage))
@@ -126,7 +128,7 @@ def recover(name: str, topology: OutputTopology, checkpoint: str) -> Recovery:
 def _by_sink(
     results: Mapping[Committable, Result], uids: Collection[str]
 ) -> tuple[SinkRecovery, ...]:
-    """Count what became of committables, per sink.
+    """Count the outcomes of committables, per sink.
 
     Args:
         results: the last one of each committable.

@@ -46,8 +46,8 @@ class SinkCluster:
     """The driver's side of the sinks that share the epoch's transaction: broker, plans for tasks.
 
     Args:
-        output: the sink that decides.
-        written: what is written, and which rows; empty: the main output to that sink.
+        output: of the deciding sink.
+        written: the outputs with their rows; empty: the main output to the deciding sink.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class SinkCluster:
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that are known before there are rows."""
+        """The output topics that are known before the first row."""
         return frozenset().union(*(each.topics for each in self.outputs))
 
     def target(self, pipeline: str) -> Target:
-        """Return where the pipeline of this name keeps its decision."""
+        """Return the place in Kafka of a pipeline's decisions."""
         transactional_id = f"{self.output.id_prefix}{pipeline}"
         return Target(
             transactional_id=transactional_id,
@@ -82,7 +82,7 @@ class SinkCluster:
         )
 
     def decider(self, identity: Identity) -> TransactionDecider:
-        """Return what decides the epochs of a pipeline that this sink's transactions decide."""
+        """Return the decider of a pipeline's epochs by Kafka transactions in this cluster."""
         return TransactionDecider(self.broker, self.target(identity.pipeline), identity.lineage)
 
     def encode_plan(self, task_count: int, functions: tuple[BatchFunction, ...]) -> EncodePlan:
@@ -109,7 +109,7 @@ class SinkCluster:
         return EncodePlan(tuple(routes), min(task_count, partition_count), functions)
 
     def write_plan(self, producer: Producer) -> WritePlan:
-        """Return how this epoch's tasks write."""
+        """Return the plan by which an epoch's tasks write."""
         if self.age is not None:
             self.age.begin(producer)
         produce = KafkaProduce(self.output.config, self.broker.transaction_version)
@@ -179,7 +179,7 @@ def preflight(
 
 
 def decider_rights(output: KafkaOutput, pipeline: str) -> tuple[Right, ...]:
-    """Return the rights that writing takes, and deciding epochs by its transaction."""
+    """Return the rights needed to write output and to decide epochs by Kafka transactions."""
     transactional_id = f"{output.id_prefix}{pipeline}"
     group = token_group(transactional_id)
     return (*committing(transactional_id, group, output.token_topic), *writing(output.topics))
@@ -197,8 +197,8 @@ def is_speculative(conf: Mapping[str, str]) -> bool:
 def may_leave_strays(conf: Mapping[str, str]) -> bool:
     """Return whether attempts of a task may end without a word to be known by their number.
 
-    Those that lose a speculation; and those of an earlier attempt of their stage, since Spark
-    counts a task's attempts from 0 in each.
+    Attempts that lose a speculation do; so do tasks in an earlier attempt of a stage, since Spark
+    counts a task's attempts from 0 in each stage attempt.
     """
     return is_speculative(conf) or conf.get("spark.stage.maxConsecutiveAttempts", "4") != "1"
 
@@ -369,7 +369,10 @@ class Sinks:
         return found
 
     def _warn_of_removed(self, uids: Collection[str]) -> None:
-        """Warn: the recovery refuses what is decided there, and nothing looks for what is not."""
+        """Warn of removed sinks: nothing ends their undecided transactions.
+
+        A recovery refuses to go on without the sink of a decided transaction.
+        """
         if uids:
             logger.warning(
                 "pipeline %r: the newest epochs wrote to sinks that it no longer has: %s. "

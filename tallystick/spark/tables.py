@@ -25,8 +25,8 @@ class TableDeclaration:
 
     Args:
         input: the control topic, with the steps of its stream.
-        key: the columns that tell its rows apart.
-        deleted: which rows delete that of their key; None: none does.
+        key: the columns that tell rows apart.
+        deleted: true for rows that delete the row of their key; None: no row deletes.
     """
 
     input: InputDeclaration
@@ -53,7 +53,7 @@ class PipelineTable:
     """A broadcast table, checked.
 
     Args:
-        declared: what it is.
+        declared: as the user declared it.
         cluster: whose Spark may have to read its columns.
 
     Raises:

@@ -39,7 +39,7 @@ _SERIALIZER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 
 
 class Shipment:
-    """The plans for one job's tasks; leaving it destroys what was broadcast for them."""
+    """The plans of a Spark job's tasks; leaving the context destroys their broadcast variables."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -54,7 +54,7 @@ class Shipment:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Destroy what was broadcast; the job has ended, or failed."""
+        """Destroy the broadcast variables; the job has ended, or failed."""
         while self._broadcasts:
             try:
                 self._broadcasts.pop().destroy()
@@ -94,7 +94,7 @@ class Parcel(Generic[_Plan]):
 
     @property
     def is_open(self) -> bool:
-        """True if the plan was asked for in this process, or in the one that it is a fork of."""
+        """True if this process, or the process it was forked from, has unpacked the plan."""
         return "plan" in vars(self)
 
     @cached_property
@@ -126,8 +126,8 @@ class InputSplits(NamedTuple):
 
     Args:
         splits: one per partition.
-        split_count_min: partitions are cut until there are about this many pieces; None: they stay
-            whole, and the reader of each is the one that Flink gives it.
+        split_count_min: partitions are cut into about this many pieces; None: partitions stay
+            whole, and go to readers as in Flink.
     """
 
     splits: tuple[SplitRange, ...]
@@ -138,8 +138,8 @@ def share(parallelism: int, *inputs: InputSplits, takes_all: bool = False) -> tu
     """Divide the splits of each input among the same readers.
 
     Args:
-        parallelism: how many tasks run at a time; there are no more readers.
-        inputs: what there is to be read.
+        parallelism: how many tasks run at a time, the most readers.
+        inputs: the splits to read.
         takes_all: all tasks are readers, those with nothing to read too: so a partition that is
             not cut has the same reader in every epoch.
     """
@@ -155,7 +155,7 @@ def share(parallelism: int, *inputs: InputSplits, takes_all: bool = False) -> tu
 
 @dataclass(frozen=True)
 class UnreadInput:
-    """The splits of one input by reader, and how they are read."""
+    """The splits of an input by reader, with the plan to read them."""
 
     shares: Shares
     plan: ReadPlan
@@ -259,7 +259,7 @@ class TaskRunner(Protocol):
         """Run all tasks of an epoch; each has stopped writing when this returns, or raises.
 
         Raises:
-            EpochAbortedError: a task is lost, and with it what it did.
+            EpochAbortedError: a task is lost, with all its work.
             what a function of the user's raised.
         """
         ...

@@ -1,4 +1,4 @@
-"""The sinks of a pipeline: which decides, which share its transaction, which rows each gets."""
+"""The sinks of a pipeline: the deciding sink, sinks in its transaction, rows per sink."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from tallystick.run.outputs import OF_MAIN, Selection
 
 
 class SharingSink(NamedTuple):
-    """A sink that writes into the transaction of the one that decides.
+    """A sink that writes into the deciding sink's transaction.
 
     Args:
         uid: the sink's.
-        sink: the same, as another run may have had it with transactions of its own.
-        output: what is written, in the cluster of the sink that decides.
+        sink: this sink with transactions of its own, to recover epochs of a run that had it so.
+        output: the output in the deciding sink's cluster.
     """
 
     uid: str
@@ -28,18 +28,18 @@ class SharingSink(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputTopology:
-    """The sinks of a pipeline, and which of them decides.
+    """The sinks of a pipeline, and among them the deciding sink.
 
     Args:
         decider: the sink whose Kafka transaction decides; None: the checkpoint decides.
-        sink: the same, as another run may have had it while another sink decided.
-        uid: of that.
+        sink: the deciding sink with transactions of its own, to recover epochs of a run in which
+            another sink decided.
+        uid: of the deciding sink.
         others: the other sinks, by uid.
-        dead_letter_topic: where one of them takes malformed records; None: nowhere.
+        dead_letter_topic: the topic that a sink has for malformed records; None: no sink has one.
         id_prefix: what transactional ids of the pipeline begin with, before its name.
         sharing: the sinks that write into the same transaction.
-        selections: the rows that each sink gets, by uid; one that is not there gets the main
-            output.
+        selections: the rows that each sink gets, by uid; a missing sink gets the main output.
         dropped: side outputs that the user lets go nowhere.
     """
 
@@ -55,13 +55,13 @@ class OutputTopology:
 
     @property
     def deciding(self) -> tuple[tuple[str, Sink], ...]:
-        """The sinks that write into the transaction that decides, by uid."""
+        """The sinks that write into the deciding transaction, by uid."""
         first = () if self.sink is None else ((self.uid, self.sink),)
         return (*first, *((each.uid, each.sink) for each in self.sharing))
 
     @property
     def by_uid(self) -> tuple[tuple[str, Sink], ...]:
-        """All sinks; first those that write into the transaction that decides."""
+        """All sinks by uid, beginning with the sinks in the deciding transaction."""
         return (*self.deciding, *self.others)
 
     @property
@@ -74,14 +74,14 @@ class OutputTopology:
 
     @property
     def functions(self) -> tuple[tuple[str, Callable[..., object]], ...]:
-        """The functions of users that rows meet on their way to sinks, and by what they came."""
+        """The user's functions on the way to sinks, each with a name for errors."""
         of_all = self.selections.values()
         predicates = [("when(): the predicate", each.when) for each in of_all if each.when]
         mapping = [("mapped(): the function", one) for each in of_all for one in each.functions]
         return (*predicates, *mapping)
 
     def selection(self, uid: str) -> Selection:
-        """Return which rows a sink gets."""
+        """Return the selection of rows for a sink."""
         return self.selections.get(uid, OF_MAIN)
 
     def written_to(self, servers: str) -> tuple[KafkaOutput, ...]:

@@ -18,7 +18,7 @@ JVM_END_MAX_S = 120.0
 
 
 def warm_up() -> Iterator[str]:
-    """Make what later starts find, and say of each what it is, where, and what it took.
+    """Fill the caches of later starts; yield a line about each cache, with its place and cost.
 
     Raises:
         OSError: the cache folder cannot be written.
@@ -33,7 +33,7 @@ def warm_up() -> Iterator[str]:
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and of those that it has waited for."""
+    """Return the CPU seconds of this process and of its ended children."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
 

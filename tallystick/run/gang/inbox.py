@@ -23,7 +23,7 @@ class EpochCancelledError(Exception):
 
 
 class _SpilledFrame(NamedTuple):
-    """A frame whose data is in the file of its run."""
+    """A frame whose data waits in the file of a run."""
 
     frame: Frame
     place: int
@@ -51,11 +51,11 @@ class ChangeSignal(Protocol):
 
 
 class Inbox:
-    """Frames that peers, and this member itself, sent for its tasks.
+    """Frames for the tasks of a member, sent by peers and by the member itself.
 
     Args:
         held_bytes_max: how many bytes of frames wait in memory.
-        changed: where its tasks wait; None: a condition of its own.
+        changed: the signal on which tasks wait; None: a condition of the inbox's own.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Inbox:
         self._error: Exception | None = None
 
     def begin(self, run: int) -> None:
-        """Forget what came for earlier runs."""
+        """Forget the frames of earlier runs."""
         assert run > self._run, f"run {run} begins after run {self._run}"
         with self._changed:
             self._run = run

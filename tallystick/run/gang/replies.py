@@ -19,8 +19,8 @@ class Replies:
 
     Args:
         run: the order's number; answers to others are not counted.
-        members: those that have got it.
-        read: makes reports, or an error, of what a member sent along.
+        members: the members that got the order.
+        read: makes reports, or an error, from a member's answer.
     """
 
     def __init__(self, run: int, members: Iterable[int], read: Callable[[Any], Any]) -> None:
@@ -41,11 +41,11 @@ class Replies:
         Args:
             kind: `DONE`, `FAILED` or `CANCELLED`.
             index: of the member.
-            run: of the order that it answers.
-            found: what came along.
+            run: the number of the answered order.
+            found: the reports or the error.
 
         Returns:
-            Whether it is the first failure: the others must be stopped.
+            True for the first failure: the other members must be stopped.
         """
         if run != self._run:
             return False

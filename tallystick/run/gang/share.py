@@ -1,4 +1,4 @@
-"""One member's share of an epoch: its tasks of each stage, and the frames that they exchange."""
+"""One member's share of an epoch: tasks of each stage, and the frames between members."""
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class WriteStep(Protocol):
 
 
 class PeerStream(Protocol):
-    """Frames of one stage on their way to one peer."""
+    """The stream of a stage's frames to a peer."""
 
     def add(self, run: int, stage: int, frame: Frame) -> None:
         """Send a frame, perhaps with others."""
@@ -41,14 +41,14 @@ class PeerStream(Protocol):
 
 
 class Share:
-    """The tasks that one of several members runs.
+    """A member's share of the tasks of an epoch.
 
     Args:
-        index: which member it is.
-        count: how many there are.
-        inbox: gets the frames of this member itself, and of its peers.
-        send_to: begins to send to a peer.
-        peers: the indices of the others.
+        index: of the member.
+        count: the number of members.
+        inbox: gets frames of the member itself, and of its peers.
+        send_to: opens a stream to a peer.
+        peers: the indices of the other members.
         on_task: called with the index of each task before it runs.
         beside: runs the writing tasks while the others run.
     """
@@ -86,11 +86,11 @@ class Share:
 
         Args:
             run: the order's number.
-            made: what the readers send.
-            source_count: how many readers there are.
+            made: the frames of each reader.
+            source_count: the number of readers.
             plans: of the keyed steps.
-            writer_count: how many tasks write; 0: the last ones before them report.
-            write: what those tasks do.
+            writer_count: how many tasks write; 0: the last tasks report instead.
+            write: writes a task's frames and reports.
             attempt_number: of tasks that send to sinks of their own.
             is_cut: several readers read parts of one partition, whose order is kept.
 
@@ -129,17 +129,17 @@ class Share:
         return lambda at: self._inbox.frames(run, stage, at, source_count, by_source=by_source)
 
     def _tasks(self, task_count: int) -> range:
-        """Return the tasks of a stage that this member runs."""
+        """Return this member's tasks of a stage."""
         return range(self._index, task_count, self._count)
 
     def _mine(self, task_count: int) -> Iterator[int]:
-        """Yield the same indexes, and report each one before its task runs."""
+        """Yield the indices of `_tasks`, and call `on_task` with each before the task runs."""
         for index in self._tasks(task_count):
             self._on_task(index)
             yield index
 
     def _deliver(self, run: int, stage: int, source_count: int, made: Made) -> None:
-        """Send what the tasks of this member make to the members whose tasks get it."""
+        """Run this member's source tasks, and send each frame to the member of its target task."""
         sending: Mapping[int, PeerStream] = {peer: self._send_to(peer) for peer in self._peers}
         for source in self._mine(source_count):
             with _closing(made(source)) as frames:
@@ -163,7 +163,7 @@ def _written(write: WriteStep, made: Iterable[Frame]) -> Report:
 
 @contextlib.contextmanager
 def _closing(made: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
-    """Yield what a task makes, and release everything when it is not read to its end."""
+    """Yield the frames of a task, and close their generator even if it is not read to the end."""
     frames = iter(made)
     try:
         yield frames

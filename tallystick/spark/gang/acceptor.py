@@ -4,7 +4,7 @@ Invariants:
     * It ends when the port is closed, and never by an error: without descriptors or threads it
       hangs up on strangers, and goes on.
     * At most `UNPROVED_MAX` callers that have not proved the secret are there at a time. When there
-      are more, those that took longer than `UNPROVED_S` for what takes milliseconds give way.
+      are more, callers older than `UNPROVED_S` give way: a proof takes milliseconds.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ def accept_calls(listener: socket.socket, secret: bytes, take: Callable[[Link], 
 
     Args:
         listener: where members call.
-        secret: what they must prove.
-        take: called with each that did, in its thread; a `LinkBrokenError` there ends the thread.
+        secret: the secret that callers must prove.
+        take: called with the link of each proved caller, in a thread that a `LinkBrokenError` ends.
     """
     callers = _Callers(secret, take)
     while listener.fileno() >= 0:
@@ -70,7 +70,7 @@ class _Callers:
             raw.close()
 
     def hang_up_on_slow_ones(self) -> None:
-        """End the connections of those that had their time; their threads close them."""
+        """Shut down callers' connections after `UNPROVED_S`; the callers' threads close them."""
         latest_s = time.monotonic() - UNPROVED_S
         with self._lock:
             slow = [raw for raw, since_s in self._since_s.items() if since_s <= latest_s]

@@ -52,7 +52,7 @@ LOST = "lost"
 
 
 class GangLostError(EpochAbortedError):
-    """A member is gone, and with it the gang; what it wrote is not known."""
+    """The gang is lost, since a member is gone; the gang's writes are not known."""
 
 
 class GangStoppedError(Exception):
@@ -90,12 +90,12 @@ class Size:
 
 
 class Gang:
-    """A running Spark job of resident tasks; broken for good once one of them is lost.
+    """A running Spark job of resident tasks, broken for good once a task is lost.
 
     Args:
         context: runs the job.
-        size: how many there are.
-        known: what orders may leave out.
+        size: the numbers of tasks and members.
+        known: the objects that orders may leave out.
         name: the pipeline's.
         stopped: set when its query is stopped, before `give_up` is called.
         epoch_max_s: how long an epoch may take; a member that takes longer is hung. None: as long
@@ -103,9 +103,9 @@ class Gang:
 
     Raises:
         GangStoppedError: the query was stopped before all members were there.
-        GangLostError: they did not all come up.
-        GangTooLargeError: some did not for so long that Spark may have no slots for them.
-        PicklingError: what they need cannot be sent.
+        GangLostError: not all members came up.
+        GangTooLargeError: members are missing for so long that Spark may have no slots for them.
+        PicklingError: the objects that members need cannot be sent.
         what a module of the user's raised while it was imported.
     """
 
@@ -188,7 +188,7 @@ class Gang:
         self.give_up()
 
     def give_up(self) -> None:
-        """End the members at once, whatever they do; threads that wait for them get an error."""
+        """End the members at once, even in the middle of work; threads that wait get an error."""
         self._is_lost = True
         stop_listening(self._listener)
         for link in self._links.values():
@@ -402,7 +402,7 @@ class Gang:
 
 
 def _read(found: bytes) -> Any:
-    """Return what a member sent along."""
+    """Return the error that a member sent."""
     sent = loads(found)
     return sent.to_error() if isinstance(sent, Failure) else sent
 

@@ -45,13 +45,13 @@ class LinkBrokenError(RetriableError):
 
 
 class Link:
-    """One authenticated connection; any thread may send, one may receive.
+    """An authenticated connection; any thread may send, a single one may receive.
 
     Args:
         raw: a connected socket, closed here if the other side proves nothing.
-        secret: what both sides know.
-        mine: the word of this side.
-        theirs: that of the other.
+        secret: of the gang, known to both sides.
+        mine: the word of this side in the proofs.
+        theirs: the word of the other side.
 
     Raises:
         LinkBrokenError: the other side does not know the secret, or is gone.
@@ -110,7 +110,7 @@ class Link:
             self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def send(self, parts: Sequence[Any]) -> None:
-        """Send buffers one after another, without joining them.
+        """Send buffers in their order, without a copy into one buffer.
 
         Raises:
             LinkBrokenError: not all arrived, perhaps.
@@ -196,7 +196,7 @@ _links: WeakSet[Link] = WeakSet()
 
 
 def _close_in_fork() -> None:
-    """Close the copies that a fork has: they would hide the end of this process."""
+    """Close a fork's copies of connections: open copies would hide the end of the parent."""
     for link in _links:
         with contextlib.suppress(OSError):
             os.close(link._raw.detach())
@@ -213,7 +213,7 @@ def listen(host: str) -> socket.socket:
 
 
 def stop_listening(listener: socket.socket) -> None:
-    """Close a listening socket; a thread that waits in its `accept` is woken."""
+    """Close a listening socket, and wake the thread that waits in `accept`."""
     with contextlib.suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

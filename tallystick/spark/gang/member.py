@@ -1,4 +1,4 @@
-"""A resident task: one process of a gang, which runs its share of every epoch."""
+"""A resident task: a process of a gang, which runs a share of every epoch."""
 
 import contextlib
 import ctypes
@@ -79,13 +79,13 @@ ORDER, CANCEL, LEAVE = "order", "cancel", "leave"
 
 @dataclass(frozen=True)
 class Spec:
-    """The settings that each member gets from the Spark job that it runs in.
+    """The settings of a gang's members, sent with the gang's Spark job.
 
     Args:
         driver: where the driver listens.
-        secret: what members and driver prove to each other.
-        count: how many members there are.
-        known: what orders leave out; see `messages.SharedObjects`. Members unpack it.
+        secret: of the gang; members and driver prove to each other that they know it.
+        count: the number of members.
+        known: the objects that orders leave out; see `messages.SharedObjects`. Members unpack it.
         held_bytes_max: see `Inbox`.
     """
 
@@ -97,15 +97,15 @@ class Spec:
 
 
 def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
-    """Fork members, and wait for their end; when one is lost, so are they all.
+    """Fork members and wait until all have ended; when a member is lost, kill the others.
 
-    They are no process that Spark started: independent of them, its own worker lives, and ends
-    those that hang. It has run nothing of the user's, and never does (see `workers`): each member
+    Spark did not start the members: its worker, which forks them, lives on independently, and ends
+    members that hang. The worker never runs anything of the user's (see `workers`): each member
     imports the user's modules and unpickles the user's objects for itself, as Spark's workers do.
 
     Returns:
-        Members that ended without an order to leave. One that only lost its driver or another
-        member is none: it says nothing of the reason.
+        Texts about members that ended without an order to leave, except members that only lost
+        the driver or another member: they say nothing of the reason.
     """
     assert not spec.known.is_open, "members would share the user's objects"
     members = {_fork(spec, index): index for index in indices}
@@ -140,7 +140,7 @@ def _ended(code: int) -> str:
 
 
 def _fork(spec: Spec, index: int) -> int:
-    """Start a member in a process of its own; it ends with this one."""
+    """Fork a process for a member, and return its id; a member ends with its parent."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -166,8 +166,8 @@ class Member:
     """One process of a gang.
 
     Args:
-        spec: what it has from the driver.
-        index: which member it is.
+        spec: the settings from the driver.
+        index: of the member.
     """
 
     def __init__(self, spec: Spec, index: int) -> None:
@@ -206,9 +206,9 @@ class Member:
         )
 
     def serve(self) -> None:
-        """Unpack what the user gave, then run orders until the driver says that there are no more.
+        """Unpack the user's objects, then run orders until the driver has no more.
 
-        It is the first that this process has of the user's: modules are imported here.
+        They are the first user code in this process: modules are imported here.
         """
         try:
             known = self._parcel.plan
@@ -259,7 +259,7 @@ class Member:
         )
 
     def _listen(self) -> None:
-        """Listen to the driver; when it is gone, end this process, whatever it is doing."""
+        """Receive the driver's messages; if the driver is lost, end this process at once."""
         try:
             while True:
                 said = self._driver.hear()
@@ -274,7 +274,7 @@ class Member:
             _end_process()
 
     def _give_signs(self) -> None:
-        """Tell the driver, now and then, that work changes hands here; one that hangs is silent."""
+        """Report progress to the driver now and then; a member that hangs is silent."""
         with contextlib.suppress(LinkBrokenError):
             before = Stopwatch.switches
             while True:
@@ -288,7 +288,7 @@ class Member:
         accept_calls(listener, self._secret, self._callers.put)
 
     def _take(self, link: Link) -> None:
-        """Put what a peer sends into the inbox, until one of both ends."""
+        """Put a peer's frames into the inbox, until the peer or the link ends."""
         try:
             while True:
                 head = HEAD.unpack(link.read(HEAD.size))
@@ -309,7 +309,7 @@ class Member:
 
 
 class _PeerStream:
-    """Frames of one stage on their way to one peer."""
+    """The stream of a stage's frames to a peer, over a link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -317,7 +317,7 @@ class _PeerStream:
         self._bytes = 0
 
     def add(self, run: int, stage: int, frame: Frame) -> None:
-        """Send a frame, with others."""
+        """Add a frame, which is sent together with others."""
         topic, data = frame.topic.encode(), frame.data
         head = HEAD.pack(
             ROWS,
@@ -340,7 +340,7 @@ class _PeerStream:
 
 
 def _show_task(index: int) -> None:
-    """Show the user's functions which task this is: Spark's number is that of the gang's."""
+    """Show a task's index to the user's functions, instead of the number of Spark's task."""
     context: Any = TaskContext.get()
     if context is not None:
         context._partitionId = index

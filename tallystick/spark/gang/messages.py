@@ -34,12 +34,12 @@ def loads(data: bytes) -> Any:
 
 @dataclass(frozen=True)
 class Order:
-    """One run of an epoch's tasks.
+    """The order to run an epoch's tasks.
 
     Args:
         run: counts the runs of a gang, from 1 on.
-        unread: what its readers read.
-        first: where they send their rows.
+        unread: the splits and plans of the readers.
+        first: where readers send rows.
         plans: of the keyed steps.
         writer_count: how many tasks write; 0: the last tasks before them report instead.
         write: what those tasks do.
@@ -71,7 +71,7 @@ class Failure:
     note: str
 
     def to_error(self) -> Exception:
-        """Return the error, of its own class where that can travel."""
+        """Return the error, of the original class if the class can be unpickled here."""
         try:
             error: Exception = loads(self.pickled)
         except Exception:  # the class may not be importable here
@@ -101,14 +101,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 class SharedObjects:
-    """Objects that driver and members both have, in one order.
+    """The objects that the driver and every member hold, in the same order.
 
-    They go to the members once, when the gang starts: settings, layouts, the user's functions. What
-    is missing here travels with every order instead.
+    They go to the members once, when the gang starts: settings, layouts, the user's functions. Any
+    other object travels with every order.
     """
 
     SHARED: ClassVar = (None, True, False, (), "", b"", 0)
-    """Equal ones of these are one object in all of Python: found by identity, they say nothing."""
+    """Values that Python itself shares: equal ones are the same object wherever they occur."""
 
     def __init__(self, known: Sequence[Any]) -> None:
         self.objects = tuple(

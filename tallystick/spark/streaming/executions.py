@@ -1,4 +1,4 @@
-"""Spark's own objects of running queries: which one calls, what it reads and has done."""
+"""Spark's own objects of running queries: identity, options, offsets and commit log."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ NO_OFFSETS = "-"
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """One run of a streaming query, as a micro-batch sees it."""
+    """The run of a streaming query to which a micro-batch belongs."""
 
     spark: SparkSession
     query_id: str
@@ -136,7 +136,7 @@ def source_options(execution: Any, source_name: str) -> list[dict[str, str]]:
 def committed_batch(execution: Any) -> int | None:
     """Return the newest micro-batch that Spark's commit log holds; None if there is none.
 
-    The log of a temporary checkpoint goes with its query: then it is the newest of this run.
+    The log of a temporary checkpoint goes with its query: then the last progress of the run counts.
     """
     try:
         newest = execution.commitLog().getLatestBatchId()
@@ -149,7 +149,7 @@ def committed_batch(execution: Any) -> int | None:
 
 
 def committed_sources(execution: Any, batch_id: int) -> tuple[int, list[SourceOffsets]]:
-    """Return a committed micro-batch, and the end offsets of those of its sources that are ours."""
+    """Return a committed micro-batch, and the end offsets of our sources in the micro-batch."""
     try:
         entry = execution.offsetLog().get(batch_id)
         found = [each for each in _items(entry.get().offsets()) if each.isDefined()]
@@ -167,7 +167,7 @@ def committed_sources(execution: Any, batch_id: int) -> tuple[int, list[SourceOf
 def check_is_read(
     spark: SparkSession, location: str, batch_id: int, logged: tuple[str, ...]
 ) -> None:
-    """Check that what was logged of the running micro-batch is what Spark reads for it.
+    """Check that the logged end offsets of the running micro-batch are those that Spark reads to.
 
     On an object store another query's entry may replace it. A stream that is used twice has two
     lines in the log, and one end.

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def lineage_of(storage: FileStorage, query_id: str) -> str:
-    """Return the id that Spark stored in this checkpoint, which must be the running query's."""
+    """Return the query id stored in a checkpoint; raise unless it is the running query's."""
     stored = CheckpointFolder(storage).lineage()
     if stored != query_id:
         raise DataLossError(
@@ -51,7 +51,7 @@ def lineage_of(storage: FileStorage, query_id: str) -> str:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: its rows, and what Spark logged of its sources."""
+    """A micro-batch: the rows, and Spark's log of the end offsets of sources."""
 
     rows: DataFrame
     batch_id: int
@@ -60,12 +60,12 @@ class Batch:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The end offsets of its sources."""
+        """The end offsets of the sources."""
         return self.logged.sources
 
     @property
     def timestamp_ms(self) -> int:
-        """Its processing time, as Spark logged it."""
+        """The processing time in Spark's log."""
         return self.logged.timestamp_ms
 
     @property
@@ -82,7 +82,7 @@ AtEnd = Callable[[DataFrame, str, Callable[[], None]], None]
 
 @dataclass
 class _Witness:
-    """Passes an epoch on to its engine, and remembers that it had to be run."""
+    """An engine that runs epochs by another engine, and remembers having run one."""
 
     engine: Engine
     has_run: bool = False
@@ -97,7 +97,7 @@ class _Witness:
 
 @dataclass(frozen=True, slots=True)
 class _OpenRun:
-    """The parts that the epochs of one query run share."""
+    """The parts of a query run that all epochs share."""
 
     run_id: str
     storage: FileStorage
@@ -107,7 +107,7 @@ class _OpenRun:
 
 @dataclass(slots=True)
 class _Call:
-    """One call of a sink, and what is known of it."""
+    """One call of a sink for a micro-batch, with the outcome as far as it is known."""
 
     rows: DataFrame
     batch_id: int
@@ -116,12 +116,12 @@ class _Call:
 
 
 class EpochRunner:
-    """The function that Spark calls with each micro-batch of one query; runs it as one epoch.
+    """The function that Spark calls with each micro-batch of a query, to run an epoch.
 
-    Not for several queries at a time: see `RunnerPerRun`.
+    A runner serves one query at a time; for several see `RunnerPerRun`.
 
     Args:
-        name: the pipeline's name; None: that of the query, or its id.
+        name: the pipeline's name; None: the query's name, or its id.
         make_driver: called once per run of a query.
         make_engine: called once per micro-batch.
         accepted: the decisions that a person stated.
@@ -149,7 +149,7 @@ class EpochRunner:
         self._is_running = self._has_ended = False
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Run one epoch; returns when it is committed, raises when it is not."""
+        """Run a micro-batch as an epoch; return after the commit, raise without a commit."""
         self._in_turn(self._take, _Call(rows, batch_id))
 
     def _in_turn(self, take: Callable[[_Call], None], call: _Call) -> None:
@@ -182,11 +182,11 @@ class EpochRunner:
             self._close()
 
     def refuse_another(self, rows: DataFrame, batch_id: int) -> None:
-        """Refuse a second sink in the function that calls this one.
+        """Refuse a second sink in the same function of `foreachBatch`.
 
         Raises:
-            SecondCallError: always. It is noted as what it is: rows that are missing beside those
-                of the first sink's call, or a micro-batch that failed. A function that catches it
+            SecondCallError: always. The checkpoint notes that the micro-batch is partial, with the
+                rows of the first sink's call only, or failed. A function that catches the error
                 gets no further with the first sink.
         """
         self._in_turn(self._refuse_another, _Call(rows, batch_id))
@@ -205,7 +205,7 @@ class EpochRunner:
     def fail_with_note(
         self, error: BaseException, rows: DataFrame, batch_id: int, checkpoint: str
     ) -> None:
-        """Do the same for a call that may be of this micro-batch, after one that is under way."""
+        """Refuse further writes after the call under way, and note that a call has failed."""
         self._fail_with_note(error, _Call(rows, batch_id), checkpoint)
 
     def _fail_with_note(self, error: BaseException, call: _Call, checkpoint: str = "") -> None:
@@ -238,10 +238,10 @@ class EpochRunner:
         )
 
     def _note_failure(self, call: _Call, checkpoint: str = "") -> None:
-        """Note it for the next run: the function may return all the same, and Spark log its end.
+        """Note a failed call for the next run: the function may return, and Spark log an end.
 
-        A call after another one in the same micro-batch is noted as such: the first one may have
-        committed it, even if it failed.
+        A second call in a micro-batch is noted as such: the first call may have committed the
+        micro-batch, even if it failed.
         """
         number, opened = call.batch_id, self._opened
         earlier = "" if opened is None else opened.driver.coordinator.manifest_path(number)
@@ -315,13 +315,13 @@ _sink_lock = Lock()
 
 
 class RunnerPerRun:
-    """A function that may be given to several queries: each of their runs has its own runner.
+    """A function for `foreachBatch` of several queries, with a runner for each of their runs.
 
     Spark calls it on a thread per query. A runner's parts (driver, storage, cluster) belong to one
     run; with another's, rows of this query would be committed as that query's epoch.
 
     Args:
-        sink: what it writes to, and how; equal for sinks that are the same but for their identity.
+        sink: the sink and its settings; equal for sinks that are the same but for their identity.
         make: makes a runner, without asking anyone anything.
         at_end: called within a micro-batch, with its rows: has the function called when the run
             has ended.

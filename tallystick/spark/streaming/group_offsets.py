@@ -32,7 +32,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SourceClient:
-    """The access of one source of a query to its cluster."""
+    """The consumer group and the Kafka settings of a source."""
 
     group: str
     config: KafkaConfig
@@ -40,7 +40,7 @@ class SourceClient:
 
 @dataclass(slots=True)
 class Counts:
-    """The counts of one query in this process."""
+    """The counts of a query's group commits in this process."""
 
     commits: int = 0
     positions: int = 0
@@ -73,11 +73,11 @@ def forget_transactions(run_id: str) -> None:
 
 
 class GroupOffsets:
-    """The positions that the consumer groups of one query run show. One thread at a time.
+    """The positions in the consumer groups of a query run, for use by one thread at a time.
 
     Args:
-        query: its name or id, for messages and counts.
-        clients: how its sources reach their clusters.
+        query: the name or id, for messages and counts.
+        clients: of the query's sources.
         connect: makes a broker of a configuration.
     """
 
@@ -224,7 +224,7 @@ class GroupOffsetsBeside:
             self._changed.notify_all()
 
     def show_again(self) -> None:
-        """Try again what could not be shown, if there is anything."""
+        """Show the newest positions again, if they were not shown."""
         with self._changed:
             if self.is_due and self._newest is not None:
                 self.show(*self._newest[0], forward_only=self._newest[1])
@@ -236,18 +236,18 @@ class GroupOffsetsBeside:
             return not self._is_waiting and not self._is_busy and not self._is_shown
 
     def end(self) -> None:
-        """Show what was given last, and then nothing more; returns at once."""
+        """Show the newest positions, and then nothing more; return at once."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
 
     def close(self, patience_s: float = CLOSING_PATIENCE_S) -> None:
-        """Show what was given last, and disconnect; a cluster that hangs is left to itself.
+        """Show the newest positions, and disconnect; a cluster that hangs is left to itself.
 
-        Nothing more is sent to that one: by then another run may show its own positions.
+        Nothing more is sent to such a cluster: by then another run may show its own positions.
 
         Args:
-            patience_s: how long to wait for it.
+            patience_s: how long to wait for the clusters.
         """
         self.end()
         self._thread.join(patience_s)

@@ -104,14 +104,14 @@ def show_at_exit() -> None:
 
 
 class Run:
-    """One run of a query, whose groups show what Spark reports, or has logged.
+    """One run of a query, with consumer groups for the positions of committed epochs.
 
     Args:
-        query: its name, or id.
+        query: the name, or the id.
         query_id: Spark's id of the query.
         run_id: Spark's id of the run.
         execution: Spark's object of the run, in the JVM.
-        offsets: what its groups show.
+        offsets: shows positions in the groups.
         previous: runs of the same query that may still be at work.
     """
 
@@ -172,7 +172,7 @@ class Listener(StreamingQueryListener):
         self._names: dict[str, str] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Prepare the groups of a query that starts, before its first epoch."""
+        """Prepare the consumer groups of a started query, before its first epoch."""
         run_id, query = str(event.runId), event.name or str(event.id)
         self._names[run_id] = query
         query_id = str(event.id)
@@ -217,7 +217,7 @@ class Listener(StreamingQueryListener):
 
 
 def _mend(session: SparkSession, query_id: str, query: str) -> None:
-    """Mend the log of a query that one of our sinks commits; Spark reads it right after this."""
+    """Mend Spark's log of a query with a sink of ours; Spark reads the log right after."""
     try:
         location = str(execution_of(session, query_id).resolvedCheckpointRoot())
         folder = CheckpointFolder(FileStorage(location))

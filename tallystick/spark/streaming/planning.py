@@ -1,7 +1,8 @@
 """The driver side of a stream: asks Kafka what the enumerator needs, epoch by epoch.
 
 Lives in the driver of a pipeline, and for `readStream` in the Python process that Spark keeps per
-query. It remembers nothing that matters: each plan starts from where the epoch before has ended.
+query. The planner remembers nothing that matters: each plan starts from where the epoch before has
+ended.
 """
 
 import logging
@@ -83,8 +84,8 @@ class StreamPlanner:
         """Return where a new query starts; resolved once.
 
         Spark also asks when it is to run the very first epoch again, and uses the answer for
-        nothing: that epoch's log entry has its starts. So what is wrong with it is an error only
-        once the first epoch is planned from it.
+        nothing: that epoch's log entry has the starts. So a start that cannot be resolved is an
+        error only once the first epoch is planned.
         """
         if self._initial is None:
             try:
@@ -181,7 +182,7 @@ class StreamPlanner:
         return 0 < interval_ms <= (time.monotonic() - self._discovered_at) * 1000
 
     def _warn_of_missing(self, found: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
-        """Warn of named topics that are missing: they may have been dropped since."""
+        """Warn of named topics and partitions that do not exist, perhaps dropped since."""
         subscription = self._options.subscription
         there = set(partitions_of(subscription, found)) | start.positions.keys()
         if isinstance(subscription, Assignment):
@@ -196,10 +197,10 @@ class StreamPlanner:
             )
 
     def check_cluster(self, offsets: SourceOffsets) -> None:
-        """Refuse offsets of another cluster: they mean nothing here, however alike its topics.
+        """Refuse offsets of another cluster, see `reading.check_same_cluster`.
 
         Raises:
-            DataLossError: they are another cluster's.
+            DataLossError: the offsets are another cluster's.
         """
         if not self._known_cluster:
             self._known_cluster = self._broker.cluster_id()
@@ -256,10 +257,10 @@ class StreamPlanner:
             enumerator.begun(self._list_offsets(enumerator.readable, EARLIEST))
 
     def _resolve_new(self) -> None:
-        """Start what is new where its log begins, once its leader has the topic that was found.
+        """Start new partitions where the log begins, once the leader knows the topic's id.
 
-        Before that, the leader lists offsets of a deleted topic of the same name: to take their end
-        for the new one's is to wait for records that nobody has written, or to lose what was.
+        Before that, the leader lists offsets of a deleted topic of the same name: with those, the
+        query would wait for records that nobody has written, or lose records that were.
         """
         ids = self._ids_of(self._enumerator.unresolved)
         if not ids:
@@ -280,7 +281,7 @@ class StreamPlanner:
     def _tell_truncated_from_uncommitted(self) -> None:
         """Accept a position beyond the last stable offset as long as the log reaches it.
 
-        A group that read uncommitted records may have left it there.
+        A group that read uncommitted records may have left such a position.
         """
         asked = [p for p in self._enumerator.suspicious if p in self._ends]
         if not asked:
@@ -294,7 +295,7 @@ class StreamPlanner:
         return list_offsets(self._broker.client, partitions, at, absent_after_s=METADATA_LAG_MAX_S)
 
     def _is_ripe(self, plan: Plan) -> bool:
-        """True if the epoch is worth its cost; one that changes more than positions always is."""
+        """True if the planned epoch is worth its cost: always, if more changes than positions."""
         if plan.offsets.starts or not plan.waiting or self._is_bounded_by_now:
             return True
         waited_ms = (
@@ -310,11 +311,11 @@ class StreamPlanner:
         )
 
     def _is_tick_due(self, start: SourceOffsets) -> bool:
-        """True if timers are to be looked for in an epoch without records.
+        """True if an epoch without records is due, to look for timers.
 
-        Event time moves with records only: what they moved is checked once, as Spark does, and
-        also under the trigger availableNow. The clock moves always, so such a query never ends by
-        itself; under availableNow it ends with its records.
+        Event time moves with records only: such timers are looked for once after records, as Spark
+        does, and also under the trigger availableNow. The clock always moves, so timers of the
+        clock never let a query end; under availableNow the query ends with its records.
         """
         if start.initial:
             return False

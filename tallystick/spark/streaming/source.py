@@ -52,7 +52,7 @@ from tallystick.values import SplitRange
 
 
 class SplitPartition(InputPartition):
-    """One split, as it travels to the task that reads it."""
+    """One split, as Spark's input partition for a reading task."""
 
     def __init__(self, split: SplitRange) -> None:
         super().__init__(split)
@@ -164,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Settle the end of an AvailableNow query: what is there now."""
+        """End an AvailableNow query at the records that are there now."""
         self._planner.stop_at_what_is_there()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802

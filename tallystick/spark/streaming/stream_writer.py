@@ -46,7 +46,7 @@ BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 
 
 class _ConnectedSink(NamedTuple):
-    """A sink, and what it was connected for."""
+    """A connected sink, with the owner and the settings of the connection."""
 
     owner: Owner
     kind: tuple[KafkaOutput, str, frozenset[str]]
@@ -76,7 +76,7 @@ class PreparedMessage(WriterCommitMessage):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Spark makes one per micro-batch for the plan, and one for its commit or abort.
+    """The driver's side of the sink, made twice per micro-batch: to plan, and to commit or abort.
 
     Args:
         options: of the query, as Spark hands them over.
@@ -92,9 +92,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._for_tasks: tuple[PlannedEpoch, Owner, TransactionPlan | None] | None = None
 
     def __reduce__(self) -> tuple[type, tuple[PlannedEpoch, Owner, TransactionPlan | None]]:
-        """Return what tasks get in its place; only pickling distinguishes a plan from a commit.
+        """Return the `TaskWriter` that tasks get; only pickling tells a plan from a commit.
 
-        Spark pickles it twice.
+        Spark pickles a writer twice, and both times gets the same plan.
         """
         if self._for_tasks is None:
             epochs = self._epochs()
@@ -108,7 +108,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raise BrokenInvariantError("the driver's side of a sink was asked to write")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Decide the epoch, and commit it."""
+        """Decide and commit the epoch of a micro-batch."""
         planned, committables = read_messages(messages)
         assert planned is not None, "a micro-batch has at least one task"
         _check_epoch(planned, batchId)
@@ -116,7 +116,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._epochs().decide(planned, committables)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Abort what tasks prepared; the next run's recovery finds what is left over."""
+        """Abort the tasks' transactions; the next run's recovery ends any left over."""
         try:
             planned, committables = read_messages(messages)
             if planned is not None:
@@ -147,8 +147,8 @@ class TaskWriter(DataSourceStreamArrowWriter):
 
     Args:
         planned: the epoch, recovered up to here.
-        owner: whose transactions.
-        plan: how to begin one; None: the epoch is decided and committed, nothing is to be written.
+        owner: of the transactions.
+        plan: how to begin a transaction; None: the epoch is committed, nothing is to be written.
     """
 
     def __init__(self, planned: PlannedEpoch, owner: Owner, plan: TransactionPlan | None) -> None:
@@ -157,7 +157,7 @@ class TaskWriter(DataSourceStreamArrowWriter):
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows, and prepare them."""
+        """Write a task's rows into transactions, and prepare the transactions."""
         context = TaskContext.get()
         assert context is not None, "runs in a Spark task"
         self._check(context)
@@ -174,7 +174,7 @@ class TaskWriter(DataSourceStreamArrowWriter):
         return PreparedMessage.of(self._planned, _written(self._plan, place, iterator))
 
     def _check(self, context: TaskContext) -> None:
-        """Check that the plan was made for this micro-batch, the checkpoint's newest."""
+        """Check that the plan was made for the task's micro-batch and query."""
         found = (context.getLocalProperty(BATCH_ID), context.getLocalProperty(QUERY_ID))
         expected = (str(self._planned.checkpoint_id), self._owner.lineage)
         if found != expected:
@@ -207,7 +207,7 @@ def _written(
 def read_messages(
     messages: Sequence[WriterCommitMessage | None],
 ) -> tuple[PlannedEpoch | None, tuple[Committable, ...]]:
-    """Return which plan the tasks were of, and what they prepared; None: none has reported."""
+    """Return the tasks' common plan, None if no task has reported, and all committables."""
     planned: PlannedEpoch | None = None
     committables: list[Committable] = []
     for message in messages:

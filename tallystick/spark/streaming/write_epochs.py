@@ -78,9 +78,9 @@ class PlannedEpoch:
 
     Args:
         checkpoint_id: the epoch.
-        hold: under which it may be decided; None: it is decided and committed already.
-        digest: of the end offsets that Spark's log had of it then.
-        lost: what an earlier decision for this very epoch named, and Kafka aborted: all of it, so
+        hold: the hold under which the epoch may be decided; None: decided and committed already.
+        digest: of the epoch's end offsets in Spark's log at the time of the plan.
+        lost: the transactions of an earlier decision for this very epoch, all aborted by Kafka, so
             that the epoch runs again.
     """
 
@@ -90,7 +90,7 @@ class PlannedEpoch:
     lost: tuple[Lost, ...] = ()
 
     def to_fields(self) -> dict[str, Any]:
-        """Return it in JSON's own types."""
+        """Return the fields in JSON's own types."""
         return {
             "checkpoint_id": self.checkpoint_id,
             "hold": self.hold,
@@ -109,7 +109,7 @@ class PlannedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class _LastPlan:
-    """The epoch that this process planned last for a checkpoint."""
+    """The newest epoch planned by this process for a checkpoint."""
 
     checkpoint_id: int
     run: str
@@ -120,7 +120,7 @@ _planned: dict[str, _LastPlan] = {}
 
 
 class WriteEpochs:
-    """The epochs of one query, as one process of Spark's sees them.
+    """The epochs of a query: planned, decided or given up in a process beside Spark's driver.
 
     Args:
         storage: the query's checkpoint.
@@ -128,7 +128,7 @@ class WriteEpochs:
         accepted: the decisions that a person stated.
         id_prefix: of transactional ids; None: the query's id, not its name: another query of the
             same name, on another checkpoint, would abort this one's transactions.
-        open_sink: connects, or gives what is connected already.
+        open_sink: connects a sink, or returns a connected one.
         listener: gets every event of the driver.
     """
 
@@ -168,15 +168,15 @@ class WriteEpochs:
         return planned
 
     def transaction_plan(self) -> TransactionPlan:
-        """Return how tasks write; call it after `plan`."""
+        """Return the plan of the tasks' transactions; call it after `plan`."""
         return self._sink().plan()
 
     def decide(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
-        """Take the decision for what tasks prepared, then commit it.
+        """Decide an epoch with the tasks' committables, then commit the committables.
 
         Raises:
             FencedError: another run has taken over since the plan.
-            TallystickError: it failed; Spark asks to give up then.
+            TallystickError: deciding or committing failed; Spark then has the epoch given up.
         """
         assert planned.hold is not None, "what is decided has no tasks that write"
         request = self._request(planned.checkpoint_id)
@@ -196,7 +196,7 @@ class WriteEpochs:
             )
 
     def give_up(self, planned: PlannedEpoch, committables: tuple[Committable, ...]) -> None:
-        """Abort what tasks prepared, if it is not decided, and so that it never will be."""
+        """Prevent a later decision of the epoch; unless decided, abort the tasks' transactions."""
         if planned.hold is None:
             return
         log = self._log_of(planned.hold)
@@ -206,9 +206,10 @@ class WriteEpochs:
         abort_undecided(committables, log, self._folder, self._sinks(), self._identity)
 
     def _next(self, checkpoint_id: int) -> PlannedEpoch | None:
-        """Return the epoch after the one that this process planned last, which is decided since.
+        """Return the plan of an epoch without a recovery, if this process planned the one before.
 
-        Spark asks for it only once it has logged that one, so after its commit: all is settled.
+        Spark plans a micro-batch only once it has logged the commit of the one before: all that was
+        decided is settled.
         """
         last = _planned.get(self._identity.lineage)
         if last is None or last.checkpoint_id != checkpoint_id - 1:
@@ -267,14 +268,14 @@ class WriteEpochs:
 
 
 class PreparedEpoch:
-    """An epoch whose tasks have prepared: the engine and the sinks of the driver that decides it.
+    """An epoch with prepared tasks: the engine and the sinks of the driver that decides.
 
-    The plan has settled all that came before, so only what these tasks prepared is asked about.
+    The plan has settled all earlier epochs, so only transactions of these tasks are looked at.
 
     Args:
-        sinks: where they prepared.
-        committables: what they prepared.
-        lost: what the plan found lost.
+        sinks: of the transactions.
+        committables: the transactions that tasks prepared.
+        lost: transactions that the plan found lost.
     """
 
     def __init__(
@@ -289,10 +290,10 @@ class PreparedEpoch:
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochResult:
-        """See `ports.Engine.run_epoch`: it has been run.
+        """Return the result of the epoch, whose tasks have run; see `ports.Engine.run_epoch`.
 
         Raises:
-            TallystickError: what it prepared is lost since, and only Spark can run it again.
+            TallystickError: a prepared transaction is lost, and only Spark can run the epoch again.
         """
         self.has_run = True
         if self._gone:
@@ -315,7 +316,7 @@ class PreparedEpoch:
         return (*lost, *(each for each in before if each is not None))
 
     def lingering(self) -> tuple[Committable, ...]:
-        """Return what failed attempts left; what waits for this very decision does not linger."""
+        """Return the transactions that failed attempts left, without the epoch's committables."""
         return to_abort(self._sinks.lingering(), self._committables)
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
@@ -335,7 +336,7 @@ class PreparedEpoch:
 
 
 class _NotedSinks:
-    """Sinks, and what they lost."""
+    """Participants that remember the losses of their last commit."""
 
     def __init__(self, sinks: Participants) -> None:
         self._sinks = sinks
@@ -364,11 +365,11 @@ def digest_of(sources: tuple[str, ...]) -> str:
 
 
 def stored_lineage(folder: CheckpointFolder) -> str:
-    """Return the id of the query that a checkpoint is of, which Spark stores before it runs.
+    """Return the id of a checkpoint's query, which Spark stores before the first micro-batch.
 
     Raises:
-        OptionError: there is nothing: Spark's checkpoint is another place.
-        DataLossError: it is damaged.
+        OptionError: no id is stored: Spark's checkpoint is in another place.
+        DataLossError: the stored id is damaged.
     """
     found = folder.lineage()
     if found is None:
@@ -382,10 +383,10 @@ def stored_lineage(folder: CheckpointFolder) -> str:
 
 
 def newest_batch(folder: CheckpointFolder) -> int:
-    """Return the micro-batch that Spark is about to run: it logs one, then plans it.
+    """Return the newest micro-batch in Spark's log: Spark logs a micro-batch before planning it.
 
     Raises:
-        DataLossError: there is none.
+        DataLossError: the log is empty.
     """
     planned = folder.planned_by_spark()
     if not planned:
