@@ -99,7 +99,7 @@ def _inputs(
 
 
 def _asked(its: PipelineInput) -> str:
-    """Return what an input reads, as its options say it."""
+    """Return the topics and the cluster of an input, as text."""
     names = its.options.subscription.named
     what = "topics by a pattern" if names is None else f"topic {', '.join(sorted(names))}"
     return f"{what} at {its.config.bootstrap_servers}"

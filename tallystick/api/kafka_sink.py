@@ -190,7 +190,7 @@ class KafkaSink:
             )
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch in one transaction; for `foreachBatch`.
+        """Write a micro-batch in one Kafka transaction; for `foreachBatch`.
 
         A function of your own around it calls one sink once per micro-batch, or not at all, and
         does not catch what it raises.
@@ -312,11 +312,11 @@ def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | No
 def topology_of(
     sinks: Sequence[Sink], selections: Sequence[Selection] = (), dropped: tuple[str, ...] = ()
 ) -> OutputTopology:
-    """Return which sink decides, which share its transaction, and the uids of all.
+    """Return the topology of sinks: the deciding sink, the sinks in its transaction, and the rest.
 
     Args:
         sinks: of a pipeline, those of the main output first: the first that can decide does.
-        selections: which rows each gets; none: all of the main output.
+        selections: the rows of each sink; empty: all rows of the main output.
         dropped: outputs that go to no sink.
 
     Raises:

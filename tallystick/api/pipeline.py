@@ -177,7 +177,7 @@ class Pipeline:
 
     @property
     def topology(self) -> OutputTopology:
-        """The sinks in order: which decides, which share its transaction, who gets which rows."""
+        """The sinks by role: the decider, the sharers of its transaction, and each sink's rows."""
         return topology_of(self.sinks, self.selections, self.dropped)
 
     def start(

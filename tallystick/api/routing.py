@@ -1,4 +1,4 @@
-"""The sinks of a pipeline as `write` gets them: of which output, and which of its rows."""
+"""The routing of rows to the sinks in `Pipeline.write`: by output, predicate and function."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Tables that every task has, the steps that use them, and `enrich`, which joins rows with one."""
+"""Broadcast tables and list states, the steps with access to them, and the join `enrich`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

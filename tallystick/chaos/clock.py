@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which a process, and its children, have this clock."""
+        """The environment variables that give the clock to a process and its children."""
         before = os.environ.get("LD_PRELOAD", "")
         return {
             "LD_PRELOAD": f"{self.library} {before}".strip(),

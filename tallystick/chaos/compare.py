@@ -20,7 +20,7 @@ Row = tuple[str, bytes | None, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One way in which two outputs differ.
+    """A difference between the outputs of two runs.
 
     Args:
         kind: lost, added, other order, or other value.

@@ -44,7 +44,7 @@ class Injector:
         self._progress = progress
 
     def inject(self, fault: Fault) -> str:  # noqa: PLR0912  a case for each kind
-        """Carry a fault out, to its end; return what it hit, or "" if there was nothing to hit."""
+        """Carry a fault out, to its end; return the target as text, or "" if none was found."""
         match fault.kind:
             case "driver":
                 self._program.life.kill()

@@ -1,4 +1,4 @@
-"""A cluster that was there before: its topics are made for one run, and deleted after it."""
+"""A given Kafka cluster, with topics that are made for one run and deleted after it."""
 
 import contextlib
 import time

@@ -13,7 +13,7 @@ DEFAULT_PORT = 80
 
 
 class ObjectStore:
-    """An object store for one run, whose program finds it by an environment variable.
+    """An object store for one run; an environment variable leads the program to it.
 
     Args:
         uri: `s3://bucket/folder`, below which the run has a checkpoint of its own.

@@ -52,14 +52,14 @@ class ProgramSettings:
 
     @property
     def checkpoint(self) -> str:
-        """The checkpoint that it is told to use."""
+        """The checkpoint that the program is told to use."""
         if self.object_store is not None:
             return self.object_store.checkpoint
         return str(self.folder / "checkpoint")
 
     @property
     def files(self) -> Path:
-        """The folder in which it is told to write files."""
+        """The folder in which the program is told to write files."""
         return self.folder / FILES
 
     @property
@@ -100,7 +100,7 @@ class ProgramSettings:
 
 
 class Life:
-    """One start of the program, to its end."""
+    """The processes of the program from one start to the end."""
 
     def __init__(self, settings: ProgramSettings, parallelism: int) -> None:
         command, environment = settings.filled(parallelism)
@@ -115,11 +115,11 @@ class Life:
 
     @property
     def exit_code(self) -> int | None:
-        """The code that it ended with, a signal as a negative number; None: it runs."""
+        """The exit code of the process, a signal as a negative number; None: it still runs."""
         return self.process.poll()
 
     def processes(self) -> list[Process]:
-        """Return its processes that are alive, the program's own first."""
+        """Return the processes that are alive: the program's own, then its descendants."""
         everyone = {each.pid: each for each in all_processes()}
         children: dict[int, list[Process]] = {}
         for each in everyone.values():
@@ -153,7 +153,7 @@ class Life:
         return len(found)
 
     def stop_still(self) -> int:
-        """Stop all of it where it stands; return how many processes there are."""
+        """Stop all processes where they stand (SIGSTOP); return how many were stopped."""
         found = self.processes()
         for each in found:
             each.send(signal.SIGSTOP)
@@ -221,7 +221,7 @@ class Supervisor:
         return self.life
 
     def use_another_parallelism(self) -> int:
-        """Let the next start have another one; return it."""
+        """Let the next start have another parallelism; return it."""
         self._parallelism += 1
         return PARALLELISMS[self._parallelism % len(PARALLELISMS)]
 

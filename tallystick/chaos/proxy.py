@@ -53,7 +53,7 @@ class Trap:
     api: int = -1
 
     def catches(self, request: bytes) -> bool:
-        """Return whether this request is the one, which it can be once."""
+        """Spring the trap at its first matching request; return True for that request alone."""
         (api,) = struct.unpack(">h", request[:2])
         if self.caught.is_set() or api not in self.apis:
             return False
@@ -85,7 +85,7 @@ class _Proxy:
         self._proxies = proxies
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection to its end."""
+        """Relay a client's connection to the target until either side closes."""
         ends = {writer}
         with contextlib.suppress(OSError):
             there, back = await asyncio.open_connection(*self.target)

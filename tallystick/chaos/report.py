@@ -104,7 +104,7 @@ def as_json(verdict: Verdict) -> str:
 
 
 def write_html(verdict: Verdict, path: Path) -> None:
-    """Write the report as one file that needs nothing else."""
+    """Write the report as one self-contained HTML file."""
     question, found = verdict.question, verdict.found
     faults = [
         [f"{each.began_s:.1f}", each.fault.kind, each.hit or "nothing to hit",

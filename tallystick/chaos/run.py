@@ -1,4 +1,4 @@
-"""One run of the user's program: its input, the faults of a schedule, and what it wrote."""
+"""One run of the user's program: the input, the faults of a schedule, and the output."""
 
 import json
 import time
@@ -43,13 +43,13 @@ OWN_ENDS_MAX = 5
 
 
 class Store(Protocol):
-    """A place that is no topic, in which a program's output is, for one run."""
+    """A place of a program's output other than a topic, for one run."""
 
     def look(self) -> object:
-        """Return what changes when its visible rows do; None: rows still wait for a commit."""
+        """Return a value that changes with the visible rows; None: rows wait for a commit."""
 
     def rows(self) -> list[OutputRecord]:
-        """Return its visible rows.
+        """Return the visible rows.
 
         Raises:
             TimeoutError: Rows still wait for a commit.
@@ -61,7 +61,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A program with its input, its output and its cluster.
+    """The user's program with its input, output and cluster.
 
     Args:
         command: The program and its arguments.

@@ -31,13 +31,13 @@ UNDISTURBED = "the undisturbed run: "
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A program, the faults that it is to survive, and what counts as the same.
+    """A program, the faults to survive, and the rule by which two outputs count as the same.
 
     Args:
         job: The program, its input and its cluster.
         faults: Their schedule.
         again: The options that give this schedule again.
-        comparison: What counts as the same.
+        comparison: The rule by which two outputs count as the same.
         shrink: Whether to look for a smaller schedule if the output differs.
     """
 

@@ -65,7 +65,7 @@ def read_all(bootstrap_servers: str, topic: str) -> pd.DataFrame:
 
 
 def audit(found: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") -> Verdict:
-    """Compare the output with what it must be.
+    """Compare the output with the expected rows.
 
     Args:
         found: as `read_all` gives it.

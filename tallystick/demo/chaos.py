@@ -66,7 +66,7 @@ class Copies:
         self._folder = folder
 
     def suffer(self, fate: str) -> str:
-        """Let one of `FATES` happen; which one it was, as nothing can be put back at first."""
+        """Let one of `FATES` happen; return the fate: another one where its folder is missing."""
         if fate == "kept" or not self.path.exists():
             return "kept"
         if fate == "set aside":
@@ -91,7 +91,7 @@ def tail(log: Path) -> str:
 
 
 class Victim:
-    """The pipeline's process, with what it says of itself."""
+    """The pipeline's process, and its reported progress."""
 
     def __init__(
         self, arguments: list[str], kill: Kill | None, log: Path, copies: Path | None = None
@@ -127,12 +127,12 @@ class Victim:
 
     @property
     def was_killed(self) -> bool:
-        """True if it ended by SIGKILL, and not by an error of its own."""
+        """True if the process ended by SIGKILL, and not by an error of its own."""
         return self._process.returncode == -signal.SIGKILL
 
     @property
     def error_text(self) -> str:
-        """The end of what it wrote to stderr."""
+        """The end of the log with the process's stderr."""
         return tail(self._log)
 
     def stop(self) -> None:

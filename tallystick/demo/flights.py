@@ -29,7 +29,7 @@ def to_messages(flights: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def expected(flights: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per flight that flew, by `id`: what its output record must say."""
+    """Return the expected output record of each flight that flew, by `id`."""
     flew = flights[flights["dep_delay"].notna()]
     delay = flew["dep_delay"]
     classes = pd.cut(

@@ -1,4 +1,4 @@
-"""Drafts: how they are named, made visible once, and what proves what became of them.
+"""Drafts of files: their names, their commit exactly once, and the proof of each outcome.
 
 A commit looks whether all drafts are there, writes a *marker*, gives the drafts their final names,
 and removes their folder. What proves an outcome:
@@ -12,13 +12,13 @@ and removes their folder. What proves an outcome:
 Why a marker, where a final file seems proof enough: final files are the user's. A reader may
 move them on or delete them, at once; a commit that is repeated after a crash would take that for a
 loss, and the epoch would be written twice. And why it is written *before* the first file is
-visible: after a crash in between, files that a reader took away already would be nowhere. A reader
-that finds a marker knows that every draft was there, and that one that is gone was made visible.
+visible: after a crash in between, files that a reader took away already would be nowhere. Whoever
+finds a marker knows that every draft was there, and that a draft that is gone was made visible.
 
-Left is a copy, on an object store, which cannot rename, or onto another device: killed between the
-copy of a file and the removal of its draft, while a reader takes the copy away, a commit copies it
-again, under the same name. A reader that removes what it read there has to know names that it had
-already.
+One gap is left where a final name needs a copy: on an object store, which cannot rename, or onto
+another device. If the commit is killed between the copy of a file and the removal of its draft, and
+a reader takes the copy away meanwhile, the repeated commit copies the file again, under the same
+name. A reader that removes files there has to remember the names that it has read.
 
 Markers are small files, one per task and epoch; those more than 10 epochs old are removed. Up to
 which epoch that went is noted first, so that a missing marker is never mistaken for a proof.
@@ -61,13 +61,13 @@ class File(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """The files that one attempt of a task wrote.
+    """The files written by one attempt of a task.
 
     Args:
         location: of the sink, when they were written.
         hidden: the folder of its pipeline, sink and lineage, below the location.
         name: of epoch, task, nonce and sink.
-        files: what a commit makes visible; None if that is not known (what a recovery finds).
+        files: the files that a commit makes visible; None: not known (found by a recovery).
     """
 
     location: str
@@ -77,10 +77,10 @@ class Drafts(NamedTuple):
 
     @classmethod
     def of(cls, committable: Committable) -> Self:
-        """Read what `details` made.
+        """Parse the details of a committable.
 
         Raises:
-            ManifestError: it would lead to other files than drafts, markers and what they become.
+            ManifestError: the details would lead to files other than drafts, markers and results.
         """
         try:
             held = json.loads(committable.details)
@@ -113,7 +113,7 @@ class Drafts(NamedTuple):
 
     @property
     def marker(self) -> str:
-        """The file that proves that the commit began, and so that all drafts were there."""
+        """The path of the marker, the proof that the commit began with all drafts present."""
         return f"{marker_folder(self.hidden)}/{self.name}"
 
     def draft(self, file: File) -> str:
@@ -205,7 +205,7 @@ class Commits:
         self._pruned: dict[str, int] = {}
 
     def commit(self, committable: Committable) -> Outcome:
-        """Make files visible, or find that they are, or prove that they are lost. Idempotent.
+        """Give the drafts their final names, or prove them committed before, or lost. Idempotent.
 
         Raises:
             StorageError: the outcome is unknown for now.
@@ -236,10 +236,10 @@ class Commits:
         files: tuple[File, ...],
         left: dict[str, File],
     ) -> bool:
-        """True if every file is there, as a draft or visible; False if none is.
+        """True if every file exists, as a draft or visible; False if none does.
 
         Raises:
-            DataLossError: some are.
+            DataLossError: only some exist, or visible files of so old an epoch may be gone.
         """
         absent = [file for file in files if drafts.draft(file) not in left]
         visible = _sized(folder, {drafts.final(file): file for file in absent})
@@ -296,7 +296,7 @@ class Commits:
             folder.remove(drafts.pending)
 
     def lingering(self, sink: str, hidden: str) -> Iterable[Committable]:
-        """Yield everything that lies in the hidden folder: one listing."""
+        """Yield a committable for each task's drafts in the hidden folder; one listing."""
         for name in self._folder.names(pending_folder(hidden)):
             place = parse_name(name)
             if place is not None:
@@ -314,7 +314,7 @@ def _kept_from(folder: Folder, hidden: str) -> int | None:
 
 
 def _left(folder: Folder, drafts: Drafts, files: tuple[File, ...]) -> dict[str, File]:
-    """Return the drafts that are there."""
+    """Return the drafts that still exist, by path; raise if a size differs from the task's."""
     sizes = folder.sizes(drafts.draft(file) for file in files)
     for file in files:
         size = sizes.get(drafts.draft(file), file.size)

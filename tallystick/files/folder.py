@@ -175,9 +175,9 @@ class Folder:
         return {info.path[start:]: info.size for info in infos if info.type == fs.FileType.File}
 
     def remove(self, path: str) -> None:
-        """Remove a folder with all that is in it, or what lies in its place, if anything.
+        """Remove a folder and its content, or a file at the path; do nothing if neither exists.
 
-        Of a symbolic link, the link alone.
+        A symbolic link is removed alone, without its target.
         """
         whole = self._changed(path)
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):

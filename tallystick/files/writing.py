@@ -306,7 +306,7 @@ class FileTransaction:
 
 @dataclass
 class _Part:
-    """The files of one partition, of which the last one is open, and rows that wait for it."""
+    """The files of one partition, the last still open, and the rows that wait to be written."""
 
     plan: FilePlan
     drafts: Drafts
@@ -320,7 +320,7 @@ class _Part:
     _writer: Any = None
 
     def take(self, rows: pa.RecordBatch) -> int:
-        """Let rows wait; return the number of their bytes."""
+        """Let rows wait to be written; return their size in bytes."""
         self._waiting.append(rows)
         byte_count = int(rows.nbytes)
         self.row_count += rows.num_rows
@@ -328,7 +328,7 @@ class _Part:
         return byte_count
 
     def flush(self) -> int:
-        """Write what waits; how many bytes that were."""
+        """Write the waiting rows; return their size in bytes."""
         if self._waiting:
             with self._failing():
                 self._open()
@@ -341,7 +341,7 @@ class _Part:
         return flushed
 
     def close(self) -> list[File]:
-        """Write the rest, and end the file; all files of the partition."""
+        """Write the waiting rows and end the file; return all files of the partition."""
         self.flush()
         if self._stream is not None:
             self._close_file()

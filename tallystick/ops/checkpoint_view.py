@@ -1,7 +1,7 @@
-"""A checkpoint's view of transactions: what is decided last, what is prepared after it.
+"""A checkpoint's view of transactions: the last decided epoch, and prepared ones after it.
 
-Reads, never changes anything; the pipeline may run meanwhile. Kafka is asked for its token where it
-is the one that decides: `asking` is the one place that asks it for others than the driver.
+Reads, never changes anything; the pipeline may run meanwhile. Where Kafka decides, it is asked for
+its token: `asking` is the one place that does so for anybody but the driver.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class StatedPipeline(NamedTuple):
 
     @property
     def prefixes(self) -> frozenset[str]:
-        """The prefixes of transactional ids that it means."""
+        """The prefixes of transactional ids that belong to the pipeline."""
         names = () if self.pipeline is None else (default_prefix(self.pipeline),)
         return frozenset(names if self.prefix is None else (*names, self.prefix))
 
@@ -58,10 +58,10 @@ class CheckpointView:
         lineage: of the checkpoint.
         is_loops: it is a pipeline's; else a query's of Structured Streaming.
         prefixes: the ids and prefixes of ids that are this pipeline's.
-        decided_path: the newest decided manifest; "": none is.
-        decided: the same.
-        doubt: why it is unknown what is decided last; "": it is known.
-        undecided: manifests after it, by path: of attempts that failed, or wait for the decision.
+        decided_path: the path of the newest decided manifest; "": none is decided.
+        decided: that manifest; None: none is decided, or its file is missing.
+        doubt: why the last decision is unknown; "": it is known.
+        undecided: later manifests, by path: of attempts that failed, or wait for the decision.
     """
 
     location: str
@@ -196,7 +196,7 @@ def _manifests(checkpoint: Storage) -> dict[str, Manifest]:
 
 
 def _prefixes(manifests: Iterable[Manifest], lineage: str) -> frozenset[str]:
-    """Return every one that manifests prove, and that of a query on this checkpoint."""
+    """Return the id prefixes that manifests prove, and the prefix of a query on the checkpoint."""
     found = {default_prefix(lineage)}
     for manifest in manifests:
         if manifest.origin is None:

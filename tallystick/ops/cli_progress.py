@@ -151,7 +151,7 @@ def counted(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show that something is being done whose progress is unknown."""
+    """Show a spinner for work whose progress is unknown."""
     if not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""`tallystick transactions list`: what is open, whose it is, and what settles it.
+"""`tallystick transactions list`: the open transactions, their owners, and how to settle them.
 
 Changes nothing: a start of the pipeline, or `tallystick recover`, settles its transactions.
 """
@@ -28,7 +28,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def _transactions() -> None:
-    """Lingering transactions, beside what the checkpoint says of them."""
+    """Lingering transactions, with the checkpoint's view of them."""
 
 
 class _Elsewhere(NamedTuple):
@@ -74,7 +74,7 @@ def list_transactions(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List what is open in a cluster, ours first, what the checkpoint says of it, what settles it.
+    """List a cluster's open transactions, the pipeline's first, with owner and way to settle each.
 
     Changes nothing. A transaction of an id that this user may not DESCRIBE is not shown: Kafka
     leaves it out.
@@ -113,7 +113,7 @@ def _look(
     stated: "StatedPipeline",
     elsewhere: _Elsewhere,
 ) -> "tuple[list[LingeringTransaction], CheckpointView | None]":
-    """List what lingers, then read what the checkpoint says: by then its epochs are planned.
+    """List lingering transactions, then read the checkpoint: by then their epochs are planned.
 
     Raises:
         OptionError: the user asked for another system, and it cannot be looked through.
@@ -192,7 +192,7 @@ def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") ->
 
 
 def _remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
-    """Return what to type about what is the pipeline's; "": there is nothing of it."""
+    """Return the command that settles the pipeline's transactions; "": there are none."""
     from tallystick.ops.transactions import OURS
 
     if view is None or not any(each["standing"] in {one.value for one in OURS} for each in fields):

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint, of the Kafka that it belongs to, and of this machine.
+"""Checks of a checkpoint, of its Kafka cluster, and of the local machine.
 
 Reads, never changes anything; the pipeline may run meanwhile, or be dead. Each check is one
 function that yields findings, and asks the code that a start or another command uses for the same:
@@ -64,14 +64,14 @@ class Diagnosis:
 
 @dataclass(slots=True)
 class _Round:
-    """The checks that were made so far, and what they found; nothing twice."""
+    """The checks made so far, and their findings, each listed once."""
 
     on_check: Callable[[str], None]
     made: list[str] = field(default_factory=list)
     findings: list[CheckFinding] = field(default_factory=list)
 
     def make(self, name: str, check: Callable[[], Iterable[CheckFinding]]) -> list[CheckFinding]:
-        """Make a check; that it could not be finished is a finding too."""
+        """Make a check; a check that cannot be finished is a finding too."""
         self.on_check(name)
         self.made.append(name)
         try:

@@ -32,14 +32,14 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DeclaredPipeline:
-    """A pipeline as its code has it.
+    """A pipeline as declared in its code.
 
     Args:
         run: its parts; not started.
         outputs: its Kafka sinks, by uid.
-        decider: the uid of the one whose transaction decides; "": the checkpoint decides.
-        other_sinks: the uids of those that are not Kafka's.
-        sharing: the uids of those that write into the transaction that decides.
+        decider: the uid of the sink whose transaction decides; "": the checkpoint decides.
+        other_sinks: the uids of the sinks that do not write into Kafka.
+        sharing: the uids of further Kafka sinks that write into the deciding transaction.
     """
 
     run: PipelineRun
@@ -67,7 +67,7 @@ class DeclaredSubject:
 
 
 def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
-    """Check that the checkpoint is this pipeline's, and fits its inputs and steps."""
+    """Check that the checkpoint belongs to the pipeline and fits its inputs and steps."""
     its = subject.pipeline
     if its.other_sinks:
         uids = ", ".join(its.other_sinks)

@@ -92,7 +92,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class SinkOutput:
-    """The transactions that one sink's tasks prepared for an epoch."""
+    """The transactions prepared by the tasks of one sink for an epoch."""
 
     uid: str
     transactions: int

@@ -140,7 +140,7 @@ class SourceMetrics(Collector):
                     self._skipped[query, partition.topic] += stop - start
 
     def _count(self, query: str, progress: Mapping[str, Any]) -> None:
-        """Take in what a pipeline counts in its progress."""
+        """Add the counts in a pipeline's progress to the metrics."""
         files = progress["files"]
         found = {
             "tallystick_read_offsets_total": progress["epochSize"]["offsets"],

@@ -71,7 +71,7 @@ class TableColumn:
 
     @property
     def declared(self) -> str:
-        """Its type as DDL, which takes the type's own collation where it names none."""
+        """The column's type as DDL; without COLLATE it has the type's own collation."""
         return f"{self.type_name} COLLATE {self.collation}" if self.collation else self.type_name
 
 

@@ -427,7 +427,7 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if any."""
         if self._connection is not None:
             close(self._connection)
             self._connection = None

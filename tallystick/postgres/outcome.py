@@ -1,4 +1,4 @@
-"""The outcome of one committable: its commit, its abort, and the proof of either.
+"""The outcome of a committable: its commit, its abort, and the proof of either.
 
 Each function runs on a connection of the driver's, in autocommit, with its own search_path.
 """
@@ -207,11 +207,14 @@ def _wait_less(connection: Connection, until: float | None) -> None:
 def _checked(
     connection: Connection, committable: Committable, details: Details, row: tuple[Any, ...]
 ) -> tuple[Table, list[str], list[str], int]:
-    """Return what a row of the registry says to commit, if it is as its task has written it.
+    """Check that a row of the registry is as the task wrote it; return its content.
+
+    Returns:
+        The table, the columns, the columns of the key, and the number of rows.
 
     Raises:
-        DataLossError: it was changed since.
-        OptionError: no manifest describes it, and its own details are not enough.
+        DataLossError: the row was changed since.
+        OptionError: a table was renamed or is gone, or strangers could run code in the staged one.
     """
     target, staging, columns, key, record_count = row
     registry, table = registry_of(details.schema), table_at(details.schema, details.table)
@@ -309,7 +312,7 @@ def abort_open(
     target: str,
     until: float | None = None,
 ) -> None:
-    """End the session, then undo what it may have finished before that."""
+    """End the attempt's session, then abort the transaction it may have prepared or staged."""
     sessions = f"{SESSIONS} AND application_name = $1"
     application = application_of(committable.name)
     with as_who_connected(connection):

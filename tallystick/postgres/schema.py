@@ -1,8 +1,8 @@
-"""The tables: the user's as it is, and ours beside it, in its schema.
+"""The user's table, and Tallystick's own tables beside it in the same schema.
 
 tallystick_committed        a token per committed transaction: the proof of what became of it
 tallystick_staged           a row per transaction that is staged and not committed
-tallystick_staged_<table>   the rows of those; the user's columns, and two of ours
+tallystick_staged_<table>   the rows of staged transactions; the user's columns, and two of ours
 
 Other roles may write into them, since several pipelines share them. Invariants:
     * Nothing that is read from a row becomes SQL: a row names a table of staged rows, and it counts
@@ -198,7 +198,7 @@ class Table:
 
 
 def table_at(schema: str, sql: str) -> Table | None:
-    """Read back what `Table.sql` made, without its columns; None: it is of another form."""
+    """Parse a `Table.sql` back into a table without columns; None: the text has another form."""
     name = sql.removeprefix(f'{schema}."').removesuffix('"').replace('""', '"')
     table = Table(schema, name, ())
     return table if name and table.sql == sql else None

@@ -91,16 +91,16 @@ class Details:
     fingerprint: str = ""
 
     def to_text(self) -> str:
-        """Return the form in which a committable carries it."""
+        """Return the details as the text that a committable carries."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read back what `to_text` made.
+        """Parse the text of `to_text`.
 
         Raises:
-            ManifestError: it is no such text; or the schema, which becomes a part of SQL, is no
-                quoted name.
+            ManifestError: the text is none of ours; or the schema, which becomes a part of SQL, is
+                no quoted name.
         """
         try:
             found = cls(**json.loads(text))
@@ -170,7 +170,7 @@ class _OpenTransaction:
         self.connection, self._pid = lend(plan.dsn, application_of(name) if name else "")
 
     def run(self, statement: str, parameters: Sequence[object] = ()) -> int:
-        """Run one statement; return how many rows it was about."""
+        """Run a statement; return the number of affected rows."""
         with self._doing(f"writing into table {self._table.name}"):
             return self.connection.execute(query(statement), parameters or None).rowcount
 
@@ -192,7 +192,7 @@ class _OpenTransaction:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as one COPY."""
+        """Send the waiting batches, as one COPY."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
@@ -233,7 +233,7 @@ class _OpenTransaction:
             refuse_other_keys(self.connection, self._table.sql, self._key)
 
     def drop(self) -> None:
-        """Cut the connection, which rolls back what is open."""
+        """Cut the connection, which rolls the open transaction back."""
         if not self._over:
             close(self.connection)
 

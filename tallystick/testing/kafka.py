@@ -139,7 +139,7 @@ class EmbeddedKafka:
 
     @property
     def kafka_options(self) -> dict[str, str]:
-        """The `kafka.*` options that reach this cluster, as `admin` if there is security."""
+        """The `kafka.*` options of a client of the cluster, as `admin` if there is security."""
         return self.kafka_options_for(SUPER_USER)
 
     def kafka_options_for(self, user: str) -> dict[str, str]:
@@ -277,7 +277,7 @@ class EmbeddedKafka:
         process.wait()
 
     def terminate(self, node_id: int) -> None:
-        """Shut a node down (SIGTERM): it hands over what it leads. Killed if it takes too long."""
+        """Shut a node down (SIGTERM), with a handover of partitions; kill it after a timeout."""
         process = self._process(node_id)
         self._put_out.add(node_id)
         process.send_signal(signal.SIGCONT)
@@ -330,7 +330,7 @@ class EmbeddedKafka:
         return self._processes[self._node(node_id).node_id]
 
     def _answering(self) -> list[Node]:
-        """Return the nodes that should answer, also one that died by itself."""
+        """Return the nodes that should answer: all but those killed, terminated or paused."""
         return [node for node in self._started() if node.node_id not in self._put_out]
 
     def _start_nodes(self, directory: Path) -> None:

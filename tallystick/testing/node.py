@@ -1,4 +1,4 @@
-"""One node of the embedded Kafka: its folder, its settings, its JVM, and whether it is ready."""
+"""A node of the embedded Kafka: folder, settings, JVM, and readiness."""
 
 import base64
 import re
@@ -55,7 +55,7 @@ QUICK_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xl
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker that is a controller too. `node_id` is what Metadata calls it."""
+    """A broker that is a controller too. `node_id` is the broker's id in Metadata."""
 
     node_id: int
     port: int
@@ -64,41 +64,41 @@ class Node:
 
     @property
     def address(self) -> str:
-        """`host:port` of its listener for clients."""
+        """`host:port` of the node's listener for clients."""
         return f"{HOST}:{self.port}"
 
     @property
     def log_path(self) -> Path:
-        """Its log: one file over all its restarts."""
+        """The node's log: one file over all restarts."""
         return self.directory / "server.log"
 
     @property
     def properties_path(self) -> Path:
-        """Its `server.properties`."""
+        """The node's `server.properties`."""
         return self.directory / "server.properties"
 
     @property
     def logging_path(self) -> Path:
-        """The settings of its log."""
+        """The settings of the node's log."""
         return self.directory / "log4j2.properties"
 
     @property
     def old_logging_path(self) -> Path:
-        """The same for Kafka 3."""
+        """The settings of the node's log for Kafka 3."""
         return self.directory / "log4j.properties"
 
     @property
     def data_path(self) -> Path:
-        """The folder of its partitions."""
+        """The folder of the node's partitions."""
         return self.directory / "data"
 
     @property
     def is_formatted(self) -> bool:
-        """True if its data folder belongs to a cluster already."""
+        """True if the data folder belongs to a cluster already."""
         return (self.data_path / "meta.properties").exists()
 
     def write_settings(self, server_properties: str) -> None:
-        """Write what the JVM reads at its start."""
+        """Write the settings for the next start of the JVM."""
         self.directory.mkdir(exist_ok=True)
         self.logging_path.write_text(LOGGING)
         self.old_logging_path.write_text(LOGGING_OF_KAFKA_3)
@@ -237,15 +237,15 @@ def wait_for(
     topics: Iterable[str] | None,
     holds: Holds,
 ) -> None:
-    """Ask one node for Metadata until `holds` of it.
+    """Ask one node for Metadata until `holds` is true of the answer.
 
     Args:
-        node: Whom.
-        process: Of that node; it is not waited for any longer once this has ended.
+        node: The node to ask.
+        process: Of that node; the wait ends when the process has ended.
         options: How to reach the cluster; the address is replaced by the node's own.
         deadline: `time.monotonic` when to give up.
-        topics: What to ask for; None is all topics.
-        holds: Whether an answer says what is waited for.
+        topics: The topics to ask for; None: all topics.
+        holds: True of the answer that ends the wait.
 
     Raises:
         BrokerUnavailableError: The process ended, or the deadline has come.
@@ -268,7 +268,7 @@ def wait_for(
 
 
 def names_all(wanted: set[int], metadata: Any) -> bool:
-    """True if all these brokers are there."""
+    """True if Metadata lists all wanted brokers."""
     return wanted <= {broker.node_id for broker in metadata.brokers}
 
 

@@ -27,7 +27,7 @@ WATCHDOG = "read -r _; kill -9 0"
 
 
 class ProcessGroup:
-    """A group of child processes that dies with this one."""
+    """A group of child processes, killed when this process dies."""
 
     def __init__(self) -> None:
         read_end, write_end = os.pipe()  # close-on-exec: no other child inherits the write end

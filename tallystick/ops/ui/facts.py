@@ -32,12 +32,12 @@ class EpochFact:
 
     @property
     def took_ms(self) -> float:
-        """The sum of its parts."""
+        """The sum of the epoch's parts."""
         return sum(ms for _, ms in self.parts_ms)
 
     @property
     def read(self) -> int | None:
-        """The records that it read, or its offsets where no run reported."""
+        """The records read by the epoch, or the offsets where no run reported."""
         return self.offsets if self.records is None else self.records
 
 

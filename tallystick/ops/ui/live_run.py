@@ -151,7 +151,7 @@ class LiveRun:
         )
 
     def _all_errors(self, query: Query, checkpoint: str) -> tuple[ErrorFact, ...]:
-        """Return those of epochs, and the one that ended the run."""
+        """Return the errors of epochs, and the error that ended the run."""
         final = query.exception()
         if final is not None and not self._has_final:
             self._has_final = True
