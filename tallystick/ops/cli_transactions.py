@@ -116,7 +116,7 @@ def _look(
     """List lingering transactions, then read the checkpoint: by then their epochs are planned.
 
     Raises:
-        OptionError: the user asked for another system, and it cannot be looked through.
+        OptionError: the user asked for a system besides Kafka that cannot be searched.
     """
     from tallystick.ops import transactions
     from tallystick.ops.checkpoint_view import look, owners_of
@@ -148,7 +148,8 @@ def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
     """Leave out the other systems without their options.
 
     Raises:
-        OptionError: the user asked for one; a variable of the environment may be there always.
+        OptionError: the user asked for one of them by an option, not just by a variable of the
+            environment, which may be set always.
     """
     is_by_variable = elsewhere.postgres == os.environ.get(DSN_VARIABLE)
     if elsewhere.files is not None or (elsewhere.postgres is not None and not is_by_variable):
@@ -160,7 +161,7 @@ def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
 
 
 def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") -> dict[str, Any]:
-    """Return one line of `--json`; the fields are there to stay."""
+    """Return one line of `--json`, a public format: fields stay."""
     from tallystick.ops.transactions import KAFKA, TransactionStatus, describe
 
     said, pooled = describe(lingering, view), lingering.pooled

@@ -51,7 +51,7 @@ class DeclaredPipeline:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSubject:
-    """The pipeline and the checkpoint that the checks of this module look at.
+    """The pipeline and the checkpoint to check.
 
     Args:
         pipeline: as its code has it.
@@ -90,7 +90,7 @@ def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
 
 
 def source(subject: DeclaredSubject) -> Iterator[CheckFinding]:
-    """Check the cluster that is read, the topics, and the rights to read them."""
+    """Check the cluster of the sources, the topics, and the rights to read them."""
     is_new = not CheckpointFolder(subject.storage).manifest_paths()
     try:
         subject.pipeline.run.check_source(is_new=is_new)

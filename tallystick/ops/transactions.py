@@ -90,10 +90,10 @@ class Description:
     """The description of a transaction.
 
     Args:
-        standing: in a word.
-        says: in a sentence.
-        named: as a manifest names it; None: none does.
-        manifest_path: which one; "": none.
+        standing: the status, in a word.
+        says: the status, in a sentence.
+        named: the committable in a manifest; None: no manifest names the transaction.
+        manifest_path: the path of that manifest; "": none.
     """
 
     standing: TransactionStatus
@@ -222,7 +222,7 @@ class KafkaCluster:
 
 
 def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[LingeringTransaction, ...]:
-    """Return what is prepared or staged in a PostgreSQL database.
+    """Return the prepared and staged transactions in a PostgreSQL database.
 
     Raises:
         OptionError: psycopg is missing, or the connection is refused.

@@ -1,4 +1,4 @@
-"""A judgement of the versions that are here: refused, tested, or untested."""
+"""A judgement of the installed versions: refused, tested, or untested."""
 
 import sys
 from collections.abc import Iterator
