@@ -76,7 +76,7 @@ MAY_END = (
 
 @contextmanager
 def as_who_connected(connection: Connection) -> Iterator[None]:
-    """Run a transaction without the role that was set: a session is its login role's."""
+    """Run a transaction as the login role, the owner of sessions, without the role that was set."""
     with connection.transaction():
         connection.execute("SET LOCAL ROLE NONE")
         yield
@@ -85,7 +85,7 @@ def as_who_connected(connection: Connection) -> Iterator[None]:
 def commit_prepared(
     connection: Connection, committable: Committable, details: Details, until: float | None = None
 ) -> Outcome:
-    """Commit a prepared transaction, or return what became of it; for `until` see `commit_staged`.
+    """Commit a prepared transaction, or prove its outcome; for `until` see `commit_staged`.
 
     Only the proof may have to wait for a lock.
     """
@@ -123,7 +123,7 @@ def _of_others(connection: Connection, committable: Committable) -> OptionError:
 
 
 def abort_prepared(connection: Connection, committable: Committable, *_: object) -> None:
-    """Roll a prepared transaction back, if it is there and ours; `lingering` warns of others."""
+    """Roll a prepared transaction back if it exists and is ours; `lingering` warns of others."""
     ours = connection.execute(
         query(
             f"SELECT FROM pg_prepared_xacts "
@@ -142,13 +142,13 @@ def abort_prepared(connection: Connection, committable: Committable, *_: object)
 def commit_staged(
     connection: Connection, committable: Committable, details: Details, until: float | None = None
 ) -> Outcome:
-    """Move staged rows into the user's table, or return what became of them.
+    """Move staged rows into the user's table, or prove their outcome.
 
     Args:
         connection: to the server.
         committable: the rows.
         details: of the committable.
-        until: a point of `time.monotonic` up to which a lock is waited for, if not as ever.
+        until: a point of `time.monotonic` up to which a lock is waited for; None: the usual time.
     """
     name, table = committable.name, table_at(details.schema, details.table)
     registry, target = registry_of(details.schema), NO_TABLE if table is None else table.sql
@@ -199,7 +199,7 @@ def commit_staged(
 
 
 def _wait_less(connection: Connection, until: float | None) -> None:
-    """Let the server give up waiting for a lock by itself: one that is cut off would wait on."""
+    """Limit the server's own wait for a lock: a session that is cut off would wait on."""
     if until is not None:
         connection.execute(_WAIT_LESS, [round(seconds_until(until) * 1000) or 1])
 
@@ -254,7 +254,7 @@ def abort_staged(
     target: str,
     until: float | None = None,
 ) -> None:
-    """Delete staged rows; of a row that another user has written, only the row itself.
+    """Delete staged rows; of a registry row by another user, only the row itself.
 
     Args:
         connection: to the server.
@@ -339,10 +339,10 @@ def abort_open(
 def _proved(
     connection: Connection, committable: Committable, details: Details, until: float | None
 ) -> Outcome:
-    """Return the outcome of a committable that is gone.
+    """Return the outcome of a committable that is gone: by its token, or LOST with a new token.
 
     Raises:
-        DataLossError: this server cannot know.
+        DataLossError: the server cannot have the token, so that a missing one proves nothing.
     """
     outcome = _outcome_of_token(connection, committable, details)
     if outcome is None:
@@ -360,7 +360,7 @@ def _proved(
 def _outcome_of_token(
     connection: Connection, committable: Committable, details: Details
 ) -> Outcome | None:
-    """Return the outcome that a token shows; None: there is none."""
+    """Return the outcome proved by a token or by the mark; None: neither exists."""
     name, tokens = committable.name, tokens_of(details.schema)
     mark = prefix_of(name) + _PRUNED
     known = {}
@@ -377,7 +377,7 @@ def _outcome_of_token(
 def _refuse_elsewhere(
     connection: Connection, committable: Committable, details: Details, table_id: int
 ) -> None:
-    """Raise where a missing token proves nothing, since it would be elsewhere."""
+    """Raise if the token would be in another server, database or table: its lack proves nothing."""
     server, database = identity(connection)
     other_server = details.server and server and details.server != server
     if other_server or details.database != database:
@@ -409,7 +409,7 @@ def _both(statement: tuple[str, list[object]]) -> tuple[LiteralString, list[obje
 
 
 def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
-    """Delete the tokens of an owner's commits before a checkpoint, and write down that it was done.
+    """Delete the tokens of an owner's commits before a checkpoint, and write the mark of that.
 
     Args:
         connection: in autocommit.
@@ -433,7 +433,7 @@ def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
 
 
 def table_id_of(connection: Connection, table: str) -> int:
-    """Return the server's number of a table; one created again gets another; 0: none."""
+    """Return the server's number of a table, another one after a new creation; 0: no table."""
     row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
     assert row is not None
     return int(row[0])
