@@ -1,4 +1,4 @@
-"""The faults themselves: done to the program, to its brokers, and to what lies between."""
+"""The injection of faults: into the program, its brokers, and the network between."""
 
 import shutil
 import signal
@@ -30,12 +30,12 @@ WAIT_S = 0.1
 
 
 class Injector:
-    """Carries faults out.
+    """The injector of faults into a run.
 
     Args:
         cluster: The brokers and proxies.
         program: The user's program.
-        progress: Returns how many records of the input are committed as read, as far as known.
+        progress: Returns the number of input records committed as read, as far as known.
     """
 
     def __init__(self, cluster: Cluster, program: Supervisor, progress: Callable[[], int]) -> None:

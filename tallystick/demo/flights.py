@@ -1,7 +1,7 @@
-"""The data: 336,776 flights from New York in 2013, and what must come out for them.
+"""The data: 336,776 flights from New York in 2013, and the expected output.
 
-What must come out is computed here with pandas, from the data itself: the audit shares no code with
-the pipeline that it audits.
+The expected output is computed here with pandas, from the data itself: the audit shares no code
+with the audited pipeline.
 """
 
 import pandas as pd
@@ -52,5 +52,5 @@ def expected(flights: pd.DataFrame) -> pd.DataFrame:
 
 
 def expected_counts(wanted: pd.DataFrame) -> dict[str, int]:
-    """Return the state that must be in the end: the flights that flew to each destination."""
+    """Return the expected state at the end: the number of flights flown to each destination."""
     return {str(dest): int(count) for dest, count in wanted.groupby("dest").size().items()}

@@ -207,7 +207,7 @@ def _wait_less(connection: Connection, until: float | None) -> None:
 def _checked(
     connection: Connection, committable: Committable, details: Details, row: tuple[Any, ...]
 ) -> tuple[Table, list[str], list[str], int]:
-    """Check that a row of the registry is as the task wrote it; return its content.
+    """Check that nobody has changed a row of the registry; return the content.
 
     Returns:
         The table, the columns, the columns of the key, and the number of rows.

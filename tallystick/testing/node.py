@@ -106,7 +106,7 @@ class Node:
         self.properties_path.write_text(server_properties)
 
     def log_tail(self) -> str:
-        """Return the end of its log, for errors."""
+        """Return the end of the node's log, for errors."""
         if not self.log_path.exists():
             return "(it has written no log)"
         lines = self.log_path.read_text(errors="replace").splitlines()
@@ -127,10 +127,10 @@ def server_properties(
     """Return the text of a node's `server.properties`.
 
     Args:
-        node: Whose.
+        node: The node.
         nodes: All of the cluster.
         protocol: The name of the listener for clients, PLAINTEXT or SASL_SSL.
-        more: Overrides anything.
+        more: Properties that override all others.
     """
     voters = ",".join(f"{each.node_id}@{HOST}:{each.controller_port}" for each in nodes)
     properties = {
@@ -167,7 +167,7 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Java and Kafka's classes: what every command line begins with."""
+    """Java and Kafka's classes: the beginning of every command line."""
 
     java: Path
     classpath: str
@@ -177,12 +177,12 @@ class Programs:
     """The path at which a server that is shut down in order leaves such an archive."""
 
     def server_command(self, node: Node, heap_mb: int) -> list[str]:
-        """Run a node in the foreground."""
+        """Return the command that runs a node in the foreground."""
         record = [f"-XX:ArchiveClassesAtExit={self.record_to}"] if self.record_to else []
         return [*self._jvm(node, heap_mb), *record, "kafka.Kafka", str(node.properties_path)]
 
     def format_command(self, node: Node, cluster_id: str, more: Sequence[str]) -> list[str]:
-        """Prepare the data folder of a node for its first start."""
+        """Return the command that formats a node's data folder for the first start."""
         command = [*self._jvm(node, heap_mb=128), "kafka.tools.StorageTool", "format"]
         return [*command, "-t", cluster_id, "-c", str(node.properties_path), *more]
 
@@ -203,7 +203,7 @@ def new_cluster_id() -> str:
 
 
 def cluster_id_of(node: Node) -> str | None:
-    """Return the cluster that a node's data folder belongs to; None if it is not formatted."""
+    """Return the id of the cluster of a node's data folder; None: the folder is not formatted."""
     if not node.is_formatted:
         return None
     text = (node.data_path / "meta.properties").read_text()
