@@ -330,7 +330,7 @@ class Feed:
 
 
 class Witness:
-    """A reader of the output during a run, as a user's consumer, with the time of each record."""
+    """A reader of the output, like a user's consumer, which keeps when each record was seen."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.seen: dict[tuple[str, int, int], OutputRecord] = {}

@@ -1,4 +1,4 @@
-"""The comparison of a disturbed run's output with an undisturbed one's, and the explanation."""
+"""The comparison of a disturbed run's output with an undisturbed one's, with an explanation."""
 
 import json
 from collections import Counter, defaultdict

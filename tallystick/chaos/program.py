@@ -181,7 +181,7 @@ class Life:
         return count
 
     def end(self) -> int | None:
-        """Terminate the program, kill all after a while; return the exit code."""
+        """Terminate the program, and kill all processes after a while; return the exit code."""
         self.processes()
         self.go_on()
         self.process.terminate()

@@ -276,7 +276,7 @@ class Proxies:
         return trap.loss if trap is not None and trap.catches(request) else None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a coroutine, to be awaited by nobody; called in the proxies' thread."""
+        """Start a coroutine in the background; called in the proxies' thread."""
         future = asyncio.ensure_future(work)
         self._late.add(future)
         future.add_done_callback(self._late.discard)

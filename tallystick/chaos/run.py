@@ -101,8 +101,8 @@ class InjectedFault:
 
     Args:
         fault: The planned fault.
-        began_s: The begin, in seconds after the begin of the run.
-        ended_s: The end, likewise.
+        began_s: The start, in seconds after the start of the run.
+        ended_s: The end, in the same measure.
         hit: The target, as text; "": nothing was hit.
     """
 

@@ -95,7 +95,7 @@ class Folder:
                 stream.write(data)
 
     def get(self, path: str) -> bytes | None:
-        """Read a small file, in one request to an object store; None: no such file."""
+        """Read a small file; None if it does not exist, known by one request to an object store."""
         with self._doing("reading", path):
             try:
                 with self._files.open_input_stream(self._whole(path)) as stream:

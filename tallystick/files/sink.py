@@ -38,9 +38,8 @@ class FileSink:
     look for data.
 
     Args:
-        path: a local path that all executors see (a relative one begins at the working folder of
-            the call), or a URI: `s3://`, `s3a://`, `gs://`, `abfss://`, with credentials as for
-            checkpoints.
+        path: a local path that all executors see (a relative one begins at the working directory),
+            or a URI: `s3://`, `s3a://`, `gs://`, `abfss://`, with credentials as for checkpoints.
         partition_by: columns of text, integers, booleans or dates that become folders
             (`dest=ORD/…`, as Hive and Spark name them) and are not in the files.
         compression: none, snappy, gzip, brotli, zstd or lz4.

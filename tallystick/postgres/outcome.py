@@ -339,7 +339,7 @@ def abort_open(
 def _proved(
     connection: Connection, committable: Committable, details: Details, until: float | None
 ) -> Outcome:
-    """Return the outcome of a committable that is gone: by its token, or LOST with a new token.
+    """Return the outcome of a missing committable: by its token, else by a new token of the loss.
 
     Raises:
         DataLossError: the server cannot have the token, so that a missing one proves nothing.
@@ -377,7 +377,7 @@ def _outcome_of_token(
 def _refuse_elsewhere(
     connection: Connection, committable: Committable, details: Details, table_id: int
 ) -> None:
-    """Raise if the token would be in another server, database or table: its lack proves nothing."""
+    """Raise if the token would be elsewhere, so that a missing token proves nothing."""
     server, database = identity(connection)
     other_server = details.server and server and details.server != server
     if other_server or details.database != database:
@@ -433,7 +433,7 @@ def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
 
 
 def table_id_of(connection: Connection, table: str) -> int:
-    """Return the server's number of a table, another one after a new creation; 0: no table."""
+    """Return the server's number of a table; a table created again has another; 0: no table."""
     row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
     assert row is not None
     return int(row[0])

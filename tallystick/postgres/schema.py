@@ -378,7 +378,7 @@ def staging_named(connection: Connection, schema: str, said: str) -> str | None:
 def lock_without_code(
     connection: Connection, table: str, column: tuple[str, str], *, nowait: bool = False
 ) -> bool:
-    """Lock a table; return whether reads and deletions by one column run nobody's code.
+    """Return whether reads of a table, and deletions, by one column run no code; lock it if so.
 
     Independent of the table's owner: by the lock, no code is added until the transaction ends. The
     answer is for `ONLY` the table.

@@ -100,7 +100,7 @@ class TransactionFact:
     Args:
         name: the transactional id.
         state: the state, in words.
-        age_ms: the time since the begin; None: not known.
+        age_ms: the time since the start; None: not known.
         timeout_ms: Kafka aborts the transaction after this time; 0: never.
         partitions: the partitions with rows.
         says: the status, in a sentence.
@@ -151,7 +151,7 @@ class RunFact:
         dead_letter_topic: the topic with malformed records; "": none.
         records_per_s: records read in the newest epochs, per second of their time.
         rows_per_s: rows put out in these epochs, per second of their time.
-        epoch_open_ms: the begin of the epoch in flight; None: none is.
+        epoch_open_ms: the start of the epoch in flight; None: none is.
     """
 
     status: str
