@@ -1,4 +1,4 @@
-"""A pipeline as `tallystick doctor` needs it: what its code says, and how its Kafka is reached."""
+"""A pipeline's declaration, for `tallystick doctor`: its parts, and how to reach its Kafka."""
 
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.pipeline import Pipeline
@@ -7,7 +7,7 @@ from tallystick.spark.cluster import Cluster
 
 
 def declared(pipeline: Pipeline) -> DeclaredPipeline:
-    """Return what a pipeline's code says; no Spark is started, and no function is called.
+    """Return a pipeline as its code declares it; start no Spark, and call no function.
 
     Args:
         pipeline: whole, with source and sinks.

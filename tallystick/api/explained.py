@@ -1,4 +1,4 @@
-"""Describe what a pipeline will do; nothing is started for it, and Kafka is not asked."""
+"""A description of a pipeline before its start; nothing is started, and Kafka is not asked."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -35,17 +35,17 @@ def explained(
     topology: OutputTopology,
     checkpoint: str | None,
 ) -> str:
-    """Return what a pipeline will do, a fact per line.
+    """Return the description of a pipeline, a fact per line.
 
     Args:
         run: the pipeline, with all types known; not started.
-        sources: what it reads, by input.
-        steps: what the user wrote.
-        topology: its sinks.
-        checkpoint: its folder; None: not given.
+        sources: the sources, by input.
+        steps: the steps as the user wrote them.
+        topology: the sinks.
+        checkpoint: the pipeline's folder; None: not given.
 
     Raises:
-        DataLossError: the checkpoint is another pipeline's.
+        DataLossError: the checkpoint belongs to another pipeline.
     """
     manifest = None if checkpoint is None else newest_manifest(FileStorage(checkpoint), run.name)
     lines = [
@@ -99,7 +99,7 @@ def _inputs(
 
 
 def _asked(its: PipelineInput) -> str:
-    """Return what an input reads, as its options say it."""
+    """Return the topics and the cluster of an input, as text."""
     names = its.options.subscription.named
     what = "topics by a pattern" if names is None else f"topic {', '.join(sorted(names))}"
     return f"{what} at {its.config.bootstrap_servers}"
@@ -176,7 +176,7 @@ def _steps(
 
 
 def _watermark(keyed: KeyedSteps, its: KeyedStep) -> Iterator[tuple[str, str]]:
-    """Report where a step's watermark comes from, and what nobody can promise of it."""
+    """Report the origin of a step's watermark, and which rows may be late by it."""
     given = handed_on(keyed.steps)[keyed.steps.index(its)]
     if its.event_time is None:
         return
@@ -202,7 +202,7 @@ def _watermark(keyed: KeyedSteps, its: KeyedStep) -> Iterator[tuple[str, str]]:
 
 
 def _behind(its: KeyedStep, given: HandedOn, giver: str) -> str:
-    """Report how far a step's event times may be behind the watermark that it is handed."""
+    """Report how far a step's event times may be behind the watermark handed on to it."""
     if given.is_known:
         return f"{its.event_time} is up to {given.lag_ms} ms behind it, so no row is late"
     return (
@@ -217,7 +217,7 @@ def _name(function: object) -> str:
 
 
 def _outputs(run: PipelineRun, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The side outputs of a step."""
+    """Report the side outputs of a step."""
     for name in names:
         yield "", f"output {name}: {ddl_of(run.outputs[name])}"
 
@@ -268,7 +268,7 @@ def _sinks(topology: OutputTopology) -> Iterator[tuple[str, str]]:
 
 
 def _rows(selection: Selection) -> str:
-    """The rows that a sink gets, where it is not all of the main output."""
+    """Return the selection of a sink as text; empty: all rows of the main output."""
     output = f"output {selection.output}" if selection.output else ""
     if selection.when is not None:
         output = f"{output or 'main output'} when {_name(selection.when)}"

@@ -1,4 +1,4 @@
-"""`KafkaSink`, and which of several sinks decides an epoch."""
+"""`KafkaSink`, and the choice of the sink that decides an epoch."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -53,15 +53,15 @@ class KafkaSink:
         bootstrap_servers: `host:port,host:port`.
         topic: where rows go; None: each row names its topic in column `topic`.
         key: with a `value` format, the column whose text is the record's key; or, with
-            `key_format`, the columns that it is made of.
+            `key_format`, the columns of the key.
         key_format: Json(), Avro(...), JsonSchema(...) or Protobuf(...): writes the columns of
-            `key`; None: the text of the one.
+            `key`; None: the text of its only column.
         value: Json(): the value is made of all columns, one JSON object per row; Avro(registry=…),
             JsonSchema(registry=…), Protobuf(registry=…): a record of a schema that the registry
             has, in Confluent's wire format; all without `topic`, if that column says where the row
             goes. None: columns `key`, `value`, … are written as they are.
         compression: none, gzip, snappy, lz4 or zstd.
-        batch_bytes: how large a record batch becomes before compression.
+        batch_bytes: the size of a record batch before compression.
         transactions: "epoch": one transaction per epoch over all partitions, which decides it for
             the whole pipeline; several such sinks of a pipeline share it. "task": one per task,
             without an exchange of rows; committed after the decision, so a down time longer than
@@ -74,10 +74,10 @@ class KafkaSink:
         timeout_warning_share: a commit that comes later than at this share of the timeout, counted
             from the transaction's first row, is warned about.
         max_recovery_ms: with transactions="task": how long the pipeline may be down between the end
-            of an epoch's work and its commit without losing output; the start is refused if the
+            of an epoch's work and the commit without losing output; a start is refused if the
             timeout is too short for it. None: not checked.
-        dead_letter_topic: where records go that cannot be parsed, inside the same transaction; for
-            pipelines whose source has `mode="deadletter"`.
+        dead_letter_topic: the topic for records that cannot be parsed, inside the same
+            transaction; for pipelines whose source has `mode="deadletter"`.
         token_topic: an existing topic under whose name the pipeline's token is kept; None: `topic`.
         transactional_id_prefix: put before the pipeline's name in transactional ids, and in the
             groups of its tokens, for clusters whose ACLs ask for one.
@@ -163,7 +163,7 @@ class KafkaSink:
         _ = self.output
 
     def _check_names(self) -> None:
-        """Raise `OptionError` for a name that Kafka has not, or that cannot be seen."""
+        """Raise `OptionError` for a name that Kafka does not allow, or that cannot be seen."""
         for name in ("token_topic", "dead_letter_topic"):
             topic = getattr(self, name)
             if topic is not None and (problem := topic_problem(topic)):
@@ -190,7 +190,7 @@ class KafkaSink:
             )
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch in one transaction; for `foreachBatch`.
+        """Write a micro-batch in one Kafka transaction; for `foreachBatch`.
 
         A function of your own around it calls one sink once per micro-batch, or not at all, and
         does not catch what it raises.
@@ -213,7 +213,7 @@ class KafkaSink:
 
     @cached_property
     def output(self) -> KafkaOutput:
-        """The settings as one value, which travels in place of the sink."""
+        """The settings as a value that is sent to tasks in place of the sink."""
         token_topic = self.token_topic or self.topic
         assert token_topic is not None, "one of them is set"
         return KafkaOutput(
@@ -235,7 +235,7 @@ class KafkaSink:
 
     @property
     def decides(self) -> bool:
-        """True if its transaction can decide epochs."""
+        """True if the sink's transaction can decide epochs."""
         return self.transactions == EPOCH and self.guarantee == Guarantee.EXACTLY_ONCE.value
 
     @property
@@ -258,12 +258,12 @@ class KafkaSink:
         )
 
     def check_columns(self, columns: pa.Schema) -> None:
-        """Refuse what the last step puts out, if no records can be made of it.
+        """Refuse the columns of the last step if the sink cannot make records of them.
 
         Raises:
             OptionError: a column is missing or of a type that Kafka cannot store; or a registry
                 does not have the schema of the rows.
-            RegistryUnavailableError: it does not answer.
+            RegistryUnavailableError: the registry does not answer.
         """
         try:
             self.output.rows({}, registers=False).check(columns)
@@ -272,10 +272,10 @@ class KafkaSink:
 
 
 def check_for_pipeline(sinks: Sequence[Sink]) -> None:
-    """Refuse what is for `foreachBatch` only, and has no effect in a pipeline.
+    """Refuse settings that are for `foreachBatch` only, and have no effect in a pipeline.
 
     Raises:
-        OptionError: there is some.
+        OptionError: a sink has such a setting.
     """
     for sink in sinks:
         if not isinstance(sink, KafkaSink):
@@ -293,11 +293,11 @@ def check_for_pipeline(sinks: Sequence[Sink]) -> None:
 
 
 def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | None]) -> None:
-    """Refuse outputs of which a Kafka sink cannot make records.
+    """Refuse outputs whose rows cannot become records of their Kafka sink.
 
     Args:
         topology: the sinks of a pipeline.
-        columns: of each output; None: nobody knows before there are rows.
+        columns: the columns of each output; None: not known before the first rows.
 
     Raises:
         OptionError: see `KafkaSink.check_columns`.
@@ -312,11 +312,11 @@ def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | No
 def topology_of(
     sinks: Sequence[Sink], selections: Sequence[Selection] = (), dropped: tuple[str, ...] = ()
 ) -> OutputTopology:
-    """Return which sink decides, which share its transaction, and the uids of all.
+    """Return the topology of sinks: the deciding sink, the sinks in its transaction, and the rest.
 
     Args:
         sinks: of a pipeline, those of the main output first: the first that can decide does.
-        selections: which rows each gets; none: all of the main output.
+        selections: the rows of each sink; empty: all rows of the main output.
         dropped: outputs that go to no sink.
 
     Raises:
@@ -365,7 +365,7 @@ _SHARED = (
 
 
 def _check_shared(uid: str, decider: KafkaSink, sharing: str, sink: KafkaSink) -> None:
-    """Refuse a second sink with transactions='epoch' whose settings are of another transaction."""
+    """Refuse a second sink with transactions='epoch' whose settings need another transaction."""
     for name in _SHARED:
         one, other = getattr(decider, name), getattr(sink, name)
         if one != other:

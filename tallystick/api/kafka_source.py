@@ -29,13 +29,13 @@ class KafkaSource:
     """Topics to read, as a pipeline's first step.
 
     Every argument stands for options of `readStream.format("tallystick")`, which the page "Reading
-    from Kafka" explains; what has no argument goes into `options` under its name there.
+    from Kafka" explains; an option without an argument goes into `options` under its name there.
 
     Args:
         bootstrap_servers: `host:port,host:port`.
         topics: a list of names, or a compiled pattern that a whole name must match.
         assignment: exactly these partitions per topic, instead of `topics`.
-        starting_offsets: where a new pipeline starts; a restarted one goes on where it was.
+        starting_offsets: where a new pipeline starts; a restarted one resumes at its positions.
         starting_time: start at the first record at or after a time, instead of `starting_offsets`.
         starting_time_fallback: where a partition starts that has no record so late: "latest", at
             the end that it has when the pipeline is new; or "error", which refuses the start.
@@ -97,7 +97,7 @@ class KafkaSource:
         _ = self.config
 
     def to_options(self, pipeline: str) -> dict[str, str]:
-        """Return the options of `readStream.format("tallystick")` that mean the same."""
+        """Return the source as options of `readStream.format("tallystick")`."""
         given = {
             "kafka.bootstrap.servers": self.bootstrap_servers,
             **self._what(),
@@ -151,13 +151,13 @@ class KafkaSource:
 
     @property
     def config(self) -> KafkaConfig:
-        """The configuration of the client of the cluster."""
+        """The configuration of the cluster's client."""
         client = {name: v for name, v in self.options.items() if name.startswith(KAFKA_PREFIX)}
         return client_config(self.bootstrap_servers, client)
 
 
 def _pattern_text(pattern: re.Pattern[str]) -> str:
-    """Return the pattern with its flags, which the option has no place for but in the text."""
+    """Return the text of a pattern with the flags inside: the option is a text alone."""
     if not isinstance(pattern.pattern, str):
         raise OptionError(f"topics={pattern!r}: expected a pattern of text, re.compile('…')")
     letters = {re.I: "i", re.M: "m", re.S: "s", re.X: "x", re.A: "a"}
@@ -178,7 +178,7 @@ def _ms(at: datetime) -> int:
 
 
 def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
-    """Return what differs from the default, so that `options` may say the rest."""
+    """Return the options that differ from the default, so that `options` may set the others."""
     names = {
         "when.expired": "expired",
         "when.removed": "removed",

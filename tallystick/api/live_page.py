@@ -1,4 +1,4 @@
-"""`Pipeline.start(ui_port=...)`: the page about a run, in its own process."""
+"""`Pipeline.start(ui_port=...)`: the page about a run, served by the run's process."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ def open_live_page(
     trigger: Mapping[str, Any] | None,
     listener: Listener | None,
 ) -> "LiveRun":
-    """Serve a page about the run that is about to start.
+    """Serve a page about a run, before its start.
 
     Args:
         port: of this machine.
@@ -49,9 +49,9 @@ def open_live_page(
 
 
 def connection_of(sources: Sequence[KafkaSource], topology: OutputTopology) -> dict[str, str]:
-    """Return how the cluster is reached that an operator asks about a pipeline.
+    """Return the client options of the cluster that the page asks about a pipeline.
 
-    That of the sink that decides; else of another Kafka sink, or of the first source.
+    The cluster of the deciding sink; else of another Kafka sink, or of the first source.
 
     Args:
         sources: what it reads.
@@ -66,5 +66,5 @@ def connection_of(sources: Sequence[KafkaSource], topology: OutputTopology) -> d
 
 
 def ui_is_missing(error: ModuleNotFoundError) -> OptionError:
-    """Return what to say where a library of the page is not installed."""
+    """Return the error for a library of the page that is not installed."""
     return OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'")

@@ -9,9 +9,9 @@
     )
     query.awaitTermination()
 
-The functions of `map_batches` are chained into the reader: they get the Arrow batches that it
-decoded, in the same task, and what they return is encoded for Kafka right there. Tasks stay in the
-same processes of Spark's for the life of a run; no query of Structured Streaming is involved.
+The functions of `map_batches` are chained into the reader: they get its decoded Arrow batches, in
+the same task, and their results are encoded for Kafka right there. Tasks stay in the same Python
+processes of Spark for the life of a run; no query of Structured Streaming is involved.
 
 With state, exactly once with the output:
 
@@ -84,12 +84,12 @@ class Pipeline:
             )
 
     def read(self, *sources: KafkaSource | Stream, **named: KafkaSource | Stream) -> Self:
-        """Say what is read; the first step.
+        """Name the sources; the first step.
 
         Args:
             sources: several become one stream: their columns have to be equal, after the steps that
                 each may have (`ts.stream`), and each needs a uid there.
-            named: inputs that stay apart, for a `process` with several; `key_by` follows.
+            named: inputs that stay apart, for a `process` with several inputs; `key_by` follows.
 
         Raises:
             OptionError: there is no input, or a second `read`, or one cannot be told from another.
@@ -108,14 +108,15 @@ class Pipeline:
 
         Args:
             function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows;
-                `ts.enrich(…)` makes one. Without `state`, which it gets as a second argument, it
-                must keep nothing between calls: batches may be cut elsewhere when an epoch is run
+                `ts.enrich(…)` makes such a function. It must keep nothing between calls, except in
+                `state`, its second argument: batches may be cut elsewhere when an epoch is run
                 again, and any worker may get any batch.
-            schema: what it returns, as DDL: columns go by name; `transform` and `key_by` need it.
-            outputs: the columns of its side outputs, whose rows it returns in a `ts.Rows`.
-            state: a table of `ts.broadcast`, which it gets as a `pyarrow.Table`; or a list of
-                `ts.list_state`, which it gets as a batch of elements: it returns a pair then, its
-                rows and the elements that the list is to have.
+            schema: the columns of the returned rows, as DDL, by name; `transform` and `key_by` need
+                them.
+            outputs: the columns of the side outputs, whose rows are returned in a `ts.Rows`.
+            state: a table of `ts.broadcast`, passed as a `pyarrow.Table`; or a list of
+                `ts.list_state`, passed as a batch of elements: the function returns a pair then,
+                the rows and the new elements of the list.
         """
         self._refuse_named("map_batches")
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
@@ -142,12 +143,12 @@ class Pipeline:
         max_parallelism: int | None = None,
         **named: str | Sequence[str],
     ) -> "KeyedPipeline":
-        """Bring the rows of each key to one task, in order; `process` says what is done there.
+        """Bring the rows of each key to one task, in order; `process` follows.
 
         Args:
             columns: of the key; a `map_batches` right before needs its `schema`.
-            max_parallelism: how many key groups there are: the most tasks that the state can ever
-                be shared among, fixed once it exists. None: by Flink's formula, 128 at least.
+            max_parallelism: the number of key groups: the most tasks that can ever share the state,
+                fixed once the state exists. None: by Flink's formula, 128 at least.
             named: the key of each input, a column or several, right after `read` with named ones.
         """
         names = () if self.steps else self.inputs.names
@@ -161,23 +162,23 @@ class Pipeline:
         return KeyedPipeline(self, columns, max_parallelism)
 
     def write(self, /, *sinks: AnySink, **outputs: AnySink | Sequence[AnySink]) -> Self:
-        """Say where the rows go; the last step.
+        """Name the sinks; the last step.
 
-        Every sink gets all rows of its output (with `ts.when` some of them), and none ever shows an
-        epoch that another one has not: what they hold back is committed after one decision.
+        Every sink gets all rows of its output (with `ts.when` some of them). An epoch is shown by
+        all sinks or by none: they commit after one decision.
 
         Args:
             sinks: of the main output, the rows that the last step returns.
             outputs: by the name of a side output: its sink, or a list; an empty one drops its rows.
 
         Raises:
-            OptionError: something is no sink, or this is a second `write`.
+            OptionError: an argument is no sink, or this is a second `write`.
         """
         return replace(self, **routing_of(sinks, outputs, self.sinks)._asdict())
 
     @property
     def topology(self) -> OutputTopology:
-        """The sinks in order: which decides, which share its transaction, who gets which rows."""
+        """The sinks by role: the decider, the sharers of its transaction, and each sink's rows."""
         return topology_of(self.sinks, self.selections, self.dropped)
 
     def start(
@@ -215,8 +216,8 @@ class Pipeline:
                 one from outside.
 
         Returns:
-            The running query, with the members of Spark's StreamingQuery. What ends it is raised
-            there with its own class, also what a user's function raises.
+            The running query, with the members of Spark's StreamingQuery. The error that ends the
+            run is raised there with its own class, also an error in a user's function.
 
         Raises:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
@@ -244,22 +245,22 @@ class Pipeline:
             raise
 
     def recover(self, *, checkpoint: Place) -> Recovery:
-        """Commit and abort what earlier runs left, as `start` does first, and run nothing.
+        """Commit and abort the transactions of earlier runs, as `start` does first; run nothing.
 
         No Spark is started, no function of the pipeline is called, and no epoch is planned. As any
         start it takes the pipeline over: a run that is at work stops with a FencedError, and has
-        lost nothing. What cannot be settled is refused as by a start.
+        lost nothing. A transaction that cannot be settled raises the same error as in a start.
 
         Args:
             checkpoint: as for `start`; an earlier run must have begun there.
 
         Returns:
-            What was done in each sink, and what is left; `print` it.
+            The outcome in each sink, and the transactions that are left; `print` it.
 
         Raises:
             OptionError: there is no checkpoint, or the pipeline or a sink cannot work.
             DataLossError: the checkpoint is another pipeline's, or a person has to decide; and
-                whatever else `start` or its query raises before the first epoch. What was done in
+                whatever else `start` or its query raises before the first epoch. The work done in
                 the sinks until then is in the error's `__notes__`.
         """
         self._check_whole(None)
@@ -272,13 +273,13 @@ class Pipeline:
         checkpoint: Place | None = None,
         execution: Literal["resident", "jobs"] | None = None,
     ) -> str:
-        """Say what `start` would do: sources, steps and their state, sinks, what runs the tasks.
+        """Describe a start: sources, steps and their state, sinks, and the engine for tasks.
 
         Nothing is started or written, and Kafka is not asked.
 
         Args:
-            spark: as for `start`; None: the context of this process, and where there is none,
-                what hangs on Spark is left open.
+            spark: as for `start`; None: the context of this process; without one, facts that
+                depend on Spark are left open.
             checkpoint: as for `start`; its state is compared with the steps. None: not looked at.
             execution: as for `start`.
 
@@ -300,7 +301,7 @@ class Pipeline:
         return (*self.inputs.chain, *self.steps)
 
     def _check_whole(self, execution: str | None) -> None:
-        """Find mistakes for which nothing but the pipeline need be known."""
+        """Refuse mistakes that can be found in the pipeline alone."""
         if execution not in (None, RESIDENT, JOBS):
             raise OptionError(f"execution={execution!r}: expected 'resident', 'jobs' or None")
         if not self.inputs.streams or not self.sinks:
@@ -340,7 +341,7 @@ class Pipeline:
     if not TYPE_CHECKING:  # type checkers know what is there
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what `process` needs."""
+            """Raise an error for `process` without a `key_by` before it."""
             if name == "process":
                 raise StepMissingError(
                     f"pipeline {self.name!r}: process() needs key_by() before it, which says whose "
@@ -351,7 +352,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class KeyedPipeline:
-    """A pipeline whose rows go by key to the step that `process` adds."""
+    """A pipeline after `key_by`: its rows go by key to the step that `process` adds."""
 
     pipeline: Pipeline
     columns: tuple[str, ...]
@@ -432,7 +433,7 @@ class KeyedPipeline:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what `key_by` needs."""
+            """Raise an error for a step right after `key_by` other than `process`."""
             if name in _STEPS:
                 raise StepMissingError(
                     f"pipeline {self.pipeline.name!r}: {name}() stands right after "

@@ -25,10 +25,10 @@ def processor_of(
     rows: str,
     initial_state: DataFrame | None,
 ) -> Processor:
-    """Return the function that `process` was given, as steps know it.
+    """Return the function given to `process` as the processor of a step.
 
     Raises:
-        OptionError: it is none, or other arguments are not for such a function.
+        OptionError: the argument is no such function, or other arguments do not fit it.
     """
     if not _is_stateful_processor(function):
         processor = cast(Processor, function)
@@ -79,15 +79,15 @@ def delays_ms(**delays: str | int) -> dict[str, int]:
 
 
 def ahead_ms(given: str | int | None) -> int | None:
-    """Return how far event times may be ahead of the clock, in ms; None: as far as they say."""
+    """Return how far event times may be ahead of the clock, in ms; None: without limit."""
     return None if given is None else duration_ms("event_time_max_ahead", given)
 
 
 def uids_of(uids: Collection[str]) -> frozenset[str]:
-    """Return the uids that `allow_dropped_state` names.
+    """Return the uids in `allow_dropped_state`.
 
     Raises:
-        OptionError: one text was given, and no list.
+        OptionError: a text was given instead of a list.
     """
     if isinstance(uids, str):
         raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")

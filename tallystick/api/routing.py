@@ -1,4 +1,4 @@
-"""The sinks of a pipeline as `write` gets them: of which output, and which of its rows."""
+"""The routing of rows to the sinks in `Pipeline.write`: by output, predicate and function."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ Function = Callable[[pa.RecordBatch], Batch]
 
 @dataclass(frozen=True)
 class RoutedSink:
-    """A sink that gets some rows of its output, or others made of them; by `when` and `mapped`."""
+    """A sink with a predicate or functions between the output's rows and the sink."""
 
     sink: Sink
     predicate: Predicate | None = None
@@ -26,7 +26,7 @@ def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
     """Pass rows through a function on their way to a sink of `Pipeline.write`.
 
     Args:
-        sink: any; one that is mapped already gets what its own function makes of the result.
+        sink: any; a sink that is mapped already applies its own function to the result.
         function: gets a `pyarrow.RecordBatch` and returns one, a `pyarrow.Table` or None, as for
             `map_batches`. It runs in the tasks, must not keep state, and has no side outputs.
 
@@ -90,16 +90,16 @@ def routing_of(
     outputs: Mapping[str, AnySink | Sequence[AnySink]],
     before: Sequence[Sink],
 ) -> SinkRouting:
-    """Return what `write` was given, the sinks of the main output first.
+    """Return the routing of the arguments of `write`, the sinks of the main output first.
 
     Args:
         main: the sinks of the main output.
-        outputs: those of side outputs, by name.
-        before: what another call was given.
+        outputs: the sinks of side outputs, by name.
+        before: the sinks of an earlier call.
 
     Raises:
-        OptionError: a name cannot be one of an output, something is no sink, or the main output
-            has none; or there was a call before, whose sinks would get nothing.
+        OptionError: a name cannot be an output's, an argument is no sink, or the main output has
+            none; or there was an earlier call, whose sinks would get nothing.
     """
     if before:
         raise OptionError(

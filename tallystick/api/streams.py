@@ -21,12 +21,12 @@ NOT_A_NAME = "max_parallelism"
 
 @dataclass(frozen=True)
 class Stream:
-    """A source and what its rows pass through; immutable, as a pipeline.
+    """A source and the functions that its rows pass through; immutable, as a pipeline.
 
     Args:
         source: where the rows come from.
-        uid: names the positions; None: the name of the input, or that of the only one.
-        steps: functions of its own.
+        uid: names the positions; None: the name of the input, or the name of an only input.
+        steps: the functions, in order.
     """
 
     source: KafkaSource
@@ -47,33 +47,34 @@ class Stream:
         outputs: Mapping[str, Columns] | None = None,
         state: State | None = None,
     ) -> Self:
-        """Pass each Arrow batch of this input through a function, in the task that read it.
+        """Pass each Arrow batch of the input through a function, in the task that reads.
 
         Args:
             function: as for `Pipeline.map_batches`.
-            schema: what it returns, as DDL; the last one needs it where there are other inputs.
-            outputs: its side outputs, as for `Pipeline.map_batches`.
+            schema: the columns of the returned rows, as DDL; the last function of an input needs
+                them where there are other inputs.
+            outputs: the side outputs, as for `Pipeline.map_batches`.
             state: a broadcast table or a list, as for `Pipeline.map_batches`.
         """
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
     def declared(self, pipeline: str, name: str, uid: str) -> InputDeclaration:
-        """Return the input as a run needs it.
+        """Return the declaration of the input, for a run.
 
         Args:
-            pipeline: its name, which the consumer group has unless the source says another one.
-            name: of the input; "": it has none.
-            uid: of its positions.
+            pipeline: the pipeline's name, by default in the name of the consumer group.
+            name: of the input; "": none.
+            uid: of the input's positions.
         """
         owner = pipeline if uid == ONLY_INPUT else f"{pipeline}/{uid}"
         return InputDeclaration(uid, self.source.to_options(owner), self.steps, name)
 
 
 def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
-    """Return an input of a pipeline, for steps of its own before it meets others.
+    """Return an input of a pipeline, to give it steps of its own before it is merged with others.
 
     Args:
-        source: what is read.
+        source: the source to read.
         uid: names its positions in the checkpoint, for as long as the pipeline lives. Each of
             several inputs needs one, or a name: `read(bids=…, people=…)`.
 
@@ -90,7 +91,7 @@ def broadcast(
     uid: str,
     delete: Predicate | None = None,
 ) -> BroadcastTable:
-    """Return a table of a topic's newest rows by key, which every task of a step has whole.
+    """Return a broadcast table: a topic's newest rows by key, held whole by every task of a step.
 
     Source: Flink's broadcast state (FLIP-5, `MapStateDescriptor` of a `BroadcastStream`); its rows
     come without an order relative to others there, and before those of their epoch here.
@@ -122,12 +123,12 @@ def broadcast(
 
 @dataclass(frozen=True)
 class Inputs:
-    """All inputs of a pipeline, in their order.
+    """The inputs of a pipeline, in their order.
 
     Args:
-        streams: of each; by name, where they have names.
-        uids: of the positions of each.
-        are_named: they go to the first keyed step side by side, and are not one stream before it.
+        streams: the stream of each input, with its name or "".
+        uids: the uid of each input's positions.
+        are_named: the inputs stay apart up to the first keyed step, instead of one stream.
     """
 
     streams: tuple[tuple[str, Stream], ...] = ()
@@ -136,7 +137,7 @@ class Inputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of named ones."""
+        """The names of named inputs; empty for others."""
         return tuple(name for name, _ in self.streams) if self.are_named else ()
 
     @property
@@ -146,20 +147,20 @@ class Inputs:
 
     @property
     def chain(self) -> tuple[MapBatches, ...]:
-        """The steps of the only input, which are the pipeline's first."""
+        """The steps of an only input without a name, which are the pipeline's first."""
         is_one = len(self.streams) == 1 and not self.are_named
         return self.streams[0][1].steps if is_one else ()
 
     @property
     def steps(self) -> tuple[MapBatches, ...]:
-        """The steps of each, one after another."""
+        """The steps of all inputs, one input after another."""
         return tuple(step for _, each in self.streams for step in each.steps)
 
     def check_joined(self, pipeline: str, first: Step | None) -> None:
-        """Refuse named inputs that the first step of the pipeline does not bring together.
+        """Refuse named inputs unless the pipeline's first step is a keyed step with all of them.
 
         Raises:
-            OptionError: it does not.
+            OptionError: the first step has other inputs, or is not keyed.
         """
         joined = len(first.inputs) if isinstance(first, Process) else 0
         if joined != len(self.names):
@@ -170,7 +171,7 @@ class Inputs:
             )
 
     def declared(self, pipeline: str) -> tuple[InputDeclaration, ...]:
-        """Return the inputs as a run needs them."""
+        """Return the declarations of the inputs, for a run."""
         found = [
             each.declared(pipeline, name, uid)
             for (name, each), uid in zip(self.streams, self.uids, strict=True)
@@ -186,16 +187,16 @@ def inputs_of(
     named: Mapping[str, KafkaSource | Stream],
     before: Inputs,
 ) -> Inputs:
-    """Return the inputs that `read` was given.
+    """Return the arguments of `read` as inputs.
 
     Args:
-        given: those that become one stream.
-        named: those that stay apart.
-        before: what another call was given.
+        given: the inputs that become one stream.
+        named: the inputs that stay apart.
+        before: the inputs of an earlier call.
 
     Raises:
-        OptionError: there are none, or too many, or the positions of one have no name; or there was
-            a call before.
+        OptionError: there are no inputs, or too many, or the positions of one have no name; or
+            there was an earlier call.
     """
     if before.streams:
         raise OptionError(
@@ -238,11 +239,11 @@ def keys_of(
 
     Args:
         names: of the inputs; none where they have none, or other steps stand before `key_by`.
-        columns: that `key_by` was given without a name.
-        named: that it was given with one.
+        columns: the arguments of `key_by` without a name.
+        named: the arguments of `key_by` with a name.
 
     Raises:
-        OptionError: an input has none, or there is no such input.
+        OptionError: an input has no key, or there is no such input.
     """
     given = f"key_by({', '.join([*map(repr, columns), *(f'{n}={c!r}' for n, c in named.items())])})"
     if not names:
@@ -275,10 +276,10 @@ def times_of(
     Args:
         inputs: of the pipeline.
         keys: of named inputs; none where the step's rows come in one stream.
-        event_time: as `process` was given it.
+        event_time: the argument of `process`.
 
     Raises:
-        OptionError: it names no column for an input, or an input that is not there.
+        OptionError: `event_time` names no column for an input, or an input that does not exist.
     """
     if not keys:
         if event_time is not None and not isinstance(event_time, str):

@@ -1,4 +1,4 @@
-"""Tables that every task has, the steps that use them, and `enrich`, which joins rows with one."""
+"""Broadcast tables and list states, the steps with access to them, and the join `enrich`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BroadcastTable:
-    """A table that every task has, kept from a topic; made by `broadcast`.
+    """A table of a topic's rows, held by every task; made by `broadcast`.
 
     Args:
-        stream: where its rows come from.
-        key: the columns that tell its rows apart.
+        stream: the stream of the table's rows.
+        key: the columns that tell rows apart.
         uid: names the table, and the positions in its topic.
-        delete: which rows delete that of their key; None: none does.
+        delete: marks rows that delete the row of their key; None: no row does.
     """
 
     stream: "Stream"
@@ -36,7 +36,7 @@ class BroadcastTable:
     delete: Predicate | None = None
 
     def declared(self, pipeline: str) -> TableDeclaration:
-        """Return the table as a run of a pipeline needs it."""
+        """Return the declaration of the table, for a run of a pipeline."""
         options = self.stream.source.to_options(f"{pipeline}/{self.uid}")
         declaration = InputDeclaration(self.uid, options, self.stream.steps)
         return TableDeclaration(declaration, self.key, self.delete)
@@ -49,7 +49,7 @@ class ListState:
     Args:
         columns: of an element.
         uid: names the state.
-        union: which of all elements are those of a task; None: they are divided evenly.
+        union: chooses a task's elements from all elements; None: they are divided evenly.
     """
 
     columns: Columns
@@ -58,7 +58,7 @@ class ListState:
 
 
 def list_state(columns: Columns, *, uid: str, union: UnionFunction | None = None) -> ListState:
-    """Return a list of elements for a function of `map_batches`, which each task has for itself.
+    """Return a list state for a function of `map_batches`: each task has elements of its own.
 
     With another number of tasks all elements are divided evenly among the new ones, in the order of
     the old tasks; or as `union` says. Source: Flink's operator list state (`getListState` and
@@ -67,8 +67,8 @@ def list_state(columns: Columns, *, uid: str, union: UnionFunction | None = None
     Args:
         columns: of an element, as DDL, a Spark type or an Arrow schema.
         uid: names the state in the checkpoint, for as long as it lives.
-        union: called in each new task with the elements of all old ones, the number of the task and
-            how many there are: it returns those that the task is to have.
+        union: called in each new task with the elements of all old tasks, the number of the task
+            and the number of tasks; returns the elements of the task.
 
     Raises:
         OptionError: the uid is no name, or `union` no function.
@@ -101,9 +101,9 @@ def enrich(
     Source: the lookup join of Flink SQL, against a broadcast table instead of another system.
 
     Args:
-        table: what is looked up.
-        on: for each column of the table's key the column of the rows that it equals, as
-            `{"auction": "id"}`: the rows' name first. A name alone: it is the same in both.
+        table: the broadcast table.
+        on: the columns of the rows that equal the table's key, as `{"auction": "id"}`: the rows'
+            column first, the table's second. A name alone: the same in both.
         how: "inner": rows without a row in the table are left out; "left": they have nulls.
         columns: of the table; or new names by their name there. None: all but those of its key.
 
@@ -143,10 +143,10 @@ def map_step(
     outputs: Mapping[str, Columns] | None,
     state: State | None,
 ) -> MapBatches:
-    """Return the step that `map_batches` was given.
+    """Return the arguments of `map_batches` as a step.
 
     Raises:
-        OptionError: the state is none.
+        OptionError: `state` is neither a broadcast table nor a list state.
     """
     if isinstance(function, EnrichmentStep):
         if state not in (None, function.table):
@@ -171,7 +171,7 @@ def lists_in(steps: Iterable[object]) -> tuple[ListDeclaration, ...]:
     """Return the list states of steps.
 
     Raises:
-        OptionError: two steps have one.
+        OptionError: two steps have a list state of the same uid.
     """
     found: dict[str, ListDeclaration] = {}
     for step in steps:
@@ -191,7 +191,7 @@ def tables_in(steps: Iterable[object]) -> tuple[BroadcastTable, ...]:
     """Return the tables that steps use, each once.
 
     Raises:
-        OptionError: two have one uid.
+        OptionError: two different tables have the same uid.
     """
     found: dict[str, BroadcastTable] = {}
     for step in steps:
@@ -207,10 +207,10 @@ def tables_in(steps: Iterable[object]) -> tuple[BroadcastTable, ...]:
 
 
 def check_name(what: str, name: str) -> str:
-    """Return a name that may stand in a path.
+    """Return a name if it may stand in a path.
 
     Raises:
-        OptionError: it may not.
+        OptionError: the name may not.
     """
     if not isinstance(name, str) or not PLAIN_NAME.fullmatch(name):
         raise OptionError(

@@ -1,7 +1,7 @@
 """Answers of brokers with other addresses in them, so that clients come back through proxies.
 
-Source: Kafka's message schemas of Metadata, FindCoordinator and DescribeCluster. What follows the
-last address in an answer is left as it is.
+Source: Kafka's message schemas of Metadata, FindCoordinator and DescribeCluster. The bytes after
+the last address in an answer stay as they are.
 
 Not changed are the addresses that answers to Produce and Fetch carry where a leader has moved
 (KIP-951): such a connection goes past the proxy until the client asks for metadata again.
@@ -18,13 +18,13 @@ Address = tuple[str, int]
 
 
 def readdressed(api: int, version: int, answer: bytes, known: Mapping[Address, Address]) -> bytes:
-    """Return an answer with each address that is known replaced.
+    """Return an answer with each known address replaced.
 
     Args:
         api: The number of the request, one of `FLEXIBLE_SINCE`.
         version: Of the request.
         answer: From its correlation id on.
-        known: The other address of each.
+        known: The replacement of each address.
     """
     copy = _Copy(answer, version >= FLEXIBLE_SINCE[api], known)
     copy.take(4)  # correlation id
@@ -68,7 +68,7 @@ def readdressed(api: int, version: int, answer: bytes, known: Mapping[Address, A
 
 
 class _Copy:
-    """A copy of an answer, made from its beginning on."""
+    """A copy of an answer, written from its beginning on."""
 
     def __init__(self, answer: bytes, flexible: bool, known: Mapping[Address, Address]) -> None:
         self._answer, self._flexible, self._known = answer, flexible, known

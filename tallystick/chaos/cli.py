@@ -132,7 +132,7 @@ def chaos(
     checkpoint: Checkpoint = "",
     folder: Folder = None,
 ) -> None:
-    """Run your program undisturbed, then under faults, and compare what it wrote.
+    """Run your program undisturbed, then under faults, and compare the outputs.
 
     Kafka is an embedded cluster, new for each run, or a given one. The exit code is 0 only if
     readers of committed records see the same, and the state of keyed steps is the same.

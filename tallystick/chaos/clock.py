@@ -1,9 +1,9 @@
-"""A wall clock of the program's own, which may jump: that of the machine stays as it is.
+"""A wall clock of the program's own, which may jump; the machine's clock stays as it is.
 
-libfaketime (Debian's package `faketime`) stands before the C library of each process of the
-program, its JVM and its Python workers too, and adds to the wall clock what a file says. Times that
-only go on (CLOCK_MONOTONIC) and the times of files are left as they are, as where a machine's clock
-is set.
+libfaketime (Debian's package `faketime`) is loaded before the C library of each process of the
+program, its JVM and its Python workers too, and adds the number of seconds in a file to the wall
+clock. Monotonic times (CLOCK_MONOTONIC) and the times of files are left as they are, as where a
+machine's clock is set.
 """
 
 import os
@@ -26,8 +26,8 @@ class Clock:
     """The clock of one run's program.
 
     Args:
-        library: That of libfaketime.
-        file: Says by how many seconds the clock is ahead.
+        library: The library of libfaketime.
+        file: Holds the number of seconds by which the clock is ahead.
     """
 
     library: Path
@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which a process, and its children, have this clock."""
+        """The environment variables that give the clock to a process and its children."""
         before = os.environ.get("LD_PRELOAD", "")
         return {
             "LD_PRELOAD": f"{self.library} {before}".strip(),
@@ -47,7 +47,7 @@ class Clock:
         }
 
     def set(self, ahead_s: int) -> None:
-        """Let the clock be so far ahead, or behind if negative, in a moment."""
+        """Set the clock ahead by seconds, or behind if negative, with effect in a moment."""
         new = self.file.with_suffix(".new")
         new.write_text(f"{ahead_s:+d}\n")
         new.replace(self.file)
@@ -59,7 +59,7 @@ class Clock:
 
 
 def find_library() -> Path | None:
-    """Return where libfaketime is; None: nowhere that is known."""
+    """Return the path of libfaketime; None: not found."""
     for place in PLACES:
         root = Path("/")
         for found in sorted(root.glob(f"{place.removeprefix('/')}/{LIBRARY}")):
@@ -68,10 +68,10 @@ def find_library() -> Path | None:
 
 
 def clock_of(folder: Path) -> Clock:
-    """Return a clock that is right.
+    """Return a clock that shows the right time.
 
     Args:
-        folder: For its file.
+        folder: For the clock's file.
 
     Raises:
         OptionError: There is no libfaketime.

@@ -75,9 +75,9 @@ class Cluster:
     """A running cluster with its proxies and topics.
 
     Args:
-        kafka: The brokers, where they are ours; None: a given cluster's.
-        proxies: In front of them; their addresses are the program's.
-        direct: The addresses that no proxy stands before.
+        kafka: The brokers, where they are ours; None: a given cluster.
+        proxies: In front of the brokers; the program is given their addresses.
+        direct: The addresses of the brokers without a proxy.
         inputs: Topics of the input.
         outputs: Topics of the output.
         partitions: Of each topic.
@@ -105,8 +105,8 @@ class Cluster:
         """Return the end offsets of topics; None: the brokers do not answer.
 
         Args:
-            topics: Which.
-            committed: Up to the first open transaction, or of all that is in the log.
+            topics: The topics.
+            committed: Only up to the first open transaction; else the end of the log.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         asked = {
@@ -129,7 +129,7 @@ class Cluster:
         return found
 
     def positions(self) -> dict[tuple[str, int], int] | None:
-        """Return what consumer groups have committed of the input; None: no answer."""
+        """Return the offsets of the input that consumer groups have committed; None: no answer."""
         found: dict[tuple[str, int], int] = {}
         deadline = self._client.deadline(int(ANSWER_S * 1000))
         try:
@@ -158,7 +158,7 @@ class Cluster:
         return groups
 
     def waited_for(self) -> str:
-        """Return what readers of the output wait for; "": nothing, or no answer."""
+        """Return the transactions that readers wait for, as text; "": none, or no answer."""
         stable, written = (self.ends(self.outputs, committed=each) for each in (True, False))
         if stable is None or written is None:
             return ""
@@ -181,16 +181,16 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Close the connections of its own."""
+        """Close the connections of the cluster object itself."""
         self._client.close()
 
 
 def listeners_behind(broker: node.Node, told: int, own: int) -> dict[str, str]:
-    """Return the settings of a broker that names another port as its own.
+    """Return the settings of a broker that advertises another port than its own.
 
     Args:
-        broker: Which.
-        told: The port that its clients are told.
+        broker: The number of the broker.
+        told: The port advertised to clients.
         own: The port of a second listener, for the other brokers and for witnesses.
     """
     names = ("PLAINTEXT", "DIRECT", "CONTROLLER")
@@ -242,13 +242,13 @@ def running(
 
 
 class Feed:
-    """Writes the input part by part, each over a moment, in a thread of its own.
+    """A writer of the input, part by part, each over some seconds, in a thread of its own.
 
     Args:
-        cluster: Where to.
+        cluster: The cluster with the input topics.
         records: By topic, in order.
-        parts: How many.
-        seconds: Over how long a part is written.
+        parts: The number of parts.
+        seconds: The time over which a part is written.
     """
 
     def __init__(
@@ -282,16 +282,16 @@ class Feed:
         self._thread: threading.Thread | None = None
 
     def begin(self, part: int) -> None:
-        """Begin to write a part, after the one before is written."""
+        """Begin to write a part, after the part before."""
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(part,), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until what was begun is written and acknowledged.
+        """Wait until the part is written and acknowledged.
 
         Raises:
-            RuntimeError: Kafka did not take it.
+            RuntimeError: Kafka did not take a record.
         """
         if self._thread is not None:
             self._thread.join()
@@ -330,7 +330,7 @@ class Feed:
 
 
 class Witness:
-    """Reads the output all the time, as a user's consumer would, and keeps when it saw what."""
+    """A reader of the output, like a user's consumer, which keeps when each record was seen."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.seen: dict[tuple[str, int, int], OutputRecord] = {}

@@ -1,4 +1,4 @@
-"""Compare what a disturbed run wrote with an undisturbed one, and say what a difference means."""
+"""The comparison of a disturbed run's output with an undisturbed one's, with an explanation."""
 
 import json
 from collections import Counter, defaultdict
@@ -20,16 +20,16 @@ Row = tuple[str, bytes | None, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One way in which two outputs differ.
+    """A difference between the outputs of two runs.
 
     Args:
         kind: lost, added, other order, or other value.
         topic: Of the row.
         key: Of the row.
-        expected: The value in the undisturbed run; None: there is none.
-        found: The value in the disturbed run; None: there is none.
-        partition: Where it was found, or -1.
-        offset: Where it was found, or -1.
+        expected: The value in the undisturbed run; None: no value.
+        found: The value in the disturbed run; None: no value.
+        partition: Of the row found, or -1.
+        offset: Of the row found, or -1.
     """
 
     kind: Literal["lost", "added", "other order", "other value"]
@@ -57,7 +57,7 @@ class Difference:
 def differences(
     expected: Sequence[OutputRecord], found: Sequence[OutputRecord], comparison: Comparison
 ) -> list[Difference]:
-    """Return how one output differs from another; nothing: they are the same.
+    """Return the differences between two outputs; empty: the outputs are the same.
 
     Rows of files have no keys, and no order but that of tasks: they are compared as `rows`.
 
@@ -145,7 +145,7 @@ def _at(
 def state_differences(
     expected: Mapping[str, Sequence[str]], found: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return how the state of steps differs, a sentence for each entry.
+    """Return the differences in the state of steps, a sentence for each entry.
 
     Args:
         expected: Of the undisturbed run: by step, a text for each key.
@@ -168,7 +168,7 @@ def explain(
     found: Sequence[OutputRecord],
     comparison: Comparison,
 ) -> str:
-    """Say what a difference comes from, as far as a second undisturbed run tells.
+    """Explain the cause of a difference, as far as a second undisturbed run shows it.
 
     Args:
         first: Of the undisturbed run.
@@ -214,7 +214,7 @@ def explain(
 
 
 def _changed_fields(first: Sequence[OutputRecord], second: Sequence[OutputRecord]) -> list[str]:
-    """Return the fields of JSON values without which two outputs are the same, if there are any."""
+    """Return the JSON fields without which two outputs are the same; empty: no such fields."""
     one, two = _objects(first), _objects(second)
     if one is None or two is None:
         return []

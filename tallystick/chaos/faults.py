@@ -1,4 +1,4 @@
-"""The faults themselves: done to the program, to its brokers, and to what lies between."""
+"""The injection of faults: into the program, its brokers, and the network between."""
 
 import shutil
 import signal
@@ -30,12 +30,12 @@ WAIT_S = 0.1
 
 
 class Injector:
-    """Carries faults out.
+    """The injector of faults into a run.
 
     Args:
         cluster: The brokers and proxies.
         program: The user's program.
-        progress: Returns how many records of the input are committed as read, as far as known.
+        progress: Returns the number of input records committed as read, as far as known.
     """
 
     def __init__(self, cluster: Cluster, program: Supervisor, progress: Callable[[], int]) -> None:
@@ -44,7 +44,7 @@ class Injector:
         self._progress = progress
 
     def inject(self, fault: Fault) -> str:  # noqa: PLR0912  a case for each kind
-        """Carry a fault out, to its end; return what it hit, or "" if there was nothing to hit."""
+        """Carry a fault out, to its end; return the target as text, or "" if none was found."""
         match fault.kind:
             case "driver":
                 self._program.life.kill()

@@ -1,4 +1,4 @@
-"""The Parquet files that a program has written, as pyarrow reads them."""
+"""The Parquet files written by a program, read with pyarrow."""
 
 import json
 import os
@@ -16,8 +16,8 @@ class ParquetFiles:
     """Files below a folder.
 
     Args:
-        folder: What the program was told. Spark, Hive and pyarrow do not look into folders in it
-            whose names begin with an underscore or a dot.
+        folder: The folder given to the program. Spark, Hive and pyarrow do not look into folders
+            below whose names begin with an underscore or a dot.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,4 +59,4 @@ class ParquetFiles:
         ]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""

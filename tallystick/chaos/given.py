@@ -1,4 +1,4 @@
-"""A cluster that was there before: its topics are made for one run, and deleted after it."""
+"""A given Kafka cluster, with topics created for one run and deleted afterwards."""
 
 import contextlib
 import time
@@ -63,7 +63,7 @@ def given(
 
 
 def _make(admin: AdminClient, topics: Sequence[str], partitions: int, made: list[str]) -> None:
-    """Make topics, and note each that is made."""
+    """Create topics, and note each created one in `made`."""
     answers = admin.create_topics([NewTopic(topic, partitions) for topic in topics])
     for topic, answer in answers.items():
         try:

@@ -1,4 +1,4 @@
-"""The object store that keeps a program's checkpoint, behind a proxy that can be cut."""
+"""The object store with a program's checkpoint, behind a proxy that can be cut."""
 
 import os
 import uuid
@@ -13,14 +13,14 @@ DEFAULT_PORT = 80
 
 
 class ObjectStore:
-    """An object store for one run, whose program finds it by an environment variable.
+    """An object store for one run; an environment variable leads the program to it.
 
     Args:
         uri: `s3://bucket/folder`, below which the run has a checkpoint of its own.
 
     Raises:
-        OptionError: The variable does not name an endpoint without TLS, which no proxy could be
-            put before.
+        OptionError: The variable does not name an endpoint without TLS: no proxy can stand before
+            another one.
     """
 
     def __init__(self, uri: str) -> None:
@@ -39,5 +39,5 @@ class ObjectStore:
         self.environment = {ENDPOINT_VARIABLE: f"http://{HOST}:{port}"}
 
     def close(self) -> None:
-        """Close the proxy; what the run wrote stays."""
+        """Close the proxy; the objects of the run stay."""
         self.proxy.close()

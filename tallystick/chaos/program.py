@@ -1,4 +1,4 @@
-"""The user's program as processes: started as a supervisor would, found, stopped and killed."""
+"""The processes of the user's program: started as by a supervisor, found, stopped and killed."""
 
 import contextlib
 import os
@@ -33,15 +33,15 @@ STOP_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ProgramSettings:
-    """The program's command, and where it is to find and keep things.
+    """The program's command, and the places and addresses that the program is given.
 
     Args:
         command: Its arguments, with {servers}, {checkpoint}, {files} and {parallelism} to
             fill in.
         servers: Of the proxies.
-        folder: For its checkpoint, its local copies of state, and its log.
-        object_store: The one that has its checkpoint; None: the folder has it.
-        clock: A wall clock of its own; None: it has the machine's.
+        folder: For the checkpoint, the local copies of state, and the log.
+        object_store: The object store with the checkpoint; None: the folder has the checkpoint.
+        clock: A wall clock of the program's own; None: the machine's.
     """
 
     command: tuple[str, ...]
@@ -52,14 +52,14 @@ class ProgramSettings:
 
     @property
     def checkpoint(self) -> str:
-        """The checkpoint that it is told to use."""
+        """The checkpoint that the program is told to use."""
         if self.object_store is not None:
             return self.object_store.checkpoint
         return str(self.folder / "checkpoint")
 
     @property
     def files(self) -> Path:
-        """The folder in which it is told to write files."""
+        """The folder in which the program is told to write files."""
         return self.folder / FILES
 
     @property
@@ -69,7 +69,7 @@ class ProgramSettings:
 
     @property
     def log(self) -> Path:
-        """All that the program said."""
+        """The log with all output of the program's processes."""
         return self.folder / "program.log"
 
     def filled(self, parallelism: int) -> tuple[list[str], dict[str, str]]:
@@ -100,7 +100,7 @@ class ProgramSettings:
 
 
 class Life:
-    """One start of the program, to its end."""
+    """The processes of the program from one start to the end."""
 
     def __init__(self, settings: ProgramSettings, parallelism: int) -> None:
         command, environment = settings.filled(parallelism)
@@ -115,11 +115,11 @@ class Life:
 
     @property
     def exit_code(self) -> int | None:
-        """The code that it ended with, a signal as a negative number; None: it runs."""
+        """The exit code of the process, a signal as a negative number; None: it still runs."""
         return self.process.poll()
 
     def processes(self) -> list[Process]:
-        """Return its processes that are alive, the program's own first."""
+        """Return the processes that are alive: the program's own, then its descendants."""
         everyone = {each.pid: each for each in all_processes()}
         children: dict[int, list[Process]] = {}
         for each in everyone.values():
@@ -139,13 +139,13 @@ class Life:
         return sorted(found.values(), key=lambda each: (each.pid != self.process.pid, each.pid))
 
     def kill(self) -> None:
-        """Kill -9 the program's own process; remember what it leaves behind."""
+        """Kill -9 the program's own process; remember the processes left behind."""
         self.processes()
         self.process.kill()
         self.process.wait()
 
     def kill_all(self) -> int:
-        """Kill -9 all of it at once; return how many processes there were."""
+        """Kill -9 all processes at once; return how many were killed."""
         found = self.processes()
         for each in found:
             each.send(signal.SIGKILL)
@@ -153,19 +153,19 @@ class Life:
         return len(found)
 
     def stop_still(self) -> int:
-        """Stop all of it where it stands; return how many processes there are."""
+        """Stop all processes where they stand (SIGSTOP); return how many were stopped."""
         found = self.processes()
         for each in found:
             each.send(signal.SIGSTOP)
         return len(found)
 
     def go_on(self) -> None:
-        """Let it run again after `stop_still`."""
+        """Let the processes run again after `stop_still`."""
         for each in self.processes():
             each.send(signal.SIGCONT)
 
     def limit_files(self, limited: bool) -> int:
-        """Let no process of it make a file longer, or lift that; return how many it was done to."""
+        """Let no process make a file longer, or lift the limit; return how many were changed."""
         count = 0
         inherited, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         for each in self.processes():
@@ -181,7 +181,7 @@ class Life:
         return count
 
     def end(self) -> int | None:
-        """Ask it to end, insist after a while; return its exit code."""
+        """Terminate the program, and kill all processes after a while; return the exit code."""
         self.processes()
         self.go_on()
         self.process.terminate()
@@ -193,11 +193,11 @@ class Life:
 
 
 class Supervisor:
-    """Keeps one life of the program running.
+    """A supervisor that keeps the program running, one life after another.
 
     Args:
-        settings: How it is started.
-        say: Is told of each start and end.
+        settings: The settings of each start.
+        say: Called with a text about each start and end.
     """
 
     def __init__(self, settings: ProgramSettings, say: Callable[[str], None]) -> None:
@@ -212,7 +212,7 @@ class Supervisor:
         self.life = self.start()
 
     def start(self) -> Life:
-        """Start a life; the one before is no longer looked after."""
+        """Start a life; the supervisor no longer looks after the life before."""
         parallelism = PARALLELISMS[self._parallelism % len(PARALLELISMS)]
         self.life = Life(self.settings, parallelism)
         self._lives.append(self.life)
@@ -221,7 +221,7 @@ class Supervisor:
         return self.life
 
     def use_another_parallelism(self) -> int:
-        """Let the next start have another one; return it."""
+        """Let the next start have another parallelism; return it."""
         self._parallelism += 1
         return PARALLELISMS[self._parallelism % len(PARALLELISMS)]
 
@@ -236,7 +236,7 @@ class Supervisor:
         self.start()
 
     def tail(self) -> str:
-        """Return the end of what the program said."""
+        """Return the end of the program's log."""
         with contextlib.suppress(FileNotFoundError):
             lines = self.settings.log.read_text(errors="replace").splitlines()
             return "\n".join(lines[-LOG_TAIL_LINES:])

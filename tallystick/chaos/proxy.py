@@ -1,8 +1,8 @@
-"""TCP proxies before brokers, which know where a Kafka request begins and what it asks for.
+"""TCP proxies before brokers, with knowledge of the frames and kinds of Kafka requests.
 
 A program is told the addresses of the proxies; the brokers talk with each other directly. Brokers
-that name the proxies as their own addresses need no more; in answers of others they are replaced.
-Before another server a proxy passes bytes on, and can be cut.
+that advertise the proxies as their own addresses need no more; in answers of other brokers the
+addresses are replaced. Before another server a proxy passes bytes on, and can be cut.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ class Trap:
     """A request to lose or to repeat: the first of its kind that comes through any proxy.
 
     Args:
-        loss: What happens to it.
-        apis: The numbers of the requests that it waits for.
+        loss: The fate of the request.
+        apis: The numbers of the kinds of requests to wait for.
         commits_only: Pass over an EndTxn that aborts.
-        then: Called at that moment, before anything else comes through.
+        then: Called when the request is caught, before anything else comes through.
     """
 
     loss: Loss
@@ -53,7 +53,7 @@ class Trap:
     api: int = -1
 
     def catches(self, request: bytes) -> bool:
-        """Return whether this request is the one, which it can be once."""
+        """Spring the trap at its first matching request; return True for that request alone."""
         (api,) = struct.unpack(">h", request[:2])
         if self.caught.is_set() or api not in self.apis:
             return False
@@ -85,7 +85,7 @@ class _Proxy:
         self._proxies = proxies
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection to its end."""
+        """Relay a client's connection to the target until either side closes."""
         ends = {writer}
         with contextlib.suppress(OSError):
             there, back = await asyncio.open_connection(*self.target)
@@ -184,7 +184,7 @@ class Proxies:
     """The proxies of all brokers of a cluster, in a thread of their own.
 
     Args:
-        ports: On which they listen, by broker.
+        ports: The ports to listen on, by broker.
         targets: The address of the broker behind each.
         readdress: Whether the brokers name their own addresses, which are to be replaced.
         is_kafka: Whether Kafka's protocol comes through; else bytes are passed on.
@@ -246,12 +246,12 @@ class Proxies:
         return self._all[index].refused
 
     def cut(self, index: int) -> int:
-        """Close all connections to one broker and take no new ones; return how many there were."""
+        """Close all connections to a broker and refuse new ones; return how many were open."""
         count: int = self._call(self._cut(self._all[index]))
         return count
 
     def mend(self, index: int) -> None:
-        """Take connections to this broker again."""
+        """Take connections to a broker again."""
         self._all[index].is_cut = False
 
     def set_trap(
@@ -262,21 +262,21 @@ class Proxies:
         commits_only: bool = False,
         then: Callable[[], None] | None = None,
     ) -> Trap:
-        """Lose or repeat the next request of these kinds; the trap says when it was caught."""
+        """Set a trap to lose or repeat the next request of some kinds; return the trap."""
         self._trap = Trap(loss, apis, commits_only, then)
         return self._trap
 
     def remove_trap(self) -> None:
-        """Lose nothing any more."""
+        """Remove the trap: no request is lost any more."""
         self._trap = None
 
     def loss_of(self, request: bytes) -> Loss | None:
-        """Return what happens to this request; called in the proxies' thread."""
+        """Return the fate of a request, None for the usual; called in the proxies' thread."""
         trap = self._trap
         return trap.loss if trap is not None and trap.catches(request) else None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something later; called in the proxies' thread."""
+        """Start a coroutine in the background; called in the proxies' thread."""
         future = asyncio.ensure_future(work)
         self._late.add(future)
         future.add_done_callback(self._late.discard)
@@ -292,7 +292,7 @@ class Proxies:
         return count
 
     async def _rest(self) -> None:
-        """Wait for the ends of connections that are cut: the loop tells of tasks that are left."""
+        """Wait for the ends of cut connections: the loop would warn of tasks that are left."""
         for each in self._late:
             each.cancel()
         left = asyncio.all_tasks() - {asyncio.current_task()}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tallystick_chaos(tmp_path: Path) -> Callable[..., "Verdict"]:
-    """Return a function that does what `tallystick chaos` does, and fails if it is not exact.
+    """Return a function that runs `tallystick chaos`, and fails if the output is not exact.
 
     Its arguments are those of `tallystick.chaos.verify.question_of`.
     """

@@ -104,7 +104,7 @@ def as_json(verdict: Verdict) -> str:
 
 
 def write_html(verdict: Verdict, path: Path) -> None:
-    """Write the report as one file that needs nothing else."""
+    """Write the report as one self-contained HTML file."""
     question, found = verdict.question, verdict.found
     faults = [
         [f"{each.began_s:.1f}", each.fault.kind, each.hit or "nothing to hit",
@@ -129,7 +129,7 @@ def write_html(verdict: Verdict, path: Path) -> None:
 
 
 def timeline(verdict: Verdict) -> str:
-    """Return an SVG: the input that is committed as read, over time, and when faults came."""
+    """Return an SVG: the input committed as read, over time, and the faults."""
     found = verdict.found
     seconds = max(found.seconds, 1.0)
     total = max((read for _, read in found.progress), default=1)

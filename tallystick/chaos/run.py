@@ -1,4 +1,4 @@
-"""One run of the user's program: its input, the faults of a schedule, and what it wrote."""
+"""One run of the user's program: the input, the faults of a schedule, and the output."""
 
 import json
 import time
@@ -43,13 +43,13 @@ OWN_ENDS_MAX = 5
 
 
 class Store(Protocol):
-    """A place that is no topic, in which a program's output is, for one run."""
+    """A place of a program's output other than a topic, for one run."""
 
     def look(self) -> object:
-        """Return what changes when its visible rows do; None: rows still wait for a commit."""
+        """Return a value that changes with the visible rows; None: rows wait for a commit."""
 
     def rows(self) -> list[OutputRecord]:
-        """Return its visible rows.
+        """Return the visible rows.
 
         Raises:
             TimeoutError: Rows still wait for a commit.
@@ -61,7 +61,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A program with its input, its output and its cluster.
+    """The user's program with its input, output and cluster.
 
     Args:
         command: The program and its arguments.
@@ -100,10 +100,10 @@ class InjectedFault:
     """A fault that was carried out.
 
     Args:
-        fault: As planned.
-        began_s: When, in seconds after the run began.
-        ended_s: When it was over.
-        hit: What it hit; "": there was nothing to hit.
+        fault: The planned fault.
+        began_s: The start, in seconds after the start of the run.
+        ended_s: The end, in the same measure.
+        hit: The target, as text; "": nothing was hit.
     """
 
     fault: Fault
@@ -114,18 +114,18 @@ class InjectedFault:
 
 @dataclass
 class Run:
-    """A run, as it was seen.
+    """The record of a run.
 
     Args:
         records: The output, by partition in the order of the log.
-        state: Of each step, a text for each key; None: it is not compared.
+        state: Of each step, a text for each key; None: the state is not compared.
         injected: The faults.
-        progress: Seconds after the beginning, and how many records are committed as read by then.
+        progress: Seconds after the beginning, and the records committed as read by then.
         seen_at: When a reader saw the record at a place, in seconds after the beginning.
-        starts: How often the program was started.
-        own_ends: The codes with which it ended by itself.
-        problems: What must not be, besides differences; nothing if the run is sound.
-        seconds: How long all of it took.
+        starts: The number of starts of the program.
+        own_ends: The exit codes of the program where nobody had killed it.
+        problems: Errors besides differences in the output; empty if the run is sound.
+        seconds: The duration of the run.
     """
 
     records: list[OutputRecord] = field(default_factory=list)
@@ -150,14 +150,14 @@ def run(
     say: Callable[[str], None],
     parts: int = 1,
 ) -> Run:
-    """Run the program until all input is read and its output stands still.
+    """Run the program until all input is read and the output stands still.
 
     Args:
-        job: What to run.
+        job: The program, with input, output and cluster.
         faults: In their order; none: an undisturbed run.
         folder: For the checkpoint, local state, and the program's log.
-        say: Is told what happens.
-        parts: In how many parts the input is written; with faults, in two more than there are.
+        say: Called with a text about each event.
+        parts: The number of parts of the input; with faults, two more than faults.
     """
     found = Run()
     with job.cluster() as cluster, ExitStack() as opened:
@@ -213,9 +213,10 @@ class _Course:
         self._has_started_again = False  # because rows lingered; once in a run
 
     def go(self, faults: Sequence[Fault], parts: int) -> None:
-        """Write the input in parts, with a fault in each but the first and the last; see its end.
+        """Write the input in parts, each but the first and the last with a fault; await the end.
 
-        With faults, the last part is written when nothing lingers any more, or after a start.
+        With faults, the last part is written when no transaction lingers any more, or after a
+        start.
         """
         feed = Feed(self._cluster, self._job.inputs, parts, PART_S)
         injector = Injector(self._cluster, self._program, self._progress)
@@ -310,7 +311,7 @@ class _Course:
             self._found.progress.append((now - self.began, read))
 
     def _look(self) -> None:
-        """Start the program again where it has ended; give up where that does not help."""
+        """Start the program again if it has ended; give up if it ends repeatedly, or hangs."""
         self._program.look()
         ends = [code for code in self._program.own_ends[self._ends_then :] if code]
         quiet = time.monotonic() - self._moved
@@ -338,7 +339,7 @@ class _Course:
 
 
 def _witnessed(witness: Witness, records: Sequence[OutputRecord]) -> list[str]:
-    """Return what a reader saw while the program ran, and what is not there at the end."""
+    """Return the records that a reader saw during the run, and that are missing at the end."""
     final = {record.place: record for record in records}
     return witness.problems + [
         f"{seen.topic}-{seen.partition} at offset {seen.offset}: a reader of committed records "

@@ -51,11 +51,11 @@ class Fault:
     """One planned fault.
 
     Args:
-        kind: One of `KINDS`.
+        kind: The kind, of `KINDS`.
         delay_s: How long after the records of its part of the input began to be written.
         length_s: How long a fault with a length lasts.
-        pick: 0 to 1, which of the processes, brokers or requests that it could hit.
-        at_once: Whether it is not waited before it until the program has recovered.
+        pick: 0 to 1, chooses among the possible processes, brokers or requests.
+        at_once: Whether the fault comes without a wait for the program's recovery.
     """
 
     kind: str
@@ -72,12 +72,12 @@ class Fault:
 
 
 def plan(count: int, seed: int, kinds: Sequence[str]) -> tuple[Fault, ...]:
-    """Return a schedule: each kind about as often as any other, in an order of the seed's.
+    """Return a schedule: each kind about as often as any other, in an order by the seed.
 
     Args:
-        count: How many faults.
-        seed: The same one gives the same schedule.
-        kinds: Those to choose from.
+        count: The number of faults.
+        seed: The same seed gives the same schedule.
+        kinds: The kinds to choose from.
     """
     chance = random.Random(seed)
     chosen: list[str] = []
@@ -105,8 +105,8 @@ def kinds_for(
     """Return the kinds of faults to choose from.
 
     Args:
-        brokers: How many the cluster has; 0: it is a given one.
-        asked: Those that the user named; none: all that fit.
+        brokers: The number of brokers; 0: a given cluster.
+        asked: The kinds that the user named; none: all that fit.
         uses_parallelism: Whether the command line names {parallelism}.
         has_object_store: Whether the checkpoint is in an object store.
         has_clock: Whether the program can have a clock of its own: see `clock.find_library`.
@@ -145,10 +145,10 @@ def as_json(faults: Sequence[Fault]) -> str:
 
 
 def read_schedule(path: Path) -> tuple[Fault, ...]:
-    """Return the schedule in a file that `as_json` gave the text of.
+    """Return the schedule in a file with the text of `as_json`.
 
     Raises:
-        OptionError: It cannot be read, or is no schedule with at least one fault.
+        OptionError: The file cannot be read, or is no schedule with at least one fault.
     """
     try:
         faults = tuple(Fault(**each) for each in json.loads(path.read_text()))

@@ -1,4 +1,4 @@
-"""The state of a checkpoint as texts that can be compared."""
+"""The state of a checkpoint as texts, for a comparison."""
 
 from tallystick.checkpoint.newest_committed import newest_committed
 from tallystick.checkpoint.state_files import chunks_of, contents_of
@@ -14,8 +14,8 @@ def state_of(checkpoint: str, servers: str) -> dict[str, list[str]]:
     """Return the committed state: for each step, a text for each key, sorted.
 
     Args:
-        checkpoint: The program's; nothing there: it keeps no state that is known here.
-        servers: Of the cluster, which is asked what is decided.
+        checkpoint: The program's checkpoint; absent: the program keeps no state known here.
+        servers: Of the cluster to ask for the last decision.
 
     Raises:
         TallystickError: The checkpoint is damaged.

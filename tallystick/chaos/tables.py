@@ -1,4 +1,4 @@
-"""The rows of PostgreSQL tables that a program has written, as psycopg reads them."""
+"""The rows of PostgreSQL tables written by a program, read with psycopg."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,7 +18,7 @@ WHERE relkind IN ('r', 'p') AND relname LIKE 'tallystick\\_staged%'"""
 
 
 class Tables:
-    """Tables that a program writes; nobody else may write them, or have prepared transactions.
+    """The tables written by a program, which alone may write them or have prepared transactions.
 
     Args:
         dsn: Of their database, for a role that may read, empty and lock them.
@@ -46,7 +46,7 @@ class Tables:
             ) from error
 
     def look(self) -> object:
-        """Return what changes when rows do; None: rows still wait for a commit, or no answer."""
+        """Return a value that changes with the rows; None: rows wait for a commit, or no answer."""
         try:
             ((prepared,),) = self._ask(PREPARED)
             staging = [name for (name,) in self._ask(STAGING)]

@@ -31,13 +31,13 @@ UNDISTURBED = "the undisturbed run: "
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A program, the faults that it is to survive, and what counts as the same.
+    """A program, the faults to survive, and the rule by which two outputs count as the same.
 
     Args:
         job: The program, its input and its cluster.
         faults: Their schedule.
         again: The options that give this schedule again.
-        comparison: What counts as the same.
+        comparison: The rule by which two outputs count as the same.
         shrink: Whether to look for a smaller schedule if the output differs.
     """
 
@@ -175,14 +175,14 @@ class Verdict:
     """The answer to a question.
 
     Args:
-        question: Which.
+        question: The question.
         expected: The undisturbed run.
         found: The run with faults.
-        differences: Of their output.
-        problems: All else that must not be: of state, of readers, a program that hangs.
-        explanation: Of the differences; "": there are none.
-        smallest: The smallest schedule known that fails; nothing if it was not looked for.
-        smallest_file: The file with it, for `--schedule`.
+        differences: The differences between their outputs.
+        problems: All other errors: in state, seen by readers, a program that hangs.
+        explanation: Of the differences; "": no differences.
+        smallest: The smallest known schedule that fails; empty if none was searched for.
+        smallest_file: The file with that schedule, for `--schedule`.
     """
 
     question: Question
@@ -196,21 +196,21 @@ class Verdict:
 
     @property
     def is_exact(self) -> bool:
-        """True if nothing is lost, added, out of order, or wrong."""
+        """True if no row is lost, added, out of order, or wrong, and no problem was found."""
         return not self.differences and not self.problems
 
     @property
     def hits(self) -> list[InjectedFault]:
-        """The faults that hit something."""
+        """The faults that hit a target."""
         return [each for each in self.found.injected if each.hit]
 
     @property
     def compared_state(self) -> dict[str, list[str]] | None:
-        """The state of the disturbed run; None: it was not compared."""
+        """The state of the disturbed run; None: the state was not compared."""
         return None if self.expected.state is None else self.found.state
 
     def around(self, difference: Difference) -> list[InjectedFault]:
-        """Return the faults that came shortly before a row was seen, or at the row before."""
+        """Return the faults shortly before the time at which a reader saw a row."""
         place = difference.topic, difference.partition, difference.offset
         at = self.found.seen_at.get(place)
         if at is None:
@@ -222,9 +222,9 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
     """Run the program undisturbed and under faults, and compare.
 
     Args:
-        question: What to run, and what counts.
+        question: The program, the faults and the rule of comparison.
         folder: For checkpoints and logs; one folder in it for each run.
-        say: Is told what happens.
+        say: Called with a text about each event.
     """
     say("undisturbed run")
     expected = run(question.job, (), folder / "undisturbed", say)
@@ -271,7 +271,7 @@ def judged(question: Question, expected: Run, found: Run) -> Verdict:
 
 
 def drop_unlike_state(expected: Run, again: Run) -> None:
-    """Compare no state where two undisturbed runs differ in it: it depends on where epochs end.
+    """Compare no state if it differs between two undisturbed runs: it depends on epochs' ends.
 
     Rows that wait for others are an example: they are removed an epoch after the watermark passed.
     """
@@ -297,7 +297,7 @@ def _fails(
 def shrink(
     faults: Sequence[Fault], fails: Callable[[Sequence[Fault], str], bool]
 ) -> tuple[Fault, ...]:
-    """Return a smaller schedule that still fails: without halves, then quarters, then single ones.
+    """Return a smaller schedule that still fails: without halves, quarters, then single faults.
 
     Args:
         faults: A schedule that fails.

@@ -1,7 +1,7 @@
 """The audit: an independent consumer against the source data.
 
-Reads the whole output with confluent-kafka under read_committed, and compares every record with
-what the flights say. It knows nothing of the pipeline, its checkpoint or its offsets.
+Reads the whole output with confluent-kafka under read_committed, and compares every record with the
+flights. It knows nothing of the pipeline, its checkpoint or its offsets.
 
 The state at the end is read from its files by a process of its own: no Kafka, no pipeline.
 """
@@ -65,7 +65,7 @@ def read_all(bootstrap_servers: str, topic: str) -> pd.DataFrame:
 
 
 def audit(found: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") -> Verdict:
-    """Compare the output with what it must be.
+    """Compare the output with the expected rows.
 
     Args:
         found: as `read_all` gives it.
@@ -95,16 +95,16 @@ def audit(found: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") 
 
 
 def audit_state(found: Mapping[str, int], expected: Mapping[str, int]) -> int:
-    """Return how many keys have another count in the state than they must have."""
+    """Return the number of keys with a wrong count in the state."""
     return sum(found.get(key) != expected.get(key) for key in found.keys() | expected.keys())
 
 
 def read_counts(checkpoint: Path, log: Path) -> dict[str, int] | None:
-    """Return how many flights the state has for each destination; None: it could not be read.
+    """Return the number of flights to each destination by the state; None: it cannot be read.
 
     Args:
         checkpoint: of a pipeline that was killed.
-        log: for what the process says.
+        log: the file for the output of the reading process.
     """
     command = [sys.executable, "-m", __name__, str(checkpoint)]
     with log.open("a") as file:

@@ -1,4 +1,4 @@
-"""Kills: when, how often, and the process that is killed."""
+"""The kills of the pipeline's process: their plan, and the process."""
 
 import json
 import os
@@ -29,7 +29,7 @@ FATES = ("kept", "set aside", "lost", "put back old")
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One planned death: at a fact of the protocol, or at a moment of nobody's choice."""
+    """A planned kill: at a fact of the protocol, or at a random moment."""
 
     epoch: int
     crash_point: str | None = None
@@ -54,10 +54,10 @@ def plan(kill_count: int, seed: int) -> list[Kill]:
 
 
 class Copies:
-    """The folder of a host's copies of state; it is only ever renamed, as zombies may use it.
+    """The folder of a host's copies of state; only ever renamed, as zombies may use the files.
 
     Args:
-        folder: for all of it.
+        folder: the folder of the demo.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Copies:
         self._folder = folder
 
     def suffer(self, fate: str) -> str:
-        """Let one of `FATES` happen; which one it was, as nothing can be put back at first."""
+        """Let one of `FATES` happen; return the fate: another one if a folder is missing."""
         if fate == "kept" or not self.path.exists():
             return "kept"
         if fate == "set aside":
@@ -91,7 +91,7 @@ def tail(log: Path) -> str:
 
 
 class Victim:
-    """The pipeline's process, with what it says of itself."""
+    """The pipeline's process, and its reported progress."""
 
     def __init__(
         self, arguments: list[str], kill: Kill | None, log: Path, copies: Path | None = None
@@ -127,16 +127,16 @@ class Victim:
 
     @property
     def was_killed(self) -> bool:
-        """True if it ended by SIGKILL, and not by an error of its own."""
+        """True if the process ended by SIGKILL, and not by an error of its own."""
         return self._process.returncode == -signal.SIGKILL
 
     @property
     def error_text(self) -> str:
-        """The end of what it wrote to stderr."""
+        """The end of the log with the process's stderr."""
         return tail(self._log)
 
     def stop(self) -> None:
-        """End the process and what it started; its JVM may outlive a kill -9 for a moment."""
+        """End the process and its children; the JVM may outlive a kill -9 for a moment."""
         self._group.close()
         self._process.wait()
         self._thread.join()

@@ -1,7 +1,7 @@
-"""The data: 336,776 flights from New York in 2013, and what must come out for them.
+"""The data: 336,776 flights from New York in 2013, and the expected output.
 
-What must come out is computed here with pandas, from the data itself: the audit shares no code with
-the pipeline that it audits.
+The expected output is computed here with pandas, from the data itself: the audit shares no code
+with the audited pipeline.
 """
 
 import pandas as pd
@@ -29,7 +29,7 @@ def to_messages(flights: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def expected(flights: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per flight that flew, by `id`: what its output record must say."""
+    """Return the expected output record of each flight that flew, by `id`."""
     flew = flights[flights["dep_delay"].notna()]
     delay = flew["dep_delay"]
     classes = pd.cut(
@@ -52,5 +52,5 @@ def expected(flights: pd.DataFrame) -> pd.DataFrame:
 
 
 def expected_counts(wanted: pd.DataFrame) -> dict[str, int]:
-    """Return the state that must be in the end: the flights that flew to each destination."""
+    """Return the expected state at the end: the number of flights flown to each destination."""
     return {str(dest): int(count) for dest, count in wanted.groupby("dest").size().items()}

@@ -1,10 +1,10 @@
 """The pipeline under attack, in a process of its own: `python -m tallystick.demo.job …`.
 
-Flights are enriched, then each gets its number among those that flew to the same destination: a
-count in keyed state, of as many tasks as this run's option says. `--stateless` leaves that out.
+Flights are enriched, then each gets its number among the flights to the same destination: a count
+in keyed state, in as many tasks as an option says. `--stateless` leaves the count out.
 
-Prints one line of JSON per fact of the epoch protocol, so that the parent can aim; with `--die-at`
-it kills itself the moment a given fact is one.
+Prints one line of JSON per fact of the epoch protocol, so that the parent can aim its kills; with
+`--die-at` the process kills itself at the given fact.
 """
 
 import argparse
@@ -36,7 +36,7 @@ FACTS = {
 
 
 def enrich(flights: pa.RecordBatch) -> pa.RecordBatch:
-    """Drop cancelled flights; say of the others how late they were, and where they went."""
+    """Drop cancelled flights; add the delay class and the route of the others."""
     flew = flights.filter(pc.is_valid(flights["dep_delay"]))
     delay = flew["dep_delay"]
     delay_class = pc.case_when(
@@ -60,12 +60,12 @@ def enrich(flights: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def pipeline(bootstrap_servers: str, epoch_records: int, parallelism: int | None) -> ts.Pipeline:
-    """Enrich flights.
+    """Return the pipeline that enriches flights, and counts them by destination.
 
     Args:
         bootstrap_servers: of the broker.
-        epoch_records: how many flights an epoch has.
-        parallelism: how many tasks count them by destination; None: they are not counted.
+        epoch_records: the number of flights in an epoch.
+        parallelism: the number of tasks that count by destination; None: no count.
     """
     source = ts.KafkaSource(
         bootstrap_servers,
@@ -93,10 +93,9 @@ def pipeline(bootstrap_servers: str, epoch_records: int, parallelism: int | None
 
 
 class Reporter:
-    """Reports each fact to the parent, and dies at the one named by `die_at`.
+    """A listener that reports each fact to the parent, and dies at the fact `die_at`.
 
-    Only what comes after `EpochRan` is counted: the seed of a lineage is written and committed
-    too.
+    Only facts from `EpochRan` on are counted: the seed of a lineage is written and committed too.
     """
 
     def __init__(self, die_at: str | None, die_epoch: int) -> None:
@@ -105,7 +104,7 @@ class Reporter:
         self._has_run = False
 
     def __call__(self, event: protocol.Event) -> None:
-        """Take an event of the driver."""
+        """Report an event of the driver, and die at the chosen one."""
         match event:
             case protocol.EpochWanted() | protocol.EpochPlanned(None):
                 return  # asked for many times a second while there is nothing to read

@@ -60,7 +60,7 @@ class DemoError(Exception):
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Run it all; the last line printed is one JSON object. Returns whether the output is exact."""
+    """Run the demo; print a JSON object as the last line. Return whether the output is exact."""
     began = time.monotonic()
     data = flights.load(options.records)
     wanted = flights.expected(data)
@@ -91,7 +91,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """For all that is kept; the last processes may still write there when it is removed."""
+    """Yield the folder of the demo; dying processes may still write there at the removal."""
     with tempfile.TemporaryDirectory(
         prefix="tallystick-demo-", ignore_cleanup_errors=True
     ) as folder:
@@ -99,7 +99,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _with_state(verdict: Verdict, wanted: pd.DataFrame, folder: Path, console: Console) -> Verdict:
-    """Add to a verdict the counts in the state that are not those of the data."""
+    """Add the number of wrong counts in the state to a verdict."""
     console.print("auditing the state: read_state on the checkpoint's files")
     counts = read_counts(folder / "checkpoint", folder / "job.log")
     if counts is None:
@@ -110,7 +110,7 @@ def _with_state(verdict: Verdict, wanted: pd.DataFrame, folder: Path, console: C
 
 
 class Feed:
-    """Writes the flights to the input topic, all at once or at a rate."""
+    """A writer of the flights to the input topic, all at once or at a rate."""
 
     def __init__(self, bootstrap_servers: str, data: pd.DataFrame, rate: float | None) -> None:
         self._keys, self._values = flights.to_messages(data)
@@ -130,7 +130,7 @@ class Feed:
         self.total = len(self._values)
 
     def step(self) -> None:
-        """Write what is due by now."""
+        """Write the flights due by now."""
         due = self.total
         if self._rate is not None:
             due = min(due, int((time.monotonic() - self._began) * self._rate))
@@ -141,7 +141,7 @@ class Feed:
 
 
 class Positions:
-    """The progress of the pipeline, as Kafka's own consumer group shows it."""
+    """The progress of the pipeline, by the offsets of its consumer group."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._consumer = Consumer(
@@ -157,7 +157,7 @@ class Positions:
     def read(self) -> int:
         """Return how many records the group has committed; the input topic has no transactions.
 
-        As long as a young broker has no coordinator for the group, that is what was read last.
+        As long as a young broker has no coordinator for the group, return the last answer.
         """
         try:
             committed = self._consumer.committed(self._partitions, timeout=20.0)
@@ -169,7 +169,7 @@ class Positions:
         return self._newest
 
     def close(self) -> None:
-        """Leave."""
+        """Close the consumer."""
         self._consumer.close()
 
 
@@ -232,7 +232,7 @@ def _watch(
 
 
 def _wait_until_settled(checkpoint: Path) -> None:
-    """Wait until the pipeline, at rest, has noted its last epoch: then nobody has to ask Kafka."""
+    """Wait until the pipeline, at rest, has noted its last epoch: the audit needs no Kafka then."""
     deadline = time.monotonic() + STALL_S
     folder = CheckpointFolder(FileStorage(str(checkpoint)))
     while time.monotonic() < deadline:

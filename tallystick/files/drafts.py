@@ -1,7 +1,7 @@
-"""Drafts: how they are named, made visible once, and what proves what became of them.
+"""Drafts of files: their names, their commit exactly once, and the proof of each outcome.
 
-A commit looks whether all drafts are there, writes a *marker*, gives the drafts their final names,
-and removes their folder. What proves an outcome:
+A commit checks that all drafts exist, writes a *marker*, gives the drafts their final names, and
+removes their folder. The proofs of an outcome:
 
     marker                      COMMITTED, as soon as no draft is left: only a commit removes them
     no marker, drafts           not yet: the commit goes on
@@ -12,16 +12,17 @@ and removes their folder. What proves an outcome:
 Why a marker, where a final file seems proof enough: final files are the user's. A reader may
 move them on or delete them, at once; a commit that is repeated after a crash would take that for a
 loss, and the epoch would be written twice. And why it is written *before* the first file is
-visible: after a crash in between, files that a reader took away already would be nowhere. A reader
-that finds a marker knows that every draft was there, and that one that is gone was made visible.
+visible: after a crash in between, files that a reader took away already would be nowhere. Whoever
+finds a marker knows that every draft was there, and that a draft that is gone was made visible.
 
-Left is a copy, on an object store, which cannot rename, or onto another device: killed between the
-copy of a file and the removal of its draft, while a reader takes the copy away, a commit copies it
-again, under the same name. A reader that removes what it read there has to know names that it had
-already.
+One gap is left where a final name needs a copy: on an object store, which cannot rename, or onto
+another device. If the commit is killed between the copy of a file and the removal of its draft, and
+a reader takes the copy away meanwhile, the repeated commit copies the file again, under the same
+name. A reader that removes files there has to remember the names that it has read.
 
-Markers are small files, one per task and epoch; those more than 10 epochs old are removed. Up to
-which epoch that went is noted first, so that a missing marker is never mistaken for a proof.
+Markers are small files, one per task and epoch; markers more than 10 epochs old are removed. The
+first epoch whose markers stay is noted before, so that a missing marker is never mistaken for a
+proof.
 """
 
 import hashlib
@@ -61,13 +62,13 @@ class File(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """The files that one attempt of a task wrote.
+    """The files written by one attempt of a task.
 
     Args:
         location: of the sink, when they were written.
         hidden: the folder of its pipeline, sink and lineage, below the location.
         name: of epoch, task, nonce and sink.
-        files: what a commit makes visible; None if that is not known (what a recovery finds).
+        files: the files that a commit makes visible; None: not known (found by a recovery).
     """
 
     location: str
@@ -77,10 +78,10 @@ class Drafts(NamedTuple):
 
     @classmethod
     def of(cls, committable: Committable) -> Self:
-        """Read what `details` made.
+        """Parse the details of a committable.
 
         Raises:
-            ManifestError: it would lead to other files than drafts, markers and what they become.
+            ManifestError: the details would lead to files other than drafts, markers and results.
         """
         try:
             held = json.loads(committable.details)
@@ -99,7 +100,7 @@ class Drafts(NamedTuple):
 
     @property
     def details(self) -> str:
-        """The text that a committable carries."""
+        """The drafts as the text that a committable carries."""
         return json.dumps(
             {"location": self.location, "hidden": self.hidden, "files": self.files},
             ensure_ascii=False,
@@ -113,15 +114,15 @@ class Drafts(NamedTuple):
 
     @property
     def marker(self) -> str:
-        """The file that proves that the commit began, and so that all drafts were there."""
+        """The path of the marker, the proof that the commit began with all drafts present."""
         return f"{marker_folder(self.hidden)}/{self.name}"
 
     def draft(self, file: File) -> str:
-        """Return the path of a file until it is committed."""
+        """Return the path of a file before the commit."""
         return f"{self.pending}/{self.final(file)}{DRAFT}"
 
     def final(self, file: File) -> str:
-        """Return the path of a file when it is committed."""
+        """Return the path of a file after the commit."""
         number = f".{file.number}" if file.number else ""
         name = f"part-{self.name}{number}.parquet"
         return f"{file.folder}/{name}" if file.folder else name
@@ -134,27 +135,27 @@ def hidden_folder(owner: Owner) -> str:
 
 
 def pending_folder(hidden: str) -> str:
-    """Return the folder that holds a folder for each attempt of a task."""
+    """Return the folder with a folder of drafts for each attempt of a task."""
     return f"{hidden}/pending"
 
 
 def marker_folder(hidden: str) -> str:
-    """Return the folder that holds a file for each commit that has begun."""
+    """Return the folder with a marker for each commit that has begun."""
     return f"{hidden}/committed"
 
 
 def name_of(place: Place) -> str:
-    """Return the name of an attempt's files, which no other attempt or sink of the path has.
+    """Return the name of an attempt's files, unique among all attempts and sinks of the path.
 
-    All sinks of a task share the nonce, so the name says whose file it is: a short hash, where a
-    uid may have dashes.
+    All sinks of a task share the nonce, so the name has a short hash of the sink's uid: the uid
+    itself may have dashes.
     """
     sink = hashlib.blake2b(place.owner.sink.encode(), digest_size=SINK_BYTES).hexdigest()
     return f"{place.checkpoint_id:08d}-{place.task:05d}-{place.nonce}-{sink}"
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """Return the epoch and the task of a name; None: it is something else."""
+    """Return the epoch and the task of a name; None: the name is no attempt's."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -163,7 +164,7 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 
 def parse_draft(path: str, size: int) -> File | None:
-    """Return the file of a draft in its pending folder; None: it is something else."""
+    """Return the file of a draft in its pending folder; None: the path is no draft's."""
     found = _FINAL.fullmatch(path.removesuffix(DRAFT)) if path.endswith(DRAFT) else None
     return found and File(found[1] or "", int(found[3] or 0), size)
 
@@ -182,7 +183,7 @@ def _is_ours(drafts: Drafts) -> bool:
 
 
 def _part(text: str) -> str:
-    """Return any name as one folder's: no slash, and neither `.` nor `..`."""
+    """Return any name as the name of one folder: no slash, and neither `.` nor `..`."""
     return quote(text, safe=" ") if text.strip(".") else text.replace(".", "%2E")
 
 
@@ -194,7 +195,7 @@ PARQUET_END = b"PAR1"
 
 
 class Commits:
-    """Commits and aborts drafts below one path.
+    """The commit and the abort of drafts below one path.
 
     Args:
         folder: the sink's path.
@@ -205,7 +206,7 @@ class Commits:
         self._pruned: dict[str, int] = {}
 
     def commit(self, committable: Committable) -> Outcome:
-        """Make files visible, or find that they are, or prove that they are lost. Idempotent.
+        """Give the drafts their final names, or prove them committed before, or lost. Idempotent.
 
         Raises:
             StorageError: the outcome is unknown for now.
@@ -236,10 +237,10 @@ class Commits:
         files: tuple[File, ...],
         left: dict[str, File],
     ) -> bool:
-        """True if every file is there, as a draft or visible; False if none is.
+        """True if every file exists, as a draft or visible; False if none does.
 
         Raises:
-            DataLossError: some are.
+            DataLossError: only some exist, or visible files of so old an epoch may be gone.
         """
         absent = [file for file in files if drafts.draft(file) not in left]
         visible = _sized(folder, {drafts.final(file): file for file in absent})
@@ -296,7 +297,7 @@ class Commits:
             folder.remove(drafts.pending)
 
     def lingering(self, sink: str, hidden: str) -> Iterable[Committable]:
-        """Yield everything that lies in the hidden folder: one listing."""
+        """Yield a committable for each task's drafts in the hidden folder; one listing."""
         for name in self._folder.names(pending_folder(hidden)):
             place = parse_name(name)
             if place is not None:
@@ -314,7 +315,7 @@ def _kept_from(folder: Folder, hidden: str) -> int | None:
 
 
 def _left(folder: Folder, drafts: Drafts, files: tuple[File, ...]) -> dict[str, File]:
-    """Return the drafts that are there."""
+    """Return the drafts that still exist, by path; raise if a size differs from the task's."""
     sizes = folder.sizes(drafts.draft(file) for file in files)
     for file in files:
         size = sizes.get(drafts.draft(file), file.size)
@@ -328,13 +329,13 @@ def _left(folder: Folder, drafts: Drafts, files: tuple[File, ...]) -> dict[str, 
 
 
 def _sized(folder: Folder, expected: dict[str, File]) -> dict[str, File]:
-    """Return the files that exist with their sizes."""
+    """Return the files that exist in their expected size."""
     sizes = folder.sizes(expected)
     return {path: file for path, file in expected.items() if sizes.get(path) == file.size}
 
 
 def _found(folder: Folder, drafts: Drafts) -> tuple[File, ...]:
-    """Return the files of the pending folder: for a recovery without a manifest that names them."""
+    """Return the files in the pending folder, for a recovery without a manifest."""
     found = folder.files(drafts.pending)
     files = {path: parse_draft(path, size) for path, size in found.items()}
     for path in files:

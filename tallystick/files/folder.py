@@ -1,4 +1,4 @@
-"""A folder on a local disk or an object store: the few steps that drafts and commits need.
+"""A folder on a local disk or an object store, with the few operations for drafts and commits.
 
 A local rename is atomic, and durable when the folder is synced; onto another device, where that is
 not possible, a draft is copied. Object stores cannot rename: there the server copies a draft (the
@@ -59,7 +59,7 @@ class Folder:
         return Folder, (self._uri,)
 
     def at(self, location: str) -> "Folder":
-        """Return another folder; on the same kind of storage it is reached in the same way."""
+        """Return another folder, on the same kind of storage with the same options."""
         if location == self.location:
             return self
         scheme, separator, rest = location.partition("://")
@@ -70,14 +70,14 @@ class Folder:
         return Folder(location)
 
     def room_for(self, path: str) -> int:
-        """Return how many bytes longer a path could be; negative: it is too long."""
+        """Return the number of bytes that a path may grow by; negative: the path is too long."""
         whole = self._whole(path)
         if self.is_local:
             return LOCAL_BYTES_MAX - len(whole.encode())
         return KEY_BYTES_MAX - len(whole.partition("/")[2].encode())  # without the bucket
 
     def create(self, path: str) -> Any:
-        """Open a stream into a new file, and create the folders that it needs."""
+        """Open a stream into a new file, and create the folders above."""
         whole = self._changed(path)
         with self._doing("writing", path):
             if self.is_local:
@@ -85,7 +85,7 @@ class Folder:
             return self._files.open_output_stream(whole)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a small file, atomically and durably, in place of what is there."""
+        """Write a small file, atomically and durably, in place of an older one."""
         with self._doing("writing", path):
             if self.is_local:
                 put_local(Path(self._changed(path)), data)
@@ -95,7 +95,7 @@ class Folder:
                 stream.write(data)
 
     def get(self, path: str) -> bytes | None:
-        """Read a small file; None if there is none, which takes one request to an object store."""
+        """Read a small file; None if it does not exist, known by one request to an object store."""
         with self._doing("reading", path):
             try:
                 with self._files.open_input_stream(self._whole(path)) as stream:
@@ -121,7 +121,7 @@ class Folder:
         }
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Make new files durable, with the folders that lead to them."""
+        """Make new files durable, with the folders above."""
         if not self.is_local:
             return
         paths = list(paths)
@@ -131,7 +131,7 @@ class Folder:
         self.sync_folders(paths)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """Make the names of files durable, and those of all folders down to them."""
+        """Make the names of files durable, and the names of all folders above."""
         if not self.is_local:
             return
         folders = {
@@ -175,9 +175,9 @@ class Folder:
         return {info.path[start:]: info.size for info in infos if info.type == fs.FileType.File}
 
     def remove(self, path: str) -> None:
-        """Remove a folder with all that is in it, or what lies in its place, if anything.
+        """Remove a folder and its content, or a file at the path; do nothing if neither exists.
 
-        Of a symbolic link, the link alone.
+        A symbolic link is removed alone, without its target.
         """
         whole = self._changed(path)
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
@@ -195,7 +195,7 @@ class Folder:
             self._files.delete_file(whole)
 
     def _changed(self, path: str) -> str:
-        """Return the whole path of what is written, moved or removed.
+        """Return the whole path of a file or folder to write, move or remove.
 
         Raises:
             OptionError: a symbolic link below the hidden folder is in its way.
@@ -228,7 +228,7 @@ class Folder:
             raise self.failed(f"{doing} {path}", error) from None
 
     def failed(self, doing: str, error: Exception) -> StorageError:
-        """Return the error to raise when a step did not work."""
+        """Return the error to raise for a failed operation."""
         reason = without_secrets(str(error), self._uri)
         return StorageError(
             f"file sink {self.location}: {doing} failed: {reason}. Nothing is visible that was not "

@@ -30,7 +30,7 @@ PROBE = "may-the-driver-write"
 
 @dataclass(frozen=True, repr=False)
 class FileSink:
-    """A folder of Parquet files, hidden until their epoch was decided.
+    """A folder of Parquet files, hidden until their epoch is decided.
 
     A task writes one file per epoch, `part-<epoch>-<task>-<nonce>-<sink>.parquet`, or one per
     partition; `<sink>` is a hash of the uid.
@@ -38,18 +38,17 @@ class FileSink:
     look for data.
 
     Args:
-        path: a local path (which all executors see; one that is not whole begins at the folder in
-            which this is called), or a URI: `s3://`, `s3a://`, `gs://`, `abfss://`, with
-            credentials as for checkpoints.
+        path: a local path that all executors see (a relative one begins at the working directory),
+            or a URI: `s3://`, `s3a://`, `gs://`, `abfss://`, with credentials as for checkpoints.
         partition_by: columns of text, integers, booleans or dates that become folders
             (`dest=ORD/…`, as Hive and Spark name them) and are not in the files.
         compression: none, snappy, gzip, brotli, zstd or lz4.
         row_group_rows: the most rows of a row group.
         guarantee: `exactly_once`; `at_least_once`: files are visible as soon as their task is done,
-            so an epoch that runs again is there twice; `none`: also, what cannot be written is
-            warned about and left out.
+            so an epoch that runs again is there twice; `none`: also, rows that cannot be written
+            are left out with a warning.
         uid: names the sink in the pipeline, as long as files may be pending; None: by its place.
-        schema: of all files; None: that of each task's first rows.
+        schema: of all files; None: the schema of each task's first rows.
 
     Raises:
         OptionError: a setting is of the wrong type, or contradicts another.
@@ -137,7 +136,7 @@ class FileSink:
 
 
 class OpenFileSink:
-    """The driver's side, for one run. See `epoch.two_phase.TwoPhaseCommitSink`."""
+    """The driver's side of the sink, for one run. See `epoch.two_phase.TwoPhaseCommitSink`."""
 
     def __init__(self, plan: FilePlan) -> None:
         self._plan = plan
@@ -145,7 +144,7 @@ class OpenFileSink:
 
     @property
     def timeout(self) -> Timeout | None:
-        """Drafts wait until they are removed by hand."""
+        """None: drafts wait without end."""
         return None
 
     def plan(self) -> FilePlan:

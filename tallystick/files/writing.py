@@ -1,4 +1,4 @@
-"""The task's side: rows go into drafts, one per partition, as they come; memory is bounded.
+"""The task's side of the sink: rows are written into drafts by partition, in bounded memory.
 
 A partition is a folder, `col=value/…`, as Hive and Spark name them.
 """
@@ -32,12 +32,12 @@ _ESCAPED = {chr(code) for code in range(0x20)} | set("\x7f\"#%'*/:=?\\{[]^")
 
 
 def escape(text: str) -> str:
-    """Return a name of a column, or a value, as a part of a path."""
+    """Return the name or the value of a column as a part of a path."""
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in text)
 
 
 def is_possible(kind: pa.DataType) -> bool:
-    """True if a column's values have one text that every reader takes for the same value."""
+    """True if values of a type have a text that every reader parses to the same value."""
     if pa.types.is_dictionary(kind):
         return is_possible(kind.value_type)
     return bool(
@@ -52,7 +52,7 @@ def is_possible(kind: pa.DataType) -> bool:
 
 
 def split(rows: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of each folder, in their order, without the columns that its name states.
+    """Yield the rows of each folder, in their order, without the columns in the folder's name.
 
     Raises:
         RecordError: a column is missing, or a value cannot be part of a path.
@@ -87,7 +87,7 @@ def _as_text(rows: pa.RecordBatch, name: str) -> Any:
 
 
 def _numbered(columns: list[Any]) -> tuple[np.ndarray, list[tuple[Any, np.ndarray]]]:
-    """Return a number per row, equal where all columns are; and each column with its codes."""
+    """Return a number per row, the same for equal rows; and each column with its codes."""
     index = [(column, column.indices.to_numpy(zero_copy_only=False)) for column in columns]
     groups = np.zeros(len(columns[0]), np.int64)
     for column, codes in index:
@@ -127,7 +127,7 @@ def bare(kind: pa.DataType) -> pa.DataType:
 
 
 def bare_field(field: pa.Field) -> pa.Field:
-    """Return a field that may be null, and the fields in it."""
+    """Return a field that may be null, as may all fields inside."""
     return pa.field(field.name, bare(field.type), nullable=True)
 
 
@@ -137,10 +137,10 @@ def bare_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows with a schema whose every field may be null.
+    """Return the rows in a schema whose every field may be null.
 
     Raises:
-        RecordError: they differ in more than that.
+        RecordError: the schemas differ in more than nulls and metadata.
     """
     if rows.schema.equals(schema):
         return rows
@@ -174,7 +174,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FilePlan:
-    """The way in which tasks write files.
+    """The settings by which tasks write files.
 
     Args:
         folder: the sink's path.
@@ -182,7 +182,7 @@ class FilePlan:
         compression: of Parquet.
         row_group_rows: the most rows of a row group.
         guarantee: of the sink.
-        schema: of all files; None: that of a task's first rows.
+        schema: of all files; None: the schema of a task's first rows.
     """
 
     folder: Folder
@@ -193,7 +193,7 @@ class FilePlan:
     schema: pa.Schema | None
 
     def begin(self, place: Place) -> Transaction:
-        """See `TransactionPlan.begin`; no other attempt has its names, so none is in the way."""
+        """See `TransactionPlan.begin`; names of an attempt are unique, so none collide."""
         self._check_disk(place)
         if self.guarantee is Guarantee.NONE:
             return LossyTransaction(
@@ -206,7 +206,7 @@ class FilePlan:
         return FileTransaction(self, place)
 
     def _check_disk(self, place: Place) -> None:
-        """Refuse a disk that the driver does not see: it would take the drafts for lost."""
+        """Refuse a disk that the driver does not see: the driver would take the drafts for lost."""
         seen = f"{hidden_folder(place.owner)}/{SEEN}"
         if self.folder.is_local and not self.folder.sizes([seen]):
             raise OptionError(
@@ -217,7 +217,7 @@ class FilePlan:
 
 
 class FileTransaction:
-    """Drafts of one attempt of a task. See `epoch.two_phase.Transaction`."""
+    """The drafts of one attempt of a task. See `epoch.two_phase.Transaction`."""
 
     def __init__(self, plan: FilePlan, place: Place) -> None:
         self._plan = plan
@@ -270,7 +270,7 @@ class FileTransaction:
         return self._parts[folder]
 
     def prepare(self) -> Sequence[Committable]:
-        """See `Transaction.prepare`; below exactly-once, the files are visible when it returns."""
+        """See `Transaction.prepare`; below exactly-once, files are visible after the call."""
         files = tuple(file for part in self._parts.values() for file in part.close())
         if not files:
             return ()
@@ -306,7 +306,7 @@ class FileTransaction:
 
 @dataclass
 class _Part:
-    """The files of one partition, of which the last one is open, and rows that wait for it."""
+    """The files of one partition, the last still open, and the rows that wait to be written."""
 
     plan: FilePlan
     drafts: Drafts
@@ -320,7 +320,7 @@ class _Part:
     _writer: Any = None
 
     def take(self, rows: pa.RecordBatch) -> int:
-        """Let rows wait; return the number of their bytes."""
+        """Let rows wait to be written; return their size in bytes."""
         self._waiting.append(rows)
         byte_count = int(rows.nbytes)
         self.row_count += rows.num_rows
@@ -328,7 +328,7 @@ class _Part:
         return byte_count
 
     def flush(self) -> int:
-        """Write what waits; how many bytes that were."""
+        """Write the waiting rows; return their size in bytes."""
         if self._waiting:
             with self._failing():
                 self._open()
@@ -341,7 +341,7 @@ class _Part:
         return flushed
 
     def close(self) -> list[File]:
-        """Write the rest, and end the file; all files of the partition."""
+        """Write the waiting rows and end the file; return all files of the partition."""
         self.flush()
         if self._stream is not None:
             self._close_file()

@@ -1,7 +1,7 @@
-"""A checkpoint's view of transactions: what is decided last, what is prepared after it.
+"""A checkpoint's view of transactions: the last decided epoch, and prepared ones after it.
 
-Reads, never changes anything; the pipeline may run meanwhile. Kafka is asked for its token where it
-is the one that decides: `asking` is the one place that asks it for others than the driver.
+Reads, never changes anything; the pipeline may run meanwhile. Where Kafka decides, it is asked for
+its token: `asking` is the one place that does so for anybody but the driver.
 """
 
 from collections.abc import Iterable
@@ -43,25 +43,25 @@ class StatedPipeline(NamedTuple):
 
     @property
     def prefixes(self) -> frozenset[str]:
-        """The prefixes of transactional ids that it means."""
+        """The prefixes of transactional ids that belong to the pipeline."""
         names = () if self.pipeline is None else (default_prefix(self.pipeline),)
         return frozenset(names if self.prefix is None else (*names, self.prefix))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """The content of a checkpoint, with what Kafka knows of it.
+    """The content of a checkpoint, with Kafka's answer about the last decision.
 
     Args:
-        location: the checkpoint's.
-        pipeline: its name; "": no epoch has left a manifest.
-        lineage: of the checkpoint.
-        is_loops: it is a pipeline's; else a query's of Structured Streaming.
-        prefixes: the ids and prefixes of ids that are this pipeline's.
-        decided_path: the newest decided manifest; "": none is.
-        decided: the same.
-        doubt: why it is unknown what is decided last; "": it is known.
-        undecided: manifests after it, by path: of attempts that failed, or wait for the decision.
+        location: the location of the checkpoint.
+        pipeline: the name of the pipeline; "": no epoch has left a manifest.
+        lineage: the lineage of the checkpoint.
+        is_loops: True of a pipeline; False of a query of Structured Streaming.
+        prefixes: the transactional ids, and the prefixes of ids, that belong to the pipeline.
+        decided_path: the path of the newest decided manifest; "": none is decided.
+        decided: that manifest; None: none is decided, or its file is missing.
+        doubt: why the last decision is unknown; "": it is known.
+        undecided: later manifests, by path: of attempts that failed, or wait for the decision.
     """
 
     location: str
@@ -76,7 +76,7 @@ class CheckpointView:
 
 
 def asking(config: KafkaConfig) -> Ask:
-    """Return a question to a cluster; the answer waits for the end of a commit under way."""
+    """Return a function that asks a cluster for the token; it waits for a commit under way."""
 
     def ask(transactional_id: str, lineage: str) -> TokenAnswer:
         client = Client(config)
@@ -91,14 +91,14 @@ def asking(config: KafkaConfig) -> Ask:
 def ask_kafka(
     client: Client, transactional_id: str, lineage: str, *, stable: bool = True
 ) -> TokenAnswer:
-    """Return what Kafka knows of a pipeline's last decision; see `newest_epoch.Ask`.
+    """Return the token of a pipeline's last decision in Kafka, or a doubt; see `newest_epoch.Ask`.
 
     Args:
         client: of the cluster.
         transactional_id: the pipeline's.
         lineage: of its checkpoint.
-        stable: wait for the end of a transaction under way; without it such an answer is a doubt,
-            as is one that the user may not read.
+        stable: wait for the end of a transaction under way; else return a doubt then, as also
+            where the user may not read the token.
 
     Raises:
         AuthorizationError: with `stable`, the group may not be described.
@@ -123,15 +123,15 @@ def look(
     ask: Ask,
     stated: StatedPipeline = StatedPipeline(),  # noqa: B008  a value
 ) -> CheckpointView:
-    """Read what a checkpoint says now.
+    """Read a checkpoint, and ask Kafka for the last decision.
 
     Args:
         checkpoint: its location.
-        ask: Kafka, for its token.
-        stated: what the user says besides.
+        ask: asks Kafka for the token.
+        stated: the user's statement about the pipeline.
 
     Raises:
-        OptionError: it is no checkpoint, or one of another pipeline.
+        OptionError: the location is no checkpoint, or one of another pipeline.
         ManifestError: a manifest, or the log of decisions, is damaged.
     """
     for _ in range(LOOKS_MAX):
@@ -144,9 +144,9 @@ def look(
 def owners_of(
     checkpoint: Storage, view: CheckpointView, uids: Iterable[str], system: str
 ) -> tuple[Owner, ...]:
-    """Return the sinks that a pipeline may have in a system: those that manifests or the user name.
+    """Return the possible sinks of a pipeline in a system: all named by manifests or the user.
 
-    And those that have no uid of their own: the kind, and a number.
+    Besides the default names of sinks without a uid: the kind, and a number.
     """
     numbered = (f"{system}-{number}" for number in range(1, SINKS_OF_A_KIND + 1))
     named = {each.sink for it in _manifests(checkpoint).values() for each in it.committables}
@@ -196,7 +196,7 @@ def _manifests(checkpoint: Storage) -> dict[str, Manifest]:
 
 
 def _prefixes(manifests: Iterable[Manifest], lineage: str) -> frozenset[str]:
-    """Return every one that manifests prove, and that of a query on this checkpoint."""
+    """Return the id prefixes that manifests prove, and the prefix of a query on the checkpoint."""
     found = {default_prefix(lineage)}
     for manifest in manifests:
         if manifest.origin is None:

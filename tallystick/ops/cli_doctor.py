@@ -23,7 +23,7 @@ STYLES = {"ERROR": "bold red", "WARNING": "yellow", "INFO": "dim"}
 
 
 def fail(error: TallystickError) -> None:
-    """Print why the doctor cannot be used so, and exit."""
+    """Print an error in the use of the command, and exit."""
     from tallystick.ops.cli_show import printable
 
     typer.echo(printable(str(error)), err=True)
@@ -31,10 +31,10 @@ def fail(error: TallystickError) -> None:
 
 
 def interval_of(trigger: str | None) -> int | None:
-    """Return the interval that `--trigger` says; None: epochs follow each other at once.
+    """Return the interval in `--trigger`, in ms; None: epochs follow each other at once.
 
     Raises:
-        OptionError: it is none.
+        OptionError: the text is no interval.
     """
     from tallystick.run.loop import Trigger
 
@@ -55,10 +55,10 @@ def examine(
 
     Args:
         checkpoint: its location.
-        servers: of the cluster that is asked; None: those of `options`.
+        servers: of the cluster to ask; None: the servers in `options`.
         kafka_options: a file of further options; they win over `options`.
         as_json: print JSON.
-        pipeline: the one that the checkpoint is of, if it was named.
+        pipeline: the checkpoint's pipeline, if the user named it.
         options: of the pipeline's own connection; empty without one.
         trigger_interval_ms: see `diagnose`.
 

@@ -26,11 +26,11 @@ from tallystick.storage.file_storage import FileStorage
 
 
 class WatchedStorage(FileStorage):
-    """A storage that reports how many bytes of state pass through it; manifests are too small.
+    """A storage that reports the bytes of state that are read or written; manifests do not count.
 
     Args:
         uri: its location.
-        note: called with the bytes of each file, or part of one, that was read or written.
+        note: called with the number of bytes of each read or write.
     """
 
     def __init__(self, uri: str, note: Callable[[int], None]) -> None:
@@ -60,22 +60,22 @@ class Work:
     """A command's work without a terminal: everything is done, and nothing shown."""
 
     def storage(self, uri: str) -> FileStorage:
-        """Make a storage whose bytes count."""
+        """Open a storage whose bytes count as progress."""
         return FileStorage(uri)
 
     def say(self, what: str) -> None:
-        """Show what is being done now."""
+        """Show the name of the present step."""
 
     def expect(self, byte_count: Callable[[], int | None]) -> None:
-        """Set about how many bytes of state will pass through the storages.
+        """Set the approximate number of bytes of state that the storages will read or write.
 
         Args:
-            byte_count: finds out; called only on a terminal. None: not known.
+            byte_count: computes the number; called only on a terminal. None: not known.
         """
 
 
 class WatchedWork(Work):
-    """The same on a terminal."""
+    """A command's work on a terminal, which shows the progress."""
 
     def __init__(self, progress: Progress, what: str) -> None:
         self._progress = progress
@@ -110,10 +110,10 @@ class WatchedWork(Work):
 
 @contextmanager
 def watched(what: str) -> Iterator[Work]:
-    """Show what passes through storages, until the end of the block; nothing of it stays.
+    """Show a bar of the bytes through storages, which disappears at the end of the block.
 
     Args:
-        what: is being done.
+        what: the text before the bar.
     """
     if not sys.stderr.isatty():
         yield Work()
@@ -132,13 +132,13 @@ def watched(what: str) -> Iterator[Work]:
 
 @contextmanager
 def counted(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how many of a number of things are there; until the first count, and after it, nothing.
+    """Show a bar of a count, from the first count until the end of the block.
 
     Args:
-        what: is being done.
+        what: the text before the bar.
 
     Yields:
-        Takes how many there are, of how many.
+        A function to call with the count and the total.
     """
     if not sys.stderr.isatty():
         yield lambda *_: None
@@ -151,7 +151,7 @@ def counted(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show that something is being done whose progress is unknown."""
+    """Show a spinner for work whose progress is unknown."""
     if not sys.stderr.isatty():
         yield
         return

@@ -185,7 +185,7 @@ def migrate(
 
 
 def _step_and_number(text: str, savepoint: "FileStorage") -> tuple[str, int]:
-    """Return what `--max-parallelism` says; a number alone is for the only step there is."""
+    """Return the step and the number in `--max-parallelism`; a number alone is for an only step."""
     from tallystick.ops import savepoints
 
     uid, equals, number = text.rpartition("=")

@@ -108,7 +108,7 @@ def _show_epochs(report: Report, out: Console) -> None:
 
 
 def _show_outputs(report: Report, out: Console) -> None:
-    """Print the decider of each epoch, and what it makes visible where."""
+    """Print the decider of each epoch, and the output made visible in each sink."""
     table = Table("epoch", "decided by", "its output is", "rows in the deciding transaction",
                   "prepared in other sinks", title="output", title_justify="left")  # fmt: skip
     for each in report.outputs[-SHOWN_MAX:]:
@@ -139,7 +139,7 @@ def _say_more(count: int, out: Console) -> None:
 
 
 def savepoint_json(location: str, savepoint: Savepoint) -> dict[str, Any]:
-    """Return what `list` and `describe` say of a savepoint."""
+    """Return a savepoint as JSON, for `list` and `describe`."""
     manifest = savepoint.manifest
     return {
         "location": location,
@@ -178,7 +178,7 @@ def _source(text: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text without what a terminal would obey: parts of it may come from a file."""
+    """Return a text without control characters: parts of a message may come from a file."""
     return "".join(
         each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text
     )

@@ -1,4 +1,4 @@
-"""`tallystick transactions list`: what is open, whose it is, and what settles it.
+"""`tallystick transactions list`: the open transactions, their owners, and how to settle them.
 
 Changes nothing: a start of the pipeline, or `tallystick recover`, settles its transactions.
 """
@@ -28,7 +28,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def _transactions() -> None:
-    """Lingering transactions, beside what the checkpoint says of them."""
+    """Lingering transactions, with the checkpoint's view of them."""
 
 
 class _Elsewhere(NamedTuple):
@@ -74,7 +74,7 @@ def list_transactions(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List what is open in a cluster, ours first, what the checkpoint says of it, what settles it.
+    """List a cluster's open transactions, the pipeline's first, with owner and way to settle each.
 
     Changes nothing. A transaction of an id that this user may not DESCRIBE is not shown: Kafka
     leaves it out.
@@ -113,10 +113,10 @@ def _look(
     stated: "StatedPipeline",
     elsewhere: _Elsewhere,
 ) -> "tuple[list[LingeringTransaction], CheckpointView | None]":
-    """List what lingers, then read what the checkpoint says: by then its epochs are planned.
+    """List lingering transactions, then read the checkpoint: by then their epochs are planned.
 
     Raises:
-        OptionError: the user asked for another system, and it cannot be looked through.
+        OptionError: the user asked for a system besides Kafka that cannot be searched.
     """
     from tallystick.ops import transactions
     from tallystick.ops.checkpoint_view import look, owners_of
@@ -148,7 +148,8 @@ def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
     """Leave out the other systems without their options.
 
     Raises:
-        OptionError: the user asked for one; a variable of the environment may be there always.
+        OptionError: the user asked for one of them by an option, not just by a variable of the
+            environment, which may be set always.
     """
     is_by_variable = elsewhere.postgres == os.environ.get(DSN_VARIABLE)
     if elsewhere.files is not None or (elsewhere.postgres is not None and not is_by_variable):
@@ -160,7 +161,7 @@ def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
 
 
 def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") -> dict[str, Any]:
-    """Return one line of `--json`; the fields are there to stay."""
+    """Return one line of `--json`, a public format: fields stay."""
     from tallystick.ops.transactions import KAFKA, TransactionStatus, describe
 
     said, pooled = describe(lingering, view), lingering.pooled
@@ -192,7 +193,7 @@ def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") ->
 
 
 def _remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
-    """Return what to type about what is the pipeline's; "": there is nothing of it."""
+    """Return the command that settles the pipeline's transactions; "": there are none."""
     from tallystick.ops.transactions import OURS
 
     if view is None or not any(each["standing"] in {one.value for one in OURS} for each in fields):

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint, of the Kafka that it belongs to, and of this machine.
+"""Checks of a checkpoint, of its Kafka cluster, and of the local machine.
 
 Reads, never changes anything; the pipeline may run meanwhile, or be dead. Each check is one
 function that yields findings, and asks the code that a start or another command uses for the same:
@@ -48,8 +48,8 @@ class Diagnosis:
 
     Args:
         checkpoint: its location.
-        checks: the names of those that were made.
-        findings: of them.
+        checks: the names of the checks that were made.
+        findings: of these checks.
     """
 
     checkpoint: str
@@ -64,14 +64,14 @@ class Diagnosis:
 
 @dataclass(slots=True)
 class _Round:
-    """The checks that were made so far, and what they found; nothing twice."""
+    """The checks made so far, and their findings, each listed once."""
 
     on_check: Callable[[str], None]
     made: list[str] = field(default_factory=list)
     findings: list[CheckFinding] = field(default_factory=list)
 
     def make(self, name: str, check: Callable[[], Iterable[CheckFinding]]) -> list[CheckFinding]:
-        """Make a check; that it could not be finished is a finding too."""
+        """Make a check; a check that cannot be finished is a finding too."""
         self.on_check(name)
         self.made.append(name)
         try:
@@ -98,9 +98,9 @@ def diagnose(
     Args:
         checkpoint: its location.
         options: of the connection to the cluster that decides, with Kafka's names.
-        verify: read every file of the checkpoint; else it is enough that they are there.
+        verify: read every file of the checkpoint; else only look that the files exist.
         patience_ms: how long Kafka has for an answer, unless `options` say otherwise.
-        pipeline: the one that the checkpoint is of, where its code is at hand.
+        pipeline: the checkpoint's pipeline, where its code is at hand.
         trigger_interval_ms: of the pipeline; None: not known, or epochs follow each other at once.
         storage_of: makes the storage of the checkpoint.
         on_check: called with the name of each check before it is made.
@@ -175,7 +175,7 @@ def _subject(
 def _known(
     look_at: Callable[[], Subject], its: _Round, damage: list[CheckFinding]
 ) -> Subject | None:
-    """Return what further checks look at; None, and a finding, if damage keeps it from them."""
+    """Return the subject of further checks; None, and a finding, if damage makes it unreadable."""
     try:
         return look_at()
     except TallystickError as error:
@@ -186,7 +186,7 @@ def _known(
 
 
 def asking_again(ask: Ask) -> Ask:
-    """Return a function that asks Kafka until it is sure: a pipeline may just be committing."""
+    """Return a function that asks Kafka again while in doubt: a pipeline may just be committing."""
 
     def asking(transactional_id: str, lineage: str) -> TokenAnswer:
         for _ in range(ASKS_MAX):
@@ -252,7 +252,7 @@ def checkpoint_files(
 
 
 def file_findings(report: Report) -> Iterator[CheckFinding]:
-    """Report what is missing or damaged, and what else there is to know of a checkpoint."""
+    """Report missing and damaged files of a checkpoint, and the notes about it."""
     name, location = "checkpoint", report.location
     for problem in dict.fromkeys(each for epoch in report.epochs for each in epoch.problems):
         counts = any(problem in each.problems for each in report.epochs[-1:])

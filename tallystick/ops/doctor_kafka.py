@@ -170,7 +170,7 @@ def authorization(subject: Subject) -> Iterator[CheckFinding]:
 
 
 def clock(subject: Subject) -> Iterator[CheckFinding]:
-    """Compare the clock of this machine with that of the cluster's controller."""
+    """Compare the clock of this machine with the clock of the cluster's controller."""
     return outlook.clock(subject.client)
 
 

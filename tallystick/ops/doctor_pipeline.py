@@ -32,14 +32,14 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DeclaredPipeline:
-    """A pipeline as its code has it.
+    """A pipeline as declared in its code.
 
     Args:
         run: its parts; not started.
         outputs: its Kafka sinks, by uid.
-        decider: the uid of the one whose transaction decides; "": the checkpoint decides.
-        other_sinks: the uids of those that are not Kafka's.
-        sharing: the uids of those that write into the transaction that decides.
+        decider: the uid of the sink whose transaction decides; "": the checkpoint decides.
+        other_sinks: the uids of the sinks that do not write into Kafka.
+        sharing: the uids of further Kafka sinks that write into the deciding transaction.
     """
 
     run: PipelineRun
@@ -51,7 +51,7 @@ class DeclaredPipeline:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSubject:
-    """The pipeline and the checkpoint that the checks of this module look at.
+    """The pipeline and the checkpoint to check.
 
     Args:
         pipeline: as its code has it.
@@ -67,7 +67,7 @@ class DeclaredSubject:
 
 
 def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
-    """Check that the checkpoint is this pipeline's, and fits its inputs and steps."""
+    """Check that the checkpoint belongs to the pipeline and fits its inputs and steps."""
     its = subject.pipeline
     if its.other_sinks:
         uids = ", ".join(its.other_sinks)
@@ -90,7 +90,7 @@ def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
 
 
 def source(subject: DeclaredSubject) -> Iterator[CheckFinding]:
-    """Check the cluster that is read, the topics, and the rights to read them."""
+    """Check the cluster of the sources, the topics, and the rights to read them."""
     is_new = not CheckpointFolder(subject.storage).manifest_paths()
     try:
         subject.pipeline.run.check_source(is_new=is_new)

@@ -1,4 +1,4 @@
-"""The checkpoint and the cluster that the checks of `tallystick doctor` look at."""
+"""The checkpoint and the cluster to check by `tallystick doctor`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -92,7 +92,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class SinkOutput:
-    """The transactions that one sink's tasks prepared for an epoch."""
+    """The transactions prepared by the tasks of one sink for an epoch."""
 
     uid: str
     transactions: int
@@ -104,12 +104,12 @@ class Output:
     """The output that a manifest makes visible.
 
     Args:
-        epoch: its number.
-        manifest_path: the manifest.
+        epoch: the number of the epoch.
+        manifest_path: the path of the manifest.
         decided_by: `kafka`: a transaction with the epoch's rows; `checkpoint`: its own log.
         standing: one of the words above, from `SETTLED` on.
-        records: in the deciding transaction.
-        sinks: what others hold, committed after the decision.
+        records: the number of records in the deciding transaction.
+        sinks: the transactions of other sinks, committed after the decision.
     """
 
     epoch: int
@@ -125,18 +125,18 @@ class Report:
     """A checkpoint.
 
     Args:
-        location: where it is.
-        epoch: the newest that is certainly settled.
-        logged: the newest that was begun; it may be under way, or not have counted.
-        origin: of which savepoint it is, while no epoch has run after it.
+        location: the location of the checkpoint.
+        epoch: the newest epoch that is certainly settled.
+        logged: the newest epoch that was begun; it may be under way, or have failed.
+        origin: the savepoint that was restored, while no epoch has run since.
         positions: per source, the next offset of each partition.
         inputs: the id of each source.
-        epochs: those whose manifests are there, oldest first.
-        newest_whole: the newest one of them with all its files; None: there is none.
-        outputs: what they, and manifests after them, make visible; oldest first.
-        rubbish: what the pipeline would remove now.
+        epochs: the epochs whose manifests exist, oldest first.
+        newest_whole: the newest epoch with all its files; None: none has all.
+        outputs: the output of these epochs, and of later manifests; oldest first.
+        rubbish: the files that the pipeline would remove now.
         verified: whether the bytes of all files were compared with their checksums.
-        notes: what else to know.
+        notes: further remarks for the reader.
     """
 
     location: str
@@ -167,12 +167,12 @@ def inspect(checkpoint: Storage, *, verify: bool = False, ask: Ask | None = None
     Args:
         checkpoint: its location.
         verify: read every file, and compare it with its checksums.
-        ask: for Kafka's word on what is decided last; None: it cannot be asked.
+        ask: asks Kafka for the last decision; None: Kafka cannot be asked.
 
     Raises:
-        OptionError: it holds no committed epoch.
-        ManifestError: there is no manifest of it, or that is damaged.
-        DataLossError: there is none, since a call of the sink failed.
+        OptionError: the checkpoint holds no committed epoch.
+        ManifestError: the manifest of the committed epoch is missing or damaged.
+        DataLossError: no epoch is committed, since a call of the sink failed.
     """
     for _ in range(LOOKS_MAX):
         report = _Look(checkpoint, verify, ask).report()
@@ -300,7 +300,7 @@ class _Look:
         return newest, (note,)
 
     def _doubts(self, path: str, outputs: Iterable[Output]) -> tuple[str, ...]:
-        """Return why the newest written epoch's manifest may not count, or does not."""
+        """Return the reasons why the newest written manifest may not count, or does not."""
         if found := self.known.doubts(path):
             return (str(call_failed(self.storage, self.committed, found)),)
         is_denied = any(
@@ -309,7 +309,7 @@ class _Look:
         return (never_committed(self.committed, path),) if is_denied else ()
 
     def _rubbish(self) -> tuple[str, ...]:
-        """Return what would be collected: no file of state while a manifest cannot be read."""
+        """Return the files to be collected: none of state while a manifest is unreadable."""
         gone = expired_manifests(self.paths, self.committed)
         with contextlib.suppress(ManifestError):  # damage to one is reported with the epochs
             retained = retained_manifests(self.paths, self.committed)
@@ -348,7 +348,7 @@ class _Look:
         )
 
     def _sizes(self, step: StepState) -> tuple[Float64Array, list[StateFile]]:
-        """Return about how many bytes each key group has, by the files' indexes."""
+        """Return the approximate bytes of each key group, by the files' indexes, and the files."""
         sizes = np.zeros(step.max_parallelism)
         everything = KeyGroupRange(0, step.max_parallelism - 1)
         loads = needed(step.files, everything)
@@ -372,7 +372,7 @@ class _Look:
 
 
 def state_text(state: StateField) -> str:
-    """Return what a step keeps: of a vectorised function, its columns and their types."""
+    """Return a state of a step as text: of a vectorised function, the columns and their types."""
     if state.kind in (COLUMNS, TABLE, ELEMENTS):
         columns = ddl_of(schema_from_text(state.value_schema))
         return columns if state.kind == COLUMNS else f"{state.kind} ({columns})"

@@ -4,10 +4,10 @@
     tallystick.ops.metrics.serve(9400)              # a page of its own, or:
     tallystick.ops.metrics.register(my_registry)    # along with what you have
 
-Nothing is kept unless asked for. Series of a query are there from its first epoch until it ends;
-what is counted stays. A query has one series per partition, or one per topic (`partition=""`, sums)
-where it reads more than `PARTITION_SERIES_MAX` partitions: so a pattern that matches too much costs
-no monitoring system.
+Nothing is kept unless asked for. Series of a query exist from its first epoch until it ends;
+counters stay. A query has one series per partition, or one per topic (`partition=""`, sums) where
+it reads more than `PARTITION_SERIES_MAX` partitions: a pattern that matches too many topics cannot
+overload the monitoring system.
 """
 
 import time
@@ -116,7 +116,7 @@ class SourceMetrics(Collector):
         )
 
     def observe(self, query: str, progress: Mapping[str, Any] | None) -> None:
-        """Take in what an epoch did; None: the query has ended. See `offset_reporter.Observer`."""
+        """Add an epoch's progress; None: the query has ended. See `offset_reporter.Observer`."""
         with self._lock:
             if progress is None:
                 self._latest.pop(query, None)
@@ -140,7 +140,7 @@ class SourceMetrics(Collector):
                     self._skipped[query, partition.topic] += stop - start
 
     def _count(self, query: str, progress: Mapping[str, Any]) -> None:
-        """Take in what a pipeline counts in its progress."""
+        """Add the counts in a pipeline's progress to the metrics."""
         files = progress["files"]
         found = {
             "tallystick_read_offsets_total": progress["epochSize"]["offsets"],

@@ -1,4 +1,4 @@
-"""The meaning of each error, and what to type: one table, for the page of a run and for the docs.
+"""The meaning of each error, and the remedy: one table, for the page of a run and for the docs.
 
 Commands name what only the reader knows in capitals.
 """

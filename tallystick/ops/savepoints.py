@@ -1,8 +1,8 @@
 """Savepoints on storage: taken, described, restored, deleted, migrated to other key groups.
 
-None of it needs Spark. Kafka is asked only where the checkpoint alone cannot say which of several
-manifests of its newest epoch counts. A running pipeline need not stop, and knows nothing of it:
-where it has removed a file before that was copied, the then newest epoch is taken.
+No command here needs Spark. Kafka is asked only where the checkpoint alone cannot say which of
+several manifests of its newest epoch counts. A running pipeline need not stop, and knows nothing of
+the copy: where it has removed a file before the file was copied, the newest epoch by then is taken.
 """
 
 import time
@@ -71,7 +71,7 @@ def create(
     """Copy the newest committed epoch of a checkpoint, whether its pipeline runs or not.
 
     Args:
-        checkpoint: what is saved.
+        checkpoint: the checkpoint to save.
         target: a folder of the savepoint's own, empty.
         epoch: an older one that is still retained, as when the newest has damaged files.
         ask_kafka: see `newest_committed`.
@@ -126,7 +126,7 @@ def _save(checkpoint: Storage, newest: Newest, new: NewFolder) -> Savepoint:
 
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
-    """Return Spark's entries about an epoch that it has run; none about a loop's of our own."""
+    """Return the entries of Spark's logs about an epoch; empty for an epoch of our own loop."""
     folder = CheckpointFolder(checkpoint)
     if epoch not in folder.done_by_spark() and Epochs(checkpoint).is_loops:
         return {}
@@ -162,8 +162,8 @@ def read(location: Storage) -> Savepoint:
     """Return the savepoint in a folder.
 
     Raises:
-        OptionError: there is none.
-        ManifestError: it is damaged.
+        OptionError: the folder holds no savepoint.
+        ManifestError: the savepoint is damaged.
     """
     return decode(_description(location), f"{location.location}/{FILE}")
 
@@ -184,10 +184,10 @@ def _description(location: Storage, *, or_tombstone: bool = False) -> bytes:
 
 
 def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
-    """Return the savepoints in a folder, with locations; a savepoint's own folder has that one.
+    """Return the savepoints in a folder, with locations; or the savepoint that the folder is.
 
-    In place of one that cannot be read (damaged, being deleted, or a neighbour that may be none)
-    stands the error.
+    In place of a savepoint that cannot be read (damaged, being deleted, or a neighbour that may be
+    no savepoint) stands the error.
     """
     kept = FileStorage(parent)
     home = whole_uri(kept.location)
@@ -210,8 +210,8 @@ def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
 def restore(savepoint_at: Storage, checkpoint: Storage) -> Savepoint:
     """Make a new checkpoint that goes on from a savepoint.
 
-    The seed is written first, and the folder's `metadata` last: what was interrupted in between is
-    refused, by its verdict.
+    The seed is written first, and the folder's `metadata` last: a folder left by an interrupted
+    call is refused, by its verdict.
 
     Args:
         savepoint_at: where the savepoint is.
@@ -246,8 +246,8 @@ def migrate(
     Every entry is read, put under its new key group, sorted on this host's disk, and written as
     snapshots: the whole state is rewritten, in bounded memory.
 
-    All of it or nothing: what was written before an error is removed again. What a killed process
-    has written stays, and another attempt is refused there: it needs another folder.
+    All or nothing: files written before an error are removed again. Files of a killed process stay,
+    and another attempt in the same folder is refused.
 
     Args:
         source: where the savepoint is; it stays as it is.
@@ -348,9 +348,9 @@ def _snapshots(
 def delete(savepoint_at: Storage) -> Savepoint:
     """Remove a savepoint.
 
-    Only what the savepoint names: other files in its folder belong to others. Its description
-    goes last, and has another name from the beginning: what was interrupted is no longer a
-    savepoint, and can be done again.
+    Only the files that the savepoint names: other files in its folder belong to others. The
+    description is renamed first and removed last: after an interruption the folder is no longer a
+    savepoint, and the deletion can be repeated.
 
     Args:
         savepoint_at: where it is.
@@ -359,8 +359,9 @@ def delete(savepoint_at: Storage) -> Savepoint:
         What was deleted.
 
     Raises:
-        OptionError: there is none; or it is a checkpoint too; or another command is at work there.
-        ManifestError: its description is damaged.
+        OptionError: the folder holds no savepoint, or a checkpoint too, or another command is at
+            work there.
+        ManifestError: the savepoint's description is damaged.
     """
     _description(savepoint_at, or_tombstone=True)  # no marker where there is no savepoint
     with marked(savepoint_at, DELETION):

@@ -43,18 +43,17 @@ def read_state(
     """Return the state of a keyed step, a row per key.
 
     Columns: those of the key, `key_group`, the states (see `schema_of`), and `timers` in
-    milliseconds. Of the newest committed epoch when this is called; read lazily, so a pipeline that
-    goes on for more than ten epochs may collect the files before they are read: read from a
-    savepoint then.
+    milliseconds. The epoch is the newest committed one at the call. Files are read lazily, and a
+    running pipeline may collect them after ten more epochs: read from a savepoint then.
 
     Args:
         spark: a session; its tasks read the files.
         checkpoint: of a pipeline, running or not; or a savepoint.
-        step: the uid; may be left out where there is one keyed step.
-        bootstrap_servers: of the cluster that the pipeline writes to, which is asked whether the
+        step: the uid of the step; may be left out where there is one keyed step.
+        bootstrap_servers: of the cluster that the pipeline writes to. Kafka is asked whether the
             newest epoch is decided where no file says so: of a pipeline that reads without a
             pause, or was killed.
-        options: what the client needs besides, as `KafkaSink(options=…)` has them.
+        options: further options of the Kafka client, as for `KafkaSink(options=…)`.
 
     Raises:
         OptionError: there is no such step, or no committed epoch; or Kafka has to be asked.
@@ -76,14 +75,14 @@ def read_state(
 
 @dataclass(frozen=True)
 class _ReadPlan:
-    """A plan of what each of `count` tasks reads."""
+    """A plan to read a step's state in `count` tasks."""
 
     checkpoint: str = field(repr=False)  # credentials may stand in it
     step: StepState
     count: int
 
     def read(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of the key groups that have these numbers."""
+        """Yield the rows of the tasks with the given numbers."""
         storage = FileStorage(self.checkpoint)
         for batch in numbers:
             for index in batch.column(0).to_pylist():
@@ -122,10 +121,10 @@ class _Entries(NamedTuple):
     """The entries of one state, in the order of their keys.
 
     Args:
-        keys: the step's key in each, as bytes.
-        groups: its key group.
-        rest: what follows the key.
-        values: without the expiry.
+        keys: the step's key of each entry, as bytes.
+        groups: the key group of each entry.
+        rest: the bytes after the key.
+        values: the values without the expiry.
     """
 
     keys: pa.BinaryArray
@@ -153,10 +152,10 @@ def schema_of(step: StepState) -> pa.Schema:
 
 
 def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
-    """Yield a row per key of these entries, in no particular order.
+    """Return a row per key of a step's entries, in no particular order.
 
     Args:
-        step: the state that they are of.
+        step: the state of the step.
         entries: `ENTRIES`, sorted by key: all of some key groups.
 
     Raises:
@@ -187,7 +186,7 @@ def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _readable(step: StepState) -> Iterator[tuple[int, int]]:
-    """Return the states with times to live; other entries are of dropped states, or indexes."""
+    """Yield the states with times to live; other entries are of dropped states, or indexes."""
     yield from ((field.state_id, field.ttl_ms) for field in step.fields)
     yield TIMERS_BY_KEY, 0
 
@@ -209,7 +208,7 @@ def _columns_of(state: StateField) -> list[pa.Field]:
 
 
 def _pane(state: StateField) -> pa.StructType:
-    """Return a pane of windows: its start in microseconds, and its accumulators."""
+    """Return the type of a pane of windows: the start in microseconds, and the accumulators."""
     return pa.struct([pa.field("start", pa.int64()), *schema_from_text(state.value_schema)])
 
 
@@ -273,14 +272,14 @@ def _structs(schema_text: str, kind: pa.StructType, data: pa.BinaryArray) -> pa.
 
 
 def _positions(codes: Int64Array, count: int) -> pa.Array:
-    """Return where the one value of each key stands; null where it has none."""
+    """Return the position of each key's only value; null for a key without a value."""
     positions = np.full(count, -1, np.int64)
     positions[codes] = np.arange(len(codes))
     return pa.array(positions, mask=positions < 0)
 
 
 def _runs(codes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the runs of equal codes: whose they are, and where they start, and the end of all."""
+    """Return the runs of equal codes: the code of each run, the starts, and the end of the last."""
     starts = np.flatnonzero(np.diff(codes, prepend=-1)) if len(codes) else np.empty(0, np.int64)
     return codes[starts], np.append(starts, len(codes))
 

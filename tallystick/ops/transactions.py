@@ -1,4 +1,4 @@
-"""Transactions that are open or prepared: where they linger, whose they are, what settles them.
+"""Open and prepared transactions: the system, the owner, and the command that settles each.
 
 Nothing is changed here. What is decided is the answer of `checkpoint.newest_epoch`; transactions
 are settled by the pipeline's driver, in a start or in `tallystick recover`.
@@ -30,19 +30,19 @@ OUR_PREFIX = "tallystick-"
 
 @dataclass(frozen=True, slots=True)
 class LingeringTransaction:
-    """A transaction that is open or prepared, as its system describes it.
+    """An open or prepared transaction, as Kafka, PostgreSQL or the file sink describes it.
 
     Args:
         system: Kafka, PostgreSQL, or files.
-        transactional_id: under which it is known there.
-        name: the name that its committable has, if it has one.
-        state: the system's word for where it stands.
-        prepared: its task has written all of it: a token is in it.
+        transactional_id: its id in the system.
+        name: the name of its committable, if there is one.
+        state: the system's word for its state.
+        prepared: the task has written all rows; in Kafka, the transaction has a token.
         begun_ms: in ms since 1970; 0: not known.
-        timeout_ms: after which the system aborts it; 0: never.
+        timeout_ms: the system aborts the transaction after this time; 0: never.
         partitions: of a Kafka transaction, those with rows.
-        sink: where the system knows it; "": the id says it.
-        found: as its sink found it; None: of Kafka.
+        sink: the uid, where the system knows it; "": the id names the sink.
+        found: the committable that the sink found; None: a transaction of Kafka.
     """
 
     system: str
@@ -60,13 +60,13 @@ class LingeringTransaction:
 
     @property
     def prefix(self) -> str:
-        """The prefix of its pipeline's ids; a whole epoch's transaction has it as its id."""
+        """The pipeline's prefix of ids, which is the whole id of a whole epoch's transaction."""
         pooled = self.pooled
         return self.transactional_id if pooled is None else pooled.prefix
 
     @property
     def pooled(self) -> PooledId | None:
-        """A Kafka task's id, taken apart; None: it is none of those."""
+        """The parsed id of a Kafka task's transaction; None: an id of another kind."""
         return parse(self.transactional_id) if self.system == KAFKA else None
 
 
@@ -90,10 +90,10 @@ class Description:
     """The description of a transaction.
 
     Args:
-        standing: in a word.
-        says: in a sentence.
-        named: as a manifest names it; None: none does.
-        manifest_path: which one; "": none.
+        standing: the status, in a word.
+        says: the status, in a sentence.
+        named: the committable in a manifest; None: no manifest names the transaction.
+        manifest_path: the path of that manifest; "": none.
     """
 
     standing: TransactionStatus
@@ -103,11 +103,11 @@ class Description:
 
 
 def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> Description:
-    """Return whose a transaction is, and what a recovery of its pipeline does to it.
+    """Return the owner of a transaction, and the effect of a recovery of the pipeline on it.
 
     Args:
         lingering: the transaction.
-        view: what its checkpoint says; None: none was given.
+        view: the view of the checkpoint; None: no checkpoint was given.
     """
     if lingering.system == KAFKA and lingering.state != ONGOING:
         what = f"Kafka is ending it ({lingering.state}): wait, it is decided already"
@@ -144,7 +144,7 @@ def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> De
 
 
 def recovery(view: CheckpointView) -> str:
-    """Return what to type where a pipeline's process is dead; "": a query of Spark's is started."""
+    """Return the command for a pipeline whose process is dead; "": a query, which is restarted."""
     if not view.is_loops:
         return ""
     return f"tallystick recover MODULE:PIPELINE --checkpoint {shlex.quote(view.location)}"
@@ -153,7 +153,7 @@ def recovery(view: CheckpointView) -> str:
 def of_prefixes(
     found: Iterable[LingeringTransaction], view: CheckpointView | None, prefixes: Collection[str]
 ) -> list[LingeringTransaction]:
-    """Return those of a pipeline, by its checkpoint, or else by how its ids begin."""
+    """Return the transactions of a pipeline, by its checkpoint, or else by the prefix of the id."""
     if view is not None:
         return [each for each in found if _is_ours(each, view)]
     return [
@@ -167,7 +167,7 @@ def of_prefixes(
 def in_order(
     found: Iterable[LingeringTransaction], view: CheckpointView | None
 ) -> list[LingeringTransaction]:
-    """Return ours first, then what may be ours, then the others; each by name."""
+    """Sort transactions: the pipeline's first, then possible ones, then the others; each by id."""
 
     def rank(each: LingeringTransaction) -> tuple[int, str]:
         if view is not None:
@@ -181,7 +181,7 @@ def in_order(
 
 
 class KafkaCluster:
-    """One cluster, for a look at its transactions.
+    """A Kafka cluster whose transactions are listed.
 
     Args:
         config: how to reach it.
@@ -191,7 +191,7 @@ class KafkaCluster:
         self._client = Client(config)
 
     def lingering(self) -> tuple[LingeringTransaction, ...]:
-        """Return what is open, of all users, as far as this user may see.
+        """Return the open transactions of all users, as far as this user may see them.
 
         Raises:
             BrokerUnavailableError: a broker did not answer, so that something may be missing.
@@ -222,7 +222,7 @@ class KafkaCluster:
 
 
 def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[LingeringTransaction, ...]:
-    """Return what is prepared or staged in a PostgreSQL database.
+    """Return the prepared and staged transactions in a PostgreSQL database.
 
     Raises:
         OptionError: psycopg is missing, or the connection is refused.
@@ -300,19 +300,19 @@ def _lingering_in(
 
 
 def _is_ours(lingering: LingeringTransaction, view: CheckpointView) -> bool:
-    """True by its prefix; in other systems only this pipeline's were looked for."""
+    """True if a Kafka id has the pipeline's prefix; in other systems only its own were listed."""
     return lingering.system != KAFKA or lingering.prefix in view.prefixes
 
 
 def _begins(prefix: str, prefixes: Collection[str]) -> bool:
-    """True if a prefix is one of these, or that of a checkpoint of one of these."""
+    """True if `prefixes` holds the prefix, or the prefix without its part for the checkpoint."""
     return prefix in prefixes or prefix.rpartition("/")[0] in prefixes
 
 
 def _named(
     lingering: LingeringTransaction, committables: Iterable[Committable]
 ) -> Committable | None:
-    """Find it by its whole name; in files and tables that is unique within its sink."""
+    """Return the committable of that name; names in files and tables are unique within a sink."""
     for each in committables:
         if each.name == lingering.name and lingering.sink in ("", each.sink):
             return each

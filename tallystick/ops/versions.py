@@ -1,4 +1,4 @@
-"""A judgement of the versions that are here: refused, tested, or untested."""
+"""A judgement of the installed versions: refused, tested, or untested."""
 
 import sys
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ MATRIX = "benchmarks/MATRIX.md has those that were tried"
 
 
 def versions() -> Iterator[CheckFinding]:
-    """Return what is installed here, and judge it."""
+    """Yield the installed versions, and findings about Python and PySpark."""
     installed = {}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -34,13 +34,13 @@ def versions() -> Iterator[CheckFinding]:
 
 
 def judge_python(text: str) -> Iterator[CheckFinding]:
-    """Judge the Python that runs this; older ones cannot."""
+    """Yield a finding if Python is newer than tried; older versions cannot run this code."""
     if _number(text) > PYTHONS[1]:
         yield _untried(f"Python {text}", PYTHONS[1])
 
 
 def judge_pyspark(text: str) -> Iterator[CheckFinding]:
-    """Judge the PySpark that is installed beside this; "": none is."""
+    """Yield a finding if PySpark is absent (""), too old, or newer than tried."""
     oldest, newest = PYSPARKS
     install = f"pip install 'pyspark>={_text(oldest)},<5'"
     if not text:
@@ -60,7 +60,7 @@ def judge_pyspark(text: str) -> Iterator[CheckFinding]:
 
 
 def judge_brokers(facts: ClusterFacts) -> Iterator[CheckFinding]:
-    """Judge the release of the broker that was asked; without KRaft it does not report one."""
+    """Yield the release of the brokers, an error if too old; without KRaft none is reported."""
     level = facts.metadata_version
     if level is None:
         return

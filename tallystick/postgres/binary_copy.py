@@ -1,9 +1,9 @@
 """Record batches as the stream of `COPY … FROM STDIN (FORMAT binary)`, column by column.
 
-Arrow's types and PostgreSQL's: which goes into which. A column is cast to the one Arrow type whose
-bytes are the table column's; pgpq writes them. Nothing is rounded, cut or guessed: a value that the
-column cannot hold exactly is an error. What a pair of types can never do is an `OptionError`, what
-one value cannot a `RecordError`.
+The module knows which Arrow type goes into which type of PostgreSQL. A column is cast to the one
+Arrow type whose bytes are the table column's; pgpq writes them. Nothing is rounded, cut or guessed:
+a value that the column cannot hold exactly is an error. A pair of types that never fit is an
+`OptionError`, a single value that does not fit a `RecordError`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,18 +37,18 @@ CHUNK_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column as the server has it.
+    """A column of the table, as the server describes it.
 
     Args:
         name: without quotes.
         type_name: as a person reads it, such as `numeric(10,2)`.
         kind: the name of the type below all domains, such as `int4`; `enum` for every enumeration.
         modifier: the server's atttypmod; -1: none.
-        not_null: whether it refuses nulls.
-        has_default: whether rows may leave it out although it refuses nulls.
-        generated: whether the server computes it.
+        not_null: whether the column refuses nulls.
+        has_default: whether rows may leave the column out although it refuses nulls.
+        generated: whether the server computes the column.
         always: whether it is GENERATED ALWAYS AS IDENTITY: given at an INSERT, never changed.
-        type_id: the server's number of its type, which may be a domain.
+        type_id: the server's number of the column's type, which may be a domain.
         type_modifier: the column's own; `modifier` may be that of its domain.
         collation: as SQL; empty: the type's own, or it has none.
         collation_id: the server's number of it.
@@ -71,7 +71,7 @@ class TableColumn:
 
     @property
     def declared(self) -> str:
-        """Its type as DDL, which takes the type's own collation where it names none."""
+        """The column's type as DDL; without COLLATE it has the type's own collation."""
         return f"{self.type_name} COLLATE {self.collation}" if self.collation else self.type_name
 
 
@@ -81,7 +81,7 @@ _Cast = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class ColumnEncoder:
-    """A column of rows and the table's column that it goes into.
+    """An encoder from a column of rows to a column of the table.
 
     Args:
         source: the column of the rows.
@@ -96,10 +96,10 @@ class ColumnEncoder:
     cast: _Cast = field(repr=False)
 
     def exact(self, array: pa.Array) -> pa.Array:
-        """Return the values as they are written.
+        """Return the values in the Arrow type that is written.
 
         Raises:
-            RecordError: one has no place in the table's column.
+            RecordError: a value does not fit into the table's column.
         """
         try:
             values = self.cast(array)
@@ -126,7 +126,7 @@ class ColumnEncoder:
 def encoders_for(
     schema: pa.Schema, columns: Sequence[TableColumn], table: str
 ) -> tuple[ColumnEncoder, ...]:
-    """Return how each column of a schema is written into the table's column of the same place.
+    """Return an encoder for each column of a schema, into the table's column of the same place.
 
     Raises:
         OptionError: a column's type cannot be written into the table's.
@@ -142,7 +142,7 @@ def binary_copy(
     """Yield the whole stream of one COPY.
 
     Raises:
-        RecordError: a value has no place in the table's column.
+        RecordError: a value does not fit into the table's column.
     """
     stream = None
     for rows in batches:
@@ -308,7 +308,7 @@ def _timestamp(array: pa.Array, digits: int) -> pa.Array:
 
 
 def _refuse_finer(times: pa.Array, digits: int) -> pa.Array:
-    """Return the times; refuse those that the server would round to the column's digits."""
+    """Return the times; refuse times that the server would round to the column's digits."""
     if 0 <= digits < 6:
         unit = pa.scalar(10 ** (6 - digits), pa.int64())
         values = times.cast(pa.int64())

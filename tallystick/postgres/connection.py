@@ -120,7 +120,7 @@ def connect(dsn: str, patience_s: float | None = None) -> Connection:
 def _connected(
     dsn: str, patience_s: float | None, *, has_no_end: bool = False
 ) -> tuple[Connection, int]:
-    """See `connect`; with the number of the server's process.
+    """Connect as `connect` does; return the number of the server's process too.
 
     Args:
         dsn: see `connect`.
@@ -142,7 +142,7 @@ def _connected(
 
 
 def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
-    """Return psycopg's settings; those of the connection string go before our defaults."""
+    """Return psycopg's settings; settings in the connection string override our defaults."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -172,7 +172,7 @@ def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
 
 
 def _set_up(connection: Connection) -> int:
-    """Make the session as it must be; the server says the process's number: a pooler invents it."""
+    """Set the session up; return the process number from the server, as a pooler invents one."""
     parts = [
         f"CASE WHEN current_setting('{name}') = '0' THEN set_config('{name}', '{value}', false) END"
         for name, value in _TIMEOUTS.items()
@@ -201,11 +201,11 @@ def _set_up(connection: Connection) -> int:
 def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
     """Lend a connection inside a new transaction, with the user's search_path.
 
-    With the number of the server's process, for `give_back` and `answered`.
+    Returns the number of the server's process too, for `give_back` and `answered`.
 
     Args:
         dsn: how to connect.
-        application: what the session is called until the transaction ends; empty: as ever.
+        application: the name of the session until the transaction ends; empty: the usual one.
 
     Raises:
         OptionError: see `connect`.
@@ -244,13 +244,13 @@ def give_back(dsn: str, connection: Connection, pid: int) -> None:
 
 
 def close(connection: Connection) -> None:
-    """Close it; never raises."""
+    """Close a connection; never raise."""
     with suppress(Exception):
         connection.close()
 
 
 def seconds_until(until: float) -> float:
-    """Return how long that is from now; there is a little time always."""
+    """Return the time left until a point of `time.monotonic`: at least a millisecond."""
     return max(_MILLISECOND_S, until - time.monotonic())
 
 
@@ -261,12 +261,12 @@ def cut_off(
     """Cut a connection whose server does not answer in time: a frozen one keeps to no timeout.
 
     Args:
-        connection: what the block uses.
-        patience_s: when it is asked for the first time whether to go on waiting.
-        trouble: called in another thread; why not to, or nothing.
+        connection: the connection that the block uses.
+        patience_s: the time until `trouble` is called first; None: the connection is never cut.
+        trouble: called in another thread; returns why to cut, or nothing to go on waiting.
 
     Raises:
-        RetriableError: it was cut; what became of the last statement is not known.
+        RetriableError: the connection was cut; the outcome of the last statement is not known.
     """
     if patience_s is None:
         yield
@@ -302,7 +302,7 @@ def cut_off(
 
 
 def _same_server(dsn: str, connection: Connection) -> str:
-    """Return the connection string that leads to where this connection does, and nowhere else."""
+    """Return a connection string for the very server of a connection."""
     info = connection.info
     return make_conninfo(
         dsn, host=info.host, hostaddr=info.hostaddr, port=info.port, target_session_attrs="any"
@@ -310,14 +310,14 @@ def _same_server(dsn: str, connection: Connection) -> str:
 
 
 def _trouble(dsn: str, pid: int) -> str:
-    """Return why a session does not answer, as another one sees it; nothing: it is at work.
+    """Return why a session does not answer, seen from another session; nothing: it is at work.
 
     Locks have a timeout of their own, lost connections keepalives; the wait for a standby after a
     COMMIT has none.
 
     Args:
-        dsn: to the session's server alone: that another one answers says nothing.
-        pid: of the session's process, as the server says it.
+        dsn: to the session's server alone: an answer of another server says nothing.
+        pid: the number of the session's process, from the server.
     """
     try:
         with psycopg.connect(dsn, **_settings(dsn, _ASKED_S)) as other, cut_off(other, _ASKED_S):
@@ -342,10 +342,11 @@ def answered(
     """Cut a connection when its server neither answers nor is at work.
 
     Args:
-        dsn: how it was made.
-        connection: what the block uses.
-        pid: of its process, as the server says it.
-        until: a point of `time.monotonic` at which it is asked first; None: in `PATIENCE_S`.
+        dsn: the connection string of the connection.
+        connection: the connection that the block uses.
+        pid: the number of the session's process, from the server.
+        until: a point of `time.monotonic` at which the server is asked first; None: in
+            `PATIENCE_S`.
 
     Raises:
         RetriableError: see `cut_off`.
@@ -361,7 +362,7 @@ def transaction(connection: Connection) -> Iterator[None]:
     The caller throws the connection away instead, which does the same and cannot fail.
 
     Raises:
-        RetriableError: it was not committed.
+        RetriableError: the transaction was not committed.
     """
     connection.execute(BEGIN)
     yield
@@ -369,10 +370,10 @@ def transaction(connection: Connection) -> Iterator[None]:
 
 
 def finish(connection: Connection, statement: str, tag: str = "COMMIT") -> None:
-    """End a transaction; the server answers ROLLBACK, and no error, where it had failed before.
+    """End a transaction; raise if the server answers ROLLBACK, as it does after a failure before.
 
     Raises:
-        RetriableError: it was rolled back.
+        RetriableError: the transaction was rolled back.
     """
     answer = connection.execute(query(statement)).statusmessage
     if answer != tag:
@@ -380,7 +381,7 @@ def finish(connection: Connection, statement: str, tag: str = "COMMIT") -> None:
 
 
 class Session:
-    """The driver's connection: made when it is needed, made again after a failure."""
+    """The driver's connection: opened on first use, opened again after a failure."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -391,16 +392,16 @@ class Session:
     def run(
         self, doing: str, work: Callable[[Connection], Result], until: float | None = None
     ) -> Result:
-        """Do work that may be done twice: once more if a kept connection turns out to be cut.
+        """Do repeatable work on the connection: once more if a kept connection is found cut.
 
         Args:
-            doing: for the error.
-            work: what is done.
+            doing: the name of the work, for the error.
+            work: called with the connection.
             until: a point of `time.monotonic` at which the wait for a silent server ends;
                 None: in `PATIENCE_S`.
 
         Raises:
-            TallystickError: as `ours` says it.
+            TallystickError: the translation of psycopg's error, see `ours`.
         """
         until = time.monotonic() + PATIENCE_S if until is None else until
         was_kept = self._connection is not None
@@ -427,7 +428,7 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if any."""
         if self._connection is not None:
             close(self._connection)
             self._connection = None

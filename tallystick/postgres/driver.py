@@ -1,16 +1,17 @@
-"""The driver's side: what was prepared becomes visible, or is given up, or is proved lost.
+"""The driver's side of the sink: prepared transactions are committed, aborted, or proved lost.
 
 Invariants:
     * A commit is answered COMMITTED only where PostgreSQL said so, or a token shows it; LOST only
-      where neither the rows nor a token are there, and no token can come: a token that
-      says "lost" has taken its place.
-    * A token is deleted only long after its epoch, and the mark that says so is written with it.
+      where neither the rows nor a token exist, and no token can come any more: a token that says
+      "lost" has taken its place.
+    * A token is deleted only long after its epoch, in one statement with the write of a mark.
       By then a later epoch of the same lineage was committed, before which everything earlier was
-      settled: what has no token and is before the mark was committed, since losses keep theirs.
-    * What is pending is settled as its own details say, independent of the sink's settings now.
-    * What other roles may write, into our tables, as names of prepared transactions or of sessions,
-      makes nothing run with our rights, and keeps nothing of ours from being settled: it is named
-      in a warning, and left alone or deleted.
+      settled: a transaction before the mark and without a token was committed, since the tokens of
+      losses are kept.
+    * A pending transaction is settled by its own details, independent of the sink's settings now.
+    * Text that other roles may write, into our tables, as names of prepared transactions or of
+      sessions, makes nothing run with our rights, and keeps nothing of ours from being settled: it
+      is named in a warning, and left alone or deleted.
 """
 
 import logging
@@ -89,11 +90,11 @@ class PostgresCommitter:
 
     @property
     def timeout(self) -> Timeout | None:
-        """PostgreSQL keeps what is prepared for ever."""
+        """None: PostgreSQL keeps prepared transactions for ever."""
         return None
 
     def plan(self) -> TransactionPlan:
-        """Return the same for every epoch."""
+        """Return the plan of the run, the same for every epoch."""
         return self._plan
 
     def commit(self, committable: Committable) -> Outcome:
@@ -101,7 +102,7 @@ class PostgresCommitter:
 
         Raises:
             ManifestError: the name is none of ours.
-            OptionError: the role may not, or the tables were changed.
+            OptionError: the role may not commit, or the tables were changed.
             RecordError: staged rows break a constraint; they stay, and can be tried again.
         """
         return self._commit(committable, None)
@@ -170,9 +171,9 @@ class PostgresCommitter:
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; of the owner's lineage, in this database.
 
-        Prepared and staged ones, for any way of this sink, in any schema. And those
-        that a session has open: of a task that the driver believes dead, and that could prepare
-        what no recovery would look for. To abort one ends its session.
+        Prepared and staged transactions, for any mode of the sink, in any schema. And transactions
+        that a session has open: the session's task, believed dead by the driver, could prepare the
+        transaction after the recovery has looked. To abort such a transaction ends its session.
         """
 
         def look(connection: Connection) -> list[Committable]:
@@ -265,7 +266,7 @@ class PostgresCommitter:
         return made
 
     def _look_elsewhere(self, connection: Connection, registry: str, owner: Owner) -> None:
-        """Warn of what an earlier run may have staged in a table that another role has made."""
+        """Warn of rows that an earlier run may have staged in a registry of another role."""
         problem, found = "it has triggers, rules or policies", None
         try:
             with connection.transaction():
@@ -294,7 +295,7 @@ class PostgresCommitter:
             )
 
     def _known(self, connection: Connection, schema: str, target: str, staging: str) -> str:
-        """Return the user's table that a row names, as SQL; empty: it may be a trap."""
+        """Return the user's table that a row names, as SQL; empty: the name may be a trap."""
         table, own = table_at(schema, target), self._target(schema)
         if table is None or table.staging != staging:
             return ""
@@ -304,12 +305,12 @@ class PostgresCommitter:
         return table.sql if is_ours else ""
 
     def _target(self, schema: str) -> str:
-        """Return the user's table in a schema, as this run knows it, not as a row says."""
+        """Return the user's table by the run's settings, for a schema; no row is trusted."""
         target = self._plan.details.table
         return NO_TABLE if table_at(schema, target) is None else target
 
     def _readable(self, rows: Iterable[tuple[str, str, str, int, int]]) -> list[Committable]:
-        """Return the committables of the rows whose names a task of ours has made."""
+        """Return the committables of the rows with names of our tasks; warn of the others."""
         made = []
         for each in rows:
             name, committable = each[0], found(*each)
@@ -323,7 +324,7 @@ class PostgresCommitter:
         return made
 
     def _warn(self, warning: str) -> None:
-        """Warn once: what others have made may stay for long."""
+        """Log a warning once: its cause may stay for long."""
         if warning not in self._warned:
             self._warned.add(warning)
             logger.warning("PostgreSQL: %s", warning)
@@ -354,7 +355,7 @@ class PostgresCommitter:
             self._session.close()
 
     def _prune(self, committable: Committable, details: Details, until: float | None) -> None:
-        """Delete old tokens now and then; that it fails harms nothing, and says so."""
+        """Delete old tokens now and then; a failure does no harm, and is logged."""
         prefix, epoch = prefix_of(committable.name), committable.checkpoint_id
         if epoch < self._pruned_at.get(prefix, EPOCHS_PROVED):
             return

@@ -1,8 +1,8 @@
-"""Errors of psycopg as errors of ours: by what the reader has to do, and without secrets.
+"""Errors of psycopg as errors of ours: by the reader's remedy, and without secrets.
 
-The texts of libpq and of the server may repeat what the connection string holds, and values of
-rows: a text of theirs is cut, and every secret in it is blotted out. Their exceptions are not kept
-as causes, which a traceback would print.
+The texts of libpq and of the server may repeat the connection string and values of rows: such a
+text is cut, and every secret in it is blotted out. Their exceptions are not kept as causes, which a
+traceback would print.
 """
 
 import os
@@ -32,7 +32,7 @@ _COPY_CONTEXT = re.compile(r"COPY .*?, line (\d+)(?:, column ([^:]+))?")
 
 
 def secrets_of(dsn: str) -> tuple[str, ...]:
-    """Return the parts of a connection string to hide; the string itself among them."""
+    """Return the parts of a connection string to hide, with the whole string."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -53,12 +53,12 @@ def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
 def ours(
     doing: str, secrets: tuple[str, ...], columns: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Run a block; what psycopg raises in it becomes an error of ours.
+    """Run a block, and translate psycopg's errors into errors of ours.
 
     Args:
-        doing: what was tried, for the message.
+        doing: the name of the work, for the message.
         secrets: see `secrets_of`.
-        columns: what the rows' columns are, for what is wrong with a value.
+        columns: the types of the rows' columns, for an error in a value.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def ours(
 def translate(
     error: psycopg.Error, doing: str, secrets: tuple[str, ...], columns: Mapping[str, str]
 ) -> TallystickError:
-    """Return the error of ours that a psycopg error stands for."""
+    """Return the error of ours for an error of psycopg."""
     state = error.sqlstate or ""
     said = error.diag.message_primary or str(error)
     text = f"PostgreSQL: {doing}: {scrubbed(said, secrets)}{f' ({state})' if state else ''}"

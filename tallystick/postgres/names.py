@@ -1,14 +1,14 @@
 """The names of transactions in PostgreSQL, and the SQL that tasks and the driver share.
 
-A name is a text that says whose the transaction is, and can be read back:
+A name tells the owner and the place of the transaction, and can be parsed:
 
     tallystick:<pipeline>:<sink>:<lineage's hash>:<checkpoint_id>:<task>:<attempt>:<nonce>
 
 Invariants:
     * A name is shorter than 200 bytes, PostgreSQL's limit of a prepared transaction's identifier.
     * Names of one owner begin with the same text, and names of another owner do not. The lineage
-      belongs to the owner: a pipeline that was started from a savepoint, beside the one that it
-      was taken of, leaves the other one's transactions alone.
+      belongs to the owner: a pipeline started from a savepoint, beside the pipeline that the
+      savepoint is of, leaves the transactions of the other alone.
 """
 
 import json
@@ -50,9 +50,9 @@ def prefix_of(name: str) -> str:
 
 
 def application_of(name: str) -> str:
-    """Return a session's name while it writes a transaction, so that a recovery finds it open.
+    """Return the session name for writing a transaction, by which a recovery finds it open.
 
-    Empty if it would be too long, which takes numbers that no pipeline reaches.
+    Empty if the name would be too long, which takes numbers that no pipeline reaches.
     """
     prefix = prefix_of(name)
     made = _application_prefix(prefix) + name.removeprefix(prefix)
@@ -65,7 +65,7 @@ def application_prefix(owner: Owner) -> str:
 
 
 def name_from(application: str, owner: Owner) -> str:
-    """Return the name of the transaction that a session of this owner writes."""
+    """Return the name of the transaction that a session of the owner writes."""
     return owner_prefix(owner) + application.removeprefix(application_prefix(owner))
 
 
@@ -80,7 +80,7 @@ def found(
 
     Args:
         name: possibly made by another user in order to cause trouble.
-        sink: its uid, which the name may hold in a shortened form.
+        sink: the sink's uid, which the name may hold in a shortened form.
         details: see `Committable`.
         record_count: 0: unknown.
         begun_ms: 0: unknown.
@@ -99,9 +99,9 @@ def staged_id(name: str) -> int:
 def insert_token(
     schema: str, committable: Committable, *, lost: bool = False
 ) -> tuple[str, list[object]]:
-    """Return the proof of what became of a committable, with its parameters.
+    """Return the statement that inserts the token of a committable's outcome, with parameters.
 
-    It waits for a session that writes the same one, and does nothing if it is there.
+    The statement waits for a session that writes the same token, and does nothing if one exists.
     """
     _, pipeline, sink, lineage, *_ = prefix_of(committable.name).split(":")
     return (
@@ -120,7 +120,7 @@ def insert_token(
 
 
 def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence[str]) -> str:
-    """Return a digest of what a row of the registry says, which other roles may have changed."""
+    """Return a digest of a row of the registry, to detect a change by another role."""
     said = json.dumps([target, staging, list(columns), list(key)])
     return sha256(said.encode()).hexdigest()[:32]
 
@@ -132,17 +132,17 @@ def move(
     key: Sequence[str],
     changed: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return what moves staged rows to the user's table; the parameter is their number.
+    """Return the statement that moves staged rows to the user's table; the parameter is their id.
 
-    With a key, the last one of each key counts. In the key's order, so that two such statements
-    take the rows' locks in one order.
+    With a key, the last row of each key counts. Rows go in the key's order, so that two such
+    statements take the rows' locks in one order.
 
     Args:
-        source: of the rows, as SQL.
+        source: the table of staged rows, as SQL.
         target: the user's table, as SQL.
         columns: of the rows.
-        key: those of them that ON CONFLICT finds.
-        changed: columns that are not in both tables the same, as `refuse_loss` says.
+        key: the columns of the unique index for ON CONFLICT.
+        changed: the columns that differ between the tables, see `refuse_loss`.
     """
     names = ", ".join(map(quoted, columns))
     into = f"INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM "
@@ -160,7 +160,7 @@ def move(
 
 
 def deletion(source: str) -> str:
-    """Return the statement that deletes staged rows; the parameter is their number."""
+    """Return the statement that deletes staged rows; the parameter is their id."""
     return f"DELETE FROM {source} WHERE {_OF_ONE}"
 
 

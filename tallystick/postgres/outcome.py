@@ -1,4 +1,4 @@
-"""The outcome of one committable: its commit, its abort, and the proof of either.
+"""The outcome of a committable: its commit, its abort, and the proof of either.
 
 Each function runs on a connection of the driver's, in autocommit, with its own search_path.
 """
@@ -76,7 +76,7 @@ MAY_END = (
 
 @contextmanager
 def as_who_connected(connection: Connection) -> Iterator[None]:
-    """Run a transaction without the role that was set: a session is its login role's."""
+    """Run a transaction as the login role, the owner of sessions, without the role that was set."""
     with connection.transaction():
         connection.execute("SET LOCAL ROLE NONE")
         yield
@@ -85,7 +85,7 @@ def as_who_connected(connection: Connection) -> Iterator[None]:
 def commit_prepared(
     connection: Connection, committable: Committable, details: Details, until: float | None = None
 ) -> Outcome:
-    """Commit a prepared transaction, or return what became of it; for `until` see `commit_staged`.
+    """Commit a prepared transaction, or prove its outcome; for `until` see `commit_staged`.
 
     Only the proof may have to wait for a lock.
     """
@@ -123,7 +123,7 @@ def _of_others(connection: Connection, committable: Committable) -> OptionError:
 
 
 def abort_prepared(connection: Connection, committable: Committable, *_: object) -> None:
-    """Roll a prepared transaction back, if it is there and ours; `lingering` warns of others."""
+    """Roll a prepared transaction back if it exists and is ours; `lingering` warns of others."""
     ours = connection.execute(
         query(
             f"SELECT FROM pg_prepared_xacts "
@@ -142,13 +142,13 @@ def abort_prepared(connection: Connection, committable: Committable, *_: object)
 def commit_staged(
     connection: Connection, committable: Committable, details: Details, until: float | None = None
 ) -> Outcome:
-    """Move staged rows into the user's table, or return what became of them.
+    """Move staged rows into the user's table, or prove their outcome.
 
     Args:
         connection: to the server.
         committable: the rows.
         details: of the committable.
-        until: a point of `time.monotonic` up to which a lock is waited for, if not as ever.
+        until: a point of `time.monotonic` up to which a lock is waited for; None: the usual time.
     """
     name, table = committable.name, table_at(details.schema, details.table)
     registry, target = registry_of(details.schema), NO_TABLE if table is None else table.sql
@@ -199,7 +199,7 @@ def commit_staged(
 
 
 def _wait_less(connection: Connection, until: float | None) -> None:
-    """Let the server give up waiting for a lock by itself: one that is cut off would wait on."""
+    """Limit the server's own wait for a lock: a session that is cut off would wait on."""
     if until is not None:
         connection.execute(_WAIT_LESS, [round(seconds_until(until) * 1000) or 1])
 
@@ -207,11 +207,14 @@ def _wait_less(connection: Connection, until: float | None) -> None:
 def _checked(
     connection: Connection, committable: Committable, details: Details, row: tuple[Any, ...]
 ) -> tuple[Table, list[str], list[str], int]:
-    """Return what a row of the registry says to commit, if it is as its task has written it.
+    """Check that nobody has changed a row of the registry; return the content.
+
+    Returns:
+        The table, the columns, the columns of the key, and the number of rows.
 
     Raises:
-        DataLossError: it was changed since.
-        OptionError: no manifest describes it, and its own details are not enough.
+        DataLossError: the row was changed since.
+        OptionError: a table was renamed or is gone, or strangers could run code in the staged one.
     """
     target, staging, columns, key, record_count = row
     registry, table = registry_of(details.schema), table_at(details.schema, details.table)
@@ -251,7 +254,7 @@ def abort_staged(
     target: str,
     until: float | None = None,
 ) -> None:
-    """Delete staged rows; of a row that another user has written, only the row itself.
+    """Delete staged rows; of a registry row by another user, only the row itself.
 
     Args:
         connection: to the server.
@@ -309,7 +312,7 @@ def abort_open(
     target: str,
     until: float | None = None,
 ) -> None:
-    """End the session, then undo what it may have finished before that."""
+    """End the attempt's session, then abort the transaction it may have prepared or staged."""
     sessions = f"{SESSIONS} AND application_name = $1"
     application = application_of(committable.name)
     with as_who_connected(connection):
@@ -336,10 +339,10 @@ def abort_open(
 def _proved(
     connection: Connection, committable: Committable, details: Details, until: float | None
 ) -> Outcome:
-    """Return the outcome of a committable that is gone.
+    """Return the outcome of a missing committable: by its token, else by a new token of the loss.
 
     Raises:
-        DataLossError: this server cannot know.
+        DataLossError: the server cannot have the token, so that a missing one proves nothing.
     """
     outcome = _outcome_of_token(connection, committable, details)
     if outcome is None:
@@ -357,7 +360,7 @@ def _proved(
 def _outcome_of_token(
     connection: Connection, committable: Committable, details: Details
 ) -> Outcome | None:
-    """Return the outcome that a token shows; None: there is none."""
+    """Return the outcome proved by a token or by the mark; None: neither exists."""
     name, tokens = committable.name, tokens_of(details.schema)
     mark = prefix_of(name) + _PRUNED
     known = {}
@@ -374,7 +377,7 @@ def _outcome_of_token(
 def _refuse_elsewhere(
     connection: Connection, committable: Committable, details: Details, table_id: int
 ) -> None:
-    """Raise where a missing token proves nothing, since it would be elsewhere."""
+    """Raise if the token would be elsewhere, so that a missing token proves nothing."""
     server, database = identity(connection)
     other_server = details.server and server and details.server != server
     if other_server or details.database != database:
@@ -406,7 +409,7 @@ def _both(statement: tuple[str, list[object]]) -> tuple[LiteralString, list[obje
 
 
 def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
-    """Delete the tokens of an owner's commits before a checkpoint, and write down that it was done.
+    """Delete the tokens of an owner's commits before a checkpoint, and write the mark of that.
 
     Args:
         connection: in autocommit.
@@ -430,7 +433,7 @@ def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
 
 
 def table_id_of(connection: Connection, table: str) -> int:
-    """Return the server's number of a table; one created again gets another; 0: none."""
+    """Return the server's number of a table; a table created again has another; 0: no table."""
     row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
     assert row is not None
     return int(row[0])

@@ -1,8 +1,8 @@
-"""Making our tables, and following the user's; `schema` says what they are for.
+"""The creation of our tables, and their change with the user's table; for their use see `schema`.
 
 Invariants:
-    * No lock that any role may hold stands before a start.
-    * Rows that are staged, and may be decided, stay as they are, even if their columns change.
+    * A start waits for no lock that any role may hold.
+    * Staged rows, which may be decided, keep their values, even if their columns change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,7 +92,8 @@ def ensure_tokens(connection: Connection, table: Table) -> None:
     """Create the table of tokens, where it is missing.
 
     Raises:
-        OptionError: the role may not, and it says what to run by hand; or its owner is not trusted.
+        OptionError: the role may not, and the message has the SQL to run by hand; or the table's
+            owner is not trusted.
     """
     schema = table.schema
     # The collation lets the primary key's index find all names that begin alike.
@@ -115,7 +116,8 @@ def ensure_staging(connection: Connection, table: Table) -> None:
     """Create the tables of staged rows, where they are missing, and bring them up to date.
 
     Raises:
-        OptionError: the role may not, and it says what to run by hand; or the owner is not trusted.
+        OptionError: the role may not, and the message has the SQL to run by hand; or a table's
+            owner is not trusted.
     """
     _ensure(
         connection,
@@ -181,20 +183,20 @@ def refuse_loss(
 ) -> dict[str, str]:
     """Refuse the commit of staged rows whose values the user's table would change.
 
-    Its columns may have been altered since the start, and a start with other transactions does not
-    look at staged rows.
+    The table's columns may have been altered since the start, and a start with other transactions
+    does not look at staged rows.
 
     Returns:
-        Of those that were: the value that the user's table will have, as SQL. Which of them are
-        equal goes by its type and collation.
+        For each altered column, the SQL of the value that the user's table will have: its type and
+        collation decide which values are equal.
 
     Args:
         connection: in a transaction that keeps both tables as they are; with the user's
             search_path.
-        staging: as SQL.
+        staging: the table of staged rows, as SQL.
         target: the user's table, as SQL.
-        columns: of the rows.
-        number: of the rows.
+        columns: the columns of the rows.
+        number: the id of the rows.
 
     Raises:
         OptionError: the user's table would cut, pad, round or shift a value.
@@ -220,7 +222,7 @@ def _retype_rows(connection: Connection, table: Table) -> None:
     """Change columns of staged rows, which may be decided, to their new types.
 
     Raises:
-        OptionError: a cast would cut, pad, round or shift a value, or there is none.
+        OptionError: a cast would cut, pad, round or shift a value, or there is no cast.
     """
     held = columns_of(connection, table.staging)
     for new in table.columns:
@@ -236,10 +238,10 @@ def _retype_rows(connection: Connection, table: Table) -> None:
 
 
 def _whose(connection: Connection, table: Table) -> str:
-    """Return whose rows are staged, and how to remove those that no start will ever settle.
+    """Return the owners of staged rows, and the statements that remove rows given up for good.
 
-    Pipelines share the table, and which of them live on, and from which checkpoint, no one of them
-    can know: a person removes what a checkpoint has left that was given up.
+    Pipelines share the table, and none can know which others live on, and from which checkpoint: a
+    person removes the rows of a checkpoint that was given up.
     """
     staging, registry = table.staging, registry_of(table.schema)
     asked = _WHOSE.format(staging=staging, registry=registry, id=ID)
@@ -281,17 +283,17 @@ def _lossless(
     new: TableColumn,
     which: str = "true",
 ) -> Iterator[None]:
-    """Run a block if all values of a column of staged rows stay what they are in another type.
+    """Run a block if all values of a column of staged rows stay the same in another type.
 
     Args:
         connection: in a transaction.
-        tables: of staged rows, and the user's, as SQL.
-        old: the column of the first.
-        new: the column of the second.
+        tables: the table of staged rows, and the user's, as SQL.
+        old: the column of the staged rows.
+        new: the column of the user's table.
         which: a condition for the rows.
 
     Raises:
-        OptionError: a value would not, or the block says so.
+        OptionError: a value would change, or the block's own cast fails.
     """
     staging, target = tables
     name, was, now = quoted(old.name), old.type_name, new.type_name
@@ -318,9 +320,9 @@ def _lossless(
 
 
 def _setting_between(connection: Connection, old: str, new: str) -> str:
-    """Return the session's setting that decides how values are cast; empty: none.
+    """Return the session's setting on which a cast of values depends; empty: none.
 
-    The session that altered the user's table may have had another one than the role has.
+    The session that altered the user's table may have had another setting than the role.
     """
     old, new = old.removeprefix("_"), new.removeprefix("_")
     if {old, new} & _ZONED and {old, new} & _ZONELESS:
@@ -333,9 +335,9 @@ def _setting_between(connection: Connection, old: str, new: str) -> str:
 
 
 def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:
-    """Return values, as SQL, for new columns without nulls: those that the user's table gives.
+    """Return the defaults in the user's table, as SQL, for new columns that refuse nulls.
 
-    Rows that wait do not have these columns, and their commit leaves them out.
+    Waiting rows do not have these columns, and their commit leaves the columns out.
     """
     found = connection.execute(_DOMAIN_DEFAULTS, [table.sql]).fetchall()
     strict = {each.name for each in table.columns if each.not_null}
@@ -381,10 +383,10 @@ def _ensure(
 
 
 def _run_ddl(connection: Connection, ddl: Sequence[str], table: str) -> None:
-    """Run statements in one transaction, and only if they are needed still.
+    """Run statements in one transaction, unless the table to create exists by now.
 
-    Without a lock, which any role could hold: what another driver makes meanwhile is waited for,
-    and then found.
+    Without a lock, which any role could hold: a table that another driver creates meanwhile is
+    waited for, and then found.
     """
     for is_last in (False, True):
         try:

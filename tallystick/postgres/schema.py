@@ -1,8 +1,8 @@
-"""The tables: the user's as it is, and ours beside it, in its schema.
+"""The user's table, and Tallystick's own tables beside it in the same schema.
 
 tallystick_committed        a token per committed transaction: the proof of what became of it
 tallystick_staged           a row per transaction that is staged and not committed
-tallystick_staged_<table>   the rows of those; the user's columns, and two of ours
+tallystick_staged_<table>   the rows of staged transactions; the user's columns, and two of ours
 
 Other roles may write into them, since several pipelines share them. Invariants:
     * Nothing that is read from a row becomes SQL: a row names a table of staged rows, and it counts
@@ -169,7 +169,7 @@ equal what has the same bytes. ON CONFLICT takes all unique indexes over its col
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The user's table, as the server has it.
+    """The user's table, as the server describes it.
 
     Args:
         schema: quoted.
@@ -188,7 +188,7 @@ class Table:
 
     @property
     def staging(self) -> str:
-        """The table of its staged rows, as SQL."""
+        """The table of the staged rows, as SQL."""
         name = f"tallystick_staged_{self.name}"
         if len(name.encode()) > _NAME_BYTES_MAX:
             digest = sha256(self.name.encode()).hexdigest()[:16]
@@ -198,7 +198,7 @@ class Table:
 
 
 def table_at(schema: str, sql: str) -> Table | None:
-    """Read back what `Table.sql` made, without its columns; None: it is of another form."""
+    """Parse a `Table.sql` back into a table without columns; None: the text has another form."""
     name = sql.removeprefix(f'{schema}."').removesuffix('"').replace('""', '"')
     table = Table(schema, name, ())
     return table if name and table.sql == sql else None
@@ -210,15 +210,15 @@ def tokens_of(schema: str) -> str:
 
 
 def registry_of(schema: str) -> str:
-    """Return the table of what is staged, as SQL."""
+    """Return the registry, the table of staged transactions, as SQL."""
     return f"{schema}.tallystick_staged"
 
 
 def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
-    """Look the table up, and check that rows can be written into it.
+    """Look the user's table up, and check that rows can be written into it.
 
     Raises:
-        OptionError: it does not exist, or is not as it must be; all problems are named.
+        OptionError: the table does not exist, or does not fit; all problems are named.
     """
     row, reason = None, ""
     try:
@@ -253,11 +253,11 @@ def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
 
 
 def columns_of(connection: Connection, table: str) -> dict[str, TableColumn]:
-    """Return the columns that a table has now, by their names.
+    """Return the present columns of a table, by name.
 
     Args:
-        connection: with its own search_path, which types are named by.
-        table: as SQL; a missing one has none.
+        connection: with its own search_path, by which types are named.
+        table: as SQL; a missing table has no columns.
     """
     row = connection.execute(_FOUND, [table]).fetchone()
     assert row is not None
@@ -271,7 +271,7 @@ def _columns(connection: Connection, oid: object) -> tuple[TableColumn, ...]:
 def retyped(
     connection: Connection, tables: tuple[str, str], columns: Sequence[TableColumn]
 ) -> list[str]:
-    """Return which columns have another type or collation now than when they were read, as clauses.
+    """Return the columns whose type or collation has changed since they were read, as clauses.
 
     Args:
         connection: in a transaction that keeps the tables as they are; with any search_path.
@@ -315,15 +315,15 @@ def _key_problems(
 
 
 def refuse_other_keys(connection: Connection, target: str, key: Sequence[str]) -> None:
-    """Refuse an upsert by a unique index that has replaced the one of the start.
+    """Refuse an upsert by a unique index that has replaced the index of the start.
 
     Args:
         connection: in a transaction that keeps the table as it is; with the user's search_path.
         target: the user's table, as SQL.
-        key: its columns that ON CONFLICT finds.
+        key: the columns of the unique index for ON CONFLICT.
 
     Raises:
-        OptionError: it treats other values as equal than the columns do: rows would be dropped.
+        OptionError: the index takes other values for equal than the columns do: rows would be lost.
     """
     connection.execute(OWN_PATH_MEANWHILE)
     (oid,) = connection.execute(_FOUND, [target]).fetchone() or (0,)
@@ -334,7 +334,7 @@ def refuse_other_keys(connection: Connection, target: str, key: Sequence[str]) -
 
 
 def strangers_hand(connection: Connection, ours: str, target: str) -> str:
-    """Return which role could run its code with our rights through a table of ours; empty: none.
+    """Describe the role whose code could run with our rights through a table of ours; or "".
 
     Args:
         connection: to the server.
@@ -362,14 +362,14 @@ def strangers_hand(connection: Connection, ours: str, target: str) -> str:
 
 
 def staging_named(connection: Connection, schema: str, said: str) -> str | None:
-    """Return the staging table that a row names, as SQL; None: there is none in that schema.
+    """Return the staging table that a row names, as SQL; None: the schema has no such table.
 
     `strangers_hand` checks its owner.
 
     Args:
         connection: to the server.
         schema: of the registry, quoted.
-        said: by the row, as `Table.staging`; compared letter by letter.
+        said: the name in the row, as `Table.staging`; compared letter by letter.
     """
     row = connection.execute(query(_STAGING), [schema, said]).fetchone()
     return None if row is None else f"{schema}.{quoted(row[0])}"
@@ -378,10 +378,10 @@ def staging_named(connection: Connection, schema: str, said: str) -> str | None:
 def lock_without_code(
     connection: Connection, table: str, column: tuple[str, str], *, nowait: bool = False
 ) -> bool:
-    """Return whether no code runs when a table is read, or deleted from, by one column.
+    """Return whether reads of a table, and deletions, by one column run no code; lock it if so.
 
-    Independent of its owner: where that holds, nothing is added until the transaction ends. It
-    counts for `ONLY` that table.
+    Independent of the table's owner: by the lock, no code is added until the transaction ends. The
+    answer is for `ONLY` the table.
 
     Args:
         connection: in a transaction.

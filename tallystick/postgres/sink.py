@@ -53,7 +53,7 @@ class PostgresSink:
             again if the epoch runs again; none: the same, and rows that cannot be written are
             counted, warned about, and left out.
         uid: names the sink in its pipeline for as long as transactions may be pending; None: its
-            kind and its place among those of that kind.
+            kind and its number among the sinks of that kind.
 
     Raises:
         OptionError: a setting is of the wrong type, or contradicts another.
@@ -103,7 +103,7 @@ class PostgresSink:
         """See `Sink`. Creates the tables of tokens and of staged rows where they are missing.
 
         Raises:
-            OptionError: something cannot work.
+            OptionError: a setting, the server or the table does not fit.
             RetriableError: the server cannot be reached now.
         """
         try:

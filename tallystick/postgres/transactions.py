@@ -1,11 +1,12 @@
-"""The task's side: one transaction of PostgreSQL per attempt, on a connection of its own.
+"""The task's side of the sink: one PostgreSQL transaction per attempt, on its own connection.
 
 Invariants:
-    * Rows and their token are of one transaction: both are there or neither.
-    * Rows are written as their columns' types are when the transaction ends, or not at all. From a
-      table's first COPY, or the planning of what moves rows into it, its types stay.
-    * What is handed over is on the server's disk; what is not handed over is not visible, and is
-      found by `lingering` if it is there at all.
+    * Rows and their token are in one transaction: both exist or neither does.
+    * Rows are written in the types that their columns have when the transaction ends, or not at
+      all. From a table's first COPY, or the planning of the statement that moves rows into it, its
+      types stay.
+    * A transaction that was handed over is on the server's disk; one that was not is not visible,
+      and `lingering` finds it if it exists at all.
 """
 
 import json
@@ -69,17 +70,17 @@ _SENT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """A committable's details: all that the driver needs besides its name.
+    """The details of a committable, for the driver, besides its name.
 
     Args:
-        mode: `prepared` or `staged`; `open`: a task may be at it still.
+        mode: `prepared` or `staged`; `open`: a task may still be writing.
         schema: where our tables are, quoted.
         table: the user's, as SQL.
-        server: the system identifier of the server; empty: it did not say.
-        database: its name.
+        server: the system identifier of the server; empty: not known.
+        database: the name of the database.
         tokens_id: the server's number of the table of tokens; 0: not known.
-        fingerprint: of what the registry's row says, see `names.fingerprint`; empty: there is
-            no row, or it is not known what it should say.
+        fingerprint: of the registry's row, see `names.fingerprint`; empty: there is no row, or its
+            right content is not known.
     """
 
     mode: str
@@ -91,16 +92,16 @@ class Details:
     fingerprint: str = ""
 
     def to_text(self) -> str:
-        """Return the form in which a committable carries it."""
+        """Return the details as the text that a committable carries."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read back what `to_text` made.
+        """Parse the text of `to_text`.
 
         Raises:
-            ManifestError: it is no such text; or the schema, which becomes a part of SQL, is no
-                quoted name.
+            ManifestError: the text is none of ours; or the schema, which becomes a part of SQL, is
+                no quoted name.
         """
         try:
             found = cls(**json.loads(text))
@@ -124,7 +125,7 @@ class Details:
 
 @dataclass(frozen=True)
 class PostgresPlan:
-    """The settings with which tasks write in one run; see `PostgresSink` for their meaning."""
+    """The settings of a run for its tasks; see `PostgresSink` for their meaning."""
 
     dsn: str = field(repr=False)
     table: Table
@@ -133,7 +134,7 @@ class PostgresPlan:
     guarantee: Guarantee
 
     def begin(self, place: Place) -> Transaction:
-        """See `TransactionPlan`. Names are of one attempt only: no other one is touched."""
+        """See `TransactionPlan`. A name is of one attempt only: no other attempt is touched."""
         if self.guarantee is Guarantee.NONE:
             return LossyTransaction(
                 lambda: _DirectTransaction(self),
@@ -152,7 +153,7 @@ class PostgresPlan:
 
 
 class _OpenTransaction:
-    """An open transaction, and the rows on their way into one table in it."""
+    """An open transaction, and the rows to write into a table in it."""
 
     def __init__(self, plan: PostgresPlan, target: str, name: str = "") -> None:
         self._dsn = plan.dsn
@@ -170,12 +171,12 @@ class _OpenTransaction:
         self.connection, self._pid = lend(plan.dsn, application_of(name) if name else "")
 
     def run(self, statement: str, parameters: Sequence[object] = ()) -> int:
-        """Run one statement; return how many rows it was about."""
+        """Run a statement; return the number of affected rows."""
         with self._doing(f"writing into table {self._table.name}"):
             return self.connection.execute(query(statement), parameters or None).rowcount
 
     def write(self, rows: pa.RecordBatch, extra: Sequence[pa.Array] = ()) -> None:
-        """Take rows, with the columns of `STAGING_COLUMNS` after them if they are staged."""
+        """Take rows, with the columns of `STAGING_COLUMNS` appended if they are staged."""
         if self._schema is None:
             self._fit(rows.schema, staged=bool(extra))
         elif not rows.schema.equals(self._schema):
@@ -192,7 +193,7 @@ class _OpenTransaction:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as one COPY."""
+        """Send the waiting batches, as one COPY."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
@@ -205,7 +206,7 @@ class _OpenTransaction:
                     copy.write(chunk)
 
     def end(self, statement: str, tag: str) -> None:
-        """End the transaction, and let others have the connection."""
+        """End the transaction, and give the connection back for the next one."""
         with self._doing(f"{tag} of rows of table {self._table.name}"):
             self._refuse_retyped()
             finish(self.connection, statement, tag)
@@ -233,7 +234,7 @@ class _OpenTransaction:
             refuse_other_keys(self.connection, self._table.sql, self._key)
 
     def drop(self) -> None:
-        """Cut the connection, which rolls back what is open."""
+        """Cut the connection, which rolls the open transaction back."""
         if not self._over:
             close(self.connection)
 
@@ -309,7 +310,7 @@ class _PreparedTransaction:
 
 
 class _StagedTransaction:
-    """Rows in the staging table, in a transaction that is over when they are handed over."""
+    """Rows in the staging table, in a transaction that ends before they are handed over."""
 
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
         self._plan, self._place, self._begun_ms = plan, place, _now_ms()

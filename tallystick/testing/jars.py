@@ -4,7 +4,7 @@ Invariants:
     A version's lock file names every jar and its SHA-256; nothing else reaches the class path.
     A folder of jars appears whole or not at all, and one process at a time fetches.
 
-They come through Ivy, which PySpark ships, and not through Python's own HTTP: so that Maven's
+The jars come through Ivy, which PySpark ships, and not through Python's own HTTP: Maven's
 conventions hold, and nothing but Java is needed. The whole list is in the lock, so no POM is read,
 which takes a quarter of the time of a resolution.
 """
@@ -84,7 +84,7 @@ class Jar:
 
     @property
     def name(self) -> str:
-        """The file's name, as Maven has it."""
+        """The name of the jar file, as in Maven."""
         return f"{self.artifact}-{self.version}.jar"
 
 
@@ -93,7 +93,7 @@ def _ignore(*_: int) -> None:
 
 
 def chosen_version(asked: str | None) -> str:
-    """Return Kafka's version: what is asked for, else TALLYSTICK_KAFKA_VERSION, else the newest.
+    """Return Kafka's version: the given one, else TALLYSTICK_KAFKA_VERSION, else the newest.
 
     Raises:
         OptionError: There is no lock file for that version.
@@ -121,7 +121,7 @@ def kafka_classpath(version: str, on_jar: OnJar = _ignore) -> str:
 
     Args:
         version: Kafka's.
-        on_jar: called while they are fetched: how many jars are there, of how many.
+        on_jar: called during the fetch with the number of jars so far, and of all.
 
     Raises:
         OptionError: The jars are not in the cache (or damaged there) and cannot be fetched.
@@ -135,13 +135,13 @@ def kafka_classpath(version: str, on_jar: OnJar = _ignore) -> str:
 
 
 def jar_folder(version: str) -> Path:
-    """Return the folder of a version's jars, which need not be there."""
+    """Return the folder of a version's jars, whether it exists or not."""
     identity = sha256(lock_file(version).read_bytes()).hexdigest()[:12]
     return cache_directory() / f"kafka-{version}-{identity}"
 
 
 def damaged_jars(directory: Path, version: str) -> list[str]:
-    """Return a line per jar that is missing or not the locked one."""
+    """Return a line for each jar that is missing, or differs from the lock file."""
     problems = []
     for jar in locked_jars(version):
         try:
@@ -156,7 +156,7 @@ def damaged_jars(directory: Path, version: str) -> list[str]:
 
 
 def _install(directory: Path, version: str, problems: list[str], on_jar: OnJar) -> None:
-    """Fetch into a folder beside, verify, and swap it in by renames."""
+    """Fetch the jars into a folder beside, verify them, and swap the folder in by renames."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as work:
         fetched = Path(work, "jars")
         report = _fetch(Path(work), fetched, version, on_jar)
@@ -179,7 +179,7 @@ def _first(problems: list[str]) -> str:
 
 
 def _fetch(work: Path, target: Path, version: str, on_jar: OnJar) -> str:
-    """Run Ivy; return the end of its report. Whether it succeeded shows in the files."""
+    """Run Ivy; return the end of its report. The files show whether Ivy succeeded."""
     target.mkdir()
     settings, modules = work / "ivysettings.xml", work / "ivy.xml"
     mirror = os.environ.get("TALLYSTICK_MAVEN_URL")
@@ -235,7 +235,7 @@ def _ivy_jar() -> Path:
 
 
 def _network_options(work: Path) -> list[str]:
-    """Return Java's options for proxy and CAs, which Python learns from the environment."""
+    """Return Java's options for the proxy and the CAs in the environment."""
     options = []
     if proxy := urllib.request.getproxies().get("https"):
         at = urlsplit(proxy if "//" in proxy else f"//{proxy}")

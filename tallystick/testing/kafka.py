@@ -1,4 +1,4 @@
-"""A real Kafka cluster for tests and for trying things out: nothing to install, gone afterwards.
+"""A real Kafka cluster for tests and experiments: nothing to install, gone afterwards.
 
     with EmbeddedKafka(brokers=3) as kafka:
         topic = kafka.create_topic("orders", partitions=6)
@@ -70,16 +70,16 @@ class EmbeddedKafka:
     Args:
         brokers: How many nodes; each is broker and controller.
         port: The first node's port, the others follow; None takes free ones.
-        directory: Where data and logs go and stay. What an earlier cluster of the same size left
-            there is taken up again. None is a temporary one, removed by `stop`.
+        directory: Where data and logs go and stay. Data of an earlier cluster of the same size is
+            taken up again. None is a temporary one, removed by `stop`.
         transaction_version: The cluster's feature `transaction.version`: 0, 1, or 2 (KIP-890);
             None is the newest that this Kafka has, which is 0 before Kafka 4.
         security: None is PLAINTEXT without any access control.
-        properties: Of `server.properties`, for every node, or a function that returns those of
-            one; they override ours.
+        properties: Of `server.properties`, for every node, or a function that returns the
+            properties of a node; they override ours.
         heap_mb: The heap of each node, in MiB.
-        version: Kafka's: 3.7.2, 3.9.1, 4.0.0 or 4.3.0. None is what the environment variable
-            TALLYSTICK_KAFKA_VERSION says, else 4.3.0.
+        version: Kafka's: 3.7.2, 3.9.1, 4.0.0 or 4.3.0. None is the version in the environment
+            variable TALLYSTICK_KAFKA_VERSION, else 4.3.0.
 
     Raises:
         OptionError: A value that cannot work. Nothing was started.
@@ -139,7 +139,7 @@ class EmbeddedKafka:
 
     @property
     def kafka_options(self) -> dict[str, str]:
-        """The `kafka.*` options that reach this cluster, as `admin` if there is security."""
+        """The `kafka.*` options of a client of the cluster, as `admin` if there is security."""
         return self.kafka_options_for(SUPER_USER)
 
     def kafka_options_for(self, user: str) -> dict[str, str]:
@@ -151,7 +151,7 @@ class EmbeddedKafka:
         return {f"kafka.{name}": value for name, value in self._client_options(user).items()}
 
     def confluent_options(self, user: str = SUPER_USER) -> dict[str, str]:
-        """Return the same under librdkafka's names, for confluent-kafka.
+        """Return the options of one user under librdkafka's names, for confluent-kafka.
 
         Raises:
             OptionError: There is no such user.
@@ -230,8 +230,8 @@ class EmbeddedKafka:
         Right after `kill` or `resume` a cluster still reports the old state for a moment.
 
         Args:
-            topics: Which; None is all, Kafka's own included.
-            timeout_s: How long at most.
+            topics: The topics; None is all, Kafka's own included.
+            timeout_s: The longest wait.
 
         Raises:
             BrokerUnavailableError: A node died, or the time is over; with its log's end.
@@ -252,8 +252,8 @@ class EmbeddedKafka:
         """Create a topic, and return its name when all nodes know it and all replicas are in sync.
 
         Args:
-            name: Of the topic; one that exists is left as it is.
-            partitions: How many.
+            name: Of the topic; an existing topic is left as it is.
+            partitions: The number of partitions.
             replication_factor: None is all nodes.
             config: Topic settings, such as `retention.ms`.
 
@@ -277,7 +277,7 @@ class EmbeddedKafka:
         process.wait()
 
     def terminate(self, node_id: int) -> None:
-        """Shut a node down (SIGTERM): it hands over what it leads. Killed if it takes too long."""
+        """Shut a node down (SIGTERM), with a handover of partitions; kill it after a timeout."""
         process = self._process(node_id)
         self._put_out.add(node_id)
         process.send_signal(signal.SIGCONT)
@@ -330,11 +330,11 @@ class EmbeddedKafka:
         return self._processes[self._node(node_id).node_id]
 
     def _answering(self) -> list[Node]:
-        """Return the nodes that should answer, also one that died by itself."""
+        """Return the nodes that should answer: all but those killed, terminated or paused."""
         return [node for node in self._started() if node.node_id not in self._put_out]
 
     def _start_nodes(self, directory: Path) -> None:
-        """Start all nodes; where another process took a port of our choice, try others."""
+        """Start all nodes; if another process took a port of our choice, try other ports."""
         for tries in range(1, START_TRIES_MAX + 1):
             ports = free_ports(2 * self.brokers, HOST)
             if self._port is not None:
@@ -403,7 +403,7 @@ def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """True if it ended before the deadline."""
+    """True if the process ended before the deadline."""
     try:
         process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -433,9 +433,9 @@ def _programs(version: str) -> Programs:
 
 
 def _record_classes(programs: Programs, archive: Path, version: str) -> None:
-    """Run one broker from start to end, for the JVM to record which classes it has loaded.
+    """Run a broker from start to end, so that the JVM records the loaded classes.
 
-    A JVM that cannot do that leaves an empty file, so that it is asked only once.
+    A JVM that cannot record leaves an empty file, and is not asked again.
     """
     with tempfile.TemporaryDirectory(prefix=".classes-", dir=archive.parent) as work:
         recorded = Path(work, archive.name)

@@ -1,4 +1,4 @@
-"""One node of the embedded Kafka: its folder, its settings, its JVM, and whether it is ready."""
+"""A node of the embedded Kafka: folder, settings, JVM, and readiness."""
 
 import base64
 import re
@@ -55,7 +55,7 @@ QUICK_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xl
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker that is a controller too. `node_id` is what Metadata calls it."""
+    """A broker that is a controller too. `node_id` is the broker's id in Metadata."""
 
     node_id: int
     port: int
@@ -64,41 +64,41 @@ class Node:
 
     @property
     def address(self) -> str:
-        """`host:port` of its listener for clients."""
+        """`host:port` of the node's listener for clients."""
         return f"{HOST}:{self.port}"
 
     @property
     def log_path(self) -> Path:
-        """Its log: one file over all its restarts."""
+        """The node's log: one file over all restarts."""
         return self.directory / "server.log"
 
     @property
     def properties_path(self) -> Path:
-        """Its `server.properties`."""
+        """The node's `server.properties`."""
         return self.directory / "server.properties"
 
     @property
     def logging_path(self) -> Path:
-        """The settings of its log."""
+        """The settings of the node's log."""
         return self.directory / "log4j2.properties"
 
     @property
     def old_logging_path(self) -> Path:
-        """The same for Kafka 3."""
+        """The settings of the node's log for Kafka 3."""
         return self.directory / "log4j.properties"
 
     @property
     def data_path(self) -> Path:
-        """The folder of its partitions."""
+        """The folder of the node's partitions."""
         return self.directory / "data"
 
     @property
     def is_formatted(self) -> bool:
-        """True if its data folder belongs to a cluster already."""
+        """True if the data folder belongs to a cluster already."""
         return (self.data_path / "meta.properties").exists()
 
     def write_settings(self, server_properties: str) -> None:
-        """Write what the JVM reads at its start."""
+        """Write the settings for the next start of the JVM."""
         self.directory.mkdir(exist_ok=True)
         self.logging_path.write_text(LOGGING)
         self.old_logging_path.write_text(LOGGING_OF_KAFKA_3)
@@ -106,7 +106,7 @@ class Node:
         self.properties_path.write_text(server_properties)
 
     def log_tail(self) -> str:
-        """Return the end of its log, for errors."""
+        """Return the end of the node's log, for errors."""
         if not self.log_path.exists():
             return "(it has written no log)"
         lines = self.log_path.read_text(errors="replace").splitlines()
@@ -127,10 +127,10 @@ def server_properties(
     """Return the text of a node's `server.properties`.
 
     Args:
-        node: Whose.
+        node: The node.
         nodes: All of the cluster.
         protocol: The name of the listener for clients, PLAINTEXT or SASL_SSL.
-        more: Overrides anything.
+        more: Properties that override all others.
     """
     voters = ",".join(f"{each.node_id}@{HOST}:{each.controller_port}" for each in nodes)
     properties = {
@@ -167,7 +167,7 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Java and Kafka's classes: what every command line begins with."""
+    """Java and Kafka's classes: the beginning of every command line."""
 
     java: Path
     classpath: str
@@ -177,12 +177,12 @@ class Programs:
     """The path at which a server that is shut down in order leaves such an archive."""
 
     def server_command(self, node: Node, heap_mb: int) -> list[str]:
-        """Run a node in the foreground."""
+        """Return the command that runs a node in the foreground."""
         record = [f"-XX:ArchiveClassesAtExit={self.record_to}"] if self.record_to else []
         return [*self._jvm(node, heap_mb), *record, "kafka.Kafka", str(node.properties_path)]
 
     def format_command(self, node: Node, cluster_id: str, more: Sequence[str]) -> list[str]:
-        """Prepare the data folder of a node for its first start."""
+        """Return the command that formats a node's data folder for the first start."""
         command = [*self._jvm(node, heap_mb=128), "kafka.tools.StorageTool", "format"]
         return [*command, "-t", cluster_id, "-c", str(node.properties_path), *more]
 
@@ -203,7 +203,7 @@ def new_cluster_id() -> str:
 
 
 def cluster_id_of(node: Node) -> str | None:
-    """Return the cluster that a node's data folder belongs to; None if it is not formatted."""
+    """Return the id of the cluster of a node's data folder; None: the folder is not formatted."""
     if not node.is_formatted:
         return None
     text = (node.data_path / "meta.properties").read_text()
@@ -237,15 +237,15 @@ def wait_for(
     topics: Iterable[str] | None,
     holds: Holds,
 ) -> None:
-    """Ask one node for Metadata until `holds` of it.
+    """Ask one node for Metadata until `holds` is true of the answer.
 
     Args:
-        node: Whom.
-        process: Of that node; it is not waited for any longer once this has ended.
+        node: The node to ask.
+        process: Of that node; the wait ends when the process has ended.
         options: How to reach the cluster; the address is replaced by the node's own.
         deadline: `time.monotonic` when to give up.
-        topics: What to ask for; None is all topics.
-        holds: Whether an answer says what is waited for.
+        topics: The topics to ask for; None: all topics.
+        holds: True of the answer that ends the wait.
 
     Raises:
         BrokerUnavailableError: The process ended, or the deadline has come.
@@ -268,7 +268,7 @@ def wait_for(
 
 
 def names_all(wanted: set[int], metadata: Any) -> bool:
-    """True if all these brokers are there."""
+    """True if Metadata lists all wanted brokers."""
     return wanted <= {broker.node_id for broker in metadata.brokers}
 
 

@@ -1,7 +1,7 @@
 """Child processes that cannot outlive their parent, not even when it is killed with SIGKILL.
 
 Invariant: every child is in the process group of one small watchdog, a shell that waits for the
-end of a pipe whose other end only this process holds. When this process goes, however it goes, the
+end of a pipe whose other end only this process holds. When this process ends, in whatever way, the
 kernel closes the pipe, and the shell kills the group, itself included.
 
 Why not PR_SET_PDEATHSIG: it is Linux only, and it fires when the *thread* that started the child
@@ -27,7 +27,7 @@ WATCHDOG = "read -r _; kill -9 0"
 
 
 class ProcessGroup:
-    """A group of child processes that dies with this one."""
+    """A group of child processes, killed when this process dies."""
 
     def __init__(self) -> None:
         read_end, write_end = os.pipe()  # close-on-exec: no other child inherits the write end
@@ -89,7 +89,7 @@ TRIES_MAX = 1_000
 
 
 def free_ports(count: int, host: str) -> Sequence[int]:
-    """Return different ports on which no process listens. Another process may still be quicker.
+    """Return different ports on which no process listens; another process may take one before us.
 
     Raises:
         OptionError: None was found in many tries.

@@ -31,11 +31,11 @@ class NewTopic(Protocol):
         partitions: int | None = 1,
         config: Mapping[str, str] | None = None,
     ) -> str:
-        """Create a topic under a name that no other test has, and return the name.
+        """Create a topic under a name unique to the test, and return the name.
 
         Args:
             prefix: The beginning of the name, to recognise it by.
-            partitions: How many; None only makes up a name and creates nothing.
+            partitions: The number of partitions; None only makes up a name and creates nothing.
             config: Topic settings, such as `retention.ms`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Topics read to their end by confluent-kafka, the client that knows nothing of this package."""
+"""Topics read to their end by confluent-kafka, a client independent of this package."""
 
 import time
 
@@ -10,7 +10,7 @@ BATCH = 10_000
 
 
 def read_to_end(consumer: Consumer, idle_s: float) -> list[Message]:
-    """Return all records of the partitions that are assigned, up to their ends.
+    """Return all records of the assigned partitions, up to their ends.
 
     Args:
         consumer: With partitions assigned, and `enable.partition.eof`.

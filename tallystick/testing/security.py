@@ -134,14 +134,14 @@ def confluent_options(security: Security, stores: Stores, user: str) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One access control list entry: this user may do that, from anywhere.
+    """An entry of the access control list: a user may do an operation, from any host.
 
     Args:
         user: The user's name, without `User:`.
-        resource: What kind of thing.
-        name: Which one; ignored for CLUSTER.
+        resource: The kind of resource.
+        name: The resource's name; ignored for CLUSTER.
         operation: READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS, ... as Kafka names them.
-        prefixed: `name` is the beginning of the names that are meant.
+        prefixed: `name` is a prefix of the names of all resources that are meant.
     """
 
     user: str

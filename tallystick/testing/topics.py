@@ -1,4 +1,4 @@
-"""Topics made over the connection of a test cluster; the package itself makes none."""
+"""The creation of topics by a test's client; the package itself creates none."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +16,12 @@ def create_topic(
     replication_factor: int = -1,
     config: Mapping[str, str] | None = None,
 ) -> None:
-    """Create a topic, and return when every partition of it has a leader. One that exists is fine.
+    """Create a topic unless it exists, and return when every partition has a leader.
 
     Args:
         client: of the cluster.
         name: the topic.
-        partitions: how many.
+        partitions: the number of partitions.
         replication_factor: replicas of each; -1 is the broker's default.
         config: topic settings, such as `retention.ms`.
 

@@ -1,8 +1,8 @@
 """The numbers of the page's charts.
 
-One epoch is often far longer than the others: the first one, which compiles and connects. So that
-these can be distinguished, an axis ends soon after the largest of 19 in 20 values, and what is cut
-off is named.
+One epoch is often far longer than the others: the first, which compiles and connects. To keep the
+others legible, an axis ends soon after the largest of 19 in 20 values, and the values cut off are
+named.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ VALUES_MIN = 4
 
 
 def charts(facts: PageFacts) -> dict[str, Any]:
-    """Return all charts as JSON: values of each epoch, where axes end, and what is cut off."""
+    """Return all charts as JSON: values of each epoch, ends of axes, and values cut off."""
     epochs = facts.epochs
     parts = [dict(each.parts_ms) for each in epochs]
     took_ms = [each.took_ms for each in epochs]
@@ -56,7 +56,7 @@ def charts(facts: PageFacts) -> dict[str, Any]:
 
 
 def end_of(values: Sequence[float | None]) -> float | None:
-    """Return where an axis ends; None: with the largest value."""
+    """Return the end of an axis; None: the axis ends with the largest value."""
     known = sorted(each for each in values if each is not None)
     if len(known) < VALUES_MIN:
         return None
@@ -82,7 +82,7 @@ def _both(*texts: str) -> str:
 def _throughput(
     epochs: Sequence[EpochFact],
 ) -> Iterator[tuple[float, float | None, float | None]]:
-    """Yield when an epoch was decided, in s, and what it read and put out per s since the last."""
+    """Yield an epoch's time of decision, in s, and the records read and rows put out per s."""
     known = [each for each in epochs if each.decided_ms is not None]
     for before, epoch in pairwise(known):
         took_s = (epoch.decided_ms or 0) / 1000 - (before.decided_ms or 0) / 1000

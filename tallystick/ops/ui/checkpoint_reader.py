@@ -40,12 +40,12 @@ PATIENCE_MS = 5_000
 
 
 class CheckpointReader:
-    """Looks at one checkpoint on each request.
+    """A reader that looks at a checkpoint, and Kafka, on each request.
 
     Args:
         checkpoint: its location.
         options: of the connection to the cluster that decides, with Kafka's names; None: Kafka is
-            not asked, and the page says what is not known then.
+            not asked, and the page says so where a fact is not known.
 
     Raises:
         OptionError: the location or an option cannot work.
@@ -61,7 +61,7 @@ class CheckpointReader:
             self._config = KafkaConfig.from_options({**options, **told})
 
     def read(self) -> PageFacts:
-        """Look now; what cannot be found out becomes a finding."""
+        """Look now; an error becomes a finding."""
         looked_ms = now_ms()  # all that is found was there then, or came later
         findings = self._findings()
         is_there = not any(each.check == "kafka" for each in findings)  # it is not waited for twice
@@ -156,7 +156,7 @@ def now_ms() -> int:
 
 
 def rows_of(manifest: Manifest) -> int:
-    """Return how many rows an epoch put out, in all sinks."""
+    """Return the number of rows that an epoch put out, in all sinks."""
     rows = sum(each.record_count for each in manifest.produced)
     return rows + sum(each.record_count for each in manifest.committables)
 
@@ -168,7 +168,7 @@ def _sources(manifest: Manifest) -> list[SourceOffsets]:
 
 
 def _offsets_between(before: Manifest | None, manifest: Manifest) -> int | None:
-    """Return how many offsets an epoch read; None where the one before it is gone."""
+    """Return the number of offsets read by an epoch; None if the manifest before is gone."""
     if before is None or before.checkpoint_id != manifest.checkpoint_id - 1:
         return None
     starts = {each.input: each for each in _sources(before)}
@@ -182,7 +182,7 @@ def _offsets_between(before: Manifest | None, manifest: Manifest) -> int | None:
 
 
 def _partitions(manifest: Manifest, kafka: _Kafka | None) -> tuple[PartitionFact, ...]:
-    """Return how far each partition is read, and where it ends if its cluster is asked."""
+    """Return the position of each partition, and its end if the partition's cluster is asked."""
     found = []
     for source in _sources(manifest):
         ends: Mapping[TopicPartition, int] = {}
@@ -210,7 +210,7 @@ def _step(step: StepReport) -> StepFact:
 def _transactions(
     found: Iterable[LingeringTransaction], view: CheckpointView
 ) -> tuple[TransactionFact, ...]:
-    """Return those of the pipeline."""
+    """Return the transactions that belong to the pipeline."""
     told = [(each, describe(each, view)) for each in in_order(found, view)]
     return tuple(
         TransactionFact(

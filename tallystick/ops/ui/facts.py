@@ -1,6 +1,6 @@
-"""Facts that the page shows, as values; its JSON holds the same.
+"""The facts on the page, as values; the page's JSON holds the same.
 
-Times are in ms since 1970. What is not known is None, and the page says so.
+Times are in ms since 1970. A fact that is not known is None, and the page says so.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class EpochFact:
     Args:
         number: of the epoch.
         decided_ms: when its output became visible; of a checkpoint, when its manifest was written.
-        offsets: how many it read, markers of transactions included.
-        rows: how many it put out, in all sinks.
-        records: how many it read; None: no run reported.
-        parts_ms: how long its parts took, in their order; empty where no run reported.
-        size_reason: why it was not larger; "": not known.
+        offsets: the number of offsets read, markers of transactions included.
+        rows: the number of rows put out, in all sinks.
+        records: the number of records read; None: no run reported.
+        parts_ms: the time of each part, in order; empty where no run reported.
+        size_reason: why the epoch was not larger; "": not known.
     """
 
     number: int
@@ -32,18 +32,18 @@ class EpochFact:
 
     @property
     def took_ms(self) -> float:
-        """The sum of its parts."""
+        """The sum of the epoch's parts."""
         return sum(ms for _, ms in self.parts_ms)
 
     @property
     def read(self) -> int | None:
-        """The records that it read, or its offsets where no run reported."""
+        """The records read by the epoch, or the offsets where no run reported."""
         return self.offsets if self.records is None else self.records
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFact:
-    """The progress of reading one partition.
+    """The progress in reading a partition.
 
     Args:
         topic: of several inputs, with the id of its input and a slash before it.
@@ -69,13 +69,13 @@ class StepFact:
 
     Args:
         uid: names the step.
-        watermark_ms: of event times; None: it has none.
-        size: bytes of its files.
-        files: how many.
-        max_parallelism: how many key groups there are.
-        parts: of each task, its first and last key group, and about how many bytes they have.
-        skew: the largest part over the average.
-        late_rows: dropped since this run began; None: no run reported.
+        watermark_ms: the watermark of event times; None: the step has none.
+        size: the bytes of all files.
+        files: the number of files.
+        max_parallelism: the number of key groups.
+        parts: of each task, the first and the last key group, and their approximate bytes.
+        skew: the size of the largest part over the average.
+        late_rows: rows dropped since the run began; None: no run reported.
         rebuilt_copies: local copies that its tasks had to rebuild in the newest epochs; None: no
             run reported.
         reused_copies: local copies that its tasks found up to date in the same epochs.
@@ -95,15 +95,15 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True)
 class TransactionFact:
-    """A transaction that is open or prepared.
+    """An open or prepared transaction.
 
     Args:
-        name: its transactional id.
-        state: in words.
-        age_ms: since it was begun; None: not known.
-        timeout_ms: after which Kafka aborts it; 0: never.
-        partitions: those with rows.
-        says: whose it is, and what settles it.
+        name: the transactional id.
+        state: the state, in words.
+        age_ms: the time since the start; None: not known.
+        timeout_ms: Kafka aborts the transaction after this time; 0: never.
+        partitions: the partitions with rows.
+        says: the status, in a sentence.
     """
 
     name: str
@@ -137,21 +137,21 @@ class ErrorFact:
 
 @dataclass(frozen=True, slots=True)
 class RunFact:
-    """The facts that only the process which runs the pipeline knows.
+    """The facts known only to the process that runs the pipeline.
 
     Args:
         status: `Running`, `Waiting for data`, `Stopped`, or `Failed`.
         since_ms: when the run began.
         run_id: of the run.
-        trigger: when epochs begin, by its name.
+        trigger: the trigger, by its name.
         execution: `resident` or `jobs`.
         starts: how often this process has started the pipeline.
-        aborted: epochs that did not come about, by the class of the error.
+        aborted: the number of aborted epochs, by the class of the error.
         rows_by_topic: rows of committed epochs, by topic, or by sink where it has none.
-        dead_letter_topic: the one of these with malformed records; "": none.
-        records_per_s: read in the newest epochs, per second of their time.
-        rows_per_s: put out in the same.
-        epoch_open_ms: since when an epoch is in flight; None: none is.
+        dead_letter_topic: the topic with malformed records; "": none.
+        records_per_s: records read in the newest epochs, per second of their time.
+        rows_per_s: rows put out in these epochs, per second of their time.
+        epoch_open_ms: the start of the epoch in flight; None: none is.
     """
 
     status: str
@@ -175,16 +175,16 @@ class RunFact:
 
 @dataclass(frozen=True, slots=True)
 class EventTimesFact:
-    """The partitions of a run, by what the watermark of its first step makes of them.
+    """The partitions of a run, as the watermark of the first step counts them.
 
     Args:
-        waited_for: how many the watermark waits for.
-        slowest: of these, the one that holds it; "": none does.
-        idle_count: how many are not waited for: they are read to their ends.
-        idle: the first of them.
-        ended_count: how many are at the end of their stream.
-        held_count: how many are not read on, since they are too far ahead of the slowest.
-        held: the first of them.
+        waited_for: the number of partitions that the watermark waits for.
+        slowest: the slowest of them, which holds the watermark; "": none does.
+        idle_count: the number of partitions not waited for, since they are read to their ends.
+        idle: the first of the idle partitions.
+        ended_count: the number of partitions at the end of their stream.
+        held_count: the number of partitions not read on, too far ahead of the slowest.
+        held: the first of the held partitions.
     """
 
     waited_for: int
@@ -201,8 +201,8 @@ class PageFacts:
     """The whole page.
 
     Args:
-        name: the pipeline's; "": not known yet.
-        checkpoint: its location.
+        name: the pipeline's name; "": not known yet.
+        checkpoint: the location of the checkpoint.
         looked_ms: when the checkpoint and Kafka were read.
         decided: the newest decided epoch; None: there is none, or it is not known.
         decided_by: the decider.
@@ -211,7 +211,7 @@ class PageFacts:
         partitions: of all sources.
         steps: with state.
         transactions: those of the pipeline.
-        recovery: what to type where the pipeline's process is dead; "": nothing.
+        recovery: the command to type if the pipeline's process is dead; "": none.
         findings: of the doctor's checks, the worst first.
         errors: of this run, the newest last.
         run: None: no run in this process.
@@ -238,7 +238,7 @@ class PageFacts:
 
     @property
     def read_name(self) -> str:
-        """The name of what `EpochFact.read` counts."""
+        """The name of the count in `EpochFact.read`."""
         is_told = any(each.records is not None for each in self.epochs)
         return "Records in" if is_told else "Offsets in"
 

@@ -1,4 +1,4 @@
-"""The page of a pipeline that runs in this process: `Pipeline.start(ui_port=...)`."""
+"""The page of a pipeline in the same process: `Pipeline.start(ui_port=...)`."""
 
 import threading
 from collections.abc import Mapping

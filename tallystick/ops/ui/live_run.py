@@ -1,4 +1,4 @@
-"""Facts that a running pipeline reports about itself, from its own process."""
+"""Facts about a running pipeline, from the events in its own process."""
 
 import time
 from collections import Counter, deque
@@ -45,7 +45,7 @@ _OF_DRIVER = {PLAN: PLAN, **dict.fromkeys((MANIFEST, COUNT, COMMIT, OTHER_SINKS,
 
 
 class LiveRun:
-    """A listener that keeps what the page shows of a run, and passes every event on.
+    """A listener that keeps a run's facts for the page, and passes every event on.
 
     Args:
         listener: the user's; None: there is none.
@@ -75,7 +75,7 @@ class LiveRun:
         self._has_final = False  # among these is what ended the run
 
     def show(self, query: Query) -> None:
-        """Take the query in, once it is started."""
+        """Show a query, once it is started."""
         self._query = query
 
     def __call__(self, event: protocol.Event) -> None:
@@ -151,7 +151,7 @@ class LiveRun:
         )
 
     def _all_errors(self, query: Query, checkpoint: str) -> tuple[ErrorFact, ...]:
-        """Return those of epochs, and the one that ended the run."""
+        """Return the errors of epochs, and the error that ended the run."""
         final = query.exception()
         if final is not None and not self._has_final:
             self._has_final = True
@@ -204,9 +204,9 @@ class LiveRun:
 
 
 def parts_of(progress: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Return how long an epoch took, by the parts of the page.
+    """Return the time of an epoch, divided into the parts of the page.
 
-    The time of the tasks is divided as the busiest task of each step spent its own.
+    The time of the tasks is divided in the proportions of the busiest task of each step.
 
     Args:
         progress: of the epoch, as `Query.recentProgress` has it.
@@ -230,9 +230,9 @@ def parts_of(progress: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
 def _partitions(
     progress: Mapping[str, Any], looked: Iterable[PartitionFact]
 ) -> tuple[PartitionFact, ...]:
-    """Return the positions of a run; the end of a partition is the newer one of two looks.
+    """Return the positions of a run; the end of a partition is the later one of two looks.
 
-    A run that hangs no longer looks.
+    The run's own look may be old: a run that hangs no longer looks.
     """
     ends = {(each.topic, each.partition): each.end for each in looked}
     found = []
@@ -246,7 +246,7 @@ def _partitions(
 
 
 def _event_times(progress: Mapping[str, Any] | None) -> EventTimesFact | None:
-    """Return what the newest epoch says of the event times of partitions."""
+    """Return the event times of partitions in the newest epoch."""
     found = (progress or {}).get("eventTimes")
     if found is None:
         return None
@@ -263,14 +263,14 @@ def _event_times(progress: Mapping[str, Any] | None) -> EventTimesFact | None:
 
 
 def _place(output: ProducedRange | Committable) -> str:
-    """Name where rows went."""
+    """Return the topic or the sink of an output."""
     if isinstance(output, ProducedRange):
         return output.topic
     return output.sink
 
 
 def _shown(error: BaseException) -> str:
-    """Return what a page may show of an error: nothing of records or state."""
+    """Return the text of an error for the page: nothing of records or state."""
     return error.without_values if isinstance(error, TallystickError) else NOT_SHOWN
 
 

@@ -1,4 +1,4 @@
-"""The page's HTML: a frame that stays, and sections that are sent again when they have changed."""
+"""The page's HTML: a frame that stays, and sections, each sent again after a change."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -58,17 +58,17 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Names and messages may come from a file, or from Kafka."""
+    """Return a text without control characters: a name may come from a file, or from Kafka."""
     return printable(value) if type(value) is str else value
 
 
 def _count(value: float | None) -> str:
-    """Write a number with its thousands apart; what is not known, in words."""
+    """Write a number with its thousands apart; None as words."""
     return "not known" if value is None else f"{value:,.0f}"
 
 
 def _utc(ms: int | None) -> str:
-    """Write a time; whatever a checkpoint holds, the page is shown."""
+    """Write a time; any number that a checkpoint may hold is written, and none raises."""
     if ms is None:
         return "not known"
     if ms == FINAL_WATERMARK_MS:
@@ -80,7 +80,7 @@ def _utc(ms: int | None) -> str:
 
 
 def _worst(facts: PageFacts) -> Mapping[str, int]:
-    """Count the findings that need attention."""
+    """Count the errors and the warnings among the findings."""
     return {
         "errors": sum(each.severity == Severity.ERROR for each in facts.findings),
         "warnings": sum(each.severity == Severity.WARNING for each in facts.findings),

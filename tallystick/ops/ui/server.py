@@ -74,7 +74,7 @@ class Source:
         self._read_at_s = 0.0
 
     def facts(self) -> PageFacts:
-        """Return the newest."""
+        """Return the facts, read again if older than `LOOK_AGAIN_S`."""
         with self._lock:
             if self._facts is None or time.monotonic() - self._read_at_s > LOOK_AGAIN_S:
                 self._facts = self._read()
@@ -171,7 +171,7 @@ class Server:
 
 
 class _Headers:
-    """Sets the headers that keep a browser from doing more than the page needs."""
+    """Middleware that sets headers by which a browser does no more than the page needs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -187,7 +187,7 @@ class _Headers:
 
 
 class _NeedsToken:
-    """Admits holders of the token: in the address once, then in a cookie; programs in a header."""
+    """Middleware that admits holders of the token: in the address, a cookie, or a header."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
