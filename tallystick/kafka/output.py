@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from tallystick.codec.formats import Format
@@ -79,7 +78,7 @@ class KafkaOutput:
     def rows(
         self,
         partition_counts: Mapping[str, int],
-        batch_limits: Mapping[str, int] = MappingProxyType({}),
+        batch_limits: Mapping[str, int] | None = None,
         *,
         registers: bool = True,
     ) -> RowLayout:
@@ -89,7 +88,8 @@ class KafkaOutput:
 
         Args:
             partition_counts: the number of partitions of each topic.
-            batch_limits: the largest record batch that a topic takes, where it is known.
+            batch_limits: the largest record batch that a topic takes, where it is known; None: of
+                no topic.
             registers: False: only to check columns, so no schema is registered.
 
         Raises:
@@ -98,7 +98,8 @@ class KafkaOutput:
         """
         value = self._writer(self.value, "value", registers)
         key = self._writer(self.key_format, "key", registers)
-        return RowLayout(partition_counts, self.topic, value, self.key, key, batch_limits)
+        limits = batch_limits or {}
+        return RowLayout(partition_counts, self.topic, value, self.key, key, limits)
 
     def _writer(self, form: Format | None, part: str, registers: bool) -> ValueWriter | None:
         if form is None:

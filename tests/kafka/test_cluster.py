@@ -129,9 +129,10 @@ def test_a_leader_that_shows_less_for_a_moment_is_asked_again(
     def lagging(*args: Any, **how: Any) -> dict[TopicPartition, Any]:
         answers = ask(*args, **how)
         if (lag := next(lags, "over")) != "over":
-            (answer,) = answers.values()
-            answer.records, answer.high_watermark = None, -1 if lag else 2
-            answer.error_code = 1 if lag else 0
+            ((partition, answer),) = answers.items()
+            end, code = (-1, 1) if lag else (2, 0)
+            lagged = answer._replace(records=None, high_watermark=end, error_code=code)
+            answers = {partition: lagged}
         return answers
 
     monkeypatch.setattr(broker.client, "ask_leaders", lagging)

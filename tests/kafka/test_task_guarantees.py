@@ -82,21 +82,33 @@ def test_without_transactions_rows_are_visible_at_once_and_again_when_the_epoch_
     )
 
 
-def test_at_least_once_tells_of_what_kafka_refuses_and_none_does_not(
-    config: KafkaConfig, narrow: str, pipeline: str
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
+def test_batches_are_cut_to_the_topics_limit_and_a_record_beyond_it_is_named(
+    config: KafkaConfig, narrow: str, pipeline: str, guarantee: Guarantee
 ) -> None:
-    """Not knowing is what `none` means; what comes after it arrives."""
-    many = rows_of(*(f"{index:0100}" for index in range(100)))
-    how: dict[str, Any] = {"compression": "none"}
-    with opened(config, narrow, pipeline, guarantee=Guarantee.AT_LEAST_ONCE, **how) as sink:
-        told = sink.plan().begin(place_of(pipeline))
-        told.write(many)
-        with pytest.raises(RecordError, match=r"max\.message\.bytes"):
-            told.prepare()
-        told.abort()
-    with opened(config, narrow, pipeline, guarantee=Guarantee.NONE, **how) as sink:
+    many = [f"{index:0100}" for index in range(100)]
+    with opened(config, narrow, pipeline, guarantee=guarantee, compression="none") as sink:
+        written = sink.plan().begin(place_of(pipeline))
+        written.write(rows_of(*many))
+        assert list(written.prepare()) == []
+        wait_for(lambda: len(read_back(config, narrow)), 100, "the number of rows")
+        too_large = sink.plan().begin(place_of(pipeline))
+        with pytest.raises(RecordError, match=r"max\.message\.bytes"):  # noqa: PT012
+            too_large.write(rows_of("x" * 5000))
+            too_large.prepare()
+        too_large.abort()
+    assert read_back(config, narrow) == many
+
+
+def test_none_does_not_tell_of_what_kafka_refuses(
+    config: KafkaConfig, narrow: str, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not knowing is what it means where the limit is not known; what comes after it arrives."""
+    monkeypatch.setattr(cluster, "batch_limits", lambda client, topics: {})
+    none, how = Guarantee.NONE, {"compression": "none"}
+    with opened(config, narrow, pipeline, guarantee=none, **how) as sink:
         silent = sink.plan().begin(place_of(pipeline))
-        silent.write(many)
+        silent.write(rows_of(*(f"{index:0100}" for index in range(100))))
         assert list(silent.prepare()) == []
         for index in range(5):  # Kafka has hung up; what is sent into that is lost as well
 
