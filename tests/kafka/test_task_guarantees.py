@@ -30,7 +30,7 @@ from tallystick.epoch.two_phase import (
 )
 from tallystick.errors import OptionError, RecordError, WorkerOrphanedError
 from tallystick.host.worker_cache import WorkerCache
-from tallystick.kafka import protocol, task_transaction
+from tallystick.kafka import cluster, protocol, task_transaction
 from tallystick.kafka.audit import describe_producers
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
