@@ -52,7 +52,7 @@ def _pair(word):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def to_days(at, size):  # type: ignore[no-untyped-def]
-    """(days since 1970 of a text that begins YYYY-MM-DD, whether it does)."""
+    """(days since 1970 of a text that begins YYYY-MM-DD, whether the date is valid)."""
     if size < 10:
         return np.int64(0), False
     word, is_good = _digits_apart(at, _DATE_ZEROS, _DATE_SEPARATORS)
@@ -75,7 +75,7 @@ def to_days(at, size):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _two_digits(at, end):  # type: ignore[no-untyped-def]
-    """(the number of two digits, 99: they are none; the address after them)."""
+    """(the number of two digits, 99: no digits; the address after the digits)."""
     high, low = byte_at(at, end), byte_at(at + 1, end)
     if ZERO <= high <= NINE and ZERO <= low <= NINE:
         return 10 * (high - ZERO) + low - ZERO, at + 2
@@ -95,7 +95,7 @@ def _fraction(at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _offset(at, end, hours_alone):  # type: ignore[no-untyped-def]
-    """(minutes that a zone is ahead of UTC, whether it can be, the address after it)."""
+    """(minutes that a zone is ahead of UTC, whether such a zone can be, the address after it)."""
     sign = byte_at(at, end)
     if sign | 0x20 == _BIG_Z | 0x20:
         return np.int64(0), True, at + 1
@@ -164,7 +164,7 @@ def to_micros(at, size):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def read_times(address, starts, lengths, out):  # type: ignore[no-untyped-def]
-    """Read texts as microseconds since 1970; return the first that is none, -1: all are.
+    """Read texts as microseconds since 1970; return the first row that is no time, -1: none.
 
     Args:
         address: what the starts count from.

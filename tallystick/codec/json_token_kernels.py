@@ -36,7 +36,7 @@ PLUS, POINT, LETTER_E, _U = 0x2B, 0x2E, 0x65, 0x75
 
 
 def text_word(text: bytes) -> np.uint64:
-    """Eight bytes as `peek` reads them."""
+    """Return eight bytes of text as `peek` reads them from a record."""
     return np.uint64(int.from_bytes(text, "little"))
 
 
@@ -86,7 +86,7 @@ for _letter, _byte in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
 
 @inlined_kernel
 def byte_at(at, end):  # type: ignore[no-untyped-def]
-    """Return one byte of a record; 0 after its end."""
+    """Return the byte of a record at an address; 0 after the record's end."""
     return np.int64(load8(at)) if at < end else np.int64(0)
 
 
@@ -105,7 +105,7 @@ def _peek_at_end(at, begin, end):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def peek(at, begin, end):  # type: ignore[no-untyped-def]
-    """Return eight bytes of a record, the first one lowest; 0 after its end."""
+    """Return eight bytes of a record, the first lowest; 0 after the record's end."""
     return load64(at) if at + 8 <= end else _peek_at_end(at, begin, end)
 
 
