@@ -1,4 +1,4 @@
-"""Formats of a record's value: what a user asks for; the readers and writers do it."""
+"""Formats of a record's value, as a user declares them; readers and writers carry them out."""
 
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -119,7 +119,7 @@ class Avro:
             check_registry(self.registry, self.user_info)
 
     def check_for_reading(self) -> None:
-        """Raise `OptionError` unless it says what to read, and nothing that is for writing."""
+        """Raise `OptionError` unless the format names fields to read, and no option for writing."""
         if self.schema is None:
             raise OptionError(
                 "Avro(): reading needs a schema, e.g. Avro('dest string, delay double', ...)"
@@ -131,7 +131,7 @@ class Avro:
             )
 
     def check_for_writing(self) -> None:
-        """Raise `OptionError` unless it says where the schema to write is."""
+        """Raise `OptionError` without a registry, or with a schema that is no JSON text."""
         if self.registry is None:
             raise OptionError(
                 "Avro(schemas=...) is for reading: writing needs a registry=, which gives the "
@@ -187,7 +187,7 @@ class JsonSchema:
             check_registry(self.registry, self.user_info)
 
     def check_for_reading(self) -> None:
-        """Raise `OptionError` unless it says, in one way, what to read."""
+        """Raise `OptionError` unless the fields to read come from `schema`, or from a subject."""
         asks = self.registry is not None and self.subject is not None
         if self.register or asks == (self.schema is not None):
             raise OptionError(
@@ -201,7 +201,7 @@ class JsonSchema:
             )
 
     def check_for_writing(self) -> None:
-        """Raise `OptionError` unless it says where the schema to write is."""
+        """Raise `OptionError` without a registry, or with a schema that is no JSON text."""
         if self.registry is None:
             raise OptionError("JsonSchema() in a sink needs a registry=, which gives it an id")
         if self.schema is not None and not self.schema.lstrip().startswith("{"):
@@ -256,7 +256,7 @@ class Protobuf:
         check_registry(self.registry, self.user_info)
 
     def check_for_reading(self) -> None:
-        """Raise `OptionError` unless it says what to read, and nothing that is for writing."""
+        """Raise `OptionError` unless the format names fields to read, and no option for writing."""
         if self.schema is None:
             raise OptionError(
                 "Protobuf(): reading needs a schema, e.g. Protobuf('dest string, delay double', …)"
@@ -268,7 +268,7 @@ class Protobuf:
             )
 
     def check_for_writing(self) -> None:
-        """Raise `OptionError` for columns to read."""
+        """Raise `OptionError` if fields to read are declared."""
         if self.schema is not None:
             raise OptionError(
                 "Protobuf(schema=...) is for a source: a sink writes the newest schema that the "
@@ -283,10 +283,10 @@ REGISTERED = (Avro, JsonSchema, Protobuf)
 
 
 def check_registry(url: str, user_info: str | None) -> None:
-    """Check where a registry is said to be, without asking there.
+    """Check a registry's URL and credentials, without asking the registry.
 
     Raises:
-        OptionError: what is wrong, without any secret.
+        OptionError: one of them is malformed; the message holds no secret.
     """
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Doubles as text, exactly as Arrow's cast writes them, in a third of its time.
+"""Doubles as text, exactly as Arrow's cast writes them, in a third of the time.
 
 A double is written here only when it is surely the number of its text: with at most six digits
 after the point, and fifteen in all. Any two decimals of fifteen digits are different doubles, so

@@ -1,4 +1,4 @@
-"""A binary column as plain arrays: where each value starts and how long it is.
+"""A binary column as plain arrays: the start and the length of each value.
 
 Kernels work on spans, so they need to know nothing of Arrow's offset widths, slices and bitmaps.
 
@@ -38,7 +38,7 @@ class Spans:
 
         Args:
             bytes_max: how many bytes a run has at most.
-            rows_max: how many rows it has at most.
+            rows_max: how many rows a run has at most.
             overhead: bytes that each row takes besides its own.
         """
         ends = np.cumsum(np.maximum(self.lengths, 0) + overhead)

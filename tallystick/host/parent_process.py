@@ -25,7 +25,7 @@ _parents: dict[int, int] = {}
 
 
 def check_parent() -> None:
-    """Bind this Spark worker to its parent process; cheap, so call it before each step.
+    """Bind a Spark worker to its parent process; cheap enough to call before each step.
 
     Does nothing in a process that Spark does not use as a worker.
 

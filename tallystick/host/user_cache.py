@@ -21,7 +21,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def one_process_at_a_time(path: Path) -> Iterator[None]:
-    """Lock an entry of the cache, so that a single process makes it and later processes find it.
+    """Lock an entry of the cache, for a single process to make it and later processes to find it.
 
     The lock, a file beside the entry, ends with its process in any case.
     """

@@ -17,7 +17,7 @@ import numpy as np
 from tallystick.codec.memory import copy, inner_kernel, load8, store8
 
 UNFIT, OUTSIDE = 1, 2
-"""Problems of a batch: a length does not fit; a record's offset is none of the batch's."""
+"""Problems of a batch: a length does not fit; a record's offset is outside of the batch."""
 FAILED = 1 << 62
 """Larger than any address, and far enough from 2^63 that adding a length cannot overflow."""
 
@@ -205,7 +205,7 @@ def scan_headers(headers, keys, values):  # type: ignore[no-untyped-def]
         values: the same for the header values; length -1 is null.
 
     Returns:
-        How many headers there are; -1 when the bytes are not the ones that `scan_records` saw.
+        The number of headers; -1 when the bytes are not the ones that `scan_records` saw.
     """
     row = 0
     for record in range(headers.shape[1]):
@@ -230,7 +230,7 @@ def scan_headers(headers, keys, values):  # type: ignore[no-untyped-def]
 
 @_kernel
 def gather(spans, offsets, target, capacity):  # type: ignore[no-untyped-def]
-    """Copy the spans one after another to `target`, and note where each begins, as Arrow wants it.
+    """Copy the spans one after another to `target`, and note their offsets in Arrow's form.
 
     Args:
         spans: rows 0 and 1: addresses and lengths.
