@@ -21,8 +21,8 @@ UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
     *(TypeError, ValueError),
 )
-"""Raised by Python where bytes from outside are not what was written: no JSON, another shape of it,
-or a value that must not exist."""
+"""Raised by Python where bytes from outside are not as they were written: no JSON, another shape of
+it, or a value that must not exist."""
 
 
 class TallystickError(Exception):
@@ -55,7 +55,7 @@ class QueryEndedError(TallystickError):
 
 
 class RetriableError(TallystickError):
-    """A passing failure outside of the pipeline; doing the same again may succeed."""
+    """A passing failure outside of the pipeline; the same call may succeed later."""
 
 
 class BrokerUnavailableError(RetriableError):

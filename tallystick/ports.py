@@ -29,7 +29,8 @@ class Decider(Protocol):
     """Decides an epoch: a Kafka transaction, or the checkpoint's own log of decisions.
 
     A decision is one durable fact, a token. The run that fences as the newest owner, and only that
-    run, can decide from then on; so nothing is decided after it has asked what was.
+    run, can decide from then on; so no earlier run decides once this run has asked for the last
+    decision.
     """
 
     @property
@@ -38,7 +39,7 @@ class Decider(Protocol):
         ...
 
     def fence(self, current: Producer | None) -> Producer:
-        """Take over, abort what is open of earlier owners, and return the decider from now on.
+        """Take over, abort earlier owners' open transactions, and return the producer from now on.
 
         With `current` it succeeds only as long as no other run took over since: another owner is a
         FencedError. Without (`None`) it takes over from any owner.
@@ -70,8 +71,8 @@ class Decider(Protocol):
             producer: the owner.
             token: the decision.
             positions: the end of the epoch in each source, for consumer groups to show. They become
-                visible with the decision where it can carry them: in a transaction, those on its
-                own cluster.
+                visible with the decision where it can carry them: a transaction carries those on
+                its own cluster.
         """
         ...
 
@@ -373,7 +374,7 @@ class EpochResult(NamedTuple):
         state: the state of the keyed steps after the epoch.
         late: how many rows came later than the watermark and were dropped, by the step's uid; only
             steps that had some.
-        committables: what tasks prepared in other sinks.
+        committables: the output that tasks prepared in other sinks.
         has_strays: other attempts may have begun transactions in those sinks, and never reported.
     """
 

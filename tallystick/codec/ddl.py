@@ -90,7 +90,7 @@ def parse(text: str, name: str, *, timestamp: str = "timestamp") -> Json:
     Args:
         text: the DDL.
         name: the thing that the DDL describes, for errors.
-        timestamp: what a `timestamp` without more is; `timestamp_ntz` where a session says so.
+        timestamp: the type of a bare `timestamp`; `timestamp_ntz` where a session says so.
 
     Raises:
         DdlError: the text cannot be read.

@@ -56,8 +56,8 @@ from tallystick.codec.memory import (
 WIDTH is the bytes of an integer's slot, LIMIT the greatest one. VALUES, LENGTHS (of strings) and
 VALID are addresses of slots. NAME is the address of the name with its closing quote: WORDS words,
 of which the last counts only under MASK; SIZE is its length without the quote. CHAIN is the next
-field of the same `name_hash`. SEEN is the row after the one that had it last, FOLLOWER the field
-that came after it then.
+field of the same `name_hash`. SEEN is the number, plus 1, of the last row with the field, FOLLOWER
+the field that came after it then.
 """
 FIELD_SIZE = 128
 
@@ -293,8 +293,8 @@ def parse_records(  # type: ignore[no-untyped-def]
     """Read records into slots; if most of them are UNSURE, so are all the rest.
 
     Args:
-        address: what the starts count from.
-        size: bytes there.
+        address: the start of the data, from which `starts` count.
+        size: the bytes of the data.
         starts: where each record begins.
         lengths: bytes, -1 for null, whose slots stay null.
         fields: the address of the first field.

@@ -1,28 +1,27 @@
 r"""JSON records to typed columns, whole blocks at a time, exact for every single record.
 
 Where all fields are scalars, a kernel reads every record that is surely well-formed (see
-`json_flat_kernels`). What it leaves, and other schemas, Arrow's parser reads, and it alone refuses
-records: what is accepted does not depend on the reader. Until the kernel is compiled on this
-machine, Arrow's parser reads all.
+`json_flat_kernels`). Arrow's parser reads all other records and schemas, and it alone refuses
+records: acceptance does not depend on the reader. Until the kernel is compiled on this machine,
+Arrow's parser reads all.
 
 Arrow takes a text of many documents and, if one is malformed, refuses the whole text. So:
 
 - Every record becomes one line. Lines that cannot be an object are sorted out before parsing: not
   from `{` to `}`, a control character (NUL would end the text), not UTF-8.
-- What is left begins with `{` and ends with `}`. In a text that parses, a `}` before a line break
+- The others begin with `{` and end with `}`. In a text that parses, a `}` before a line break
   before a `{` can only end a document (inside a string the line break is an error), so no document
   spans two lines and every line holds at least one. As many documents as lines: one each.
 - A block that fails is halved until the malformed records stand alone. A record is called malformed
   only after it failed alone, so it never takes a good neighbour along.
 
-What is accepted, beyond RFC 8259: NaN and ±Infinity for float and double, as Spark does. A float or
-double that is too large is infinite. What nobody asks for need only be JSON, see
-`json_ignored_kernels`. What is malformed: a declared field twice in an object (Spark takes the
-last); 1.0 or "1" for an integer (as in Spark); a number for a string (Spark takes its text); an
-integer beyond its type; a decimal that would need rounding; in a string that is a column, a
-`\ud800` without its partner; a byte order mark. A timestamp is text as in `json_time_kernels`, in
-UTC unless it names an offset; a date is YYYY-MM-DD. docs/json-beside-from-json.md has it all beside
-Spark.
+Accepted beyond RFC 8259: NaN and ±Infinity for float and double, as in Spark. A float or double
+that is too large is infinite. Undeclared fields need only be JSON, see `json_ignored_kernels`.
+Malformed: a declared field twice in an object (Spark takes the last); 1.0 or "1" for an integer (as
+in Spark); a number for a string (Spark takes its text); an integer beyond its type; a decimal that
+would need rounding; in a string that is a column, a `\ud800` without its partner; a byte order
+mark. A timestamp is text as in `json_time_kernels`, in UTC unless it names an offset; a date is
+YYYY-MM-DD. docs/json-beside-from-json.md compares all of this with Spark.
 """
 
 import re
@@ -57,7 +56,7 @@ from tallystick.errors import OptionError
 BLOCK_BYTES_MAX = 64 << 20
 """Parsed at once, in bytes; Arrow's own limit is 2 GiB, and a smaller block costs nothing."""
 BLOCK_ROWS_MAX = 1 << 16
-"""Bounds what is parsed again where a record is malformed."""
+"""Bounds the rows that are parsed again where a record is malformed."""
 
 EXPECTED = "a JSON object of the schema asked for"
 

@@ -5,7 +5,7 @@ union with null, as a list of types or as oneOf or anyOf. Other rules for values
 pattern and so on) are not checked. Any other part is no error until a column meets it.
 
 Source: https://json-schema.org/draft/2020-12/json-schema-validation and core; drafts
-from 4 on agree in what is read here.
+from 4 on agree in the parts read here.
 """
 
 import json
@@ -348,7 +348,7 @@ def _fits(name: str, kind: pa.DataType) -> bool:
 
 
 def _check_nulls(shape: Shape, column: pa.Array, path: str) -> None:
-    """Raise for what is written as null where the schema has none, whole columns at a time."""
+    """Raise `RecordError` for values that become null in JSON where the schema allows no null."""
     if (shape.kind == ANY and shape.nullable) or pa.types.is_null(column.type):
         return
     if pa.types.is_dictionary(column.type):

@@ -47,7 +47,7 @@ class References:
             holder: the part that has it.
 
         Raises:
-            LookupError: there is none in this schema.
+            LookupError: the schema has no such part.
         """
         if not isinstance(reference, str):
             raise LookupError(reference)

@@ -1,9 +1,9 @@
 """Dates and times of JSON texts, compiled by numba.
 
-RFC 3339, and of ISO 8601 what other writers make: a space for the T, no seconds, no minutes, an
-offset without a colon; PostgreSQL's hours alone as an offset, after a space only, as RFC 3339 wants
-minutes. A fraction is cut to microseconds, as Spark does. A leap second, 23:59:60 in UTC, is the
-second before it, as in java.time.
+RFC 3339, and the forms of ISO 8601 that other writers make: a space for the T, no seconds, no
+minutes, an offset without a colon; PostgreSQL's hours alone as an offset, after a space only, as
+RFC 3339 wants minutes. A fraction is cut to microseconds, as Spark does. A leap second, 23:59:60 in
+UTC, is the second before it, as in java.time.
 
 Source: https://www.rfc-editor.org/rfc/rfc3339#section-5.6
 """
@@ -113,7 +113,7 @@ def _offset(at, end, hours_alone):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _odd_time(at, end):  # type: ignore[no-untyped-def]
-    """(microseconds since the day began, in UTC, of what follows a date; whether it is a time)."""
+    """(microseconds from a day's start, in UTC, of the text after a date; whether it is a time)."""
     separator = byte_at(at, end)
     is_good = separator == _SPACE or separator | 0x20 == _BIG_T | 0x20
     hour, at = _two_digits(at + 1, end)
@@ -167,7 +167,7 @@ def read_times(address, starts, lengths, out):  # type: ignore[no-untyped-def]
     """Read texts as microseconds since 1970; return the first row that is no time, -1: none.
 
     Args:
-        address: what the starts count from.
+        address: the start of the data, from which `starts` count.
         starts: where each text begins.
         lengths: bytes, -1 for null.
         out: the address of as many int64.

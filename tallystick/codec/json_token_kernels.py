@@ -151,7 +151,7 @@ def string_end(at, begin, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def hex4(at, end):  # type: ignore[no-untyped-def]
-    """Return the number of four hexadecimal digits; -1: they are none."""
+    """Return the number of four hexadecimal digits; -1: other characters."""
     value = np.int64(0)
     for place in range(at, at + 4):
         byte = byte_at(place, end)
@@ -167,7 +167,7 @@ def hex4(at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _put_utf8(code, target):  # type: ignore[no-untyped-def]
-    """Write a code point; return the address after it."""
+    """Write a code point in UTF-8; return the address after its bytes."""
     if code < 0x80:
         store8(target, np.uint64(code))
         return target + 1
@@ -188,10 +188,10 @@ def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
         at: the first byte of the text.
         end: of the record.
         target: the address to write to.
-        limit: the address after the last one to write to.
+        limit: the end of the room to write to.
 
     Returns:
-        (the address of the closing quote, the address after what was written).
+        (the address of the closing quote, the address after the written text).
     """
     start = at
     if limit - target < end - at:  # no text gets longer by this
@@ -232,7 +232,7 @@ def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
-    """(the digits appended to those of `value`, the address after them), eight at a time."""
+    """(`value` with the digits at `at` appended, the address after them); reads eight at a time."""
     while True:
         word = peek(at, begin, end) ^ _ZEROS
         others = (((word & LOWS) + OVER_NINE) | word) & TOPS

@@ -179,7 +179,7 @@ def _check_range(array: pa.Array, name: str) -> None:
 
 def _structs(array: pa.Array, name: str) -> _Texts:
     fields = list(array.type)
-    children = [  # flattened: what a null struct covers may be anything
+    children = [  # flattened: the values under a null struct may be anything
         _texts(child, f"field {field.name!r} of {name}")
         for field, child in zip(fields, array.flatten(), strict=True)
     ]

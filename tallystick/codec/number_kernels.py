@@ -26,7 +26,7 @@ def double_texts(column: pa.Array, name: str) -> Spans:
 
     Args:
         column: of type float64.
-        name: what it is called in errors.
+        name: the column's name in errors.
     """
     column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
     values = column.fill_null(0.5).to_numpy()  # any double whose text is short

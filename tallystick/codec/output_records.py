@@ -27,7 +27,7 @@ from tallystick.values import TopicPartition
 CUT_BYTES = 200
 """The bytes that a dead letter keeps of the key, and of the value, of a record too large."""
 CUT_HEADER = "tallystick.cut"
-"""Says what was cut of a dead letter: `value 200 of 2000000, key 12 of 12`."""
+"""The header that states the bytes kept in a dead letter: `value 200 of 2000000, key 12 of 12`."""
 
 
 @dataclass

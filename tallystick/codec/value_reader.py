@@ -79,7 +79,7 @@ def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: 
         "record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
         "counts it; deadletter, in a Pipeline, writes it to a topic of its own."
     )
-    return RecordError(  # the reason may be Arrow's, which quotes what it could not read
+    return RecordError(  # the reason may be Arrow's, which quotes the value
         f"{found}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. {remedy}",
         without_values=f"{found}. {remedy}",
     )
@@ -94,7 +94,7 @@ def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
         form: the format, for messages.
 
     Raises:
-        OptionError: there is none, or a name is there twice.
+        OptionError: there is no field, or a name comes twice.
     """
     names = [each.name for each in fields]
     if not names:

@@ -96,7 +96,7 @@ class BodyFormat(Protocol):
             texts: the schema.
             schema_id: its id, for messages.
             bodies: rows 0 and 1: the addresses where each body begins and ends; the caller keeps
-                what stands there.
+                that memory alive.
 
         Raises:
             SchemaError: the schema cannot be read as the columns asked for.
@@ -154,7 +154,7 @@ class _Batch:
         self._wrong: dict[int, str] = {}
 
     def columns(self) -> pa.RecordBatch:
-        """Return all rows; those of tombstones and malformed records are null."""
+        """Return all rows; the rows of tombstones and malformed records are null."""
         parts, order = [], []
         for schema_id, rows in self._groups():
             which = slice(None) if self._is_one_schema else rows

@@ -64,7 +64,7 @@ def kernel_directory() -> Path:
 def _is_ours(directory: Path) -> bool:
     """True if we can write there and nobody else can.
 
-    numba unpickles what it finds in its cache: files of another user would run as our code.
+    numba unpickles the files in its cache: files of another user would run as our code.
     """
     try:
         directory.mkdir(mode=0o700, exist_ok=True)

@@ -1,8 +1,8 @@
 """A cache of the connections and clients that a worker process keeps between tasks.
 
 Invariants:
-    * A forked process never uses, closes or collects what its parent keeps: a goodbye on a shared
-      connection would end the parent's. It stays referenced, and is never used.
+    * A forked process never uses, closes or collects its parent's values: a goodbye on a shared
+      connection would end the parent's. They stay referenced, and are never used.
     * A value is with its taker or in the cache, never both.
 """
 

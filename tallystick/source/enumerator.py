@@ -19,7 +19,7 @@ Rules, after Flink's KafkaSourceEnumerator:
     * A topic is known by its id (KIP-516). Flink leaves removed partitions a TODO; here a
       `LossPolicy` says what becomes of removed, re-created, expired and truncated ones.
 
-No IO, clock or threads: the shell asks Kafka what `unresolved` and `readable` name.
+No IO, clock or threads: the shell asks Kafka about the partitions in `unresolved` and `readable`.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,10 +43,10 @@ class Plan:
     """The next epoch.
 
     Args:
-        offsets: what Spark logs: where the epoch ends, and where it starts if not at its
+        offsets: the value for Spark's log: where the epoch ends, and where it starts if not at its
             predecessor's end. The very value that was restored if there is nothing to do.
-        waiting: how many offsets wait to be read, those beyond the limit too.
-        notes: what was given up, for the log.
+        waiting: how many offsets wait to be read, offsets beyond the limit included.
+        notes: the losses that were accepted, for the log.
     """
 
     offsets: SourceOffsets
@@ -205,7 +205,7 @@ class Enumerator:
         self._resume_truncated(draft)
         return self._finish(draft, offset_count_max, held)
 
-    # --- what was found against what is known ---------------------------------------------------
+    # --- discovery against the restored plan ----------------------------------------------------
 
     def _known(self) -> SourceOffsets:
         if self._state is None:

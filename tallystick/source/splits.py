@@ -37,7 +37,7 @@ def limit_offsets(
 def fair_shares(waiting: Sequence[int], offset_count_max: int) -> list[int]:
     """Return each input's share of the offsets that an epoch may span.
 
-    An input that wants less than an equal share gets what it wants, and the others divide the rest:
+    An input that wants less than an equal share gets all it wants, and the others divide the rest:
     a backlog of one does not hold up another. Each input that has any gets at least one.
     """
     shares = [0] * len(waiting)
@@ -141,7 +141,7 @@ def share_pieces(
     time, and each partition from front to back.
 
     Args:
-        pieces: no two of them overlap, and those of one partition leave no gap.
+        pieces: no two overlap, and the pieces of a partition leave no gap.
         reader_count: how many readers there are; some may get nothing.
     """
     assert reader_count > 0

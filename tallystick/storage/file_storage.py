@@ -7,7 +7,7 @@ by a hard link on a local disk, by a conditional request on object stores (see `
 
 On S3, Spark's part of a checkpoint goes through Hadoop (`s3a://bucket/path`, with `fs.s3a.…` in
 Spark's configuration), ours through pyarrow, at the same place. pyarrow does not see Hadoop's
-settings: give credentials, region and endpoint by what both read, AWS's environment variables
+settings: give credentials, region and endpoint where both read them: AWS's environment variables
 (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
 `AWS_ENDPOINT_URL_S3`) or the machine's role, on the driver and on the executors. Where Spark is not
 involved (the place of a savepoint), the URI's query may carry pyarrow's options:

@@ -1,4 +1,4 @@
-"""The places of checkpoints, savepoints and sinks' files: resolved once from what users write.
+"""The places of checkpoints, savepoints and sinks' files: resolved once from the users' texts.
 
 Tasks, the driver and later starts have to mean one place by a text, whatever folder each runs in.
 So code that takes a place from a user calls `resolved` at once, in the driver, and hands on the

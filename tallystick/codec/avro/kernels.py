@@ -5,7 +5,8 @@ column is a run of slots; the n-th item of its context (context 0: the records; 
 that is read has one of its own) stands in the n-th slot. A slot is null until its byte of validity
 is set, so a null, or a record that turns out malformed, leaves nothing.
 
-Everything is an address (see `memory`): arrays as arguments made it several times as slow.
+Inner functions take addresses, not arrays (see `memory`): arrays made the loops several times as
+slow.
 
 Invariants
     Every read is checked against the end of its record, every slot against its context's capacity.
@@ -78,7 +79,7 @@ def read_envelopes(address, starts, lengths, ids, verdicts):  # type: ignore[no-
     """Read the schema id of each value; return True if all values have the same schema.
 
     Args:
-        address: what the starts count from.
+        address: the start of the data, from which `starts` count.
         starts: where each value begins.
         lengths: bytes, -1 for null.
         ids: gets the ids, 0 where there is none.

@@ -106,7 +106,7 @@ class _Program:
         """Write the fields of a record in their order.
 
         Raises:
-            OptionError: a column does not fit, is there twice, too many, or missing.
+            OptionError: a column does not fit, comes twice, has no field, or is missing.
         """
         found: dict[str, pa.Array] = {}
         known = [name for name, _ in node.fields]

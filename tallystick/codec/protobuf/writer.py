@@ -1,6 +1,6 @@
 """Typed columns to Protobuf messages in Confluent's wire format, whole batches at a time.
 
-Columns find their fields by name, and each must fit its field: what does not fit without loss is
+Columns find their fields by name, and each must fit its field: a misfit that would lose data is
 refused. Messages inside of a message are written first, all of one field at once, and are bytes to
 the message that holds them. A field at its default is left out unless it has presence, as
 Protobuf's own writers do.
@@ -50,7 +50,7 @@ class ProtobufWriter:
     Args:
         schema_id: the id that the registry gave the schema.
         texts: the schema, see `schema`.
-        message: the type of the rows; None: the first of the file.
+        message: the type of the rows; None: the file's first type.
     """
 
     schema_id: int
@@ -114,7 +114,7 @@ def _fitted(message: Message, columns: Sequence[pa.Field], path: str) -> list[pa
     """Return the columns with the types in which they are written.
 
     Raises:
-        SchemaError: a column is there twice, or has no field; or a required field has no column.
+        SchemaError: a column comes twice, or has no field; or a required field has no column.
     """
     known = message.fields_by_name
     fitted = list[pa.Field]()

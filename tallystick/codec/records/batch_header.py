@@ -21,9 +21,9 @@ timestamp, max timestamp, producer id, producer epoch, base sequence, record cou
 
 MAGIC = 2
 LENGTH_FROM = 12
-"""The batch's length counts what follows this byte."""
+"""The batch's length counts the bytes from here on."""
 CHECKED_FROM = 21
-"""The checksum covers what follows this byte: from the attributes on."""
+"""The checksum covers the bytes from here on: from the attributes on."""
 
 COMPRESSION_MASK = 0x07
 LOG_APPEND_TIME = 0x08

@@ -83,14 +83,14 @@ def decode(
 
     Args:
         data: the response's `records` bytes; the last batch may be cut off.
-        topic_partition: where they come from, for errors.
+        topic_partition: the partition of the records, for errors.
         start_offset: the first offset wanted; a batch may begin before it.
         stop_offset: the first offset not wanted.
         aborted: the response's aborted transactions as (producer id, first offset), and their
             records are left out (read_committed); None: they are kept (read_uncommitted).
         headers: whether a column `headers` is wanted, null where a record has none.
-        give_up: called with a batch whose records cannot be read though it is whole: it returns,
-            and they are left out, or raises; None: they are an error.
+        give_up: called with the error of a whole batch whose records cannot be read: it returns, to
+            leave them out, or raises; None: raise an error.
 
     Returns:
         The records, as many whole batches as one Arrow batch can hold, and the next offset to
@@ -167,7 +167,7 @@ def decode_pieces(
 
 
 class _AbortedTransactions:
-    """The transactions whose batches are hidden. Source: Java's CompletedFetch."""
+    """The aborted transactions, whose batches are hidden. Source: Java's CompletedFetch."""
 
     def __init__(self, aborted: Iterable[tuple[int, int]] | None) -> None:
         self._later = sorted(aborted or (), key=lambda transaction: -transaction[1])

@@ -121,7 +121,7 @@ def encode(
                 scratch = np.empty(batch_bytes, np.uint8)
             if batch_limit is None or len(encoded.data) <= batch_limit:
                 yield encoded
-            elif next_row > row + 1:  # what cannot be compressed grows a little
+            elif next_row > row + 1:  # records that cannot be compressed grow a little
                 records_max = (next_row - row) // 2
                 continue
             else:
@@ -157,7 +157,7 @@ class _Columns:
 
     arguments: tuple[Any, ...]
     timestamps: NDArray[np.int64]
-    spans: tuple[Spans, ...]  # what the addresses among the arguments point into
+    spans: tuple[Spans, ...]  # the memory that the addresses in `arguments` point into
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, now_ms: int) -> "_Columns":
