@@ -1,4 +1,4 @@
-"""The error tree: a class stands for the reader's reaction, not for the place of the failure.
+"""The error tree: a class stands for what the reader has to do, not for where it happened.
 
     OptionError      fix the setting; nothing was started
     RetriableError   the shell tries again until its deadline; users see it only inside another
