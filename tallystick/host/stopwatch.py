@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 
 
 class TaskTimes(NamedTuple):
-    """The time that one task of an epoch took, by part.
+    """The time of a task in an epoch, by part.
 
     Args:
         stage: 0 for a reading task, from 1 on for keyed steps, the last for a writing task.
@@ -62,7 +62,7 @@ class TaskTimes(NamedTuple):
 
 
 class Stopwatch:
-    """The time of one task, by part."""
+    """The running count of a task's time, by part."""
 
     switches = 0
     """Switches of part in this process so far; two at the same time may count as one."""

@@ -111,7 +111,7 @@ def _with_required(message: Message, plan: MessagePlan) -> MessagePlan:
 
 
 def _fitted(message: Message, columns: Sequence[pa.Field], path: str) -> list[pa.Field]:
-    """Return the columns with the types in which they are written.
+    """Return the columns with the types to write.
 
     Raises:
         SchemaError: a column comes twice, or has no field; or a required field has no column.

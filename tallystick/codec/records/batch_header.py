@@ -89,7 +89,7 @@ class DamagedBatchError(CorruptRecordError):
 
 
 class UnreadableBatchError(DamagedBatchError):
-    """A batch is unreadable, though its checksum is right: its producer encoded it wrongly.
+    """A batch with a right checksum is unreadable: its producer encoded the records wrongly.
 
     Every replica holds the same bytes.
 
