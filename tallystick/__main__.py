@@ -43,7 +43,7 @@ def recover(
     ],
     checkpoint: Annotated[str, typer.Option(help="Its checkpoint folder, or URI.")],
 ) -> None:
-    """Commit and abort what a pipeline that died left in its sinks, without Spark.
+    """Commit or abort the output that a dead pipeline left in its sinks, without Spark.
 
     It does what the next start would do first, and ends there: no function of the pipeline is
     called, and no epoch is planned. It takes the pipeline over as any start does: a run that is at
@@ -284,7 +284,7 @@ def demo(
         typer.Option(help="Serve a page about the pipeline there, such as 4050.", min=1, max=65535),
     ] = None,
 ) -> None:
-    """Kill a pipeline of real flights again and again, then audit what came out.
+    """Kill a pipeline of real flights again and again, then audit its output.
 
     It counts flights by destination, in keyed state, and starts again with another number of tasks
     after each kill. The last line is one JSON object; the exit code is 0 only if nothing is lost,
@@ -316,7 +316,7 @@ def demo(
 
 @app.command("warm-up")
 def warm_up() -> None:
-    """Make what shortens every later start: compiled kernels, and an archive of JVM classes.
+    """Compile kernels and archive JVM classes, which shortens every later start.
 
     Once per machine and user, and again with another Python, Java or PySpark.
     """
@@ -329,7 +329,7 @@ def warm_up() -> None:
 
 
 def _fetch_kafka() -> None:
-    """Fetch Kafka's jars unless they are there; what is there is verified by who runs it."""
+    """Download Kafka's jars unless their folder exists; `EmbeddedKafka` verifies existing jars."""
     from tallystick.ops.cli_progress import counted
     from tallystick.testing import jars
 

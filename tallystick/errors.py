@@ -21,17 +21,17 @@ UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
     *(TypeError, ValueError),
 )
-"""Raised by Python where bytes from outside are not what was written: no JSON, another shape of it,
-or a value that must not exist."""
+"""Raised by Python where bytes from outside are not as they were written: no JSON, another shape of
+it, or a value that must not exist."""
 
 
 class TallystickError(Exception):
     """Base class of the errors that Tallystick raises.
 
     Args:
-        message: all of it, for the log and for the caller that started the pipeline.
-        without_values: the same without anything of records or state, for a page; "": the class
-            says whether the message is that already.
+        message: the whole message, for the log and for the caller that started the pipeline.
+        without_values: the message without values of records or state, for a page; "": the class
+            says (`MAY_HOLD_VALUES`) if the whole message may be shown.
     """
 
     MAY_HOLD_VALUES: ClassVar[bool] = False
@@ -47,15 +47,15 @@ class OptionError(TallystickError):
 
 
 class StepMissingError(OptionError, AttributeError):
-    """A pipeline needs another step before this one."""
+    """A pipeline lacks a step that the called method needs before it."""
 
 
 class QueryEndedError(TallystickError):
-    """The query that this was called for has ended: nothing was written."""
+    """The streaming query that a call belongs to has ended: nothing was written."""
 
 
 class RetriableError(TallystickError):
-    """A passing failure outside of the pipeline; doing the same again may succeed."""
+    """A passing failure outside of the pipeline; the same call may succeed later."""
 
 
 class BrokerUnavailableError(RetriableError):
@@ -107,7 +107,7 @@ class DataLossError(TallystickError):
 
 
 class ManifestError(DataLossError):
-    """A manifest is missing, damaged, or not the one that this checkpoint must have."""
+    """A manifest is missing, damaged, or not the manifest that the checkpoint must have."""
 
 
 class StateFileError(ManifestError):

@@ -1,6 +1,6 @@
 """Ports: interfaces to Kafka, Spark and storage.
 
-What a port raises is part of it:
+The errors that a port raises are part of its contract:
     RetriableError        the same call may succeed later; whether it acted is unknown
     EpochAbortedError     the open transaction is lost, the epoch must run again
     FencedError           another run owns the transactional id
@@ -29,16 +29,17 @@ class Decider(Protocol):
     """Decides an epoch: a Kafka transaction, or the checkpoint's own log of decisions.
 
     A decision is one durable fact, a token. The run that fences as the newest owner, and only that
-    run, can decide from then on; so nothing is decided after it has asked what was.
+    run, can decide from then on; so no earlier run decides once this run has asked for the last
+    decision.
     """
 
     @property
     def name(self) -> DeciderName:
-        """The name of this decider. A checkpoint has the same one from its first start on."""
+        """The decider's name; a checkpoint has the same name from its first start on."""
         ...
 
     def fence(self, current: Producer | None) -> Producer:
-        """Take over, abort what is open of earlier owners, and return the decider from now on.
+        """Take over, abort earlier owners' open transactions, and return the producer from now on.
 
         With `current` it succeeds only as long as no other run took over since: another owner is a
         FencedError. Without (`None`) it takes over from any owner.
@@ -54,7 +55,7 @@ class Decider(Protocol):
         ...
 
     def last_decision(self) -> Token | None:
-        """Return what is decided last, perhaps by another lineage; None: nothing.
+        """Return the token of the last decision, perhaps of another lineage; None: there is none.
 
         Raises:
             DataLossError: something else stands where the decision should be.
@@ -62,21 +63,21 @@ class Decider(Protocol):
         ...
 
     def stage(self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]) -> None:
-        """Put into the transaction that decides all that is decided by it, if one does.
+        """Add the token and the positions to the deciding transaction, if there is one.
 
-        This comes before the last count of its rows, so that only the commit comes after that.
+        Comes before the last count of the transaction's rows, so that only the commit follows it.
 
         Args:
             producer: the owner.
             token: the decision.
             positions: the end of the epoch in each source, for consumer groups to show. They become
-                visible with the decision where it can carry them: in a transaction, those on its
-                own cluster.
+                visible with the decision where it can carry them: a transaction carries those on
+                its own cluster.
         """
         ...
 
     def decide(self, producer: Producer, token: Token) -> Producer:
-        """Decide an epoch, with what is staged, and return the producer of the next.
+        """Decide an epoch, with the staged token, and return the producer of the next epoch.
 
         A RetriableError means that the outcome is unknown: fence with `current` and ask, never
         guess and never abort.
@@ -84,7 +85,7 @@ class Decider(Protocol):
         ...
 
     def abort(self, producer: Producer) -> None:
-        """Abort what is open, if anything is: so that readers need not wait for its timeout."""
+        """Abort the open transaction, if any, so that readers need not wait for its timeout."""
         ...
 
     def last_sequences(
@@ -101,10 +102,10 @@ class Decider(Protocol):
 
 
 class Broker(Protocol):
-    """Kafka, as far as its decider needs it (`run.transaction_decider`)."""
+    """The requests to Kafka that `run.transaction_decider` makes."""
 
     def fence(self, transactional_id: str, current: Producer | None) -> Producer:
-        """Abort what is open under the id, fence its writers, and return a fresh producer.
+        """Abort the id's open transaction, fence the id's writers, and return a fresh producer.
 
         With `current` (InitProducerId with its id and epoch, KIP-360) it succeeds only as long as
         no other run took over since: its own timeout or a lost reply is fine, another owner is a
@@ -139,12 +140,13 @@ class Broker(Protocol):
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
-        """Return what DescribeProducers says that this producer epoch wrote last; absent: nothing.
+        """Return the producer epoch's last sequence number in each partition.
 
-        Covers the given partitions and every other one that the open transaction touched: a stray
-        attempt may have written where none reported.
+        Asks by DescribeProducers. Covers the given partitions and every other one that the open
+        transaction touched: a stray attempt may have written where none reported. Partitions
+        without a record of the epoch are absent.
 
-        None: this cluster does not say (no READ on the topic), so the check cannot be made.
+        None: the cluster does not say (no READ on a topic), so the check cannot be made.
         """
         ...
 
@@ -157,16 +159,16 @@ class Broker(Protocol):
         ...
 
     def abort_transaction(self, producer: Producer) -> None:
-        """Abort what is open, if anything is: so that readers need not wait for its timeout."""
+        """Abort the open transaction, if any, so that readers need not wait for its timeout."""
         ...
 
     def foreign_rows(
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> Mapping[TopicPartition, int]:
-        """Return the rows of this producer epoch that Kafka committed after the reported ones.
+        """Return how many rows Kafka committed beyond the reported ranges, by partition.
 
-        Reads on from each range's last offset to the transaction's marker; partitions without
-        foreign rows are absent.
+        Reads the producer epoch's rows from each range's last offset to the transaction's marker;
+        partitions without foreign rows are absent.
         """
         ...
 
@@ -177,10 +179,10 @@ class Fetch(Protocol):
     def read(
         self, splits: Iterable[SplitRange], *, headers: bool, policy: LossPolicy
     ) -> Iterator[tuple[SplitRange, pa.RecordBatch]]:
-        """Yield the visible records of all splits, in order within each, each of them once.
+        """Yield the visible records of all splits, in order within each split, each record once.
 
         Args:
-            splits: what to read; their ends are no later than the last stable offsets.
+            splits: the ranges to read; their ends are no later than the last stable offsets.
             headers: add a column of headers.
             policy: what to do about records that Kafka no longer has.
 
@@ -195,7 +197,7 @@ class Fetch(Protocol):
 
 
 class Writer(Protocol):
-    """Writes the rows of one attempt of a writing task, with one producer and in one process.
+    """The writer of a task attempt's rows, with a single producer and in a single process.
 
     Kafka cannot distinguish two attempts with one producer: they share its id and epoch. The guards
     against that are the task's (`run.task.WritePlan`); this port returns what they check.
@@ -204,7 +206,7 @@ class Writer(Protocol):
     def last_sequences(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
-        """Return the last sequence number that each partition holds of this producer epoch.
+        """Return the producer epoch's last sequence number in each partition.
 
         Any attempt may have written it; partitions without one are absent. None: not known (no
         READ on a topic).
@@ -214,8 +216,8 @@ class Writer(Protocol):
     def write(self, batches: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
         """Write finished record batches, and return when all of them are acknowledged.
 
-        Each gets the producer's id and epoch, and the next sequence number of its partition, from 0
-        on.
+        Each batch gets the producer's id and epoch, and the next sequence number of its partition,
+        from 0 on.
 
         Args:
             batches: in order per partition.
@@ -227,7 +229,7 @@ class Writer(Protocol):
         ...
 
     def close(self) -> tuple[ProducedRange, ...]:
-        """Write nothing more, and return what was acknowledged, by partition."""
+        """End the writing, and return the acknowledged rows of each partition."""
         ...
 
 
@@ -235,43 +237,44 @@ class Produce(Protocol):
     """A writing task's access to the open transaction; a value that is pickled, as `Fetch` is."""
 
     def writer(self, producer: Producer) -> Writer:
-        """Return a writer with this producer, which has written nothing yet."""
+        """Return a fresh writer with the given producer."""
         ...
 
 
 class Participants(Protocol):
-    """The other sinks of a pipeline: what their tasks prepared waits for the decision."""
+    """The sinks of a pipeline that prepare before the decision and commit after it."""
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
-        """Commit what was decided; every one is tried before the first error is raised.
+        """Commit decided committables; try all before raising the first error.
 
         Returns:
-            What is lost for good. A RetriableError means that some outcome is unknown: again.
+            The committables that are lost for good. A RetriableError means that some outcome is
+            unknown: call again.
         """
         ...
 
     def check_prepared(self, committables: tuple[Committable, ...]) -> None:
-        """Check, right before the decision, that all can still be committed, as far as is known.
+        """Check, right before the decision, that all can be committed, as far as is known.
 
-        An EpochAbortedError: some cannot; nothing is decided, the epoch runs again.
+        An EpochAbortedError means that some cannot: nothing is decided, the epoch runs again.
         """
         ...
 
     def lingering(self) -> tuple[Committable, ...]:
-        """Return everything of this pipeline that is open or prepared, of any run."""
+        """Return all open and prepared committables of the pipeline, of any run."""
         ...
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
-        """Abort what no decided manifest names; every one is tried before an error is raised."""
+        """Abort committables that no decided manifest names; try all before raising an error."""
         ...
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
-        """Check, where a system can, that no run has gone on after what was committed last.
+        """Check, where a sink's system can, that no run has gone on after the last commit.
 
-        A copy of a checkpoint has a copy of its log of decisions too, which cannot show it.
+        A copy of a checkpoint has a copy of its log of decisions too, which cannot show that.
 
         Raises:
-            FencedError: another run has.
+            FencedError: another run has gone on.
         """
         ...
 
@@ -294,8 +297,8 @@ class Storage(Protocol):
     def put_new(self, path: str, data: bytes) -> bool:
         """Write a new file, atomically and durably; the first of several writers wins.
 
-        False, and nothing done, where a file of that name exists already. That may be one's own, of
-        an earlier call whose outcome stayed unknown: a caller that must know reads it.
+        Returns False, and changes nothing, if a file of that name exists. That may be the caller's
+        own, of an earlier call whose outcome stayed unknown: a caller that must know reads it.
         """
         ...
 
@@ -328,9 +331,9 @@ class DeletesMany(Protocol):
     """A storage that removes many files at once."""
 
     def delete_many(self, paths: Sequence[str]) -> bool:
-        """Remove files; False, and nothing done, where that has to be done one by one.
+        """Remove files; return False, and remove nothing, if the storage removes only singly.
 
-        Nothing happens for those that are not there.
+        Missing files are no error.
         """
         ...
 
@@ -338,11 +341,11 @@ class DeletesMany(Protocol):
 class StateStore(Protocol):
     """A copy of the state of one key-group range, on the worker's host: committed epochs only.
 
-    Nothing in it is needed: what is missing comes from the checkpoint's files.
+    Nothing in it is needed: missing state comes from the checkpoint's files.
     """
 
     def version(self) -> Version | None:
-        """Return the version that it holds; None: it is empty, or a change of it was cut short."""
+        """Return the store's version; None: the store is empty, or a change was cut short."""
         ...
 
     def apply(
@@ -351,15 +354,15 @@ class StateStore(Protocol):
         version: Version,
         steps: Iterable["KeyGroupRange | pa.RecordBatch"],
     ) -> bool:
-        """Bring it from one version to another: a range clears, a (key, value | null) batch sets.
+        """Bring the store to another version: a range clears, a (key, value | null) batch sets.
 
-        Either all of it counts or the store has no version. False, and nothing done, where it is
-        not at `expected`: another process was faster.
+        Either all steps count or the store has no version. Returns False, and changes nothing, if
+        the store is not at `expected`: another process was faster.
         """
         ...
 
     def view(self, version: Version | None) -> AbstractContextManager[StateView | None]:
-        """Its content at this version; None where it is no longer at it."""
+        """Open the store's content at a version; None if the store is no longer at that version."""
         ...
 
 
@@ -368,11 +371,11 @@ class EpochResult(NamedTuple):
 
     Args:
         produced: the rows in the producer's open transaction.
-        state: that of the keyed steps.
+        state: the state of the keyed steps after the epoch.
         late: how many rows came later than the watermark and were dropped, by the step's uid; only
             steps that had some.
-        committables: what tasks prepared in other sinks.
-        has_strays: other attempts may have begun transactions there, and ended without a word.
+        committables: the output that tasks prepared in other sinks.
+        has_strays: other attempts may have begun transactions in those sinks, and never reported.
     """
 
     produced: tuple[ProducedRange, ...]
@@ -383,7 +386,7 @@ class EpochResult(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs the data part of an epoch: tasks of Spark's."""
+    """The runner of an epoch's data part, in Spark's tasks."""
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
@@ -397,10 +400,10 @@ class Engine(Protocol):
 
 
 class PlannedEpoch(NamedTuple):
-    """The plan of an epoch: JSON texts, one per source; `sources` is None if there is nothing.
+    """The plan of an epoch: a JSON text per source; `sources` is None if there is nothing to do.
 
-    `looks_through`: there has been nothing for a while, and a run that was replaced may have left
-    something in other sinks meanwhile.
+    `looks_through`: there has been nothing to do for a while, and a run that was replaced may have
+    left something in other sinks meanwhile.
     """
 
     start: tuple[str, ...]
@@ -425,7 +428,7 @@ class EpochSource(Protocol):
     def engine(
         self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
     ) -> Engine:
-        """Return the engine for an epoch that was planned so, in this run or an earlier one."""
+        """Return the engine of an epoch that this run or an earlier run planned."""
         ...
 
 

@@ -1,11 +1,11 @@
-"""Values that all layers share: a partition, a range of it, a producer, and what it wrote."""
+"""Values that all layers share: partitions, ranges of offsets, producers, produced rows."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one Kafka topic.
+    """A partition of a Kafka topic.
 
     A named tuple, because plans sort and look up tens of thousands of them per epoch.
     """
@@ -21,8 +21,8 @@ class TopicPartition(NamedTuple):
 class SplitRange:
     """The records `start_offset <= offset < stop_offset` of one topic partition.
 
-    `topic_id` is Kafka's name for the very topic that is meant (KIP-516): another topic that was
-    created under the same name later has other records at these offsets. "" means any.
+    `topic_id` is Kafka's id of the topic (KIP-516): a topic that is created under the same name
+    later has other records at these offsets. "" means any.
     """
 
     topic: str
@@ -51,7 +51,7 @@ class SplitRange:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A producer that Kafka admitted; a higher `producer_epoch` for the same id fences this one.
+    """A producer that Kafka admitted; any higher `producer_epoch` of the same id fences it.
 
     Every transaction has a `Producer` of its own: the broker port hands out a fresh producer epoch
     after each commit and each fence (Kafka does so itself from transaction.version 2 on, KIP-890).
@@ -63,13 +63,13 @@ class Producer:
 
     @property
     def transaction_name(self) -> str:
-        """The name of its transaction: no other one of the cluster has it."""
+        """The name of the producer's transaction, unique in the cluster."""
         return f"{self.transactional_id}:{self.producer_id}:{self.producer_epoch}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducedRange:
-    """The rows that one task wrote to one output partition in one transaction.
+    """The rows that a task wrote to an output partition in a transaction.
 
     The sequence numbers of a partition start at 0 with each producer epoch, so the last one is
     `record_count - 1`. `last_offset` is where the last record stands in the log; records of other
@@ -88,7 +88,7 @@ class ProducedRange:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The log that was written to."""
+        """The partition that holds the rows."""
         return TopicPartition(self.topic, self.partition)
 
     @property

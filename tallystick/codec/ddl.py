@@ -78,7 +78,7 @@ class _Token(NamedTuple):
 
 @dataclass
 class _MisplacedError(Exception):
-    """A token stands where it cannot."""
+    """A token stands where the grammar does not allow it."""
 
     at: int
     reason: str
@@ -89,11 +89,11 @@ def parse(text: str, name: str, *, timestamp: str = "timestamp") -> Json:
 
     Args:
         text: the DDL.
-        name: what it is of, for errors.
-        timestamp: what a `timestamp` without more is; `timestamp_ntz` where a session says so.
+        name: the thing that the DDL describes, for errors.
+        timestamp: the type of a bare `timestamp`; `timestamp_ntz` where a session says so.
 
     Raises:
-        DdlError: it cannot be read.
+        DdlError: the text cannot be read.
     """
     try:
         tokens = list(_tokens(text))
@@ -116,13 +116,13 @@ def columns(text: str, name: str, *, timestamp: str = "timestamp") -> dict[str, 
     """Read DDL as `createDataFrame` does: a type alone becomes a column `value`.
 
     Raises:
-        DdlError: it cannot be read.
+        DdlError: the text cannot be read.
     """
     return as_columns(parse(text, name, timestamp=timestamp))
 
 
 def as_columns(kind: Json) -> dict[str, Any]:
-    """Return the columns that a type stands for: a struct's own, or one column `value`."""
+    """Return the columns of a type: a struct's fields, or a single column `value`."""
     if isinstance(kind, dict) and kind["type"] == "struct":
         return kind
     return {"type": "struct", "fields": [_field("value", kind)]}
@@ -167,7 +167,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _end_of_comment(text: str, begin: int) -> int:
-    """Return the end of a comment, which may hold others."""
+    """Return the end of a comment, which may hold other comments."""
     depth = 0
     for mark in re.finditer(r"/\*|\*/", text[begin:]):
         depth += 1 if mark[0] == "/*" else -1
@@ -225,7 +225,7 @@ class _Parser:
         return PLAIN[word] if word in PLAIN else self._types[word]()
 
     def expect_end(self) -> None:
-        """Refuse what is left."""
+        """Refuse any token that is left."""
         if self._peek() is not None:
             raise self._refused("expected ',' or the end")
 
@@ -342,7 +342,7 @@ class _Parser:
             raise self._refused(f"COLLATE {_LEFT_TO_SPARK}")
 
     def _texts(self) -> str:
-        """Read a text in quotes; several are one."""
+        """Read a text in quotes; adjacent texts are joined."""
         texts = []
         while (token := self._peek()) is not None and token.kind in ("string", "raw"):
             self._next += 1

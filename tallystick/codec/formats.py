@@ -1,4 +1,4 @@
-"""Formats of a record's value: what a user asks for; the readers and writers do it."""
+"""Formats of a record's value, as a user declares them; readers and writers carry them out."""
 
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -20,14 +20,14 @@ class Json:
         schema: the fields to read, as Spark DDL text such as `"dest string, dep_delay double"`;
             fields that a record has beyond them are ignored, missing ones are null. A sink needs
             none: it writes all columns.
-        mode: what a malformed record does. `"failfast"` stops the query and names the record;
-            `"permissive"` makes it a row of nulls with its raw bytes in the column
+        mode: the treatment of malformed records. `"failfast"` stops the query and names the
+            record; `"permissive"` makes it a row of nulls with its raw bytes in the column
             `_corrupt_record`; `"dropmalformed"` leaves it out and counts it; `"deadletter"` writes
             it to the sink's `dead_letter_topic`, in the same transaction (in a Pipeline only). A
             record without a value (a tombstone) is a row of nulls in every mode.
 
     Raises:
-        OptionError: the mode is none of the four, or the schema is empty text.
+        OptionError: the mode is unknown, or the schema is empty text.
     """
 
     schema: str | None = None
@@ -48,10 +48,10 @@ class Text:
     """UTF-8 text, as column `value`.
 
     Args:
-        mode: what a value that is not UTF-8 does; see `Json`.
+        mode: the treatment of values that are not UTF-8; see `Json`.
 
     Raises:
-        OptionError: the mode is none of the four.
+        OptionError: the mode is unknown.
     """
 
     mode: str = FAILFAST
@@ -74,9 +74,9 @@ class Avro:
             password as `https://user:password@host`.
         schemas: instead of a registry: a JSON file `{"1": <schema>, ...}` of schemas by id, or a
             folder of files `1.avsc`, ...; every worker must be able to read it.
-        mode: what a malformed record does, as in `Json`.
+        mode: the treatment of malformed records, as in `Json`.
         user_info: `user:password` for the registry; never shown.
-        ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+        ca: a file of PEM certificates that sign the registry's; None: the system's trusted ones.
         subject: in a sink: where the registry has the schema; None: `<topic>-value`, or for a key
             `<topic>-key`.
         register: in a sink: whether to register the schema under the subject if it is not there.
@@ -119,7 +119,7 @@ class Avro:
             check_registry(self.registry, self.user_info)
 
     def check_for_reading(self) -> None:
-        """Raise `OptionError` unless it says what to read, and nothing that is for writing."""
+        """Raise `OptionError` unless the format names fields to read, and no option for writing."""
         if self.schema is None:
             raise OptionError(
                 "Avro(): reading needs a schema, e.g. Avro('dest string, delay double', ...)"
@@ -131,7 +131,7 @@ class Avro:
             )
 
     def check_for_writing(self) -> None:
-        """Raise `OptionError` unless it says where the schema to write is."""
+        """Raise `OptionError` without a registry, or with a schema that is no JSON text."""
         if self.registry is None:
             raise OptionError(
                 "Avro(schemas=...) is for reading: writing needs a registry=, which gives the "
@@ -149,17 +149,17 @@ class JsonSchema:
     """One JSON object per value, in Confluent's wire format, with a schema in a registry.
 
     Args:
-        schema: in a source the fields to read, as Spark DDL text; None: those of the newest schema
-            that the registry has under the subject. In a sink the schema to write, as JSON Schema,
+        schema: in a source the fields to read, as Spark DDL text; None: the fields of the
+            subject's newest schema in the registry. In a sink the schema to write, as JSON Schema,
             which the subject must have; None: the subject's newest.
         registry: the URL of the schema registry; may name user and password as
             `https://user:password@host`. A source with fields to read needs none: JSON names them.
         subject: where the registry has the schema; None: in a sink `<topic>-value`, or for a key
             `<topic>-key`.
         register: in a sink: whether to register the schema under the subject if it is not there.
-        mode: what a malformed record does, as in `Json`.
+        mode: the treatment of malformed records, as in `Json`.
         user_info: `user:password` for the registry; never shown.
-        ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+        ca: a file of PEM certificates that sign the registry's; None: the system's trusted ones.
 
     Raises:
         OptionError: an unknown mode, no URL, or empty text.
@@ -187,7 +187,7 @@ class JsonSchema:
             check_registry(self.registry, self.user_info)
 
     def check_for_reading(self) -> None:
-        """Raise `OptionError` unless it says, in one way, what to read."""
+        """Raise `OptionError` unless the fields to read come from `schema`, or from a subject."""
         asks = self.registry is not None and self.subject is not None
         if self.register or asks == (self.schema is not None):
             raise OptionError(
@@ -201,7 +201,7 @@ class JsonSchema:
             )
 
     def check_for_writing(self) -> None:
-        """Raise `OptionError` unless it says where the schema to write is."""
+        """Raise `OptionError` without a registry, or with a schema that is no JSON text."""
         if self.registry is None:
             raise OptionError("JsonSchema() in a sink needs a registry=, which gives it an id")
         if self.schema is not None and not self.schema.lstrip().startswith("{"):
@@ -226,9 +226,9 @@ class Protobuf:
         message: in a sink: the type of the rows, such as `"Order"`; None: the first of the schema.
         subject: in a sink: where the registry has the schema; None: `<topic>-value`, or for a key
             `<topic>-key`.
-        mode: what a malformed record does, as in `Json`.
+        mode: the treatment of malformed records, as in `Json`.
         user_info: `user:password` for the registry; never shown.
-        ca: a file of PEM certificates that sign the registry's; None: those the system trusts.
+        ca: a file of PEM certificates that sign the registry's; None: the system's trusted ones.
 
     Raises:
         OptionError: no registry, an unknown mode, no URL, or empty text.
@@ -256,7 +256,7 @@ class Protobuf:
         check_registry(self.registry, self.user_info)
 
     def check_for_reading(self) -> None:
-        """Raise `OptionError` unless it says what to read, and nothing that is for writing."""
+        """Raise `OptionError` unless the format names fields to read, and no option for writing."""
         if self.schema is None:
             raise OptionError(
                 "Protobuf(): reading needs a schema, e.g. Protobuf('dest string, delay double', …)"
@@ -268,7 +268,7 @@ class Protobuf:
             )
 
     def check_for_writing(self) -> None:
-        """Raise `OptionError` for columns to read."""
+        """Raise `OptionError` if fields to read are declared."""
         if self.schema is not None:
             raise OptionError(
                 "Protobuf(schema=...) is for a source: a sink writes the newest schema that the "
@@ -283,10 +283,10 @@ REGISTERED = (Avro, JsonSchema, Protobuf)
 
 
 def check_registry(url: str, user_info: str | None) -> None:
-    """Check where a registry is said to be, without asking there.
+    """Check a registry's URL and credentials, without asking the registry.
 
     Raises:
-        OptionError: what is wrong, without any secret.
+        OptionError: one of them is malformed; the message holds no secret.
     """
     try:
         parts = urlsplit(url)

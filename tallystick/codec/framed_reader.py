@@ -30,7 +30,7 @@ class FramedJsonReader:
     """A `ValueReader` of JSON in Confluent's wire format.
 
     Args:
-        json: what reads the text.
+        json: the reader of the text.
     """
 
     json: JsonReader
@@ -65,7 +65,7 @@ class FramedJsonReader:
 
 
 def _unwrapped(spans: Spans, first: int, last: int) -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts of a run of rows, null where there is none, and what is wrong with those."""
+    """Return the JSON texts of a run of rows, null if missing, and the malformed rows' reasons."""
     starts, lengths = spans.starts[first:last], spans.lengths[first:last]
     ids, verdicts = np.zeros(last - first, np.int32), np.zeros(last - first, np.uint8)
     kernels.read_envelopes(spans.address, starts, lengths, ids, verdicts)

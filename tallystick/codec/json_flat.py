@@ -1,4 +1,4 @@
-"""Arrow columns from flat JSON records: room for the kernel, and what it left there as arrays."""
+"""Arrow columns from flat JSON records: slots for the kernel to fill, then made into arrays."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,18 +41,18 @@ def warm_up() -> None:
 
 
 def is_kernel_ready() -> bool:
-    """Return whether the kernel need not be compiled; else a process does that."""
+    """Return True if the kernel is compiled; if not, have a process compile all kernels."""
     return bool(kernels.parse_records.signatures) or kernel_cache.are_compiled()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatPlan:
-    """A schema as the kernel needs it.
+    """A schema in the form for the kernel.
 
     Args:
         fields: as the kernel takes them, but numbers of fields instead of addresses, and no slots.
         heads: the first field of each name hash, by its number plus 1; 0: none.
-        names: what the addresses of names in `fields` point into.
+        names: the memory that the addresses of names in `fields` point into.
         slot_types: per field.
     """
 
@@ -64,7 +64,7 @@ class FlatPlan:
 
 @lru_cache(maxsize=64)
 def flat_of(schema: pa.Schema) -> FlatPlan | None:
-    """Return a schema's plan; None: it is not flat, has other types, or a name needs escapes."""
+    """Return a schema's plan; None: not flat, a type without a kernel, or a name with escapes."""
     kinds = [_kind(field.type) for field in schema]
     known = [kind for kind in kinds if kind]
     names = [field.name.encode() for field in schema]
@@ -90,11 +90,11 @@ def flat_of(schema: pa.Schema) -> FlatPlan | None:
 
 
 class FlatColumns:
-    """Slots for some records, filled by the kernel and, where that is unsure, by the caller.
+    """Slots for some records, filled by the kernel and, where the kernel is unsure, by the caller.
 
     Args:
-        schema: what the records are read as.
-        flat: of that schema.
+        schema: the columns to read.
+        flat: the schema's plan.
         spans: the records; a null has null slots.
     """
 
@@ -113,7 +113,7 @@ class FlatColumns:
         self._parse(spans, spare)
 
     def _parse(self, spans: Spans, spare: Bytes) -> None:
-        """Run the kernel, with a copy of the fields that has addresses."""
+        """Run the kernel on a copy of the fields with this batch's addresses."""
         fields = self._flat.fields.copy()
         place = fields.ctypes.data
         fields[:-1, kernels.VALUES] = [values.ctypes.data for values in self._values]
@@ -144,11 +144,11 @@ class FlatColumns:
 
     @property
     def is_unsure(self) -> bool:
-        """True if no record is read: the caller may as well do without."""
+        """True if the kernel has read no record, so that the caller may as well do without."""
         return self.rows_of(UNSURE).size == self.verdicts.size
 
     def rows_of(self, verdict: int) -> Int64Array:
-        """Return the records that the kernel says this of."""
+        """Return the numbers of the records with a verdict."""
         return np.flatnonzero(self.verdicts == verdict)
 
     def put(self, rows: Int64Array, batch: pa.RecordBatch) -> None:

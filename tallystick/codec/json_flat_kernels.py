@@ -1,10 +1,10 @@
 """The loop over flat JSON records: bytes in, column slots out, compiled by numba.
 
-A record is read here only if it is certain to be what Arrow's parser would make of it. Where it is
-not, nothing is decided: Arrow reads that record (see `json_reader`).
+A record is read here only if the result is certain to be that of Arrow's parser. Where it is not
+certain, nothing is decided: Arrow reads that record (see `json_reader`).
 
 Everything is an address (see `memory`). A field is a run of numbers (see KIND); the fields stand
-one after another, and after the last one a field that is none, from which each record starts.
+one after another, and after the last field a sentinel, from which each record starts.
 
 Invariant: a slot is null until its byte of validity is set, and null again when its record is
 given up. A position below 0 is a verdict, negated; nothing is read after it.
@@ -56,8 +56,8 @@ from tallystick.codec.memory import (
 WIDTH is the bytes of an integer's slot, LIMIT the greatest one. VALUES, LENGTHS (of strings) and
 VALID are addresses of slots. NAME is the address of the name with its closing quote: WORDS words,
 of which the last counts only under MASK; SIZE is its length without the quote. CHAIN is the next
-field of the same `name_hash`. SEEN is the row after the one that had it last, FOLLOWER the field
-that came after it then.
+field of the same `name_hash`. SEEN is the number, plus 1, of the last row with the field, FOLLOWER
+the field that came after it then.
 """
 FIELD_SIZE = 128
 
@@ -91,7 +91,7 @@ def name_hash(first, last, size):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def _matches(field, at, begin, end):  # type: ignore[no-untyped-def]
-    """True if the key whose text begins at `at` is this field's name."""
+    """True if the key with its text at `at` is the field's name."""
     name = word_at(field, NAME)
     last = 8 * (word_at(field, WORDS) - 1)
     for place in range(0, last, 8):
@@ -102,7 +102,7 @@ def _matches(field, at, begin, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _find(at, close, begin, end, state):  # type: ignore[no-untyped-def]
-    """Return the field of a key's text, 0 if it is none that was declared."""
+    """Return the field of a key's text, 0 if no such field was declared."""
     size = close - at
     last = byte_at(close - 1, end) if size > 0 else np.int64(0)
     field = word_at(state, name_hash(byte_at(at, end), last, size))
@@ -113,7 +113,7 @@ def _find(at, close, begin, end, state):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def _key(before, at, begin, end, state):  # type: ignore[no-untyped-def]
-    """(the field of the key whose text begins at `at`, 0: not declared; its closing quote)."""
+    """(the field of the key with its text at `at`, 0: not declared; the key's closing quote)."""
     field = word_at(before, FOLLOWER)
     if _matches(field, at, begin, end):
         return field, at + word_at(field, SIZE)
@@ -153,7 +153,7 @@ def _literal(at, begin, end):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def _put_integer(field, row, mantissa, negative):  # type: ignore[no-untyped-def]
-    """Write it into its slot; False: its type has no such number."""
+    """Write an integer into its slot; False: the field's type cannot hold the number."""
     if mantissa > np.uint64(word_at(field, LIMIT)) + np.uint64(negative):
         return False
     value = np.uint64(0) - mantissa if negative else mantissa
@@ -172,7 +172,7 @@ def _put_integer(field, row, mantissa, negative):  # type: ignore[no-untyped-def
 
 @inner_kernel
 def _put_float(field, kind, row, mantissa, exponent, negative):  # type: ignore[no-untyped-def]
-    """Write it into its slot; False: what its nearest number is is not certain."""
+    """Write a float or double into its slot; False: the nearest one is not certain."""
     value, is_certain = to_double(mantissa, exponent)
     if kind == FLOAT:
         # From the double next to it, a float is the nearest one unless that double is halfway
@@ -233,7 +233,7 @@ def _string_value(field, kind, row, at, begin, end, state):  # type: ignore[no-u
 
 @inlined_kernel
 def _value(field, row, at, begin, end, state):  # type: ignore[no-untyped-def]
-    """Read a declared field's value into its slot; return the address after it."""
+    """Read a declared field's value into its slot; return the address after the value."""
     if word_at(field, SEEN) == row + 1:
         return np.int64(-SUSPECT)
     put_word(field, SEEN, row + 1)
@@ -256,7 +256,7 @@ def _value(field, row, at, begin, end, state):  # type: ignore[no-untyped-def]
 
 @_merged
 def _record(row, begin, end, last_field, state):  # type: ignore[no-untyped-def]
-    """Read one record into its slots; return the address after it."""
+    """Read a record's values into slots; return the address after the record."""
     at = after_space(begin, end)
     if byte_at(at, end) != OPEN:
         return np.int64(-SUSPECT)
@@ -290,15 +290,15 @@ def _record(row, begin, end, last_field, state):  # type: ignore[no-untyped-def]
 def parse_records(  # type: ignore[no-untyped-def]
     address, size, starts, lengths, fields, last_field, state, verdicts
 ):
-    """Read records into slots; where most of them are UNSURE, so are all the rest.
+    """Read records into slots; if most of them are UNSURE, so are all the rest.
 
     Args:
-        address: what the starts count from.
-        size: bytes there.
+        address: the start of the data, from which `starts` count.
+        size: the bytes of the data.
         starts: where each record begins.
         lengths: bytes, -1 for null, whose slots stay null.
         fields: the address of the first field.
-        last_field: the address of the one that is none.
+        last_field: the address of the sentinel after the last field.
         state: an address; see SPARE.
         verdicts: gets PARSED, UNSURE or SUSPECT for each record.
 

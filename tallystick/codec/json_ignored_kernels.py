@@ -1,6 +1,6 @@
-r"""Values that nobody asks for, compiled by numba: where they end; what they say is not read.
+r"""Skipping of values without a column, compiled by numba: only their end is looked for.
 
-So they must be JSON, but may be what no column could hold: any number, and halves of characters
+They must be JSON, but may be values that no column could hold: any number, and halves of characters
 (`\ud800`). A function returns the address after a value, or a verdict, negated: see
 `json_token_kernels`, and NO_NUMBER.
 """

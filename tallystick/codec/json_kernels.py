@@ -114,7 +114,7 @@ def has_odd_word(text):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _copy_record(data, begin, end, out, position):  # type: ignore[no-untyped-def]
-    """Copy one trimmed record, raw line breaks as tabs, and say what is wrong with it."""
+    """Copy a trimmed record, raw line breaks as tabs; return the verdict on the record."""
     if data[begin] != 0x7B or data[end - 1] != 0x7D:
         return NOT_AN_OBJECT
     # Slices, not indices: only then does the loop become vector instructions (13 times as fast).
@@ -253,10 +253,10 @@ def encode_base64(data, starts, lengths, out, out_starts):  # type: ignore[no-un
 
 @numba.njit(cache=True, nogil=True)
 def add_sizes(lengths, overhead, null_overhead, sizes):  # type: ignore[no-untyped-def]
-    """Add to each row's size what one column takes of it.
+    """Add the bytes of a column's text to the size of each row.
 
     Args:
-        lengths: of the column's texts.
+        lengths: the lengths of the column's texts; -1: null.
         overhead: bytes around a text: the field's name, the quotes.
         null_overhead: bytes around a `null`.
         sizes: the sum so far, changed in place.

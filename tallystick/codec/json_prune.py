@@ -1,4 +1,4 @@
-"""The lines of JSON records without what nobody asks for; see `json_prune_kernels`."""
+"""Lines of JSON records without the fields that a schema lacks; see `json_prune_kernels`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """A schema's nodes, how deep they are, and what keeps the names alive."""
+    """A schema's nodes, their depth, and the memory of the names that the nodes point to."""
 
     nodes: Int64Array
     depth: int
@@ -32,11 +32,11 @@ def warm_up() -> None:
 def pruned(
     text: Bytes, line_starts: Int64Array, schema: pa.Schema
 ) -> tuple[Bytes, Int64Array, Bytes]:
-    """Return lines without what a schema does not have, where they begin, and the verdicts.
+    """Return lines without the fields that a schema lacks, their starts, and the verdicts.
 
     Args:
         text: records, each with a line break behind it.
-        line_starts: where each begins, and the end of the last.
+        line_starts: where each line begins, and the end of the last.
         schema: the fields that are kept.
     """
     tree = _tree(schema)
@@ -61,7 +61,7 @@ def _tree(schema: pa.Schema) -> _Tree:
 
 
 def _add_parts(index: int, kind: pa.DataType, rows: list[list[int]], names: bytearray) -> int:
-    """Add what is in a node of a type; return how deep that is."""
+    """Add the parts of a node's type to `rows` and `names`; return the node's depth."""
     parts: Sequence[pa.Field] = ()
     if pa.types.is_struct(kind):
         parts = list(kind)

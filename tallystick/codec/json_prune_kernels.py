@@ -1,9 +1,9 @@
-"""JSON records without what nobody asks for, compiled by numba.
+"""Removal of undeclared fields from JSON records, compiled by numba.
 
 Arrow's parser refuses a record for a number or half a character that it cannot hold, in any field.
-A schema is a tree of nodes, rows of numbers (see KIND); the root is a struct. What is left of a
-record is never longer than it was. Numbers with an exponent that Arrow takes for too large are
-written as what they are: 0 or Inf.
+A schema is a tree of nodes, rows of numbers (see KIND); the root is a struct. A pruned record
+is never longer than it was. Numbers with an exponent that Arrow takes for too large are written as
+their value: 0 or Inf.
 """
 
 import numba
@@ -56,7 +56,7 @@ def _is_bytes(one, other, size):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _field(tree, node, key, close, begin, end, spare):  # type: ignore[no-untyped-def]
-    """Return the node of a key, -1 if it is none that was declared."""
+    """Return the node of a key, -1 if no such field was declared."""
     size = close - key
     if string_end(key, begin, end) == -UNSURE:
         closed, after = unescape(key, end, spare, spare + (end - key))
@@ -71,7 +71,7 @@ def _field(tree, node, key, close, begin, end, spare):  # type: ignore[no-untype
 
 @inner_kernel
 def _too_large(at, end):  # type: ignore[no-untyped-def]
-    """Return 1 for a number that is infinite by its exponent, 0 if it is 0, else -1."""
+    """Return 1 for a number infinite by its exponent, 0 for a zero with such an exponent, or -1."""
     zeros, is_zero, is_fraction = np.int64(0), True, False
     while at < end and load8(at) | np.uint64(0x20) != np.uint64(LETTER_E):
         byte = np.int64(load8(at))
@@ -115,7 +115,7 @@ def _put_value(at, after, out):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _prune(at, end, out, tree, nodes, counts, spare):  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915  one loop, for speed
-    """(address after what was written of a record, or a verdict, negated; address after it)."""
+    """(address after the pruned record, or a verdict, negated; address after the record)."""
     begin = at
     node, depth = np.int64(0), np.int64(0)
     while True:
@@ -185,16 +185,16 @@ def _prune(at, end, out, tree, nodes, counts, spare):  # type: ignore[no-untyped
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def prune_records(text, line_starts, tree, depth_max, out, out_starts, verdicts):  # type: ignore[no-untyped-def]
-    """Write each line of records without what nobody asks for; as it is where that is not JSON.
+    """Write the lines of records without undeclared fields; a line that is not JSON as it is.
 
     Args:
         text: the address of the lines, each with a line break at its end.
-        line_starts: where each begins, and the end of the last.
+        line_starts: where each line begins, and the end of the last.
         tree: the schema's nodes.
         depth_max: of the tree.
         out: the address of as much room.
-        out_starts: gets where each line begins there, and the end of the last.
-        verdicts: gets PARSED where it was done, else why not; of NO_NUMBER the line is `{}`.
+        out_starts: gets where each line begins in `out`, and the end of the last.
+        verdicts: gets PARSED for a pruned record, else the reason; for NO_NUMBER the line is `{}`.
     """
     nodes, counts = np.zeros(depth_max, np.int64), np.zeros(depth_max, np.int64)
     longest = np.int64(0)

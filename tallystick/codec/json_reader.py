@@ -1,28 +1,27 @@
 r"""JSON records to typed columns, whole blocks at a time, exact for every single record.
 
 Where all fields are scalars, a kernel reads every record that is surely well-formed (see
-`json_flat_kernels`). What it leaves, and other schemas, Arrow's parser reads, and it alone refuses
-records: what is accepted does not depend on the reader. Until the kernel is compiled on this
-machine, Arrow's parser reads all.
+`json_flat_kernels`). Arrow's parser reads all other records and schemas, and it alone refuses
+records: acceptance does not depend on the reader. Until the kernel is compiled on this machine,
+Arrow's parser reads all.
 
-Arrow takes a text of many documents and says, if it likes none of it, only that. So:
+Arrow takes a text of many documents and, if one is malformed, refuses the whole text. So:
 
 - Every record becomes one line. Lines that cannot be an object are sorted out before parsing: not
   from `{` to `}`, a control character (NUL would end the text), not UTF-8.
-- What is left begins with `{` and ends with `}`. In a text that parses, a `}` before a line break
+- The others begin with `{` and end with `}`. In a text that parses, a `}` before a line break
   before a `{` can only end a document (inside a string the line break is an error), so no document
   spans two lines and every line holds at least one. As many documents as lines: one each.
 - A block that fails is halved until the malformed records stand alone. A record is called malformed
   only after it failed alone, so it never takes a good neighbour along.
 
-What is accepted, beyond RFC 8259: NaN and ±Infinity for float and double, as Spark does. A float or
-double that is too large is infinite. What nobody asks for need only be JSON, see
-`json_ignored_kernels`. What is malformed: a declared field twice in an object (Spark takes the
-last); 1.0 or "1" for an integer (as in Spark); a number for a string (Spark takes its text); an
-integer beyond its type; a decimal that would need rounding; in a string that is a column, a
-`\ud800` without its partner; a byte order mark. A timestamp is text as in `json_time_kernels`, in
-UTC unless it names an offset; a date is YYYY-MM-DD. docs/json-beside-from-json.md has it all beside
-Spark.
+Accepted beyond RFC 8259: NaN and ±Infinity for float and double, as in Spark. A float or double
+that is too large is infinite. Undeclared fields need only be JSON, see `json_ignored_kernels`.
+Malformed: a declared field twice in an object (Spark takes the last); 1.0 or "1" for an integer (as
+in Spark); a number for a string (Spark takes its text); an integer beyond its type; a decimal that
+would need rounding; in a string that is a column, a `\ud800` without its partner; a byte order
+mark. A timestamp is text as in `json_time_kernels`, in UTC unless it names an offset; a date is
+YYYY-MM-DD. docs/json-beside-from-json.md compares all of this with Spark.
 """
 
 import re
@@ -57,7 +56,7 @@ from tallystick.errors import OptionError
 BLOCK_BYTES_MAX = 64 << 20
 """Parsed at once, in bytes; Arrow's own limit is 2 GiB, and a smaller block costs nothing."""
 BLOCK_ROWS_MAX = 1 << 16
-"""Bounds what is parsed again where a record is malformed."""
+"""Bounds the rows that are parsed again where a record is malformed."""
 
 EXPECTED = "a JSON object of the schema asked for"
 
@@ -99,7 +98,7 @@ class JsonReader:
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Check that records can be read as this schema.
+    """Check that records can be read with a schema.
 
     Raises:
         OptionError: no field, a field named twice, a type that JSON has no form for, or NOT NULL.
@@ -112,7 +111,7 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
 
     Args:
         values: binary; a null (tombstone) is a row of nulls in every mode.
-        schema: passed by `check_schema`. Fields that it does not name are ignored.
+        schema: passed by `check_schema`. Other fields of a record are ignored.
         mode: one of `formats.MODES`; see `ValueReader.parse`.
         where: names the topic, partition and offset of an input row.
 
@@ -146,7 +145,7 @@ def warm_up() -> None:
 
 
 class _Block:
-    """Some records as lines of one text, any run of which Arrow can parse."""
+    """Some records as the lines of a text; Arrow can parse any run of the lines."""
 
     def __init__(self, spans: Spans, schema: pa.Schema) -> None:
         self.row_count = len(spans.lengths)
@@ -185,13 +184,13 @@ class _Block:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def judge(self, together: int, *, first_only: bool) -> "_Judged":
-        """Parse all that can be parsed, and say what is wrong with the rest.
+        """Return the batches of well-formed records, and the reason of each malformed record.
 
         Args:
-            together: how many of the first rows are tried together; the batches have all of them,
-                nulls where one is malformed. The others are tried alone, once, which is cheaper
-                where nearly all are malformed; the batches have those that are not.
-            first_only: both try nothing after a malformed one.
+            together: how many of the first rows are tried together; the batches have all of these
+                rows, nulls where one is malformed. The others are tried alone, once, which is
+                cheaper where nearly all are malformed; the batches have the well-formed ones.
+            first_only: in both groups, try nothing after a malformed record.
         """
         batches = list[tuple[int, pa.RecordBatch]]()
         if together < self.row_count or self._has_odd_word:
@@ -219,13 +218,13 @@ class _Block:
         return batches, wrong
 
     def _prune(self) -> None:
-        """Leave out of all records what nobody asks for: Arrow may refuse them for it."""
+        """Remove undeclared fields from all records: Arrow may refuse a record for such a field."""
         self._is_pruned = True
         self._text, self._line_starts, verdicts = pruned(self._text, self._line_starts, self.schema)
         self._no_numbers = np.flatnonzero(verdicts == NO_NUMBER).tolist()
 
     def outcomes(self, begin: int, end: int, *, suspect: bool = False) -> Iterator["_Outcome"]:
-        """Parse all that can be parsed of a run of rows, in order.
+        """Yield the outcomes of a run of rows, in order: well-formed rows, or a reason.
 
         k malformed records among n cost about 2 k log2(n) parses.
 
@@ -257,20 +256,21 @@ class _Block:
 
 
 _Outcome = tuple[int, pa.RecordBatch | str]
-"""A row of a block, and the well-formed rows from there on or what is wrong with that one."""
+"""A row of a block, and the well-formed rows from there on or the reason why it is malformed."""
 _Judged = tuple[list[tuple[int, pa.RecordBatch]], dict[int, str]]
-"""Rows of a block, by the first one of each batch, and what is wrong with the malformed ones."""
+"""Batches of a block with their first rows, and the reasons of the malformed rows."""
 
 
 def _read(
     spans: Spans, schema: pa.Schema, *, first_only: bool
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """Return all rows, nulls where a record is malformed, and what is wrong with those.
+    """Return all rows, nulls where a record is malformed, and the reason of each malformed row.
 
     Args:
         spans: the records.
-        schema: what they are read as.
-        first_only: the batch is of no use and later malformed rows may be missing, if there is one.
+        schema: the columns to read.
+        first_only: if a record is malformed, the batch is of no use, and reasons of later records
+            may be missing.
     """
     flat = flat_of(schema) if is_kernel_ready() else None
     columns = FlatColumns(schema, flat, spans) if flat else None
@@ -299,9 +299,9 @@ def _reason(problem: pa.ArrowInvalid) -> str:
 
 
 def _read_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to ask Arrow's parser for: it takes dates for numbers only.
+    """Return the type to ask Arrow's parser for: text for dates and times.
 
-    And of times it takes six digits of fraction at most.
+    The parser takes only numbers for dates, and of times at most six digits of fraction.
     """
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         return pa.string()
@@ -313,7 +313,7 @@ def _read_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the array as the type asked for; ArrowInvalid where a value does not fit it."""
+    """Return the array as the type asked for; ArrowInvalid where a value does not fit."""
     if pa.types.is_date32(kind):
         return array.cast(kind)
     if pa.types.is_timestamp(kind):

@@ -1,11 +1,11 @@
-"""JSON Schema, as far as columns can be made of it or written as it says.
+"""JSON Schema, as far as columns can be read or written by a schema.
 
 Read: types, properties, required, items, additionalProperties, references to its own parts, and a
-union with null, as a list of types or as oneOf or anyOf. What else a schema says of values (enum,
-minimum, pattern and so on) is not checked. A part beyond that is no error until a column meets it.
+union with null, as a list of types or as oneOf or anyOf. Other rules for values (enum, minimum,
+pattern and so on) are not checked. Any other part is no error until a column meets it.
 
 Source: https://json-schema.org/draft/2020-12/json-schema-validation and core; drafts
-from 4 on agree in what is read here.
+from 4 on agree in the parts read here.
 """
 
 import json
@@ -48,10 +48,10 @@ class Shape:
         nullable: whether null is allowed.
         reason: why it is UNFIT.
         format: of a string, as the schema has it.
-        properties: name and type of those of an object.
+        properties: name and type of an object's properties.
         required: the names that an object must have.
         items: the type of an array's items; None: any.
-        more: the type of what an object has beyond its properties; None: it may have nothing.
+        more: the type of further properties of an object; None: it may have no others.
     """
 
     kind: str
@@ -98,13 +98,13 @@ class _TooManyPartsError(Exception):
 
 @dataclass(slots=True)
 class _Root:
-    """A whole schema, for its references; each one that is followed makes more parts of it.
+    """The walk through a schema: references, and counts of parts, which references multiply.
 
     Args:
         references: of the schema.
-        part_count: of the property that is read.
-        depth: of the part that is read.
-        is_inside: whether it is inside of a property.
+        part_count: parts read so far of the current property.
+        depth: depth of the current part.
+        is_inside: whether the current part is inside of a property.
     """
 
     references: References
@@ -118,8 +118,8 @@ def _shape(schema: Any, root: _Root, way: tuple[int, ...]) -> Shape:
 
     Args:
         schema: the part.
-        root: the whole.
-        way: the parts that the references which led here name.
+        root: the walk through the whole schema.
+        way: the parts named by the references that led here.
     """
     root.part_count += 1
     if root.part_count > PARTS_MAX:
@@ -150,7 +150,7 @@ def _known(schema: Any, root: _Root, way: tuple[int, ...]) -> Shape:
 
 
 def _typed(schema: dict[str, Any], root: _Root, way: tuple[int, ...]) -> Shape:
-    """Return the type of a part that says it as `type`, or does not."""
+    """Return the type of a part by its word `type`; without the word, any type."""
     kinds = schema.get("type", ())
     if isinstance(kinds, list):
         return _choice([_shape({**schema, "type": kind}, root, way) for kind in kinds], "type")
@@ -187,7 +187,7 @@ def _object(schema: dict[str, Any], root: _Root, way: tuple[int, ...]) -> Shape:
 
 
 def _property(schema: Any, root: _Root, way: tuple[int, ...]) -> Shape:
-    """Return the type of a property; one of the whole is not understood if it is too large."""
+    """Return the type of a property; an outermost property that is too large is UNFIT."""
     if root.is_inside:
         return _shape(schema, root, way)
     count, depth = root.part_count, root.depth
@@ -348,7 +348,7 @@ def _fits(name: str, kind: pa.DataType) -> bool:
 
 
 def _check_nulls(shape: Shape, column: pa.Array, path: str) -> None:
-    """Raise for what is written as null where the schema has none, whole columns at a time."""
+    """Raise `RecordError` for values that become null in JSON where the schema allows no null."""
     if (shape.kind == ANY and shape.nullable) or pa.types.is_null(column.type):
         return
     if pa.types.is_dictionary(column.type):

@@ -1,6 +1,6 @@
 """The parts of a JSON Schema that its references name: `$ref` as pointer, anchor or `$id`.
 
-Only the schema's own text is looked at. What stands where no schema can (in an `enum`, in a word
+Only the schema's own text is looked at. A part where no schema can stand (in an `enum`, in a word
 that JSON Schema does not know) has no `$id` and no anchor, but a pointer may lead there.
 
 Source: https://json-schema.org/draft/2020-12/json-schema-core#section-8.2 and its drafts from 4 on;
@@ -21,11 +21,11 @@ _NAMED = (
 )
 """The words whose values are a schema, a list of them, or an object of them."""
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""Beside a `$ref`, all other words are ignored there, `$id` too."""
+"""Drafts in which all other words beside a `$ref` are ignored, `$id` too."""
 
 
 class References:
-    """The places that references of one schema may name.
+    """The targets of references within a schema.
 
     Args:
         root: the whole schema.
@@ -47,7 +47,7 @@ class References:
             holder: the part that has it.
 
         Raises:
-            LookupError: there is none in this schema.
+            LookupError: the schema has no such part.
         """
         if not isinstance(reference, str):
             raise LookupError(reference)
@@ -65,7 +65,7 @@ class References:
         return part
 
     def _add(self, part: Any, base: str) -> None:
-        """Note a part and all in it: what they are called, and what their references count from."""
+        """Note a part and all schemas in it: their names, and the base of their references."""
         waiting = [(part, base)]
         while waiting:
             schema, base = waiting.pop()
@@ -98,7 +98,7 @@ def _schemas_in(schema: dict[str, Any]) -> list[Any]:
 
 
 def _joined(base: str, reference: str) -> str:
-    """Return what a reference means, as it stands in a schema of this base."""
+    """Return a reference resolved against the base of its schema."""
     if not base or reference.startswith("#"):
         return base + reference
     try:
@@ -108,10 +108,10 @@ def _joined(base: str, reference: str) -> str:
 
 
 def _inside(part: Any, token: str) -> Any:
-    """Return what a token of a pointer names in a part.
+    """Return the value that a token of a pointer names in a part.
 
     Raises:
-        LookupError: nothing.
+        LookupError: there is no such value.
     """
     if isinstance(part, dict):
         return part[token]

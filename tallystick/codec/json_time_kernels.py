@@ -1,9 +1,9 @@
 """Dates and times of JSON texts, compiled by numba.
 
-RFC 3339, and of ISO 8601 what other writers make: a space for the T, no seconds, no minutes, an
-offset without a colon; PostgreSQL's hours alone as an offset, after a space only, as RFC 3339 wants
-minutes. A fraction is cut to microseconds, as Spark does. A leap second, 23:59:60 in UTC, is the
-second before it, as in java.time.
+RFC 3339, and the forms of ISO 8601 that other writers make: a space for the T, no seconds, no
+minutes, an offset without a colon; PostgreSQL's hours alone as an offset, after a space only, as
+RFC 3339 wants minutes. A fraction is cut to microseconds, as Spark does. A leap second, 23:59:60 in
+UTC, is the second before it, as in java.time.
 
 Source: https://www.rfc-editor.org/rfc/rfc3339#section-5.6
 """
@@ -52,7 +52,7 @@ def _pair(word):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def to_days(at, size):  # type: ignore[no-untyped-def]
-    """(days since 1970 of a text that begins YYYY-MM-DD, whether it does)."""
+    """(days since 1970 of a text that begins YYYY-MM-DD, whether the date is valid)."""
     if size < 10:
         return np.int64(0), False
     word, is_good = _digits_apart(at, _DATE_ZEROS, _DATE_SEPARATORS)
@@ -75,7 +75,7 @@ def to_days(at, size):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _two_digits(at, end):  # type: ignore[no-untyped-def]
-    """(the number of two digits, 99: they are none; the address after them)."""
+    """(the number of two digits, 99: no digits; the address after the digits)."""
     high, low = byte_at(at, end), byte_at(at + 1, end)
     if ZERO <= high <= NINE and ZERO <= low <= NINE:
         return 10 * (high - ZERO) + low - ZERO, at + 2
@@ -95,7 +95,7 @@ def _fraction(at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _offset(at, end, hours_alone):  # type: ignore[no-untyped-def]
-    """(minutes that a zone is ahead of UTC, whether it can be, the address after it)."""
+    """(minutes that a zone is ahead of UTC, whether such a zone can be, the address after it)."""
     sign = byte_at(at, end)
     if sign | 0x20 == _BIG_Z | 0x20:
         return np.int64(0), True, at + 1
@@ -113,7 +113,7 @@ def _offset(at, end, hours_alone):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _odd_time(at, end):  # type: ignore[no-untyped-def]
-    """(microseconds since the day began, in UTC, of what follows a date; whether it is a time)."""
+    """(microseconds from a day's start, in UTC, of the text after a date; whether it is a time)."""
     separator = byte_at(at, end)
     is_good = separator == _SPACE or separator | 0x20 == _BIG_T | 0x20
     hour, at = _two_digits(at + 1, end)
@@ -164,10 +164,10 @@ def to_micros(at, size):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def read_times(address, starts, lengths, out):  # type: ignore[no-untyped-def]
-    """Read texts as microseconds since 1970; return the first that is none, -1: all are.
+    """Read texts as microseconds since 1970; return the first row that is no time, -1: none.
 
     Args:
-        address: what the starts count from.
+        address: the start of the data, from which `starts` count.
         starts: where each text begins.
         lengths: bytes, -1 for null.
         out: the address of as many int64.

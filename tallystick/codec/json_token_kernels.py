@@ -36,7 +36,7 @@ PLUS, POINT, LETTER_E, _U = 0x2B, 0x2E, 0x65, 0x75
 
 
 def text_word(text: bytes) -> np.uint64:
-    """Eight bytes as `peek` reads them."""
+    """Return eight bytes of text as `peek` reads them from a record."""
     return np.uint64(int.from_bytes(text, "little"))
 
 
@@ -86,7 +86,7 @@ for _letter, _byte in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
 
 @inlined_kernel
 def byte_at(at, end):  # type: ignore[no-untyped-def]
-    """Return one byte of a record; 0 after its end."""
+    """Return the byte of a record at an address; 0 after the record's end."""
     return np.int64(load8(at)) if at < end else np.int64(0)
 
 
@@ -105,7 +105,7 @@ def _peek_at_end(at, begin, end):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def peek(at, begin, end):  # type: ignore[no-untyped-def]
-    """Return eight bytes of a record, the first one lowest; 0 after its end."""
+    """Return eight bytes of a record, the first lowest; 0 after the record's end."""
     return load64(at) if at + 8 <= end else _peek_at_end(at, begin, end)
 
 
@@ -151,7 +151,7 @@ def string_end(at, begin, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def hex4(at, end):  # type: ignore[no-untyped-def]
-    """Return the number of four hexadecimal digits; -1: they are none."""
+    """Return the number of four hexadecimal digits; -1: other characters."""
     value = np.int64(0)
     for place in range(at, at + 4):
         byte = byte_at(place, end)
@@ -167,7 +167,7 @@ def hex4(at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _put_utf8(code, target):  # type: ignore[no-untyped-def]
-    """Write a code point; return the address after it."""
+    """Write a code point in UTF-8; return the address after its bytes."""
     if code < 0x80:
         store8(target, np.uint64(code))
         return target + 1
@@ -188,10 +188,10 @@ def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
         at: the first byte of the text.
         end: of the record.
         target: the address to write to.
-        limit: the address after the last one to write to.
+        limit: the end of the room to write to.
 
     Returns:
-        (the address of the closing quote, the address after what was written).
+        (the address of the closing quote, the address after the written text).
     """
     start = at
     if limit - target < end - at:  # no text gets longer by this
@@ -232,7 +232,7 @@ def unescape(at, end, target, limit):  # type: ignore[no-untyped-def]
 
 @inlined_kernel
 def digits(value, at, begin, end):  # type: ignore[no-untyped-def]
-    """(the digits appended to those of `value`, the address after them), eight at a time."""
+    """(`value` with the digits at `at` appended, the address after them); reads eight at a time."""
     while True:
         word = peek(at, begin, end) ^ _ZEROS
         others = (((word & LOWS) + OVER_NINE) | word) & TOPS

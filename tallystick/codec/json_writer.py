@@ -4,7 +4,7 @@ Every column first becomes texts (`_Texts`: spans of bytes, mostly the column's 
 that Arrow's cast made), then one kernel per column copies the texts into the rows. Structs, lists
 and maps are texts made of their children's texts.
 
-Invariant: what comes out is valid JSON for any content. A null is written as `null`, the field
+Invariant: the output is valid JSON for any content. A null is written as `null`, the field
 stays. NaN and infinities are `null`, as JSON has no number for them. Timestamps are ISO-8601 in
 UTC with a `Z` (without, where the type has no time zone), with all digits of their unit. Binary is
 base64 text. Decimals are numbers with all their digits; an exponent is possible (1E-7).
@@ -35,7 +35,7 @@ BINARY_BYTES_MAX = (1 << 31) - 1
 """The most that an Arrow binary array holds; a longer result is large_binary."""
 
 _DAY_RANGE = (-719162, 2932896)
-"""0001-01-01 to 9999-12-31 in days since 1970: what ISO-8601 writes with four digits."""
+"""0001-01-01 to 9999-12-31 in days since 1970: the years that ISO-8601 writes with four digits."""
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS_PER_DAY = 86_400
 
@@ -51,7 +51,7 @@ class _Texts:
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Check that rows of this schema can be written as JSON.
+    """Check that rows of a schema can be written as JSON.
 
     Raises:
         OptionError: no column, a column named twice, or a type that JSON has no form for.
@@ -63,7 +63,7 @@ def write_json(columns: pa.RecordBatch, *, header: bytes = b"") -> pa.Array:
     """Write one JSON object per row.
 
     Args:
-        columns: all of them are written, under their names; `check_schema` has passed them.
+        columns: all are written, under their names; `check_schema` has passed them.
         header: bytes to write before each object.
 
     Returns:
@@ -179,7 +179,7 @@ def _check_range(array: pa.Array, name: str) -> None:
 
 def _structs(array: pa.Array, name: str) -> _Texts:
     fields = list(array.type)
-    children = [  # flattened: what a null struct covers may be anything
+    children = [  # flattened: the values under a null struct may be anything
         _texts(child, f"field {field.name!r} of {name}")
         for field, child in zip(fields, array.flatten(), strict=True)
     ]
@@ -197,7 +197,7 @@ def _maps(array: pa.Array, name: str) -> _Texts:
 
 
 def _elements(array: pa.Array, child: pa.Array) -> pa.Array:
-    """Return the elements of the lists or maps, in order, without what a null one covers."""
+    """Return the elements of lists or maps, in order, without the elements under a null list."""
     offsets = array.offsets.to_numpy()
     elements = child[offsets[0] : offsets[-1]]
     if array.null_count == 0:

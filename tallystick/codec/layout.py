@@ -1,4 +1,4 @@
-"""The columns that a reader yields: Spark's Kafka columns, or typed ones from the value.
+"""The columns that a reader yields: Spark's Kafka columns, or typed columns of the value.
 
     raw          key, value, topic, partition, offset, timestamp, timestampType [, headers]
     string       the same, with the value as text [, _corrupt_record]
@@ -7,13 +7,13 @@
 Names, types and order of the raw form are those of Spark's Kafka source. Where a value becomes
 several columns, the Kafka columns may carry a prefix, for values with a field of the same name. A
 key that is read becomes columns with a prefix of their own, in the place of `key`; in mode
-permissive the bytes of a malformed one are in the last column, `_corrupt_key`.
+permissive the bytes of a malformed key are in the last column, `_corrupt_key`.
 Kafka's columns other than the value may be left out: each costs Spark a check and a copy per row.
 
-Malformed records go to a topic of their own as they were, with the reason: key, value, headers and
-timestamp stay; but a timestamp that is none in ms, which brokers refuse, becomes the time of
+Malformed records go unchanged to a topic of their own, with the reason: key, value, headers and
+timestamp stay; but a timestamp too large to be in ms, which brokers refuse, becomes the time of
 writing. After the headers of the record come ours, all of them text; a record that was a dead
-letter before has them twice, and the last are the new.
+letter before has them twice, the new ones last.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,7 +38,7 @@ OWN_HEADERS = (ERROR_HEADER, TOPIC_HEADER, PARTITION_HEADER, OFFSET_HEADER)
 REASON_LENGTH_MAX = 500
 """A parser's message may quote the value; the dead letter must not become much larger than it."""
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
-"""In microseconds it is just not too large for 64 bits."""
+"""The largest timestamp in ms that fits 64 bits in microseconds."""
 _HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 
@@ -49,7 +49,7 @@ def dead_letters(
 
     Args:
         records: as `records.decoder.decode` makes them, with headers; of one partition.
-        reasons: what is wrong, by the row of each malformed record.
+        reasons: the reason of each malformed record, by its row.
         topic_partition: where they come from.
     """
     bad = records.take(pa.array(list(reasons), pa.int64()))
@@ -85,7 +85,7 @@ def dead_letters(
 
 
 def _appended(headers: pa.Array, own: pa.Array) -> pa.Array:
-    """Append our headers to each list: as many of `own` to each."""
+    """Append our headers to each list: an equal share of `own` to each."""
     lengths = pc.list_value_length(headers).fill_null(0).to_numpy()
     given = headers.flatten().cast(_HEADER_TYPE)
     count = len(OWN_HEADERS)
@@ -102,7 +102,7 @@ TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 CORRUPT_COLUMN = "_corrupt_record"
 CORRUPT_KEY = "_corrupt_key"
 _READ_KEY = "columns of the key"
-"""The column beside those of a decoded record where its key is, when it has been read."""
+"""The extra column of a decoded record that holds its key, once the key has been read."""
 
 KAFKA_FIELDS = (
     pa.field("key", pa.binary()),
@@ -140,13 +140,13 @@ def ddl(
     """Return the schema of the columns as Spark's DDL text.
 
     Args:
-        value_ddl: the fields that a value becomes; None: it stays one column.
-        mode: what is done about a malformed value.
+        value_ddl: the fields that a value becomes; None: the value stays one column.
+        mode: the treatment of a malformed value.
         prefix: put before the names of the Kafka columns when there is a `value_ddl`.
         headers: whether there is a `headers` column.
         text: without a `value_ddl`, whether the value is read as text.
         metadata: which of Kafka's columns there are beside the value.
-        key_ddl: the fields that a key becomes, with their prefix; None: it stays one column.
+        key_ddl: the fields that a key becomes, with their prefix; None: the key stays one column.
     """
     names = [each.name for each in _kafka_fields(metadata)] + (["headers"] if headers else [])
     corrupt = [f"`{CORRUPT_COLUMN}` binary"] if mode == PERMISSIVE else []
@@ -169,11 +169,11 @@ class LayoutRows:
     """Decoded records as rows, and the malformed ones.
 
     Args:
-        rows: those that are well-formed, in the layout; in mode permissive the others, too.
-        reasons: what is wrong with each malformed record, by its offset.
+        rows: the well-formed records, in the layout; in mode permissive the malformed ones, too.
+        reasons: the reason of each malformed record, by its offset.
         dead_letters: the malformed records as the sink takes them, in mode deadletter; None: none.
-        problems: the same as `reasons`, by the row of each record: a faulty producer may give
-            several the same offset.
+        problems: the same reasons, by the row of each record: a faulty producer may give several
+            records the same offset.
         source: the records, where somebody may ask for the offset of a row.
     """
 
@@ -189,13 +189,13 @@ class Layout:
     """The way from decoded records to the rows that a user sees.
 
     Args:
-        value: what reads the value; None: it stays binary.
+        value: the reader of the value; None: the value stays binary.
         mode: what to do about a malformed value, or a timestamp too large for its column: one of
             `formats.MODES`.
         prefix: put before the names of the Kafka columns when a value becomes several.
         headers: whether there is a `headers` column.
         metadata: which of Kafka's columns there are beside the value.
-        key: what reads the key, where `metadata` has it; None: it stays binary.
+        key: the reader of the key, where `metadata` has the key; None: the key stays binary.
         key_prefix: put before the names of the columns that a key becomes.
 
     Raises:
@@ -227,7 +227,7 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of what `build` returns."""
+        """The Arrow schema of the rows that `build` returns."""
         headers = [pa.field("headers", HEADERS_TYPE)] if self.headers else []
         fields = [*_kafka_fields(self.metadata), *headers]
         corrupt = [pa.field(CORRUPT_COLUMN, pa.binary())] if self.mode == PERMISSIVE else []
@@ -252,11 +252,11 @@ class Layout:
 
     @property
     def fetches_headers(self) -> bool:
-        """True if `build` needs records with headers: a dead letter keeps those that it had."""
+        """True if `build` needs records with headers: a dead letter keeps the record's headers."""
         return self.headers or self.mode == DEADLETTER
 
     def build(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
-        """Build rows in this layout from decoded records of one partition.
+        """Build rows in the layout from decoded records of a partition.
 
         Args:
             records: as `records.decoder.decode` makes them, with headers if `fetches_headers`.
@@ -270,7 +270,7 @@ class Layout:
         return replace(built, source=records)
 
     def _checked(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
-        """Return rows of records whose timestamps are looked at."""
+        """Return rows of records, after a check of the records' timestamps."""
         beyond = self._beyond(records)
         if beyond is None:
             return self._built(records, topic_partition)
@@ -299,13 +299,13 @@ class Layout:
         reasons: Mapping[int, str],
         topic_partition: TopicPartition,
     ) -> LayoutRows:
-        """Return what was built of the records in some places, with the problems of all records."""
+        """Return the rows built from some of the records, with the problems of all records."""
         others = {int(places[row]): reason for row, reason in built.problems.items()}
         merged = dict(sorted({**others, **reasons}.items()))
         return self._beside(built.rows, records, merged, topic_partition)
 
     def _beyond(self, records: pa.RecordBatch) -> NDArray[np.bool_] | None:
-        """Return which records have a timestamp that the column cannot hold; None: all fit."""
+        """Return a mask of the records with a timestamp too large for the column; None: all fit."""
         if "timestamp" not in self.metadata or not records.num_rows:
             return None
         times = records.column("timestamp").to_numpy()
@@ -315,7 +315,7 @@ class Layout:
         return beyond
 
     def _built(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
-        """Return rows of records whose timestamps are null or fit."""
+        """Return rows of records with timestamps that are null or fit."""
         if self.key is None:
             return self._valued(records, topic_partition)
         keys = records.column("key")
@@ -344,7 +344,7 @@ class Layout:
         return self._together(built, np.flatnonzero(good), records, reasons, topic_partition)
 
     def _valued(self, records: pa.RecordBatch, topic_partition: TopicPartition) -> LayoutRows:
-        """Return rows of records whose keys are read, if they are to be."""
+        """Return rows of records with keys already read, where keys are to be read."""
         values = records.column("value")
         if self.value is None:
             columns = self._kafka(records, topic_partition, values)
@@ -373,7 +373,7 @@ class Layout:
         reasons: Mapping[int, str],
         topic_partition: TopicPartition,
     ) -> LayoutRows:
-        """Return the rows, with the problems of the records in these places."""
+        """Return rows with the problems of records and, in mode deadletter, the dead letters."""
         letters = None
         if self.mode == DEADLETTER:
             letters = dead_letters(records, reasons, topic_partition)

@@ -1,7 +1,7 @@
-"""Single instructions for kernels that numba has no name for: words of bits, memory by address.
+"""Instructions for kernels that numba has no name for: words of bits, memory by address.
 
-By address there is no array to count references of, and one compiled version. Invariant: none is
-kept here. A kernel checks every range itself before it reads or writes.
+Access by address counts no references of arrays and needs a single compiled version. No invariant
+is kept here: a kernel checks every range itself before it reads or writes.
 """
 
 import numba
@@ -20,7 +20,7 @@ inlined_kernel = numba.njit(
     no_cpython_wrapper=True,
     no_cfunc_wrapper=True,
 )
-"""The same, inlined on the path of a usual record: without it, the calls are half of the time."""
+"""Compiles alike, and inlines: on the path of a usual record, calls would be half of the time."""
 
 
 @intrinsic
@@ -103,7 +103,7 @@ store32, store64 = _store(32), _store(64)  # type: ignore[no-untyped-call]
 
 @intrinsic
 def word_at(typing_context, address, index):  # type: ignore[no-untyped-def]
-    """Return the index-th of the int64 that stand at an address."""
+    """Return the index-th int64 from an address on."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         value = builder.load(_place(builder, *arguments))  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ def word_at(typing_context, address, index):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def put_word(typing_context, address, index, value):  # type: ignore[no-untyped-def]
-    """Write the index-th of the int64 that stand at an address."""
+    """Write the index-th int64 from an address on."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         place = _place(builder, *arguments[:2])  # type: ignore[no-untyped-call]

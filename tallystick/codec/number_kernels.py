@@ -1,4 +1,4 @@
-"""Doubles as text, exactly as Arrow's cast writes them, in a third of its time.
+"""Doubles as text, exactly as Arrow's cast writes them, in a third of the time.
 
 A double is written here only when it is surely the number of its text: with at most six digits
 after the point, and fifteen in all. Any two decimals of fifteen digits are different doubles, so
@@ -26,7 +26,7 @@ def double_texts(column: pa.Array, name: str) -> Spans:
 
     Args:
         column: of type float64.
-        name: what it is called in errors.
+        name: the column's name in errors.
     """
     column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
     values = column.fill_null(0.5).to_numpy()  # any double whose text is short

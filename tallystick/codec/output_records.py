@@ -1,9 +1,9 @@
-"""Rows to record batches that the topic takes, and what becomes of a record that it does not.
+"""Rows to record batches within the topic's limit; errors or dead letters for larger records.
 
-The limit of a topic, `max.message.bytes`, is one of batches as they are sent: compressed, with
+The limit of a topic, `max.message.bytes`, applies to batches as they are sent: compressed, with
 their header. A batch beyond it is cut in two until it fits (KIP-126 has a producer do so once a
-broker has refused one). A single record beyond it cannot be written: it is an error that names the
-record, or a dead letter.
+broker has refused one). A single record beyond it cannot be written: it becomes an error that
+names the record, or a dead letter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from tallystick.values import TopicPartition
 CUT_BYTES = 200
 """The bytes that a dead letter keeps of the key, and of the value, of a record too large."""
 CUT_HEADER = "tallystick.cut"
-"""Says what was cut of a dead letter: `value 200 of 2000000, key 12 of 12`."""
+"""The header that states the bytes kept in a dead letter: `value 200 of 2000000, key 12 of 12`."""
 
 
 @dataclass
@@ -35,10 +35,11 @@ class OutputRecords:
     """The encoding of rows for one sink.
 
     Args:
-        layout: makes records of them, and knows the limits of topics.
+        layout: makes records of the rows, and knows the limits of topics.
         compression: as `KafkaSink` names it.
         batch_bytes: the size of a record batch before compression.
-        letters: gets a dead letter for each record that is too large; None: it is an error.
+        letters: gets a dead letter for each record that is too large; None: such a record is an
+            error.
     """
 
     layout: RowLayout
@@ -53,7 +54,7 @@ class OutputRecords:
         """Yield the record batches of each partition, in the order of the rows.
 
         Args:
-            rows: what the pipeline put out.
+            rows: the output of the pipeline.
             spread: see `RowLayout.split`.
             now_ms: the timestamp of records that have none.
 
@@ -88,7 +89,7 @@ class OutputRecords:
         self._wrong.append((error.row, error))
 
     def _place(self, rows: pa.RecordBatch, spread: int, number: int, row: int) -> Place:
-        """Return where a record of a part of the rows comes from: split again, with numbers."""
+        """Return the origin of a record: the rows are split again, with row numbers."""
         for at, (_, records) in enumerate(self.layout.split(rows, spread, numbered=True)):
             if at == number:
                 return place_of(rows, records.column("row")[row].as_py())
@@ -118,7 +119,7 @@ class OutputRecords:
         error: RecordBeyondLimitError,
         place: Place,
     ) -> pa.RecordBatch:
-        """Return the dead letter of a record: the beginnings of key and value, and what is said."""
+        """Return the dead letter of a record: the beginnings of key and value, and our headers."""
         key, value = (_bytes_of(records, name, error.row) for name in ("key", "value"))
         own = None
         if "headers" in records.schema.names:
@@ -166,7 +167,7 @@ def _kept(data: bytes | None) -> str:
 
 
 def letters_of(letters: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return dead letters as one batch."""
+    """Return dead letters as a single batch."""
     (batch,) = pa.Table.from_batches(letters).combine_chunks().to_batches()
     return batch
 

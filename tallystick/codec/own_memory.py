@@ -1,13 +1,13 @@
-"""Rows in memory that nobody writes to any more, for whoever keeps them.
+"""Copies of rows in memory that no function of the user's can change, for code that keeps rows.
 
 Arrow takes a numpy array's memory as it is (`pa.array`, pandas' columns), and a function may use
 such an array again for its next batch. No flag of a buffer tells: Arrow's own new buffers are
 mutable too, and a view that cannot be written to may be of memory that can (pandas' copy on
-write). So there is one rule: what leaves a task at once, as bytes, is not copied; whoever keeps
-rows while a function of the user's may run copies them first, as their way to another process
+write). So there is one rule: rows that leave a task at once, as bytes, are not copied; code that
+keeps rows while a function of the user's may run copies them first, as the way to another process
 would have.
 
-Those who keep rows: sinks with transactions of their own (`run.sink_task`), lists (`run.lists`),
+Keepers of rows: sinks with transactions of their own (`run.sink_task`), lists (`run.lists`),
 the state of a keyed function, and accumulators of windows.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 
 def own(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a copy of these rows alone: a slice does not take the rest of its array along."""
+    """Return a copy of rows alone: a slice does not take the rest of its array along."""
     if not any(map(_has_dictionary, rows.schema.types)):
         return pa.ipc.read_record_batch(rows.serialize(), rows.schema)
     sink = pa.BufferOutputStream()
@@ -30,7 +30,7 @@ def own(rows: pa.RecordBatch) -> pa.RecordBatch:
 def own_values(values: Any) -> Any:
     """Return a copy of a column of Arrow's, numpy's or pandas' kind.
 
-    What has no columns' memory, such as a tuple or a mapping, is returned as it is.
+    A value without a column's memory, such as a tuple or a mapping, is returned as it is.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()

@@ -2,8 +2,8 @@
 
 Without a value format the columns are those of Spark's Kafka sink: `value`, and if present `key`,
 `topic`, `partition`, `headers`, `timestamp`; others are ignored. With one, every column goes into
-the value, and some of them may be named as the key as well: one whose text it is, or several in a
-format of their own. A row whose key columns are all null has no key.
+the value, and columns may be named as the key as well: one, as text, or several, in a format of
+their own. A row whose key columns are all null has no key.
 
 A record goes to the partition that Kafka's Java client would choose. Invariant: equal keys go to
 equal partitions, from any writer, so readers that rely on it keep working.
@@ -148,11 +148,11 @@ class RowLayout:
     Args:
         partition_counts: the partitions of each topic that may be written to.
         topic: where all rows go; None: each row names its topic in column `topic`.
-        value: makes the value of all columns, of all but `topic` where that says where the row
-            goes; None: there is a column `value`.
-        key: with `value`, the column whose text is the record's key, or those that `key_format`
-            writes; None: no key.
-        key_format: makes the key of the columns in `key`; None: the text of the one.
+        value: makes the value of all columns, without `topic` where that column names the row's
+            topic; None: there is a column `value`.
+        key: with `value`, the column whose text is the record's key, or the columns that
+            `key_format` writes; None: no key.
+        key_format: makes the key of the columns in `key`; None: the text of the single column.
         batch_limits: the largest record batch that a topic takes, where it is known.
     """
 
@@ -169,9 +169,9 @@ class RowLayout:
         """Yield the records of each output partition, in the order of the rows.
 
         Args:
-            rows: what the pipeline put out.
-            spread: rows without a key go to one partition together; this picks it.
-            numbered: whether the records have a column `row` too, the number of the row of each.
+            rows: the output of the pipeline.
+            spread: picks the partition to which all rows without a key go together.
+            numbered: whether the records get a column `row` too, with the number of their row.
 
         Raises:
             OptionError: a column is missing or of a type that Kafka cannot store.
@@ -191,7 +191,7 @@ class RowLayout:
                 yield TopicPartition(topic, partition), batch
 
     def check(self, columns: pa.Schema) -> None:
-        """Refuse columns of which no records can be made, before there are rows.
+        """Refuse columns that cannot become records, before any rows come.
 
         Raises:
             OptionError: a column is missing or of a type that Kafka cannot store.
@@ -247,7 +247,7 @@ class RowLayout:
     def _by_topic(
         self, rows: pa.RecordBatch, records: pa.RecordBatch
     ) -> Iterator[tuple[str, pa.RecordBatch, pa.Array | None]]:
-        """Yield rows of one topic each, with the partitions that they ask for, if they do."""
+        """Yield each topic with its records and the partitions that rows ask for, if any."""
         chosen = None
         if self.value is None and "partition" in rows.schema.names:
             chosen = rows.column("partition").cast(pa.int32())
@@ -274,7 +274,7 @@ class RowLayout:
 
 
 def _typed_key(columns: pa.RecordBatch, form: ValueWriter) -> pa.Array:
-    """Return what the format makes of the columns, and null where all of them are null."""
+    """Return the key that a format makes of columns; null where all columns are null."""
     try:
         form.check(columns.schema)
     except OptionError as error:
@@ -316,7 +316,7 @@ def _millis(column: pa.Array) -> pa.Array:
 
 
 def _chosen(chosen: pa.Array, by_key: np.ndarray, topic: str, count: int) -> np.ndarray:
-    """Return the partitions that rows ask for; by key where they do not."""
+    """Return the partitions that rows ask for, or else the partitions by key."""
     partitions = np.where(
         pc.is_valid(chosen).to_numpy(zero_copy_only=False),
         chosen.fill_null(0).to_numpy(zero_copy_only=False),

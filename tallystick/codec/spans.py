@@ -1,4 +1,4 @@
-"""A binary column as plain arrays: where each value starts and how long it is.
+"""A binary column as plain arrays: the start and the length of each value.
 
 Kernels work on spans, so they need to know nothing of Arrow's offset widths, slices and bitmaps.
 
@@ -38,7 +38,7 @@ class Spans:
 
         Args:
             bytes_max: how many bytes a run has at most.
-            rows_max: how many rows it has at most.
+            rows_max: how many rows a run has at most.
             overhead: bytes that each row takes besides its own.
         """
         ends = np.cumsum(np.maximum(self.lengths, 0) + overhead)
@@ -55,7 +55,7 @@ def spans_of(column: pa.Array, name: str) -> Spans:
 
     Args:
         column: binary, string, their large, view, fixed-size or dictionary-encoded forms, or null.
-        name: what the column is called in errors.
+        name: the column's name in errors.
 
     Raises:
         RecordError: the type holds no bytes, or the array's offsets are damaged.
@@ -93,7 +93,7 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def _with_offsets(column: pa.Array, name: str) -> pa.Array:
-    """Return the same values in one of the four types that have an offsets buffer."""
+    """Return a column's values in one of the four types with an offsets buffer."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)

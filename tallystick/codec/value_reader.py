@@ -1,4 +1,4 @@
-"""The columns of a value format, made of a column of bytes; and text, the simplest format.
+"""Readers that turn a column of bytes into typed columns; and text, the simplest format.
 
 Text is strictly valid UTF-8, checked for a whole column in one pass: Spark's own
 `cast(value as string)` puts U+FFFD where bytes are no text, without a warning.
@@ -24,12 +24,12 @@ Where = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class ParsedValues:
-    """Typed rows, and which records were malformed.
+    """Typed rows, and the reasons of malformed records.
 
     Args:
         columns: exactly the asked-for schema; one row per kept record.
         rows: the indices of the kept input rows; None: all were kept.
-        reasons: what is wrong with each malformed input row, by its index.
+        reasons: the reason of each malformed input row, by its index.
     """
 
     columns: pa.RecordBatch
@@ -62,13 +62,13 @@ class ValueReader(Protocol):
 
 
 def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: str) -> RecordError:
-    """Return the error of mode failfast: the record, what is wrong, how to see and allow it.
+    """Return the error of mode failfast: the record, the reason, how to see and allow the record.
 
     Args:
-        values: all of them; only the beginning of the malformed one is shown.
-        row: which of them.
+        values: all values; only the beginning of the malformed one is shown.
+        row: the malformed one.
         expected: such as "a JSON object of the schema asked for".
-        reason: what is wrong with it.
+        reason: why it is malformed.
         at: its topic, partition and offset.
     """
     record = values[row].as_py()
@@ -79,7 +79,7 @@ def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: 
         "record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
         "counts it; deadletter, in a Pipeline, writes it to a topic of its own."
     )
-    return RecordError(  # the reason may be Arrow's, which quotes what it could not read
+    return RecordError(  # the reason may be Arrow's, which quotes the value
         f"{found}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. {remedy}",
         without_values=f"{found}. {remedy}",
     )
@@ -89,12 +89,12 @@ def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
     """Check that fields have different names.
 
     Args:
-        fields: those of one record.
+        fields: the fields of a record.
         path: where they stand, for messages.
         form: the format, for messages.
 
     Raises:
-        OptionError: there is none, or a name is there twice.
+        OptionError: there is no field, or a name comes twice.
     """
     names = [each.name for each in fields]
     if not names:
@@ -107,7 +107,7 @@ def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
 
 
 def nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
-    """Return rows of nulls: what a tombstone is, and in mode permissive a malformed record."""
+    """Return rows of nulls: for tombstones, and in mode permissive for malformed records."""
     arrays = [pa.nulls(row_count, each.type) for each in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -117,7 +117,7 @@ TEXT_SCHEMA = pa.schema([pa.field("value", pa.string())])
 
 @dataclass(frozen=True)
 class TextReader:
-    """Values that are UTF-8 text, in one column `value`; a `ValueReader`."""
+    """A `ValueReader` of UTF-8 text, as the column `value`."""
 
     schema: ClassVar[pa.Schema] = TEXT_SCHEMA
 
@@ -145,7 +145,7 @@ def _batch(texts: pa.Array) -> pa.RecordBatch:
 
 
 def _reasons(values: pa.Array) -> dict[int, str]:
-    """Return the reason of each row that is no text; one pass over a batch that has such rows."""
+    """Return the reason of each row that is no text, by a pass over a batch with such rows."""
     reasons = {}
     for row, value in enumerate(values.to_pylist()):
         try:

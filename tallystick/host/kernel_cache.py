@@ -5,8 +5,8 @@ default is a folder beside the source, often read-only, and a Spark executor may
 
     tallystick warm-up      compiles every kernel into the cache
 
-Where that was not done, a process compiles them while the first epochs run; code that has a slower
-way without a kernel goes it until then.
+Without that, a background process compiles them while the first epochs run; until then, code that
+has a slower way without a kernel uses it.
 """
 
 import fcntl
@@ -39,9 +39,9 @@ OTHERS = (
     "tallystick.codec.protobuf.reader",
 )
 WARM_UP_MODULES = (*EVERY_PIPELINE, *KEYED_PIPELINES, *OTHERS)
-"""Modules with a `warm_up()` that compiles each kernel they use, those needed first at first."""
+"""Modules with a `warm_up()` that compiles each kernel they use, in the order of need."""
 IN_BACKGROUND = (*KEYED_PIPELINES, *OTHERS, *EVERY_PIPELINE)
-"""The same, but the pipeline's own processes begin with those of every pipeline."""
+"""The same modules, those of every pipeline last: the pipeline's own processes begin with these."""
 LOOK_AGAIN_S = 0.5
 NICENESS = 10
 """Low priority: a task that needs a kernel compiles it itself, and goes first."""
@@ -50,7 +50,7 @@ _SOURCES = ("codec", "state", "kafka")
 
 
 def kernel_directory() -> Path:
-    """`numba` in our cache folder, else in a temporary one of this user, else a fresh one."""
+    """Return our cache's folder `numba`, else a temporary folder of the user, else a fresh one."""
     try:
         directory = cache_directory() / "numba"
         if _is_ours(directory):
@@ -64,7 +64,7 @@ def kernel_directory() -> Path:
 def _is_ours(directory: Path) -> bool:
     """True if we can write there and nobody else can.
 
-    numba unpickles what it finds in its cache: files of another user would run as our code.
+    numba unpickles the files in its cache: files of another user would run as our code.
     """
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -81,14 +81,14 @@ def directory_in_use() -> Path:
 
 
 def warm_up(modules: tuple[str, ...] = WARM_UP_MODULES) -> None:
-    """Compile every kernel, or load it from the cache, and note that all are there."""
+    """Compile every kernel or load it from the cache, then leave the mark that all are compiled."""
     for module in modules:
         importlib.import_module(module).warm_up()
     _mark().touch()
 
 
 class _KernelState:
-    """The knowledge whether every kernel is compiled, looked up until it is so."""
+    """A check whether every kernel is compiled, made again until the answer is yes."""
 
     def __init__(self) -> None:
         self._is_so = False
@@ -96,7 +96,7 @@ class _KernelState:
         self._compiler: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> bool:
-        """Return whether loading a kernel is quick; else see to it that a process compiles them."""
+        """Return True if all kernels are compiled; else start a process to compile them, once."""
         now_s = time.monotonic()
         if not self._is_so and now_s - self._looked_s > LOOK_AGAIN_S:
             self._looked_s = now_s
@@ -118,7 +118,7 @@ are_compiled = _KernelState()
 
 
 def _compile_in_background() -> None:
-    """Compile all kernels, unless another process is just doing that."""
+    """Compile all kernels, unless another process is compiling them just now."""
     with open(directory_in_use() / "compiling", "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,7 +129,10 @@ def _compile_in_background() -> None:
 
 
 def _mark() -> Path:
-    """Return the file that says: all kernels of these sources are here, for this CPU."""
+    """Return the path of the mark, a file that exists once all kernels are compiled.
+
+    Its name depends on the kernels' sources, the versions of Python and numba, and the CPU.
+    """
     import llvmlite.binding
     import numba
 

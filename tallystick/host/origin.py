@@ -1,7 +1,7 @@
-"""The places that a task's rows come from, for the message about one that cannot be written.
+"""The origins of a task's rows, for errors about rows that cannot be written.
 
-A row loses its place on its way through functions to a sink. So whoever hands rows on says what
-they are made of, and only an error asks. A thread runs one task at a time.
+A row loses its place on its way through functions to a sink. So the code that hands rows on
+sets their origin, and only an error looks it up. A thread runs one task at a time.
 """
 
 import threading
@@ -14,8 +14,8 @@ class Place(NamedTuple):
     """The place of the records that a row is made of.
 
     Args:
-        words: as a message names it.
-        topic: of the record; "": it is no record, or not known.
+        words: the place as a message names it.
+        topic: of the record; "": the place is no record, or not known.
         partition: of the record.
         offset: of the record; of several, the first.
     """
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 FindPlace = Callable[[Any, int], Place]
-"""Returns what a row, by its number, of a batch is made of."""
+"""Returns the place of a row, given its batch and its number."""
 
 
 class _Here(threading.local):
@@ -39,10 +39,10 @@ _here = _Here()
 
 @contextmanager
 def place_to_be_set() -> Iterator[Callable[[FindPlace | None], None]]:
-    """Yield what says of which records the rows are that this thread hands on next.
+    """Yield a setter for the origin of the rows that this thread hands on next.
 
-    At the end nobody knows any more; unless another task of the thread has said it since: the
-    generator of one that failed may be closed late.
+    The origin is cleared at the end, unless another task of the thread has set its own since: the
+    generator of a failed task may be closed late.
     """
     mine: FindPlace | None = None
 
@@ -58,5 +58,5 @@ def place_to_be_set() -> Iterator[Callable[[FindPlace | None], None]]:
 
 
 def place_of(rows: Any, row: int) -> Place:
-    """Return what a row of a batch is made of, as far as it is known."""
+    """Return the place of a row of a batch; an empty `Place` if it is not known."""
     return Place() if _here.find is None else _here.find(rows, row)

@@ -1,4 +1,4 @@
-"""The process that a task runs in must not outlive the one that started it.
+"""A task's process must not outlive the process that started it.
 
 Spark's daemon forks the workers; it ends them when the executor ends, and when Spark gives up a
 task. A worker whose daemon was killed has no process to end it: it would write on for a run that
@@ -21,16 +21,16 @@ DAEMON = "pyspark.daemon"
 PR_SET_PDEATHSIG = 1
 
 _parents: dict[int, int] = {}
-"""Process id -> its parent when it asked first; a fork asks for itself."""
+"""Process id -> id of its parent at the first check; a fork has an entry of its own."""
 
 
 def check_parent() -> None:
-    """Bind this worker of Spark's to the process that started it; cheap, so ask before each step.
+    """Bind a Spark worker to its parent process; cheap enough to call before each step.
 
     Does nothing in a process that Spark does not use as a worker.
 
     Raises:
-        WorkerOrphanedError: that one is gone.
+        WorkerOrphanedError: the parent process is gone.
     """
     if os.environ.get("SPARK_PYTHON_RUNTIME") != "PYTHON_WORKER":
         return
@@ -51,7 +51,7 @@ def bind_to_forker(parent: int) -> None:
 
 
 def _bind_to_parent() -> int:
-    """Return the parent that this process must have, and end with it if it is Spark's daemon."""
+    """Return the id that the parent must have; if Spark's daemon is the parent, end with it."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if DAEMON not in sys.modules and (main is None or main.name != DAEMON):
         return os.getppid()  # Spark runs without a daemon (spark.python.use.daemon=false)

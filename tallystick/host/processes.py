@@ -1,4 +1,4 @@
-"""The processes of this machine, as `ps` lists them."""
+"""The processes of the machine, as listed by `ps`."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, as `ps` shows it."""
+    """A process in the output of `ps`."""
 
     pid: int
     parent: int
     command: str
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Signal the process unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -26,7 +26,7 @@ def all_processes() -> list[Process]:
 
     Raises:
         OSError: there is no `ps`, as in a small container.
-        CalledProcessError: it has failed.
+        CalledProcessError: `ps` has failed.
     """
     options = ["-A", "-ww", "-o", "pid=,ppid=,args="]
     listed = subprocess.run(["ps", *options], capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,7 @@
-"""Random numbers in forks: a fork has its parent's generators, and would draw what others draw.
+"""Random numbers in forks: a fork has its parent's generators, and would draw the same numbers.
 
-Python's and numba's generators are seeded again in each fork, as is whatever asks the system. That
-of numpy is not. Arrow's `random` function cannot be: docs/performance.md says so.
+Python's and numba's generators are seeded again in each fork, as is whatever asks the system.
+numpy's is not. Arrow's `random` function cannot be: docs/performance.md says so.
 """
 
 import os
@@ -18,7 +18,7 @@ def draw_anew() -> None:
 
 
 def seed_forks() -> None:
-    """Have each fork of this process draw numbers of its own; those of its forks are theirs."""
+    """Seed numpy anew in each direct fork of this process; forks of forks are left alone."""
     parent = os.getpid()
     os.register_at_fork(
         after_in_child=lambda: draw_anew() if os.getppid() == parent else None,

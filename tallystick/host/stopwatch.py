@@ -1,4 +1,4 @@
-"""The parts of a task's time: each moment counts for the innermost one; and what it counts.
+"""A task's time by part, each moment counted for the innermost part; and a task's counters.
 
 Tasks are chains of generators, in which work of all kinds takes turns batch by batch. So the part
 is switched where work changes hands: two readings of a clock per batch, nothing per row. Outside of
@@ -19,11 +19,11 @@ EXCHANGE, WAIT, OTHER = "exchange", "wait", "other"
 PARTS = (READ, DECODE, FUNCTIONS, STATE, WRITE, EXCHANGE, WAIT, OTHER)
 """The parts of a task's time; docs/performance.md explains each."""
 READ_RECORDS, READ_BYTES, WRITTEN_BYTES = "readRecords", "readBytes", "writtenBytes"
-"""Records that were read; bytes of record batches, as they came and as they went: compressed."""
+"""Records read; bytes of record batches as read and as written, both compressed."""
 REBUILT_COPIES = "rebuiltCopies"
 """Local copies of state that were rebuilt from the checkpoint."""
 REUSED_COPIES = "reusedCopies"
-"""Local copies of state that were there, and brought forward by what changed since, if anything."""
+"""Local copies of state that existed, and were brought forward by the changes since, if any."""
 LIVE_ENTRIES = "liveEntries"
 """Entries of state in a task's local copy, at the end of the epoch before."""
 WRITTEN_FILES, WRITTEN_FILE_BYTES = "writtenFiles", "writtenFileBytes"
@@ -34,12 +34,12 @@ Item = TypeVar("Item")
 
 
 class TaskTimes(NamedTuple):
-    """The time that one task of an epoch took, by part.
+    """The time of a task in an epoch, by part.
 
     Args:
-        stage: 0 for one that reads, from 1 on for those of keyed steps, the last for writing ones.
-        ms: of each part that took any time.
-        counts: what it counted, by name.
+        stage: 0 for a reading task, from 1 on for keyed steps, the last for a writing task.
+        ms: milliseconds of each part that took any time.
+        counts: the task's counters, by name.
     """
 
     stage: int
@@ -48,7 +48,7 @@ class TaskTimes(NamedTuple):
 
     @property
     def busy_ms(self) -> float:
-        """The time it worked; while it waits, other tasks do."""
+        """The task's working time: all parts but `wait`, in which other tasks work."""
         return sum(self.ms.values()) - self.ms.get(WAIT, 0.0)
 
     def to_note(self) -> str:
@@ -57,15 +57,15 @@ class TaskTimes(NamedTuple):
 
     @classmethod
     def from_note(cls, text: str) -> Self | None:
-        """Read back what `to_note` made; None: the note is another one."""
+        """Return the times that `to_note` wrote; None: the note is of another kind."""
         return cls(*json.loads(text[len(_MARK) :])) if text.startswith(_MARK) else None
 
 
 class Stopwatch:
-    """The time of one task, by part."""
+    """The running count of a task's time, by part."""
 
     switches = 0
-    """Changes of hands in this process so far; two at the same time may count as one."""
+    """Switches of part in this process so far; two at the same time may count as one."""
 
     def __init__(self) -> None:
         self._ns = dict.fromkeys(PARTS, 0)
@@ -97,7 +97,7 @@ _here = _Here()
 
 @contextmanager
 def stopwatch() -> Iterator[Stopwatch]:
-    """Measure what this thread does, as one task."""
+    """Measure this thread's work inside the block, as the work of a task."""
     before, _here.watch = _here.watch, Stopwatch()
     try:
         yield _here.watch
@@ -107,7 +107,7 @@ def stopwatch() -> Iterator[Stopwatch]:
 
 @contextmanager
 def counted_as(name: str) -> Iterator[None]:
-    """Count what is done inside for a part of the task; outside of a task, count nothing."""
+    """Count the time inside the block for a part of the task; outside of a task, do nothing."""
     watch = _here.watch
     if watch is None:
         yield
@@ -120,13 +120,13 @@ def counted_as(name: str) -> Iterator[None]:
 
 
 def count(name: str, number: int) -> None:
-    """Count something for this thread's task; outside of a task, count nothing."""
+    """Add to a counter of this thread's task; outside of a task, do nothing."""
     if _here.watch is not None:
         _here.watch.counts[name] += number
 
 
 def timed(name: str, made: Iterable[Item]) -> Iterator[Item]:
-    """Yield the same items; the time in which they are made, one by one, is that of a part."""
+    """Yield the items of an iterable; count the time that each takes to make for a part."""
     items = iter(made)
     try:
         while True:

@@ -1,4 +1,4 @@
-"""The folder of each user for downloaded and generated things, kept between runs."""
+"""The per-user folder for downloaded and generated files, kept between runs."""
 
 import fcntl
 import os
@@ -21,9 +21,9 @@ def cache_directory() -> Path:
 
 @contextmanager
 def one_process_at_a_time(path: Path) -> Iterator[None]:
-    """Wait for other processes that make the same thing of the cache; a later process finds it.
+    """Lock an entry of the cache, for a single process to make it and later processes to find it.
 
-    The lock (a file beside) ends with its process, in any case.
+    The lock, a file beside the entry, ends with its process in any case.
     """
     with open(path.with_name(f"{path.name}.lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

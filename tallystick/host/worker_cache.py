@@ -1,8 +1,8 @@
-"""Connections and clients that a worker process keeps between its tasks.
+"""A cache of the connections and clients that a worker process keeps between tasks.
 
 Invariants:
-    * A forked process never uses, closes or collects what its parent keeps: a goodbye on a shared
-      connection would end the parent's. It stays referenced, and is never used.
+    * A forked process never uses, closes or collects its parent's values: a goodbye on a shared
+      connection would end the parent's. They stay referenced, and are never used.
     * A value is with its taker or in the cache, never both.
 """
 
@@ -22,13 +22,13 @@ def _drop(_: object) -> None:
 
 
 class WorkerCache(Generic[Key, Value]):
-    """Values of this process by key: one that its users share, or idle ones that one user takes.
+    """A process-wide cache by key: values that users share, or idle values that a user takes.
 
-    Everything that is still kept is closed when the process exits.
+    Values still in the cache are closed when the process exits.
 
     Args:
-        close: ends a value; called once for each that leaves the cache.
-        idle_max: at most this many values of a key are kept; None: any number.
+        close: ends a value that the cache drops; a taken value is its taker's to close.
+        idle_max: the most idle values kept for a key; None: any number.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class WorkerCache(Generic[Key, Value]):
         atexit.register(self.close)
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return the value that all users of a key share; make it where there is none."""
+        """Return the value that all users of a key share; make it if the cache has none."""
         lock, kept = self._of_this_process()
         with lock:
             if key in kept:
@@ -76,13 +76,13 @@ class WorkerCache(Generic[Key, Value]):
             self._close_value(value)
 
     def values(self) -> list[Value]:
-        """Return everything that this process keeps, by key, the key used last at the end."""
+        """Return all values that this process keeps, by key, the key used last at the end."""
         lock, kept = self._of_this_process()
         with lock:
             return [value for values in kept.values() for value in values]
 
     def close(self, matching: Callable[[Key], bool] = lambda _: True) -> None:
-        """Close what this process keeps under keys that match, all of them by default."""
+        """Close this process's values under the matching keys, by default under all keys."""
         lock, kept = self._of_this_process()
         with lock:
             found = [kept.pop(key) for key in list(kept) if matching(key)]

@@ -1,9 +1,9 @@
-"""The partitions that there are and the plan of the next epoch: events in, a plan out.
+"""Discovery of partitions and planning of the next epoch: events in, a plan out.
 
 A partition is *discovered* (it was seen in Kafka), then *planned* (an epoch's logged offsets hold
 its start and how far that epoch reads), then *read* (the epoch was committed). Only a logged plan
-is remembered: `restored` takes it over, and whatever else was known is worked out again from it and
-from what was seen last. So a crash at any point forgets nothing that matters, and nothing is handed
+is remembered: `restored` takes it over, and everything else is worked out again from the plan and
+from the last discovery. So a crash at any point forgets nothing that matters, and nothing is handed
 out a second time (the double assignment of apache/beam#31313).
 
     plan n ──logged──► restored(n) ─► discovered ─► resolved ─► ended ─► plan n+1
@@ -19,7 +19,7 @@ Rules, after Flink's KafkaSourceEnumerator:
     * A topic is known by its id (KIP-516). Flink leaves removed partitions a TODO; here a
       `LossPolicy` says what becomes of removed, re-created, expired and truncated ones.
 
-No IO, clock or threads: the shell asks Kafka what `unresolved` and `readable` name.
+No IO, clock or threads: the shell asks Kafka about the partitions in `unresolved` and `readable`.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,10 +43,10 @@ class Plan:
     """The next epoch.
 
     Args:
-        offsets: what Spark logs: where the epoch ends, and where it starts if not at its
+        offsets: the value for Spark's log: where the epoch ends, and where it starts if not at its
             predecessor's end. The very value that was restored if there is nothing to do.
-        waiting: how many offsets wait to be read, those beyond the limit too.
-        notes: what was given up, for the log.
+        waiting: how many offsets wait to be read, offsets beyond the limit included.
+        notes: the losses that were accepted, for the log.
     """
 
     offsets: SourceOffsets
@@ -55,10 +55,10 @@ class Plan:
 
 
 class Enumerator:
-    """The driver side of one source.
+    """The driver side of a source: takes events, plans the next epoch.
 
     Args:
-        subscription: what is read.
+        subscription: the topics and partitions to read.
         policy: what to do when records are lost.
     """
 
@@ -77,21 +77,21 @@ class Enumerator:
     # --- events -------------------------------------------------------------------------------
 
     def restored(self, offsets: SourceOffsets) -> None:
-        """Restore the plan at the end of Spark's log: it is read, or will be in any case.
+        """Restore the last plan in Spark's log, which has been read or will be in any case.
 
-        Starts that were asked for and are not in it are asked for again: they may have been those
-        of a new query, which Spark wants to hear of also where it goes on from a log.
+        Starts that were resolved and are not in the plan are resolved again: they may have been
+        those of a new query, which Spark asks for also where it goes on from a log.
         """
         self._state = offsets
         self._new_starts = {}
         self._compare()
 
     def discovered(self, found: Mapping[str, FoundTopic], now_ms: int) -> None:
-        """Take the topics as they are now: all, or all that the subscription names.
+        """Take the topics as Kafka lists them now: all, or all that the subscription names.
 
         Raises:
-            TopicRecreatedError, PartitionRemovedError: a topic that is being read is another one or
-                gone, and that is not accepted.
+            TopicRecreatedError, PartitionRemovedError: a topic that is being read was created again
+                or is gone, and the policy does not accept that.
         """
         self._found = {
             topic: facts
@@ -104,22 +104,22 @@ class Enumerator:
         self._check_recreated()
 
     def resolved(self, starts: Positions) -> None:
-        """Take the starts of partitions that were `unresolved`."""
+        """Take the starting offsets of `unresolved` partitions."""
         for partition, offset in starts.items():
             self._new_starts[partition, self.found_id(partition.topic)] = offset
 
     def begun(self, earliest: Positions) -> None:
-        """Take the first offsets that are left; needed where expired records are skipped."""
+        """Take the earliest offsets that are left; needed where expired records are skipped."""
         self._earliest = earliest
 
     def ended(self, ends: Positions) -> None:
-        """Take how far partitions can be read (the last stable offset); unknown ones are absent."""
+        """Take the ends of partitions (last stable offsets); unknown ends are absent."""
         self._ends = ends
 
     # --- questions ----------------------------------------------------------------------------
 
     def found_id(self, topic: str) -> str:
-        """Return the id under which a topic was found; "": it was not, or has none."""
+        """Return the id under which a topic was found; "": it was not found, or has no id."""
         facts = self._found.get(topic)
         return "" if facts is None else facts.topic_id
 
@@ -130,7 +130,7 @@ class Enumerator:
 
     @property
     def unresolved(self) -> list[TopicPartition]:
-        """Partitions that were found and have no start yet, sorted."""
+        """Discovered partitions without a start, sorted."""
         return sorted(
             partition
             for partition in self._new
@@ -139,7 +139,7 @@ class Enumerator:
 
     @property
     def readable(self) -> list[TopicPartition]:
-        """Partitions whose ends the next plan wants to know, sorted."""
+        """Partitions whose ends the next plan needs, sorted."""
         state = self._known()
         others = self._recreated() | self._removed()
         old = (
@@ -151,12 +151,12 @@ class Enumerator:
 
     @property
     def missed(self) -> frozenset[str]:
-        """Topics whose positions are kept though they were not found."""
+        """Topics that the last discovery did not find; their positions are kept."""
         return frozenset(self._missed_since)
 
     @property
     def suspicious(self) -> list[TopicPartition]:
-        """Readable partitions that have no end, or one before their position: look again."""
+        """Readable partitions whose end is unknown or before their position: ask Kafka again."""
         positions, recreated = self._known().positions, self._recreated()
         return [
             partition
@@ -166,7 +166,7 @@ class Enumerator:
         ]
 
     def first(self, cluster_id: str, group: str, stops: Positions | None) -> SourceOffsets:
-        """Return the offsets that a new query starts from, once all that was found is resolved."""
+        """Return a new query's first offsets; all discovered partitions must be resolved."""
         assert self._state is None
         return SourceOffsets(
             cluster_id=cluster_id,
@@ -189,9 +189,9 @@ class Enumerator:
             held: partitions of which nothing is to be read.
 
         Raises:
-            TopicRecreatedError, PartitionRemovedError: as `discovered`, where that was asked before
+            TopicRecreatedError, PartitionRemovedError: as `discovered`, where it was called before
                 the positions were known.
-            LogTruncatedError: a log ends before its position, and that is not accepted.
+            LogTruncatedError: a log ends before its position, and the policy does not accept that.
         """
         draft = _Draft(self._known())
         self._check_removed()
@@ -205,7 +205,7 @@ class Enumerator:
         self._resume_truncated(draft)
         return self._finish(draft, offset_count_max, held)
 
-    # --- what was found against what is known ---------------------------------------------------
+    # --- discovery against the restored plan ----------------------------------------------------
 
     def _known(self) -> SourceOffsets:
         if self._state is None:
@@ -213,14 +213,14 @@ class Enumerator:
         return self._state
 
     def _compare(self) -> None:
-        """Compute again what is new and what is missed, after a change of either side."""
+        """Recompute the new partitions and the missed topics, after a restore or a discovery."""
         logged = {} if self._state is None else self._state.gone
         before = {**logged, **self._missed_since}
         self._missed_since = {t: before.get(t, self._found_at_ms) for t in self._removed()}
         self._new = self._without_position()
 
     def _without_position(self) -> list[TopicPartition]:
-        """Return partitions that were found and have no position; none of a bounded stream's."""
+        """Return discovered partitions without a position; for a bounded stream, none."""
         if self._state is not None and self._state.stops is not None:
             return []
         positions = {} if self._state is None else self._state.positions
@@ -240,7 +240,7 @@ class Enumerator:
         return self._new_starts[partition, self.found_id(partition.topic)]
 
     def _recreated(self) -> set[str]:
-        """Return topics that were found under another id than the one that was read.
+        """Return topics that were found under an id other than the id of their positions.
 
         Where no id is known (a broker without KIP-516) fewer partitions than before give
         it away; with an id, they only mean that a broker's metadata are old.
@@ -260,7 +260,7 @@ class Enumerator:
         }
 
     def _removed(self) -> set[str]:
-        """Return topics with a position that were looked for and not found."""
+        """Return topics with a position that the last discovery did not find."""
         if self._state is None or not self._found_at_ms:
             return set()
         covered = {p.topic for p in self._state.positions if self._subscription.covers(p)}
@@ -378,7 +378,7 @@ class Enumerator:
 
 
 class _Draft:
-    """An epoch's beginning while it is worked out."""
+    """The start of the next epoch while `Enumerator.plan` works it out."""
 
     def __init__(self, state: SourceOffsets) -> None:
         self.positions = dict(state.positions)
@@ -389,12 +389,12 @@ class _Draft:
         self.is_changed = False
 
     def start(self, partition: TopicPartition, offset: int) -> None:
-        """Begin a partition here, wherever it was before."""
+        """Start a partition at an offset, whatever its position was."""
         self.positions[partition] = self.starts[partition] = offset
         self.is_changed = True
 
     def skip(self, partition: TopicPartition, offset: int) -> None:
-        """Pass over what is lost, and say so in the offsets."""
+        """Skip lost records up to an offset, and note their range for the epoch's offsets."""
         self.skipped[partition] = (self.positions[partition], offset)
         self.start(partition, offset)
 

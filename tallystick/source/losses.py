@@ -1,7 +1,7 @@
-"""Policies for records that Kafka lost before they were read, or that nobody can read.
+"""Policies for records that were lost before they were read, and for unreadable records.
 
-Each policy other than `fail` gives something up, so a person chooses it; what is given up is said
-in the log, with the partition and from which offset to which.
+Each policy other than `fail` gives something up, so a person chooses it; the log says what is given
+up, with the partition and from which offset to which.
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ class LossPolicy:
             one from its beginning.
         truncated: `fail`, or `resume`: go on at the new end of the log.
         keep_ms: see `removed`.
-        unreadable: `fail`, or `skip`: go on behind a record batch that has its checksum and cannot
-            be read, since a faulty producer wrote it so.
+        unreadable: `fail`, or `skip`: go on after a record batch whose checksum is right and that
+            cannot be read, since a faulty producer wrote it so.
     """
 
     expired: str = FAIL

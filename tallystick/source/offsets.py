@@ -1,8 +1,8 @@
 """Positions of a source as Spark's offset log holds them: the snapshot of the enumerator.
 
 Written with every micro-batch, so compact: one array of next offsets per topic, null where a
-partition is not read, and what is rare is there only when it is. The cluster's id and the consumer
-group travel along, so that the committer of the epoch can say in Kafka how far it read.
+partition is not read, and rare fields only where they are set. The cluster's id and the consumer
+group travel along, so that the committer of the epoch can store its positions in Kafka.
 
     {"tallystick": 1, "cluster": …, "group": …, "ids": {topic: id}, "topics": {topic: [next, …]},
      "starts": {topic: [first, …]}, "initial": true, "stops": {topic: [stop, …]},
@@ -21,12 +21,12 @@ from tallystick.values import TopicPartition
 
 VERSION = 1
 ONLY_INPUT = "input-1"
-"""The id of the input of a pipeline that has one, and names it not; JSON leaves it out."""
+"""The id of a pipeline's only input where the user names none; JSON leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOffsets:
-    """The next offset to read of each partition, and where that position is to be shown.
+    """The next offset to read of each partition, and the consumer group that shows it.
 
     Args:
         cluster_id: the cluster that all offsets belong to.
@@ -86,7 +86,7 @@ class SourceOffsets:
 
 
 def from_json(value: Mapping[str, Any]) -> SourceOffsets:
-    """Read back what `SourceOffsets.to_json` made.
+    """Return the offsets that `SourceOffsets.to_json` wrote.
 
     Raises:
         ManifestError: the value is of another source, or of another release; or it was edited.
@@ -137,7 +137,7 @@ def _from_json(value: Mapping[str, Any]) -> SourceOffsets:
 
 
 def from_text(text: str) -> SourceOffsets:
-    """Read the positions of a source that is ours, as a manifest has them; see `from_json`."""
+    """Return the positions of one of our sources from a manifest's text; see `from_json`."""
     found = parse_source(text)
     if found is None:
         raise ManifestError(
@@ -153,7 +153,7 @@ def next_tick(start: SourceOffsets) -> SourceOffsets:
 
 
 def unmoved(start: SourceOffsets) -> SourceOffsets:
-    """Return the offsets of an epoch that reads nothing here, and something of other inputs."""
+    """Return the offsets of an epoch that reads nothing from this input, but from others."""
     return replace(start, starts={}, skipped={}, initial=False)
 
 
@@ -197,13 +197,13 @@ def parse_source(text: str) -> SourceOffsets | None:
 
 
 def with_groups(texts: Iterable[str]) -> list[SourceOffsets]:
-    """Return those sources of an epoch that are ours and show their positions in a group."""
+    """Return an epoch's sources that are ours and show their positions in a consumer group."""
     parsed = (parse_source(text) for text in texts)
     return [source for source in parsed if source is not None and source.group]
 
 
 def of_input(uid: str, partition: TopicPartition) -> TopicPartition:
-    """Return the name of a partition among those of all inputs, which may read topics of one name.
+    """Return a partition's name, qualified by its input: two inputs may read topics of one name.
 
     No topic's name has a slash.
     """
@@ -213,11 +213,11 @@ def of_input(uid: str, partition: TopicPartition) -> TopicPartition:
 
 
 POSITIONS_PER_REQUEST = 1_000
-"""At most about 600 bytes each, where group and topic have the longest names that Kafka allows."""
+"""At most about 600 bytes a position, if group and topic have the longest names in Kafka."""
 
 
 def shown(source: SourceOffsets) -> dict[TopicPartition, int]:
-    """Return the positions that can be shown: Kafka takes none for a topic that is gone."""
+    """Return the positions that a consumer group can show: Kafka takes none of a deleted topic."""
     return {p: offset for p, offset in source.positions.items() if p.topic not in source.gone}
 
 

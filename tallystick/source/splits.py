@@ -35,10 +35,10 @@ def limit_offsets(
 
 
 def fair_shares(waiting: Sequence[int], offset_count_max: int) -> list[int]:
-    """Return how many offsets of each input an epoch may span, if it may span so many of all.
+    """Return each input's share of the offsets that an epoch may span.
 
-    An input that wants less than an equal share gets what it wants, and the others divide the rest:
-    a backlog of one does not hold up another. Each that has any gets one at least.
+    An input that wants less than an equal share gets all it wants, and the others divide the rest:
+    a backlog of one does not hold up another. Each input that has any gets at least one.
     """
     shares = [0] * len(waiting)
     left = offset_count_max
@@ -56,9 +56,9 @@ def is_worth_an_epoch(
 
     Args:
         waiting: how many offsets there are to read.
-        offset_count_min: as few are worth an epoch.
+        offset_count_min: the least number that is worth an epoch.
         waited_ms: since the last epoch was planned; None: this is the first of a run.
-        delay_max_ms: after so long any number is.
+        delay_max_ms: after so long any number is worth an epoch.
     """
     return waiting >= offset_count_min or waited_ms is None or waited_ms >= delay_max_ms
 
@@ -86,8 +86,8 @@ def plan_splits(start: SourceOffsets, stop: SourceOffsets) -> tuple[SplitRange, 
 def cut_splits(splits: tuple[SplitRange, ...], split_count_min: int | None) -> list[SplitRange]:
     """Cut the larger ranges until there are about `split_count_min`, in proportion to their size.
 
-    For Spark's `minPartitions`: only where the order within a partition does not matter or is made
-    again, since the pieces of one partition are read at the same time.
+    For Spark's `minPartitions`: only where the order within a partition does not matter or is
+    restored later, since the pieces of one partition are read at the same time.
     """
     total = sum(split.offset_count for split in splits)
     if split_count_min is None or len(splits) >= split_count_min or total == 0:
@@ -136,12 +136,12 @@ def share_pieces(
     """Distribute the pieces of partitions that were cut to readers, in runs of about equal size.
 
     In the order of (topic, partition, offset), all of one reader come before all of the next. So
-    what is ordered by reader, then by what each read first, keeps the order of every partition.
-    Pieces of one partition that meet in one reader are made one again: it reads its splits at the
-    same time, and a partition from front to back.
+    records ordered by reader, then by reading order, keep the order of every partition. Pieces of
+    one partition that meet in one reader are joined again: a reader reads its splits at the same
+    time, and each partition from front to back.
 
     Args:
-        pieces: no two of them overlap, and those of one partition leave no gap.
+        pieces: no two overlap, and the pieces of a partition leave no gap.
         reader_count: how many readers there are; some may get nothing.
     """
     assert reader_count > 0
@@ -150,7 +150,7 @@ def share_pieces(
     shares: list[list[SplitRange]] = [[] for _ in range(reader_count)]
     done = 0
     for piece in ordered:
-        # Where the middle of the piece lies in all there is to read says whose it is.
+        # The middle of the piece, within all there is to read, decides which reader gets it.
         middle = 2 * done + piece.offset_count
         share = shares[min(middle * reader_count // max(2 * total, 1), reader_count - 1)]
         done += piece.offset_count

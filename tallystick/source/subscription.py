@@ -1,6 +1,6 @@
 """The topics of a source, by name, by pattern or as single partitions, and where reading starts.
 
-Bounds are as a user says them; Kafka is asked once what they mean.
+Bounds are kept as the user gave them; Kafka is asked once for their offsets.
 """
 
 import re
@@ -13,7 +13,7 @@ from tallystick.values import TopicPartition
 
 @dataclass(frozen=True)
 class TopicList:
-    """Read these topics, all partitions."""
+    """All partitions of the listed topics."""
 
     topics: tuple[str, ...]
 
@@ -37,13 +37,13 @@ class TopicList:
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern:
-    """Read all topics whose whole name matches, those created later too; internal ones never."""
+    """All topics whose full name matches, later topics included, internal topics never."""
 
     pattern: str
 
     @property
     def named(self) -> None:
-        """The cluster is asked for all topics: matching is done here, in one syntax."""
+        """None, to ask the cluster for all topics: they are matched here, in one syntax."""
         return
 
     def partitions(self, topic: str, count: int) -> Sequence[int]:
@@ -57,7 +57,7 @@ class TopicPattern:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Read exactly these partitions."""
+    """Exactly the listed partitions."""
 
     assigned: tuple[TopicPartition, ...]
 
@@ -126,10 +126,10 @@ class AtTime:
     """The first record at or after a time, in ms since 1970.
 
     Args:
-        default: for all partitions that are not named; None: those have no time, which a start
-            refuses, and an end takes for the end of the log.
+        default: the time of all partitions that are not named; None: they have no time, which a
+            start refuses, and an end takes for the end of the log.
         partitions: times of single partitions.
-        fallback: where a partition without such a record is; None: that is an error.
+        fallback: the marker of a partition without such a record; None: that is an error.
     """
 
     default: int | None
@@ -143,7 +143,8 @@ class AtCommitted:
 
     Args:
         group: the group.
-        fallback: where a partition is in which it has committed nothing; None: that is an error.
+        fallback: the marker of a partition in which the group has committed nothing; None: that is
+            an error.
     """
 
     group: str
@@ -155,10 +156,10 @@ Bound = AtOffsets | AtTime | AtCommitted
 
 @dataclass(frozen=True, slots=True)
 class FoundTopic:
-    """A topic as it is now.
+    """A topic as Kafka lists it now.
 
     Args:
-        topic_id: Kafka's own name for this very topic (KIP-516), 22 characters of base64url; it
+        topic_id: Kafka's own id of the topic (KIP-516), 22 characters of base64url; it
             changes when a topic is deleted and created again. "" where a broker gives none.
         partition_count: how many partitions it has.
     """

@@ -1,14 +1,13 @@
-"""Two things that pyarrow cannot do on object stores: create exclusively, and delete many objects.
+"""Two requests that pyarrow lacks on object stores: create exclusively, and delete many objects.
 
-Creating an object that must not exist yet is one conditional request.
+An object that must not exist yet is created by one conditional request, through obstore (extra
+`object-store`): with `If-None-Match: *` (S3, Azure) or `x-goog-if-generation-match: 0` (Google), by
+the same URI and the same environment variables as pyarrow. obstore does not read the profiles in
+`~/.aws`.
 
-pyarrow has no such call, so this goes through obstore (extra `object-store`). It asks the store for
-`If-None-Match: *` (S3, Azure) or `x-goog-if-generation-match: 0` (Google), by the same URI and the
-same environment variables as pyarrow; of the profiles in `~/.aws` it knows nothing.
-
-Why each request is sent once only: a repeated one, after a lost answer, would get the answer
-"exists" by what it wrote itself. And why a "no" is followed by a look: S3 says 409 also where a
-deletion was in the way and nothing exists, and obstore reports that as "exists".
+Each request is sent only once: after a lost answer, a repeated request would be told "exists" about
+the object of the first. And a "no" is followed by a look: S3 says 409 also where a deletion was in
+the way and nothing exists, and obstore reports that as "exists".
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from tallystick.errors import OptionError
 
 REQUEST_TIMEOUT = timedelta(seconds=30)
-"""An answer that is later is none: whether the object was created is unknown then."""
+"""The wait for an answer; after it, whether the object was created is unknown."""
 
 SCHEMES = {"s3", "gs", "gcs", "abfs", "abfss"}
 """Object stores that are supported, as pyarrow calls them: they create conditionally."""
@@ -38,7 +37,8 @@ class ExclusiveStore:
     """Creates objects in one bucket.
 
     Args:
-        uri: of any object or folder in it, with options and credentials as pyarrow reads them.
+        uri: of any object or folder in the bucket, with options and credentials as pyarrow reads
+            them.
         shown: the URI as it may be shown.
         region: of an S3 bucket; "" leaves it to the environment.
 
@@ -67,21 +67,21 @@ class ExclusiveStore:
         self._is_proved = False
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object; False, and nothing done, where there is one already.
+        """Create an object; return False, and change nothing, if the key is taken.
 
         Raises:
             OptionError: the store ignores the condition.
-            OSError: it failed; whether the object was created is unknown.
+            OSError: the request failed; whether the object was created is unknown.
         """
         if not self._is_proved:
             self._prove(key)
         return self._create(key, data)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Remove objects, a thousand in one request where the store has such a one (S3).
+        """Remove objects, a thousand per request where the store offers that (S3).
 
         Raises:
-            OSError: it failed; some may be gone.
+            OSError: a request failed; some objects may be gone.
         """
         try:
             self._obstore.delete(self._store, list(keys))
@@ -93,7 +93,7 @@ class ExclusiveStore:
             raise _as_os_error(error) from None
 
     def _prove(self, key: str) -> None:
-        """Check that the store honours the condition; with some, two writers win."""
+        """Check that the store creates conditionally; on some stores, two writers win."""
         probe = f"{key}.{uuid.uuid4().hex[:8]}.probe"
         results = [self._create(probe, b""), self._create(probe, b"")]
         self._obstore.delete(self._store, probe)
@@ -126,12 +126,12 @@ class ExclusiveStore:
 
 
 def _as_os_error(error: Exception) -> OSError:
-    """Keep an error's first line: what follows is the request, in all its details."""
+    """Return an OSError with an error's first line; the rest is the request, in all its details."""
     return OSError(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
 
 
 def _settings(uri: str, region: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the bucket, and what pyarrow's options are called here."""
+    """Return a bucket's URL, obstore's configuration and its client options, from a pyarrow URI."""
     parts = urlsplit(uri)
     options = dict(parse_qsl(parts.query))
     user, at, host = parts.netloc.rpartition("@")

@@ -1,19 +1,19 @@
 """The Storage port: a checkpoint location on a local disk or an object store.
 
 A file appears whole or not at all, and is durable when `put` returns. On a local disk that takes a
-temporary file, fsync, a rename, and an fsync of the folder; object stores do it by themselves: an
-upload counts when it is completed, and one that fails is not. `put_new` decides between writers: it
-takes a hard link on a local disk, and a conditional request on object stores (see `exclusive`).
+temporary file, fsync, a rename, and an fsync of the folder. Object stores do so by themselves: an
+upload counts when it is completed, and a failed upload never is. `put_new` decides between writers:
+by a hard link on a local disk, by a conditional request on object stores (see `exclusive`).
 
 On S3, Spark's part of a checkpoint goes through Hadoop (`s3a://bucket/path`, with `fs.s3a.…` in
 Spark's configuration), ours through pyarrow, at the same place. pyarrow does not see Hadoop's
-settings: give credentials, region and endpoint by what both read, AWS's environment variables
+settings: give credentials, region and endpoint where both read them: AWS's environment variables
 (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
 `AWS_ENDPOINT_URL_S3`) or the machine's role, on the driver and on the executors. Where Spark is not
 involved (the place of a savepoint), the URI's query may carry pyarrow's options:
 `s3://bucket/path?region=eu-central-1&endpoint_override=host:9000&scheme=http`.
 
-Invariant: a path leads to a file below the folder, from any text, and nothing is
+Invariant: a path, whatever its text, leads to a file below the folder or is refused, and nothing is
 written or removed through a symbolic link in it.
 """
 
@@ -42,7 +42,7 @@ class FileStorage:
 
     Args:
         place: a path, or a URI as Spark knows it (`file:`, `s3a:`, `gs:`, `abfss:`). As for
-            Spark, what looks like an escape (`%20`) is none, except after `file://`.
+            Spark, `%20` and the like are no escapes, except after `file://`.
 
     Raises:
         OptionError: see `places.resolved`.
@@ -76,7 +76,7 @@ class FileStorage:
         """Write a new file, atomically and durably.
 
         Raises:
-            StorageError: it could not be written; nothing of it is visible under its name.
+            StorageError: the write failed; nothing of the file is visible under its name.
             OptionError: a symbolic link is in its way.
             ManifestError: the path leads out of the folder.
         """
@@ -95,10 +95,10 @@ class FileStorage:
             ) from error
 
     def put_new(self, path: str, data: bytes) -> bool:
-        """Write a file that must not exist yet; False, and nothing done, where it does.
+        """Write a file that must not exist yet; return False, and change nothing, if it does.
 
         Raises:
-            StorageError: it failed; whether the file is there is unknown.
+            StorageError: the request failed; whether the file exists is unknown.
             OptionError: this kind of storage cannot decide between two writers, obstore is
                 missing, or a symbolic link is in its way.
             ManifestError: the path leads out of the folder.
@@ -118,7 +118,7 @@ class FileStorage:
             ) from None
 
     def _object_store(self, files: fs.FileSystem) -> ExclusiveStore:
-        """Return the store that does what pyarrow cannot, where files are not on a local disk."""
+        """Return the client for the requests to an object store that pyarrow lacks."""
         if self._exclusive is not None:
             return self._exclusive
         bucket = self._location.partition("://")[2].partition("/")[0]  # or container
@@ -151,7 +151,7 @@ class FileStorage:
         return found
 
     def written_ms(self, path: str) -> int | None:
-        """Return when a file was written, in ms since 1970; None: there is none."""
+        """Return the time of a file's last write, in ms since 1970; None: there is no file."""
         found: int | None = None
         with self._reading(path, "looking at") as place:
             files, whole = _reached(place)
@@ -160,7 +160,7 @@ class FileStorage:
         return found
 
     def names(self, folder: str) -> list[str]:
-        """Return the paths of a folder's files ("": this one), sorted; empty if there is none."""
+        """Return the sorted paths of a folder's files ("": the root's); none if it is missing."""
         found: list[str] = []
         with self._reading(folder, "listing") as place:
             if isinstance(place, Path):
@@ -205,9 +205,9 @@ class FileStorage:
         return True
 
     def sync(self, path: str) -> None:
-        """Make a file on a local disk durable, with its name and the folders that lead to it.
+        """Make a file on a local disk durable, with its name and its parent folders.
 
-        Elsewhere it is so since it was written. Nothing happens if there is none.
+        On an object store every file is durable already. A missing file is no error.
         """
         with self._reading(path, "syncing") as place:
             if not isinstance(place, Path):
@@ -235,7 +235,7 @@ class FileStorage:
         return root / path if isinstance(root, Path) else (root[0], f"{root[1]}/{path}")
 
     def _changed_place(self, path: str) -> "_FilePlace":
-        """Return the place of a file that is written or removed."""
+        """Return the place of a file that is to be written or removed."""
         place = self._place(path)
         if isinstance(place, Path) and isinstance(self._root, Path):
             link = link_between(self._root, place)
@@ -277,9 +277,9 @@ _FilePlace = Path | tuple[fs.FileSystem, str]
 
 
 def shown(place: Place) -> str:
-    """Return a location without what may be secret: the access key before the host, and options.
+    """Return a location without possible secrets: the access key before the host, and options.
 
-    That of a local disk is the whole path, so that two folders are not called by one name.
+    A location on a local disk is shown as the whole path, so that no two folders share a name.
     """
     try:
         uri = resolved(place)
@@ -306,7 +306,7 @@ def _secret_length(rest: str, scheme: str) -> int:
 
 
 def without_secrets(text: str, uri: str) -> str:
-    """Return an error's text about a URI, without what `shown` leaves out of that."""
+    """Return an error's text about a URI, without the parts of the URI that `shown` leaves out."""
     base, _, query = uri.partition("?")
     scheme, _, rest = base.partition("://")
     options = [value for _, _, value in (each.partition("=") for each in query.split("&"))]
@@ -336,13 +336,13 @@ def _reached(place: _FilePlace) -> tuple[fs.FileSystem, str]:
 
 
 def user_part(uri: str) -> str:
-    """Return the part before the host, with the @: an access key and its secret; "": nothing."""
+    """Return the URI's part before the host, with the @: an access key and its secret, or ""."""
     scheme, _, rest = uri.partition("?")[0].partition("://")
     return rest[: _secret_length(rest, scheme)]
 
 
 def as_spark_took_it(uri: str) -> str:
-    """Return where Spark puts a checkpoint of which it was given this location."""
+    """Return the place at which Spark puts a checkpoint that is given to Spark as `uri`."""
     return f"./{uri}" if uri.startswith("~") else re.sub("^file:/+", "file:/", uri)
 
 
@@ -351,10 +351,10 @@ def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
 
     Args:
         uri: as `resolved` returned it.
-        what: names the setting that it comes from, in errors.
+        what: names the setting that holds the URI, in errors.
 
     Raises:
-        OptionError: pyarrow cannot open it.
+        OptionError: pyarrow cannot open the URI.
     """
     return _reached(_root(uri, what))
 

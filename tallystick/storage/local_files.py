@@ -21,7 +21,7 @@ DRAFT_UNUSED_S = 24 * 3600
 
 _COPIED_BYTES = 1 << 20
 _DRAFT = re.compile(r"\..+\.tallystick-[0-9a-f]{8}")
-"""The names of our drafts alone: the folder may hold files of other programs too."""
+"""The names of our drafts, and of no others: other programs may have files in the folder."""
 
 
 def put_local(path: Path, data: bytes) -> None:
@@ -32,11 +32,11 @@ def put_local(path: Path, data: bytes) -> None:
 
 
 def put_new_local(path: Path, data: bytes) -> bool:
-    """Create a file with its content, durably; return False where there is one already."""
+    """Create a file with its content, durably; return False if the name is taken."""
     with _durable_draft(path, data) as draft:
         is_new = _linked(draft, path)
         draft.unlink()
-    fsync_folder(path.parent)  # also of what another one has just linked: it counts from now on
+    fsync_folder(path.parent)  # a file that another writer has just linked counts from now on, too
     return is_new
 
 
@@ -60,7 +60,7 @@ def _linked(draft: Path, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
-    """Yield a draft beside a file, with the content to be; a failure leaves none."""
+    """Yield a draft beside a file, with the file's future content; a failure leaves no draft."""
     make_folder(path.parent)
     _remove_old_drafts(path.parent)
     draft = _draft_beside(path)
@@ -77,9 +77,10 @@ def _durable_draft(path: Path, data: bytes) -> Iterator[Path]:
 
 
 def move_local(source: Path, target: Path) -> None:
-    """Rename a file, in place of what is there; onto another device it is copied, and removed.
+    """Move a file onto a path, in place of any file there; onto another device, by a copy.
 
-    The copy appears whole, and durably: a folder may be a link, or mounted from elsewhere.
+    The copy appears whole, and durably, before the source is removed. (A folder may be a link, or
+    mounted from elsewhere.)
     """
     try:
         source.rename(target)
@@ -108,17 +109,17 @@ def _draft_beside(path: Path) -> Path:
 
 
 def link_between(root: Path, place: Path) -> Path | None:
-    """Return a symbolic link among the folders that lead from a folder to a file below it.
+    """Return the innermost symbolic link among the folders between a root and a file; None: none.
 
-    It may have been aimed at other files. The folder itself may be one, and what the
-    place names, too: that is not followed.
+    Such a link may have been aimed at other files. The root itself may be a link, and the file,
+    too, which is not followed.
     """
     above = place.parents[: len(place.parts) - len(root.parts) - 1]
     return next((folder for folder in above if folder.is_symlink()), None)
 
 
 def make_folder(folder: Path) -> None:
-    """Create a local folder, and those that lead to it, durably."""
+    """Create a local folder and its missing parents, durably."""
     missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:  # each is a name in the one above it
@@ -126,7 +127,7 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_folder(path: Path) -> None:
-    """Make the names in a local folder durable: files that were created, renamed or removed."""
+    """Make changes to the names in a local folder durable: files created, renamed or removed."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

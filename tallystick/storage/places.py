@@ -1,8 +1,8 @@
-"""The places of checkpoints, savepoints and sinks' files: resolved once from what users write.
+"""The places of checkpoints, savepoints and sinks' files: resolved once from the users' texts.
 
 Tasks, the driver and later starts have to mean one place by a text, whatever folder each runs in.
-So whoever takes a place from a user asks `resolved` at once, in the driver, and hands on what it
-returns: an absolute path on a local disk, or the URI of an object store.
+So code that takes a place from a user calls `resolved` at once, in the driver, and hands on the
+result: an absolute path on a local disk, or the URI of an object store.
 """
 
 import os
@@ -36,10 +36,11 @@ def resolved(place: Place, what: str = "checkpoint location") -> str:
 
     Args:
         place: as a user gave it.
-        what: names the setting that it comes from, in errors.
+        what: names the setting that holds the place, in errors.
 
     Raises:
-        OptionError: it names no place, one that we cannot reach, or could be read as another one.
+        OptionError: the text names no place, a place that we cannot reach, or could be read as
+            another place.
     """
     text = os.fspath(place) if isinstance(place, str | os.PathLike) else None
     if not isinstance(text, str):
@@ -70,7 +71,7 @@ def resolved(place: Place, what: str = "checkpoint location") -> str:
 
 
 def local_path(place: Place) -> Path | None:
-    """Return the absolute path on a local disk; None: it is elsewhere.
+    """Return a place's absolute path on a local disk; None: the place is elsewhere.
 
     Raises:
         OptionError: see `resolved`.
@@ -113,7 +114,7 @@ def _of_file_uri(text: str) -> Path:
 
 
 def _unknown(scheme: str, slashes: str, rest: str, what: str) -> OptionError:
-    """Return the error about a place that begins with a scheme, and is none."""
+    """Return the error about a text that begins with a scheme and names no place."""
     # A key before the host is no part of a message.
     text = f"{what} {scheme}:{slashes}{rest.partition('?')[0].rpartition('@')[2]}"
     known = HADOOPS_SCHEMES.get(scheme.lower(), scheme.lower())

@@ -1,4 +1,4 @@
-"""Arrow columns from Avro bodies: room for the kernel, and what it left there as arrays."""
+"""Arrow columns from Avro bodies: slots for the kernel to fill, then made into arrays."""
 
 from dataclasses import dataclass
 
@@ -32,12 +32,12 @@ class DecodedRecords:
 
 
 def decode(plan: Plan, bodies: Int64Array) -> DecodedRecords:
-    """Decode records of one schema.
+    """Decode records of a single schema.
 
     Args:
-        plan: of that schema.
-        bodies: rows 0 and 1: the addresses where each body begins and ends; the caller keeps what
-            stands there.
+        plan: the schema's plan.
+        bodies: rows 0 and 1: the addresses where each body begins and ends; the caller keeps that
+            memory alive.
     """
     count = bodies.shape[1]
     pool = _Pool(plan, count)
@@ -152,8 +152,8 @@ def text_array(
 
     Args:
         kind: binary or string.
-        starts: the address of each value; the caller keeps what stands there.
-        lengths: bytes, of no matter for a null.
+        starts: the address of each value; the caller keeps that memory alive.
+        lengths: bytes of each value; ignored for a null.
         valid: 0 for null.
     """
     offsets = _offsets(lengths, valid)
@@ -183,11 +183,11 @@ def _repeated(output: Output, pool: _Pool) -> pa.Array:
 def last_of_each_key(
     keys: pa.Array, items: pa.Array, counts: Int64Array
 ) -> tuple[pa.Array, pa.Array, Int64Array]:
-    """Return the entries of maps, of several of one key the last, and how many each map has.
+    """Return the entries of maps, the last of each key in a map, and each map's number of entries.
 
     Args:
         keys: of all maps, one map after another; never null.
-        items: their values.
+        items: the values of the keys.
         counts: how many entries each map has.
     """
     if counts.max(initial=0) < 2:

@@ -5,7 +5,8 @@ column is a run of slots; the n-th item of its context (context 0: the records; 
 that is read has one of its own) stands in the n-th slot. A slot is null until its byte of validity
 is set, so a null, or a record that turns out malformed, leaves nothing.
 
-Everything is an address (see `memory`): arrays as arguments made it several times as slow.
+Inner functions take addresses, not arrays (see `memory`): arrays made the loops several times as
+slow.
 
 Invariants
     Every read is checked against the end of its record, every slot against its context's capacity.
@@ -42,7 +43,7 @@ GOOD, TOMBSTONE, TOO_SHORT, WRONG_MAGIC = range(4)
 )
 (ENUM_RANGE, UNION_RANGE, MILLIS_RANGE, DECIMAL_RANGE, DECIMAL_EMPTY, TOO_MANY_ITEMS) = range(8, 14)
 (TOO_DEEP, NEEDS_SLOTS) = range(14, 16)
-"""Problems of a record; the last is none: a context must grow, and the record be read again."""
+"""Problems of a record; the last only asks for a larger context, to read the record again."""
 
 (BOOLEAN, FLOAT, DOUBLE, INT, LONG, MILLIS, ENUM, BYTES, STRING, FIXED, DECIMAL) = range(11)
 (UNION, VALID, JUMP, REPEAT, NEXT, CALL, RETURN, END, COUNTS) = range(11, 20)
@@ -75,14 +76,14 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 @_kernel
 def read_envelopes(address, starts, lengths, ids, verdicts):  # type: ignore[no-untyped-def]
-    """Return the schema id of each value, and whether it has one; True: all have the same.
+    """Read the schema id of each value; return True if all values have the same schema.
 
     Args:
-        address: what the starts count from.
+        address: the start of the data, from which `starts` count.
         starts: where each value begins.
         lengths: bytes, -1 for null.
         ids: gets the ids, 0 where there is none.
-        verdicts: gets GOOD or what there is instead.
+        verdicts: gets GOOD, TOMBSTONE, TOO_SHORT or WRONG_MAGIC.
     """
     is_same = len(starts) > 0
     for row in range(len(starts)):
@@ -106,7 +107,7 @@ def read_envelopes(address, starts, lengths, ids, verdicts):  # type: ignore[no-
 
 @inner_kernel
 def _varint(at, end):  # type: ignore[no-untyped-def]
-    """(value, address after it); instead of the address a negated problem when it is none."""
+    """(value, address after the varint; or a problem, negated, instead of the address)."""
     value = np.uint64(0)
     shift = np.uint64(0)
     problem = np.int64(-TRUNCATED)
@@ -171,7 +172,7 @@ def _decimal(at, size, precision, low_at, high_at):  # type: ignore[no-untyped-d
 
 @inner_kernel
 def _sized(operation, instruction, slot, at, end, report):  # type: ignore[no-untyped-def]
-    """Read a string, bytes, fixed or decimal into its slot; return the address after it."""
+    """Read a string, bytes, fixed or decimal into its slot; return the address after the value."""
     size = np.int64(-1)
     if operation == FIXED:
         size = word_at(instruction, A)
@@ -204,7 +205,7 @@ def _sized(operation, instruction, slot, at, end, report):  # type: ignore[no-un
 
 @inner_kernel
 def _fixed_width(operation, at, end, report):  # type: ignore[no-untyped-def]
-    """(bits, address after it) of a boolean, float or double."""
+    """(bits, address after the value) of a boolean, float or double."""
     size = 1 if operation == BOOLEAN else 4 if operation == FLOAT else 8
     if size > end - at:
         return np.int64(0), np.int64(-TRUNCATED)
@@ -219,7 +220,7 @@ def _fixed_width(operation, at, end, report):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _number(operation, instruction, slot, at, end, report):  # type: ignore[no-untyped-def]
-    """Read a boolean, number or enum into its slot; return the address after it."""
+    """Read a boolean, number or enum into its slot; return the address after the value."""
     if operation < INT:
         value, at = _fixed_width(operation, at, end, report)
     else:
@@ -302,7 +303,7 @@ def _next_item(program, frame, slot, at, end, contexts, report):  # type: ignore
 
 @inner_kernel
 def _decode(program, slot, at, end, contexts, stack, report):  # type: ignore[no-untyped-def]  # noqa: PLR0912  the machine: one loop, a branch per operation
-    """Run the program on one record; return the address after it."""
+    """Run the program on a record; return the address after the record."""
     pc = np.int64(0)
     depth = np.int64(0)
     while at >= 0:

@@ -1,8 +1,8 @@
-"""A program for each byte of a record, from a writer's schema and the columns asked for.
+"""A program that reads a record byte by byte, from a writer's schema and the columns asked for.
 
 Columns are found by name. The rules are those of Avro's schema resolution, with Arrow types in the
 place of a reader's schema: int may become long, float, double; long float, double; float double;
-string and bytes one another. A logical type may be read as what carries it, never the reverse.
+string and bytes one another. A logical type may be read as its underlying type, never the reverse.
 
 Source: https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -52,9 +52,9 @@ class Output:
 
     Args:
         kind: the Arrow type asked for.
-        stored: what stands in the column.
+        stored: the content of the column's slots.
         column: the first of its columns.
-        context: of which context each slot is an item.
+        context: the context whose items are the slots.
         parts: the fields of a struct, the items of a list, the keys and values of a map.
         symbols: of an enum.
         written: the decimal type that was written.
@@ -71,13 +71,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A program for `decode_records`, and what to make of its columns.
+    """A program for `decode_records`, and the Arrow arrays to make of the program's columns.
 
     Args:
         program: the instructions, addresses still 0; UNION's A is an index of `jumps`.
         jumps: the jump table of unions.
         column_contexts: the context of each column.
-        context_count: how many there are, with that of the records.
+        context_count: how many contexts there are, the one of the records included.
         outputs: one per column asked for.
         paths: the field that each instruction reads, for messages.
     """
@@ -91,7 +91,7 @@ class Plan:
 
 
 def make_plan(writer: Node, schema: pa.Schema) -> Plan:
-    """Return the plan that reads records of this writer's schema as the columns asked for.
+    """Return the plan that reads records of a writer's schema as the columns asked for.
 
     Raises:
         SchemaError: a type does not fit; field and both types are named.
@@ -282,7 +282,7 @@ class _Compiler:
 
 
 def _stored(node: Node, kind: pa.DataType) -> SlotContent | None:
-    """Return how a type without parts is stored to become this Arrow type; None: it cannot."""
+    """Return the slot content for reading a type without parts as an Arrow type; None: unfit."""
     is_type = pa.types
     carrier = node.kind
     if is_type.is_boolean(kind):
@@ -355,7 +355,7 @@ def _has_empty_items(node: Node) -> bool:
 
 
 def _least_size(node: Node, above: frozenset[Node]) -> int:
-    """Return the bytes that a value takes at least; a record inside itself counts as none."""
+    """Return the least bytes that a value takes; a record inside itself counts as none."""
     if node.kind == "fixed":
         return node.size
     if node.kind != "record":

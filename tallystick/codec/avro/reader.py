@@ -38,9 +38,9 @@ class AvroReader:
     """A `ValueReader` for Avro; a plain value, pickled to tasks.
 
     Args:
-        schema: the columns asked for, found by name in the writer's record; a field that it lacks
-            is null.
-        schemas: where a schema id is looked up.
+        schema: the columns asked for, found by name in the writer's record; a column without a
+            field there is null.
+        schemas: the registry of the schema ids.
 
     Raises:
         OptionError: no column, one named twice, a type that Avro has no form for, or NOT NULL.

@@ -55,7 +55,7 @@ class Node:
 
 
 def parse_schema(texts: SchemaTexts) -> Node:
-    """Return the tree of the last text, which may use the names that the texts before it define.
+    """Return the tree of the last text, which may use names that earlier texts define.
 
     Raises:
         SchemaError: a text is no JSON, or no Avro schema.

@@ -3,7 +3,7 @@
 Columns are found by name, and each must fit its field: an integer of 32 bits is written as int,
 long or as what these carry, one of 64 as long; float as float or double; a timestamp as millis or
 micros where it is a whole number of them. A field that may be null needs no column, any other does;
-a column that the schema has no field for is refused, for it would be lost.
+a column without a field in the schema is refused, for it would be lost.
 
 Source: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
 """
@@ -38,7 +38,7 @@ class AvroWriter:
 
     Args:
         schema_id: the id that the registry gave the schema.
-        texts: the schema as JSON text, after those that it refers to.
+        texts: the schema as JSON text, after the schemas that it refers to.
     """
 
     schema_id: int
@@ -71,7 +71,7 @@ def _tree(texts: SchemaTexts) -> Node:
 
 @dataclass(eq=False)
 class _Program:
-    """The instructions for one batch, and what keeps the columns that they point to alive."""
+    """The instructions for a batch, and references that keep the batch's columns in memory."""
 
     instructions: list[list[int]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class _Program:
         """Write the fields of a record in their order.
 
         Raises:
-            OptionError: a column does not fit, is there twice, too many, or missing.
+            OptionError: a column does not fit, comes twice, has no field, or is missing.
         """
         found: dict[str, pa.Array] = {}
         known = [name for name, _ in node.fields]
@@ -323,7 +323,7 @@ def _encoded(
         size_hint: the bytes that the columns take.
 
     Raises:
-        RecordError: a row holds what its field cannot hold.
+        RecordError: a row holds a value that its field cannot hold.
     """
     instructions = np.array(program.instructions, np.int64)
     per_row = len(prefix) + kernels.VARINT_SIZE_MAX + BYTES_PER_FIELD_FIRST * len(instructions)

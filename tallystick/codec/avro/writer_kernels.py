@@ -26,7 +26,7 @@ from tallystick.codec.memory import (
 )
 
 (NEEDS_ROOM, NULL_VALUE, NO_SYMBOL, WRONG_SIZE, DECIMAL_TOO_LARGE) = range(1, 6)
-"""Problems of a record; the first is none: it is written again into more room."""
+"""Problems of a record; the first only asks for more room, to write the record again."""
 
 (NUMBER, ENUM, PLAIN, BYTES, FIXED, DECIMAL, ABSENT, NULLABLE, REPEAT, NEXT, END) = range(11)
 """Operations, in the order in which `_encode` checks for them."""
@@ -49,7 +49,7 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 @inner_kernel
 def _put_varint(at, number):  # type: ignore[no-untyped-def]
-    """Write a number in zigzag, and return the address after it; there is room for ten bytes."""
+    """Write a number in zigzag, in at most ten bytes; return the address after the number."""
     left = np.uint64((number << 1) ^ (number >> 63))
     while left >= np.uint64(0x80):
         store8(at, (left & np.uint64(0x7F)) | np.uint64(0x80))
@@ -61,7 +61,7 @@ def _put_varint(at, number):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _put_bytes(instruction, slot, at, end):  # type: ignore[no-untyped-def]
-    """Write bytes, a string or a fixed; return the address after it."""
+    """Write bytes, a string or a fixed; return the address after the value."""
     start = word_at(word_at(instruction, VALUES), slot)
     size = word_at(word_at(instruction, SECOND), slot)
     if word_at(instruction, OPERATION) == FIXED:
@@ -79,7 +79,7 @@ def _put_bytes(instruction, slot, at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _put_decimal(instruction, slot, at, end):  # type: ignore[no-untyped-def]
-    """Write a number of 128 bits, big-endian, in the least bytes or in as many as asked for."""
+    """Write a number of 128 bits, big-endian, in the fewest bytes or in a given number of bytes."""
     number = word_at(instruction, VALUES) + _DECIMAL_SIZE * slot
     negative = load8(number + _DECIMAL_SIZE - 1) >= np.uint64(0x80)
     sign = np.uint64(0xFF if negative else 0)
@@ -104,7 +104,7 @@ def _put_decimal(instruction, slot, at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _put_plain(size, value, at):  # type: ignore[no-untyped-def]
-    """Write a boolean, float or double; return the address after it."""
+    """Write a boolean, float or double; return the address after the value."""
     if size == 1:
         store8(at, np.uint64(value))
     elif size == 4:
@@ -116,7 +116,7 @@ def _put_plain(size, value, at):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _put_scalar(instruction, slot, at, end):  # type: ignore[no-untyped-def]
-    """Write a value without parts; return the address after it."""
+    """Write a value without parts; return the address after the value."""
     operation = word_at(instruction, OPERATION)
     if operation in (BYTES, FIXED):
         return _put_bytes(instruction, slot, at, end)
@@ -134,7 +134,7 @@ def _put_scalar(instruction, slot, at, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _encode(program, slot, at, end, stack, report):  # type: ignore[no-untyped-def]  # noqa: PLR0912  the machine: one loop, a branch per operation
-    """Run the program on one record; return the address after what it wrote."""
+    """Run the program on a record; return the address after the record's bytes."""
     pc = np.int64(0)
     depth = np.int64(0)
     while at >= 0:
@@ -188,16 +188,16 @@ def _encode(program, slot, at, end, stack, report):  # type: ignore[no-untyped-d
 
 @_kernel
 def encode_records(program, first, prefix, out, size, stack, offsets, report):  # type: ignore[no-untyped-def]
-    """Write records until the last, or until there is no room, or one that cannot be written.
+    """Write records to the last, to the end of the room, or to a record that cannot be written.
 
     Args:
         program: int64, the instructions.
         first: the record to begin with.
         prefix: uint8, written before each record.
         out: the address of the room.
-        size: bytes of it.
+        size: bytes of the room.
         stack: int64, a frame for each level of arrays and maps.
-        offsets: where each record begins, one more than there are; those up to `first` are known.
+        offsets: where each record begins, and the end of the last; known up to `first`.
         report: gets the instruction of a record that cannot be written.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Files that a schema may import and no registry has, and the package protobuf neither.
+"""Files that a schema may import, and that neither a registry nor the package protobuf has.
 
 Each is its FileDescriptorProto in base64, without comments, as its project's own compiler makes it.
 

@@ -1,7 +1,7 @@
-"""Protobuf schemas as the registry gives them: files, and the types of messages in them.
+"""Protobuf schemas as the registry gives them: files, and their types of messages.
 
-A text is a file's name, a colon, and its FileDescriptorProto in base64, as the registry says it
-with `format=serialized`; the last one, the schema itself, has no name. No `.proto` text is parsed.
+A text is a file's name, a colon, and its FileDescriptorProto in base64, as the registry answers
+with `format=serialized`; the last text, the schema itself, has no name. No `.proto` text is parsed.
 
 Source: https://protobuf.dev/reference/protobuf/google.protobuf/ and
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
@@ -29,7 +29,7 @@ def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
     """Return the types of messages that the last text defines at its top, in their order.
 
     Raises:
-        SchemaError: a text is no file descriptor, or refers to what is not there.
+        SchemaError: a text is no file descriptor, or refers to a missing file or type.
         OptionError: the package protobuf is not installed.
     """
     try:
@@ -65,13 +65,13 @@ def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
 
 
 def _add_file(name: str, files: dict[str, Any], pool: Any, begun: dict[str, bool]) -> None:
-    """Add a file to a pool after those that it imports; a registry's own file before a known one.
+    """Add a file to a pool, after its imports; take the registry's file rather than a known one.
 
     Args:
         name: of the file.
-        files: those of the registry, by name.
-        pool: gets them.
-        begun: the names that were begun, and whether they are done.
+        files: the registry's files, by name.
+        pool: gets the files.
+        begun: the names of files that were begun, and whether each is done.
     """
     if name in begun:
         if not begun[name]:
@@ -127,11 +127,11 @@ def _known_file(name: str) -> Any:
 
 
 def message_at(texts: SchemaTexts, path: Sequence[int]) -> Message | None:
-    """Return the type that a record's message indexes name; None: there is none.
+    """Return the type that a record's message indexes name; None: the file has no such type.
 
     Args:
         texts: the schema.
-        path: the index among the types of the file, then among those that the type holds, ….
+        path: the index among the types of the file, then among the types inside that type, ….
 
     Raises:
         SchemaError: the entries of maps are types inside a type too; clients differ in whether
@@ -154,7 +154,7 @@ def message_at(texts: SchemaTexts, path: Sequence[int]) -> Message | None:
 
 
 def path_of(texts: SchemaTexts, name: str | None) -> tuple[int, ...]:
-    """Return the message indexes of a type; of the first one of the file without a name.
+    """Return the message indexes of a type; without a name, of the file's first type.
 
     Args:
         texts: the schema.
@@ -185,9 +185,9 @@ def _add_names(
 
 
 def indexes_as_bytes(path: Sequence[int]) -> bytes:
-    """Return message indexes as they stand before a message: their number and they, as zigzag.
+    """Return message indexes as bytes before a message: their number, then each, in zigzag.
 
-    The first type of a file, which most are, is a single zero.
+    The first type of a file, by far the most usual, is a single zero.
     """
     if tuple(path) == (0,):
         return b"\0"

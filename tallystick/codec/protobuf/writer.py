@@ -1,6 +1,6 @@
 """Typed columns to Protobuf messages in Confluent's wire format, whole batches at a time.
 
-Columns find their fields by name, and each must fit its field: what does not fit without loss is
+Columns find their fields by name, and each must fit its field: a misfit that would lose data is
 refused. Messages inside of a message are written first, all of one field at once, and are bytes to
 the message that holds them. A field at its default is left out unless it has presence, as
 Protobuf's own writers do.
@@ -50,7 +50,7 @@ class ProtobufWriter:
     Args:
         schema_id: the id that the registry gave the schema.
         texts: the schema, see `schema`.
-        message: the type of the rows; None: the first of the file.
+        message: the type of the rows; None: the file's first type.
     """
 
     schema_id: int
@@ -89,10 +89,10 @@ def _plan(
 
 
 def _with_required(message: Message, plan: MessagePlan) -> MessagePlan:
-    """Return the plan with fields that `proto2` requires as such that are never null.
+    """Return the plan in which no field that `proto2` requires may be null.
 
-    A field that it requires has presence, so it is written at its default too: that is in the table
-    of the plan, which stays.
+    A required field has presence, so it is written at its default too: that is in the plan's table,
+    which stays.
     """
 
     def required(one: FieldPlan) -> FieldPlan:
@@ -111,10 +111,10 @@ def _with_required(message: Message, plan: MessagePlan) -> MessagePlan:
 
 
 def _fitted(message: Message, columns: Sequence[pa.Field], path: str) -> list[pa.Field]:
-    """Return the columns, of the types that are written.
+    """Return the columns with the types to write.
 
     Raises:
-        SchemaError: a column is there twice, or has no field; or a required field has no column.
+        SchemaError: a column comes twice, or has no field; or a required field has no column.
     """
     known = message.fields_by_name
     fitted = list[pa.Field]()
@@ -193,13 +193,13 @@ def write_columns(
     """Write one message per row.
 
     Args:
-        plan: how; of the columns' own types.
-        columns: in the order of the plan's.
-        prefix: what stands before each message.
+        plan: the way to write the columns, of their own types.
+        columns: in the order of the plan's columns.
+        prefix: the bytes before each message.
         row_count: how many rows there are.
 
     Raises:
-        RecordError: a row holds what its field cannot hold.
+        RecordError: a row holds a value that its field cannot hold.
     """
     parts = _Parts()
     of_field = [
@@ -234,7 +234,7 @@ def _check_oneofs(plan: MessagePlan, columns: dict[int, pa.Array]) -> None:
 
 @dataclass(eq=False)
 class _Parts:
-    """The columns of one type of message as addresses, and what keeps alive what is there."""
+    """The columns of a message type as addresses, and references that keep them in memory."""
 
     _kept: list[object] = field(default_factory=list)
 
@@ -315,7 +315,7 @@ def _numbers(one: FieldPlan, column: pa.Array) -> Int64Array:
     """Return the numbers of a column as int64, floats as their bits.
 
     Raises:
-        RecordError: one is beyond what the field holds.
+        RecordError: a number is beyond the range of the field.
     """
     if pa.types.is_string(column.type):
         return _of_symbols(one, column)

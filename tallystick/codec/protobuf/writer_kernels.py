@@ -1,7 +1,7 @@
 """The loops that write Protobuf messages: field slots in, bytes out, compiled by numba.
 
-One call writes one type of message, many of them: the messages inside them are bytes to it, written
-by a call of their own before. Invariant: writes go where sizes were counted.
+A call writes many messages of a single type: messages inside of them are bytes by then, written by
+a call of their own before. Invariant: writes go where sizes were counted.
 
 Source of the format: https://protobuf.dev/programming-guides/encoding/
 """
@@ -29,7 +29,7 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 VALUES, SIZES, VALID, OFFSETS = range(4)
 """The addresses of a column: numbers, float bits or addresses of bytes (int64); how many bytes
-(int64); a byte per row, 0 for null, or address 0; of a list where each begins (int64)."""
+(int64); a byte per row, 0 for null, or address 0; where each list begins (int64)."""
 
 
 @inner_kernel
@@ -62,7 +62,7 @@ def _put_number(kind, value, at, writes):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _put_field(field, column, row, at, writes):  # type: ignore[no-untyped-def]
-    """Return the address after one field of a row, which may be there many times, or not at all."""
+    """Write a row's field, once, many times or not at all; return the address after the field."""
     kind = field[KIND]
     first, last = np.int64(row), np.int64(row) + 1
     if column[VALID] != 0 and load8(column[VALID] + row) == np.uint64(0):
@@ -100,13 +100,14 @@ def _put_field(field, column, row, at, writes):  # type: ignore[no-untyped-def]
 
 @_kernel
 def write_messages(fields, columns, prefix, offsets, out):  # type: ignore[no-untyped-def]
-    """Write messages of one type one after another, or only say where each would begin.
+    """Write messages of a single type one after another, or only compute where each begins.
 
     Args:
         fields: a row per field, in the order to write them; see NUMBER.
         columns: a row per field; see VALUES.
         prefix: uint8, written before each message.
-        offsets: where each begins, and the end of the last: filled if `out` is 0, else kept to.
+        offsets: where each message begins, and the end of the last: filled if `out` is 0, else
+            kept to.
         out: the address to write to; 0: only fill `offsets`.
     """
     writes = out != 0

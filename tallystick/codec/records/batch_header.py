@@ -1,4 +1,4 @@
-"""The headers of Kafka's record batches (magic 2): where they stand and what they say.
+"""The headers of Kafka's record batches (magic 2): their places in the data and their fields.
 
 Source of the format: https://kafka.apache.org/documentation/#recordbatch
 """
@@ -21,9 +21,9 @@ timestamp, max timestamp, producer id, producer epoch, base sequence, record cou
 
 MAGIC = 2
 LENGTH_FROM = 12
-"""The batch's length counts what follows this byte."""
+"""The batch's length counts the bytes from here on."""
 CHECKED_FROM = 21
-"""The checksum covers what follows this byte: from the attributes on."""
+"""The checksum covers the bytes from here on: from the attributes on."""
 
 COMPRESSION_MASK = 0x07
 LOG_APPEND_TIME = 0x08
@@ -32,7 +32,7 @@ CONTROL = 0x20
 
 _MAGIC_AT = 16
 _MESSAGE_MIN = 14
-"""The shortest message of the formats before; no length is below it."""
+"""The shortest message of the formats before magic 2; no valid length is below that."""
 _LENGTH_MIN = HEADER.size - LENGTH_FROM
 
 
@@ -44,7 +44,7 @@ class ControlType(IntEnum):
 
 
 class BatchHeader(NamedTuple):
-    """The header of one batch, and its place in the data."""
+    """The header of a batch, and the place of the batch in the data."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """True if it holds a transaction marker instead of records."""
+        """True if the batch holds a transaction marker instead of records."""
         return bool(self.attributes & CONTROL)
 
     @property
@@ -82,18 +82,20 @@ class BatchHeader(NamedTuple):
 
 
 class DamagedBatchError(CorruptRecordError):
-    """Damage, before it is known in which partition."""
+    """A batch is damaged, in a partition that the caller knows."""
 
     def __init__(self, offset: int, found: str) -> None:
         super().__init__(f"record batch at offset {offset}: {found}")
 
 
 class UnreadableBatchError(DamagedBatchError):
-    """A batch that its producer wrote so: its checksum is right, and every replica has the same.
+    """A batch with a right checksum is unreadable: its producer encoded the records wrongly.
+
+    Every replica holds the same bytes.
 
     Args:
         header: of the batch.
-        found: what is wrong with it.
+        found: the reason.
     """
 
     def __init__(self, header: "BatchHeader", found: str) -> None:
@@ -148,7 +150,7 @@ def batch_headers(data: Buffer) -> Iterator[BatchHeader]:
 
 
 def check(header: BatchHeader, view: memoryview) -> None:
-    """Raise unless the batch has its checksum."""
+    """Raise `DamagedBatchError` unless the batch's checksum is right."""
     crc = crc32c(view[header.start + CHECKED_FROM : header.end])
     if crc != header.crc:
         raise DamagedBatchError(

@@ -1,6 +1,6 @@
 """The five compressions of Kafka's record batches, as Java brokers and clients read and write them.
 
-Three of them are not what a general library writes by default:
+Three of them differ from the defaults of a general library:
     lz4     Java refuses frames with linked blocks, which Arrow writes above 64 KB: we frame the
             blocks ourselves.
     snappy  Java writes the framing of the xerial library; others a raw block. Both are read.
@@ -25,7 +25,7 @@ CODEC_IDS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Name to the number in a batch's attributes. Source: Kafka's CompressionType."""
 
 SIZE_MAX = 2**31 - 1
-"""More than that decompressed in one batch no Java client could hold, nor one Arrow column."""
+"""The most decompressed bytes of a batch: what a Java client, or an Arrow column, can hold."""
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, lowest compatible version
@@ -46,7 +46,7 @@ _LZ4_END = struct.pack("<I", 0)
 _READ_BYTES = 1 << 20
 _READ_BYTES_MIN = 1 << 17
 _USUAL_RATIO = 8
-"""Room for too much costs time, for it is allocated and given back; so does a second read."""
+"""Too much room costs time, to allocate and to give back; so does a second read."""
 
 
 @cache
@@ -187,7 +187,7 @@ def _unsnappy_block(block: memoryview, size_before: int, size_max: int) -> bytes
 
 
 def _stream(buffer: Buffer, name: str, size_max: int) -> Buffer:
-    """Decompress a format whose frames need not say how large they become."""
+    """Decompress a format whose frames need not state their decompressed size."""
     parts: list[pa.Buffer] = []
     size = 0
     at_once = min(max(_READ_BYTES_MIN, _USUAL_RATIO * len(buffer)), _READ_BYTES)

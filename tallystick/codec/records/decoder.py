@@ -2,7 +2,7 @@
 
 Invariants
     Records never become Python objects: Python handles batches, `kernels` handles records.
-    What is decoded has passed its checksum, and every length in it has been checked.
+    Decoded batches have passed their checksum, and every length in them has been checked.
     No decoded column exceeds `COLUMN_BYTES_MAX`: decoding stops before, at a batch boundary.
 """
 
@@ -33,7 +33,7 @@ COLUMN_BYTES_MAX = 2**31 - 1
 """The most that the 32-bit offsets of an Arrow binary column can address."""
 
 PIECE_BYTES = 4 << 20
-"""Small enough to stay in the processor's cache from one pass over the records to the next."""
+"""Small enough to stay in the processor's cache between two passes over the records."""
 
 HEADERS_TYPE = pa.list_(
     pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -53,7 +53,7 @@ RECORD_SCHEMA = pa.schema(
 RECORD_SCHEMA_WITH_HEADERS = RECORD_SCHEMA.append(pa.field("headers", HEADERS_TYPE))
 
 GiveUp: TypeAlias = Callable[[UnreadableBatchError], None]
-"""Decides what becomes of a batch that its producer wrote wrongly."""
+"""Decides about a batch that its producer wrote wrongly: returns to leave it out, or raises."""
 
 _RECORD_BYTES_MIN = 7  # seven fields of at least one byte
 
@@ -62,7 +62,7 @@ _RECORD_BYTES_MIN = 7  # seven fields of at least one byte
 class DecodedBatch:
     """The visible records of a response, and where to fetch next.
 
-    Equal to the start offset if the data hold not even one whole batch.
+    The next offset is the start offset if the data hold not even one whole batch.
     """
 
     batch: pa.RecordBatch
@@ -79,18 +79,18 @@ def decode(
     headers: bool,
     give_up: GiveUp | None = None,
 ) -> DecodedBatch:
-    """Decode the records of one partition's fetch response.
+    """Decode the records of a partition's fetch response.
 
     Args:
         data: the response's `records` bytes; the last batch may be cut off.
-        topic_partition: where they come from, for errors.
+        topic_partition: the partition of the records, for errors.
         start_offset: the first offset wanted; a batch may begin before it.
         stop_offset: the first offset not wanted.
         aborted: the response's aborted transactions as (producer id, first offset), and their
             records are left out (read_committed); None: they are kept (read_uncommitted).
         headers: whether a column `headers` is wanted, null where a record has none.
-        give_up: called with a batch whose records cannot be read though it is whole: it returns,
-            and they are left out, or raises; None: they are an error.
+        give_up: called with the error of a whole batch whose records cannot be read: it returns, to
+            leave them out, or raises; None: raise an error.
 
     Returns:
         The records, as many whole batches as one Arrow batch can hold, and the next offset to
@@ -123,10 +123,10 @@ def decode_pieces(
     piece_bytes: int = PIECE_BYTES,
     give_up: GiveUp | None = None,
 ) -> Iterator[DecodedBatch]:
-    """Decode all of it as `decode` does, as one Arrow batch after another: at least one.
+    """Decode a whole response as `decode` does, and yield Arrow batches: at least one.
 
     `piece_bytes` is how many bytes of decompressed records an Arrow batch is made of; a larger
-    record batch makes one of its own.
+    record batch makes an Arrow batch of its own.
     """
     assert 0 <= start_offset <= stop_offset, (start_offset, stop_offset)
     assert 0 < piece_bytes <= COLUMN_BYTES_MAX, piece_bytes
@@ -167,7 +167,7 @@ def decode_pieces(
 
 
 class _AbortedTransactions:
-    """The transactions whose batches are hidden. Source: Java's CompletedFetch."""
+    """The aborted transactions, whose batches are hidden. Source: Java's CompletedFetch."""
 
     def __init__(self, aborted: Iterable[tuple[int, int]] | None) -> None:
         self._later = sorted(aborted or (), key=lambda transaction: -transaction[1])
@@ -185,7 +185,7 @@ class _AbortedTransactions:
 
 
 def _records(header: BatchHeader, view: memoryview, give_up: GiveUp | None) -> Buffer | None:
-    """Return the decompressed records of a batch; None: it has none, or is given up."""
+    """Return the decompressed records of a batch; None: the batch has none, or is given up."""
     problem = ""
     records: Buffer = b""
     if not 0 <= header.record_count <= header.last_offset - header.base_offset + 1:
@@ -197,7 +197,7 @@ def _records(header: BatchHeader, view: memoryview, give_up: GiveUp | None) -> B
             records = decompress(header.compression, view[header.start + HEADER.size : header.end])
         except CorruptRecordError as error:
             problem = str(error)
-        # Before room for that many is allocated.
+        # Before room for so many records is allocated.
         if not problem and header.record_count * _RECORD_BYTES_MIN > len(records):
             problem = f"{header.record_count} records in {len(records)} bytes"
     if problem:
@@ -219,7 +219,7 @@ def _to_arrow(
     headers: bool,
     give_up: GiveUp | None,
 ) -> pa.RecordBatch:
-    """Scan all batches at once, then copy each column from where it was found."""
+    """Scan all batches at once, then copy the values of each column out of them."""
     count = sum(header.record_count for header, _ in visible)
     keys = np.empty((2, count), np.int64)
     values = np.empty((2, count), np.int64)
@@ -257,7 +257,7 @@ def _to_arrow(
 
 
 def _problem(header: BatchHeader, problem: int, number: int) -> str:
-    """Return what is wrong with a batch whose record of a number cannot be read."""
+    """Return the reason why a batch's record, by its number, cannot be read."""
     if problem == kernels.OUTSIDE:
         return (
             f"record {number} of {header.record_count} names an offset outside of the batch, which "

@@ -13,11 +13,11 @@ _NAMES = {number: name for name, number in CODEC_IDS.items()}
 def divided(
     data: bytes, topic_partition: TopicPartition, batch_limit: int | None
 ) -> list[EncodedBatch]:
-    """Return the records of a batch in smaller ones, in order, that no producer owns yet.
+    """Return the records of a batch in smaller batches, in order, that no producer owns yet.
 
     Args:
         data: one stamped batch of several records.
-        topic_partition: where it goes, for errors.
+        topic_partition: the batch's destination, for errors.
         batch_limit: the largest batch that the topic takes; None: not known, or larger than the
             batch, which the broker has compressed otherwise: then it is cut in two.
 
@@ -47,7 +47,7 @@ def divided(
 
 
 def plain(encoded: EncodedBatch) -> EncodedBatch:
-    """Return a batch without the mark of a transaction; its checksum follows when it goes out."""
+    """Return a batch without the mark of a transaction; the checksum is set at sending."""
     at = CHECKED_FROM + 1  # attributes are two bytes
     mark = bytes([encoded.data[at] & ~TRANSACTIONAL])
     data = b"".join((encoded.data[:at], mark, encoded.data[at + 1 :]))

@@ -52,9 +52,9 @@ class RecordBeyondLimitError(RecordError):
     """A single record is a larger record batch than its topic takes.
 
     Args:
-        row: its number in the batch.
-        size: of the record batch that it makes.
-        plain_size: of the same without compression.
+        row: the record's number in the batch.
+        size: of the record batch that the record makes.
+        plain_size: of that record batch without compression.
         limit: of the topic.
     """
 
@@ -83,7 +83,8 @@ def encode(
         batch_records: most records in a batch.
         batch_limit: the largest batch that the topic takes, compressed and with its header; None:
             not known.
-        beyond_limit: called with each record that is larger, which is left out; None: it is raised.
+        beyond_limit: called with the error of each larger record, which is left out; None: raise
+            the error.
         now_ms: the timestamp of records that have none.
 
     Raises:
@@ -120,7 +121,7 @@ def encode(
                 scratch = np.empty(batch_bytes, np.uint8)
             if batch_limit is None or len(encoded.data) <= batch_limit:
                 yield encoded
-            elif next_row > row + 1:  # what cannot be compressed grows a little
+            elif next_row > row + 1:  # records that cannot be compressed grow a little
                 records_max = (next_row - row) // 2
                 continue
             else:
@@ -134,7 +135,7 @@ def encode(
 
 
 def stamp(data: bytes, producer: Producer, sequence: int) -> bytes:
-    """Make a batch the next of a producer: its id, epoch, first sequence number and checksum.
+    """Make a batch the next of a producer: set id, epoch, first sequence number and checksum.
 
     Args:
         data: an `EncodedBatch`'s bytes.
@@ -152,11 +153,11 @@ def stamp(data: bytes, producer: Producer, sequence: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of one Arrow batch, as the kernel takes them."""
+    """The columns of an Arrow batch, as the kernel takes them."""
 
     arguments: tuple[Any, ...]
     timestamps: NDArray[np.int64]
-    spans: tuple[Spans, ...]  # what the addresses among the arguments point into
+    spans: tuple[Spans, ...]  # the memory that the addresses in `arguments` point into
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, now_ms: int) -> "_Columns":

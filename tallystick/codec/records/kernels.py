@@ -17,7 +17,7 @@ import numpy as np
 from tallystick.codec.memory import copy, inner_kernel, load8, store8
 
 UNFIT, OUTSIDE = 1, 2
-"""Problems of a batch: a length does not fit; a record's offset is none of the batch's."""
+"""Problems of a batch: a length does not fit; a record's offset is outside of the batch."""
 FAILED = 1 << 62
 """Larger than any address, and far enough from 2^63 that adding a length cannot overflow."""
 
@@ -102,10 +102,10 @@ def _skip_headers(at, count, end):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _read_record(at, end):  # type: ignore[no-untyped-def]
-    """Return ((timestamp delta, offset delta), key, value, headers, address after it).
+    """Return ((timestamp delta, offset delta), key, value, headers, address after the record).
 
-    Key and value are (address, length; -1 is null), headers (address, number). What does not fit
-    the record has the address `FAILED` after it.
+    Key and value are (address, length; -1 is null), headers (address, number). The last address is
+    `FAILED` if a part does not fit the record.
     """
     timestamp_delta, at = _read_long(at + 1, end)  # 1: attributes, unused
     offset_delta, at = _read_int(at, end)
@@ -128,10 +128,11 @@ def _read_record(at, end):  # type: ignore[no-untyped-def]
 def scan_records(  # type: ignore[no-untyped-def]
     batches, start, stop, keys, values, headers, offsets, timestamps, log_appended, problems
 ):
-    """Find the records of decompressed batches, whose offsets lie in `[start, stop)`.
+    """Find the records of decompressed batches with offsets in `[start, stop)`.
 
     A faulty producer may number the records of an uncompressed batch twice, or out of order: each
-    counts at the offset that it names, so it is in one range only. It must be one of the batch's.
+    counts at the offset that it names, so it is in one range only. The offset must be one of the
+    batch's.
 
     Args:
         batches: one row per batch: address, size, record count, base offset, last offset delta,
@@ -205,7 +206,7 @@ def scan_headers(headers, keys, values):  # type: ignore[no-untyped-def]
         values: the same for the header values; length -1 is null.
 
     Returns:
-        How many headers there are; -1 when the bytes are not the ones that `scan_records` saw.
+        The number of headers; -1 when the bytes are not the ones that `scan_records` saw.
     """
     row = 0
     for record in range(headers.shape[1]):
@@ -230,7 +231,7 @@ def scan_headers(headers, keys, values):  # type: ignore[no-untyped-def]
 
 @_kernel
 def gather(spans, offsets, target, capacity):  # type: ignore[no-untyped-def]
-    """Copy the spans one after another to `target`, and note where each begins, as Arrow wants it.
+    """Copy the spans one after another to `target`, and note their offsets in Arrow's form.
 
     Args:
         spans: rows 0 and 1: addresses and lengths.
