@@ -532,6 +532,33 @@ def waits_in_silence(tree):
     ]
 
 
+POINTS = re.compile(
+    r"\b(?:it|its|that|those|these|them|they|this|one|ones|what|which|whose|there)\b", re.IGNORECASE
+)
+"""Words that point at a thing without naming it."""
+
+
+def pointing_share(summary: str) -> float:
+    """Return the share of a summary's words that only point."""
+    return len(POINTS.findall(summary)) / len(summary.split())
+
+
+def test_summaries_name_their_subjects_and_objects():
+    """A reader who finds a function by a search knows nothing of the sentence before."""
+    shares = {}
+    for path in MODULES:
+        for name, text in docstrings(ast.parse(text_of(path))):
+            summary = " ".join(text.split("\n\n")[0].split())
+            if len(summary.split()) >= 6:
+                shares[f"{place(path)}, {name}: {summary}"] = pointing_share(summary)
+    worst = [text for text, share in shares.items() if share > 0.25]
+    pointing = [text for text, share in shares.items() if share > 0.20]
+
+    assert worst == []
+    assert len(pointing) <= len(shares) * 0.03, pointing
+    assert pointing_share("Return what says that it is there.") > 0.5
+
+
 def test_every_waiting_test_says_what_it_waits_for():
     """Else a failure that comes once in a thousand runs says nothing; see `tests/waiting.py`."""
     silent = [

@@ -32,7 +32,7 @@ LOOKUP_TIMEOUT_S = 3.0
 NOBODY = -1
 """The leader of a partition that exists and has none."""
 NO_EPOCH = -1
-"""A leader that is asked with it does not check whether it still is the one that is meant."""
+"""A request with this epoch is answered by a leader that was deposed too."""
 COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 
 

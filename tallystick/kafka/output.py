@@ -43,7 +43,7 @@ class KafkaOutput:
     value: Format | None = None
     """The format of a value made of all columns; None: the value is a column."""
     key: str | tuple[str, ...] | None = None
-    """With `value`: the column whose text is the record's key, or those that make it."""
+    """With `value`: the column, or the columns, of the record's key."""
     key_format: Format | None = None
     """The format of a key that is made of columns."""
     compression: str = COMPRESSION

@@ -57,7 +57,7 @@ Frames = list[tuple[TopicPartition, EncodedBatch]]
 
 _idle: WorkerCache[tuple[KafkaConfig, int], KafkaBroker] = WorkerCache(KafkaBroker.close)
 _idle_producers: WorkerCache[tuple[KafkaConfig, str], Producer] = WorkerCache()
-"""Idempotent ones, by cluster, whose they are; a fork must not write with its parent's."""
+"""Idempotent producers by cluster; a fork must not write with a producer of its parent."""
 
 
 def _take(output: KafkaOutput) -> KafkaBroker:

@@ -66,7 +66,7 @@ from tallystick.values import Producer
 logger = logging.getLogger(__name__)
 
 Worker = EpochSource | Engine
-"""Runs an epoch: one that Spark asked for, or the next, which it plans itself."""
+"""Runs an epoch that Spark asked for, or plans the next epoch and runs it."""
 Listener = Callable[[Event], None]
 """A callback for each fact as it occurs; for metrics, and for tests that kill at a given point."""
 

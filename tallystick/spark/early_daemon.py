@@ -39,7 +39,7 @@ PACKAGES = (
 )
 """The modules that a pipeline's workers import."""
 POLL_S = 1.0
-"""The time after which it notices that its driver is gone."""
+"""The time after which a daemon notices that the driver is gone."""
 END_MAX_S = 10.0
 ADDRESS_BYTES_MAX = 107
 """Linux takes no longer path of a socket; see unix(7)."""

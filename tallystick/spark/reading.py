@@ -74,7 +74,7 @@ def find_topics(
 
 
 _warned: set[str] = set()
-"""Patterns that this process has warned of, so that it warns once."""
+"""Patterns of topics of which this process has warned; each gets a single warning."""
 
 
 def _warn_of_near_misses(pattern: str, found: Collection[str], covered: Collection[str]) -> None:

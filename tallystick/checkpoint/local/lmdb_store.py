@@ -54,14 +54,15 @@ from tallystick.state.overlay import ENTRIES, EmptyView, StateView
 
 CHUNK_ROWS = 100_000
 CHUNK_BYTES = 64 << 20
-"""The bytes that one transaction writes: LMDB copies pages it touches, reuses only older ones."""
+"""The bytes of a transaction: LMDB copies each page that is written, and reuses only pages of
+earlier transactions."""
 
 STORED_KEY_MAX = 511
 DIGEST_BYTES = 32
 PREFIX_BYTES = STORED_KEY_MAX - DIGEST_BYTES
 BATCH_ROWS = 16_384
 FIRST_ENTRY = b"\0\0"
-"""Keys that sort before this one are the store's own."""
+"""Keys before this key belong to the store itself."""
 
 _KEY_AND_VALUE = operator.itemgetter(0), operator.itemgetter(1)
 _LENGTH = struct.Struct("<I")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pyspark import SparkContext
 
 ENVIRONMENT: Mapping[str, str] = {"TALLYSTICK_FORKS_MEMBERS": "1"}
-"""The variables that only these workers have."""
+"""Environment variables of the workers that fork members, and of no others."""
 
 
 def in_clean_workers(context: SparkContext) -> SparkContext:
