@@ -96,7 +96,9 @@ def test_at_the_end_of_a_stream_with_an_end_everything_comes_out_once(
     feed(flow, [NOW_MS + 1000 * i for i in range(5)], 0)
     feed(flow, [NOW_MS + 1000 * i for i in range(100)], 1)
     ends = {flow.topic_in: {0: 5, 1: 100, 2: 0}}
-    source = flow.source(value=ts.Json(COLUMNS), ending_offsets=ends, max_offsets_per_trigger=40)
+    # Behind a transform nobody knows the partitions: rows of one that lags would be late.
+    size = {} if what == "transform" else {"max_offsets_per_trigger": 40}
+    source = flow.source(value=ts.Json(COLUMNS), ending_offsets=ends, **size)
     pipeline = keyed(flow, what, source, **settings)
     flow.run(pipeline, execution=execution)
     assert watermarks(flow)[-1] == FINAL_WATERMARK_MS
@@ -145,8 +147,9 @@ def test_a_row_from_the_future_moves_no_watermark_and_is_not_lost_without_a_word
             **({"dead_letter_topic": dead} if where == "dead letters" else {}),
         )
     ]
+    aside_sink = {}
     if where == "late output":
-        sinks.append(flow.sink(topic=dead, output="late", key="k", value=ts.Json()))
+        aside_sink["late"] = flow.sink(topic=dead, key="k", value=ts.Json())
     pipeline = (
         ts.Pipeline(flow.name)
         .read(flow.source(value=value))
@@ -156,7 +159,7 @@ def test_a_row_from_the_future_moves_no_watermark_and_is_not_lost_without_a_word
             event_time="at",
             event_time_max_ahead="1 hour",
         )
-        .write(*sinks)
+        .write(*sinks, **aside_sink)
     )
     feed(flow, [NOW_MS, 4_000_000_000_000, NOW_MS * 1000])
     with caplog.at_level(logging.WARNING, logger="tallystick"):
