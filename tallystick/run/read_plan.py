@@ -197,12 +197,12 @@ class Origin:
     def place(self, rows: pa.RecordBatch, row: int) -> Place:
         """Return the record that a row is made of, where that is sure; else those it is among.
 
-        It is sure where no function has seen the rows, and all of them are there still.
+        It is sure where no function has seen the rows, neither here nor on the way to the sink.
         """
         topic, partition = self.partition
         offsets = self._offsets()
         where = f"topic {topic}, partition {partition}"
-        is_same = not self.functions and rows.num_rows == self.built.rows.num_rows
+        is_same = rows is self.built.rows
         if len(offsets) == 1 or is_same or self._is_made_of(rows, row):
             offset = offsets[row if len(offsets) > 1 else 0].as_py()
             return Place(f"{where}, offset {offset}", topic, partition, offset)

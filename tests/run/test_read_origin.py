@@ -14,7 +14,7 @@ from tallystick.codec.records.decoder import RECORD_SCHEMA_WITH_HEADERS
 from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import RecordError
-from tallystick.run.outputs import OF_DEAD_LETTERS
+from tallystick.run.outputs import OF_DEAD_LETTERS, Selection
 from tallystick.run.read_plan import ReadPlan
 from tallystick.run.task import EncodePlan, Route
 from tallystick.values import SplitRange, TopicPartition
@@ -40,13 +40,13 @@ class Fetch:
         yield SPLIT, pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA_WITH_HEADERS)
 
 
-def frames(*functions: Any, letters: bool = False) -> list[Any]:
+def frames(*functions: Any, letters: bool = False, of_sink: Any = ()) -> list[Any]:
     value = JsonReader(pa.schema([("n", pa.int64()), ("s", pa.string())]))
     mode = DEADLETTER if letters else "dropmalformed"
     layout = Layout(value, mode, metadata=())
     limits = {"out": 2000, "dead": 2000}
     out = RowLayout({"out": 1}, "out", value=JsonWriter(), batch_limits=limits)
-    routes = [Route(out, "none", 900_000)]
+    routes = [Route(out, "none", 900_000, Selection(functions=of_sink))]
     if letters:
         dead = RowLayout({"dead": 1}, "dead", batch_limits=limits)
         routes.append(Route(dead, "none", 900_000, OF_DEAD_LETTERS))
@@ -87,6 +87,14 @@ def test_the_record_is_named_where_it_is_sure_and_else_those_that_it_is_among(
     with pytest.raises(RecordError) as refused:
         frames(*functions)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("function", [turned, twice, filtered])
+def test_also_where_only_a_function_on_the_way_to_the_sink_moves_rows(function: Any) -> None:
+    """The number of rows may stay the same: the place named would be another record's."""
+    with pytest.raises(RecordError) as refused:
+        frames(of_sink=(function,))
+    assert "made of one of topic in, partition 4, offsets 10 to 18," in str(refused.value)
 
 
 def test_the_others_pass_and_the_letters_have_their_places() -> None:
