@@ -328,7 +328,7 @@ class DeletesMany(Protocol):
     """A storage that removes many files at once."""
 
     def delete_many(self, paths: Sequence[str]) -> bool:
-        """Remove files; False, and nothing done, where that has to be done one by one.
+        """Remove files; False where that has to be done, or completed, one by one.
 
         Nothing happens for those that are not there.
         """
