@@ -143,16 +143,16 @@ class ReadPlan:
             f"event_time_max_ahead: later than {self.event_time_limit_ms} ms since 1970"
             for row in rows
         }
+        whole = [row for row in range(records.num_rows) if row not in built.problems]
+        problems = {**built.problems, **{whole[row]: reason for row, reason in reasons.items()}}
+        malformed = dict(sorted(problems.items()))
         offsets = records.column("offset").to_pylist()
-        whole = [row for row, offset in enumerate(offsets) if offset not in built.reasons]
-        malformed = {
-            **{row: built.reasons[at] for row, at in enumerate(offsets) if at in built.reasons},
-            **{whole[row]: reason for row, reason in reasons.items()},
-        }
-        return LayoutRows(
-            built.rows.filter(pc.invert(after)),
-            {offsets[row]: reason for row, reason in sorted(malformed.items())},
-            dead_letters(records, dict(sorted(malformed.items())), partition),
+        return replace(
+            built,
+            rows=built.rows.filter(pc.invert(after)),
+            reasons={offsets[row]: reason for row, reason in malformed.items()},
+            dead_letters=dead_letters(records, malformed, partition),
+            problems=malformed,
         )
 
 
