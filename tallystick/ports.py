@@ -331,7 +331,7 @@ class DeletesMany(Protocol):
     """A storage that removes many files at once."""
 
     def delete_many(self, paths: Sequence[str]) -> bool:
-        """Remove files; return False, and remove nothing, if the storage removes only singly.
+        """Remove files; return False where the caller has to remove them, or the rest, singly.
 
         Missing files are no error.
         """

@@ -102,7 +102,8 @@ class OutputRecords:
         error: RecordBeyondLimitError,
         place: Place,
     ) -> str:
-        made_of = f", made of {place.words}," if place.words else ""
+        values = "" if records is None else place.values
+        made_of = f", made of {place.words}{values}," if place.words else ""
         key = "" if records is None else f" with key {_shown(records, error.row)}"
         return (
             f"{partition}: a record{key}{made_of} takes {error.size} bytes as a record batch "

@@ -11,6 +11,8 @@ Keepers of rows: sinks with transactions of their own (`run.sink_task`), lists (
 the state of a keyed function, and accumulators of windows.
 """
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -28,15 +30,19 @@ def own(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def own_values(values: Any) -> Any:
-    """Return a copy of a column of Arrow's, numpy's or pandas' kind.
+    """Return a copy of a column of Arrow's, numpy's, pandas' or another library's kind, as Arrow's.
 
-    A value without a column's memory, such as a tuple or a mapping, is returned as it is.
+    No `copy()` serves all of them: those of pandas' index and of Arrow columns in pandas share the
+    memory. A value without a column's memory, such as a tuple or a mapping, is returned as it is.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
+    elif values is not None and not isinstance(values, pa.Array | tuple | list | Mapping):
+        with suppress(pa.ArrowException, TypeError, ValueError):  # refused where it is looked at
+            values = pa.array(values, from_pandas=False)
     if isinstance(values, pa.Array):
         return own(pa.RecordBatch.from_arrays([values], names=[""])).column(0)
-    return values.copy() if hasattr(values, "__array__") else values
+    return values
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:

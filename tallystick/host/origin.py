@@ -18,12 +18,15 @@ class Place(NamedTuple):
         topic: of the record; "": the place is no record, or not known.
         partition: of the record.
         offset: of the record; of several, the first.
+        values: what tells the row from others of the place, as words that follow; it is of the
+            user's data, which not every message may hold.
     """
 
     words: str = ""
     topic: str = ""
     partition: int = 0
     offset: int = 0
+    values: str = ""
 
 
 FindPlace = Callable[[Any, int], Place]

@@ -64,16 +64,30 @@ def open_transaction(client: Client, transactional_id: str) -> set[TopicPartitio
     }
 
 
-def unexplained(client: Client, producer: Producer, subject: str) -> TallystickError:
-    """Return the error for a write into a transaction that Kafka refuses without a reason."""
+def unexplained(
+    client: Client,
+    producer: Producer,
+    doing: str,
+    subject: str,
+    adding: Iterable[TopicPartition] = (),
+) -> TallystickError:
+    """Return the error for a request about a transaction that Kafka refuses without a reason.
+
+    Args:
+        client: of the cluster.
+        producer: whose transaction it is.
+        doing: the API that was asked.
+        subject: what it was asked about.
+        adding: partitions that were to be added, and so are not in the transaction yet.
+    """
     counts: dict[str, int] = {}
-    for partition in open_transaction(client, producer.transactional_id):
+    for partition in open_transaction(client, producer.transactional_id) | {*adding}:
         counts[partition.topic] = counts.get(partition.topic, 0) + 1
     limit = batch_limits(client, [STATE_TOPIC]).get(STATE_TOPIC)
     size = size_of(counts)
     takes = "a limit that this user may not see" if limit is None else f"{limit} bytes"
     return TallystickError(
-        f"Produce for {subject}: {UNEXPLAINED}: the broker names no reason. The transaction "
+        f"{doing} for {subject}: {UNEXPLAINED}: the broker names no reason. The transaction "
         f"{producer.transactional_id!r} has {sum(counts.values())} partitions by now, a record of "
         f"about {size} bytes, and {STATE_TOPIC} takes {takes}. If that is near, no more partitions "
         f"can be added to it: {remedy(size)} Else the broker's log has the reason."

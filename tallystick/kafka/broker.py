@@ -20,6 +20,7 @@ from tallystick.errors import AuthorizationError, BrokerUnavailableError, Fenced
 from tallystick.kafka import audit, cluster, group_offsets, protocol
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
+from tallystick.kafka.error_policy import UNEXPLAINED
 from tallystick.kafka.group_offsets import Offsets
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
@@ -335,7 +336,11 @@ class KafkaBroker:
                 max_version=3,
             )
 
-        self._call_transaction(make, producer.transactional_id)
+        accept = frozenset({UNEXPLAINED})
+        response = self._call_transaction(make, producer.transactional_id, accept=accept)
+        if protocol.error_name(response.error_code) is not None:
+            subject = f"group {group!r}"
+            raise audit.unexplained(self.client, producer, "AddOffsetsToTxn", subject)
 
     def _call_transaction(self, make: Any, transactional_id: str, **how: Any) -> Any:
         subject = f"transactional id {transactional_id!r}"

@@ -361,7 +361,8 @@ class PartitionWriter:
             failed[partition] = error_name
             self._too_large[partition] = f"{error_name}{said(part)}"
         elif error_name == UNEXPLAINED and self._is_transactional:
-            raise unexplained(self._client, self._producer, f"{partition}{said(part)}")
+            subject = f"{partition}{said(part)}"
+            raise unexplained(self._client, self._producer, "Produce", subject)
         else:
             raise refusal(error_name, "Produce", f"{partition}{said(part)}")
 
@@ -418,9 +419,13 @@ class PartitionWriter:
             ]
 
         # Kafka refuses all for the sake of one, and then says of the others just that.
-        accept = frozenset({"OperationNotAttempted"})
+        accept = frozenset({"OperationNotAttempted", UNEXPLAINED})
         target = Coordinator("transaction", self._producer.transactional_id)
-        self._client.call(make, target, codes, accept=accept)
+        response = self._client.call(make, target, codes, accept=accept)
+        for code, subject in codes(response):
+            if protocol.error_name(code) == UNEXPLAINED:
+                doing = "AddPartitionsToTxn"
+                raise unexplained(self._client, self._producer, doing, subject, partitions)
 
     def _new_attempts(self, pending: list[TopicPartition]) -> Attempts:
         is_adding = (

@@ -256,7 +256,7 @@ class ProcessPlan:
         """Return the place of a row: the step, and the key if the row still has its columns."""
         names = [each for each in self.step.key.names if each in rows.schema.names]
         key = ", ".join(f" {name}={str(rows[name][row].as_py())[:100]!r}" for name in names)
-        return Place(f"a row of keyed step {self.step.uid!r}{key and ' for'}{key}")
+        return Place(f"a row of keyed step {self.step.uid!r}", values=key and f" for{key}")
 
     def _sent(self, frames: Iterable[Frame], index: int, left: _TaskResult) -> Iterator[Sent]:
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)

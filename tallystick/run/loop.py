@@ -235,14 +235,15 @@ class EpochLoop:
                 break
             idle_since = began if idle_since is None else idle_since
             idle_s = began - idle_since
-            if idle_s >= IDLE_MAX_S and not is_noted:
-                self._note_settled()
-                is_noted = True
             # A look that costs more than the one before is a rare one, such as a discovery.
             share_s, cost_s = min(worked_s, cost_s) / LOOK_SHARE, worked_s
             due_s = self._trigger.interval_ms / 1000 - took_s
             soon_s = min(max(IDLE_MIN_S, IDLE_SHARE * idle_s), IDLE_MAX_S)
-            self._pause(max(soon_s, share_s, due_s))
+            pause_s = max(soon_s, share_s, due_s)
+            if max(idle_s, pause_s) >= IDLE_MAX_S and not is_noted:
+                self._note_settled()
+                is_noted = True
+            self._pause(pause_s)
 
     def _pause(self, seconds: float) -> None:
         self._woken.wait(seconds)

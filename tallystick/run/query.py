@@ -128,6 +128,7 @@ class Query:
         while not self._ended.wait(0.01):
             if self._loop.looks > seen + 1:  # a look that began after this call
                 return
+            self._loop.look_soon()
         if self._error is not None:
             raise self._error
 

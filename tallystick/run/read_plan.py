@@ -143,16 +143,16 @@ class ReadPlan:
             f"event_time_max_ahead: later than {self.event_time_limit_ms} ms since 1970"
             for row in rows
         }
+        whole = [row for row in range(records.num_rows) if row not in built.problems]
+        problems = {**built.problems, **{whole[row]: reason for row, reason in reasons.items()}}
+        malformed = dict(sorted(problems.items()))
         offsets = records.column("offset").to_pylist()
-        whole = [row for row, offset in enumerate(offsets) if offset not in built.reasons]
-        malformed = {
-            **{row: built.reasons[at] for row, at in enumerate(offsets) if at in built.reasons},
-            **{whole[row]: reason for row, reason in reasons.items()},
-        }
-        return LayoutRows(
-            built.rows.filter(pc.invert(after)),
-            {offsets[row]: reason for row, reason in sorted(malformed.items())},
-            dead_letters(records, dict(sorted(malformed.items())), partition),
+        return replace(
+            built,
+            rows=built.rows.filter(pc.invert(after)),
+            reasons={offsets[row]: reason for row, reason in malformed.items()},
+            dead_letters=dead_letters(records, malformed, partition),
+            problems=malformed,
         )
 
 
@@ -197,12 +197,12 @@ class Origin:
     def place(self, rows: pa.RecordBatch, row: int) -> Place:
         """Return the record that a row was made of; if it is not certain, the offsets around it.
 
-        It is certain in a piece of one record, and where functions leave rows in their places.
+        The record is certain where no function has seen the rows, here or on the way to the sink.
         """
         topic, partition = self.partition
         offsets = self._offsets()
         where = f"topic {topic}, partition {partition}"
-        is_same = not self.functions and rows.num_rows == self.built.rows.num_rows
+        is_same = rows is self.built.rows
         if len(offsets) == 1 or is_same or self._is_made_of(rows, row):
             offset = offsets[row if len(offsets) > 1 else 0].as_py()
             return Place(f"{where}, offset {offset}", topic, partition, offset)

@@ -67,6 +67,12 @@ def resolved(place: Place, what: str = "checkpoint location") -> str:
     known = HADOOPS_SCHEMES.get(scheme, scheme)
     if len(slashes) < 2 or known not in SCHEMES:
         raise _unknown(scheme, slashes, rest, what)
+    if len(slashes) > 2 or not rest.partition("?")[0]:
+        raise OptionError(
+            f"{what} {scheme}:{slashes}{rest.partition('?')[0]}: the name of a bucket or container "
+            f"is missing behind {scheme}://. If it comes from a variable of the environment, is "
+            f"that set?"
+        )
     return text
 
 
@@ -110,7 +116,10 @@ def _of_file_uri(text: str) -> Path:
             f"one's files can be reached. Nothing was changed. Write file:///{rest}, with three "
             f"slashes, if that is the path."
         )
-    return Path(unquote(slash + path))
+    found = unquote(slash + path)
+    if "\0" in found:
+        raise OptionError(f"{text}: %00 is a zero byte, which no path has. Take it out")
+    return Path(found)
 
 
 def _unknown(scheme: str, slashes: str, rest: str, what: str) -> OptionError:

@@ -66,14 +66,23 @@ def test_where_the_limit_is_not_known_nothing_is_cut() -> None:
 
 def test_a_record_too_large_names_all_that_is_known_of_it() -> None:
     with place_to_be_set() as rows_come_from:
-        rows_come_from(lambda _, row: Place(f"topic in, partition 1, offset {100 + row}"))
+        rows_come_from(
+            lambda _, row: Place(f"topic in, partition 1, offset {100 + row}", values=" for n='no'")
+        )
         with pytest.raises(RecordError) as refused:
             encoded(ROWS, LIMIT, None)
     text = str(refused.value)
-    row = next(row for row in (2, 5) if f"offset {100 + row}," in text)
-    for said in (f"with key 'k{row}'", f"takes {SIZES[row] // 100}", f"takes {LIMIT}", "t-"):
+    row = next(row for row in (2, 5) if f"offset {100 + row} for n='no'," in text)
+    for said in (
+        f"with key 'k{row}'",
+        f"takes {SIZES[row] // 100}",
+        f"takes {LIMIT}",
+        "t-",
+    ):
         assert said in text, text
-    assert f"k{row}" not in refused.value.without_values
+    assert f"offset {100 + row}," in refused.value.without_values
+    for value in (f"k{row}", "for n="):
+        assert value not in refused.value.without_values
 
 
 def test_records_too_large_become_dead_letters_and_the_others_pass() -> None:

@@ -200,7 +200,7 @@ def test_a_transaction_over_more_partitions_than_its_record_may_name_says_so(
     writer = PartitionWriter(client, producer, transaction_version=broker.transaction_version)
     writer.write(frames(name, ["a"]))
 
-    error: TallystickError = unexplained(client, producer, f"{name}-1")
+    error: TallystickError = unexplained(client, producer, "Produce", f"{name}-1")
 
     assert f"Produce for {name}-1: Unknown" in str(error)
     assert "has 1 partitions by now" in str(error)

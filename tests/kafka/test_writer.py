@@ -19,6 +19,7 @@ from tallystick.errors import (
     BrokerUnavailableError,
     EpochAbortedError,
     RecordError,
+    TallystickError,
 )
 from tallystick.kafka import error_policy, protocol, writer
 from tallystick.kafka.client import Client
@@ -447,6 +448,39 @@ def test_before_version_2_partitions_are_added_to_the_transaction_first(
     names = [name for _, name, _ in broker.received if name in ("AddPartitionsToTxn", "Produce")]
     assert names == ["AddPartitionsToTxn", "AddPartitionsToTxn", "Produce", "Produce"]
     assert {request.version for request in broker.asked("Produce")} == {11}
+
+
+def test_before_version_2_a_transaction_that_has_no_room_for_its_partitions_says_so_too(
+    broker: FakeBroker,
+) -> None:
+    """Kafka only says that the error is unknown, and of the others that they were not tried."""
+
+    def refused(request: Any) -> Any:
+        result_class = part(request, "AddPartitionsToTxnTopicResult")
+        part_class = result_class.AddPartitionsToTxnPartitionResult
+        codes = [CODES["OperationNotAttempted"], CODES["Unknown"]]
+        results = [
+            part_class(partition_index=index, partition_error_code=codes.pop())
+            for index in request.v3_and_below_topics[0].partitions
+        ]
+        name = request.v3_and_below_topics[0].name
+        return answer(
+            request,
+            results_by_topic_v3_and_below=[result_class(name=name, results_by_partition=results)],
+        )
+
+    def described(request: Any) -> Any:
+        state = part(request, "TransactionState")
+        unknown = CODES["TransactionalIdNotFound"]
+        return answer(request, transaction_states=[state(error_code=unknown)])
+
+    broker.handlers |= {"AddPartitionsToTxn": refused, "DescribeTransactions": described}
+
+    with pytest.raises(TallystickError, match="AddPartitionsToTxn for orders-0: Unk") as caught:
+        writer_for(broker, version=1).write(frames(1) + frames(1, OTHER))
+    assert "has 2 partitions by now" in str(caught.value)
+    assert "Raise max.message.bytes of __transaction_state" in str(caught.value)
+    assert broker.asked("Produce") == []
 
 
 def test_a_topic_that_is_created_again_meanwhile_ends_the_epoch(

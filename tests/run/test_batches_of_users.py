@@ -6,7 +6,7 @@ group is full, a COPY, a sink of the user's own, a list, state) must have the ro
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from tallystick.run.lists import ListFunction, with_lists
 from tallystick.run.outputs import DeclaredFunction, Rows, Selection
 from tallystick.run.sink_task import Branch, FanOut
 from tallystick.run.task import apply, send
+from tallystick.state.functions.keyed_batch import OwnUpdates, Update
 from tests.run.test_list_tasks import Host
 
 OWNER = Owner("p", "files-0", "f00d")
@@ -186,14 +187,49 @@ def test_what_leaves_at_once_is_not_copied_nor_what_is_around_a_slice() -> None:
     assert own(whole.slice(5, 2)).nbytes < 100
 
 
-def test_values_of_keys_are_copied_too() -> None:
+def arrow_series(values: np.ndarray) -> pd.Series:
+    return pd.Series(pa.array(values), dtype=pd.ArrowDtype(pa.float64()))
+
+
+KINDS = [
+    *(np.asarray, pa.array, pd.Series, pd.Index, memoryview),
+    *(arrow_series, lambda values: arrow_series(values).array),
+    lambda values: pa.chunked_array([values]),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_keys_are_copied_too(kind: Any) -> None:
+    """Whatever kind of column it is: not every `copy()` is one of the memory."""
     values = BUFFER[:2]
-    for given in (values, pa.array(values), pa.chunked_array([values]), pd.Series(values)):
-        values[:] = 1.0
-        found = own_values(given)
-        values[:] = 2.0
-        assert list(map(float, found)) == [1.0, 1.0], type(given)
-    assert own_values((1, 2)) == (1, 2)
+    values[:] = 1.0
+    found = own_values(kind(values))
+    values[:] = 2.0
+    assert list(map(float, found)) == [1.0, 1.0]
+
+
+def test_what_has_no_columns_memory_stays_what_it_is() -> None:
+    for values in ((1, 2), [1, None], None, {"a": 1}, object()):
+        assert own_values(values) is values
+
+
+def frame_of(columns: dict[str, np.ndarray]) -> pd.DataFrame:
+    return pd.DataFrame(columns["n"].reshape(2, 1), columns=["n"], copy=False)
+
+
+@pytest.mark.parametrize("kind", [dict, frame_of, pa.record_batch])
+def test_the_state_of_a_vectorised_function_is_copied_in_each_form_that_it_may_have(
+    kind: Any,
+) -> None:
+    """It is kept while the function is called again, for the timers that are due."""
+
+    def function(_: Any) -> Update:
+        return Update(state=kind({"n": BUFFER[:2]}), timers=BUFFER[:2].astype(np.int64))
+
+    BUFFER[:2] = 1.0
+    state: Any = OwnUpdates(function)(cast(Any, None)).state
+    BUFFER[:2] = 2.0
+    assert list(map(float, state["n"])) == [1.0, 1.0]
 
 
 # --- as declared -----------------------------------------------------------------------------

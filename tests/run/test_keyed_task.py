@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -110,6 +111,14 @@ def test_a_step_gets_what_the_one_before_put_out_and_its_functions_made_of_it():
         "b": [3, 4],
     }
     assert [state.uid for state in job.state] == ["count", "again"]
+
+
+def test_a_row_that_cannot_be_written_is_named_with_its_key_where_values_may_stand():
+    """A page shows the message without them."""
+    place = keyed_task.ProcessPlan._place(SimpleNamespace(step=NUMBERING), events(("secret", 1)), 0)
+
+    assert place.values == " for user='secret'"
+    assert place.words == "a row of keyed step 'count'"
 
 
 def test_a_task_without_rows_touches_no_store_and_leaves_no_file():

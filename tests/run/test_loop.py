@@ -1,11 +1,13 @@
 """When the loop looks for new records; a driver that finds none, and a clock of the test's own."""
 
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from tallystick.run import loop as loop_module
 from tallystick.run.loop import IDLE_MAX_S, IDLE_MIN_S, EpochLoop, Trigger
+from tallystick.run.query import Query
 
 
 class Clock:
@@ -129,6 +131,36 @@ def test_that_nothing_is_left_is_noted_once_per_pause(monkeypatch: pytest.Monkey
     first, second, at_the_end = driver.noted_s
     assert IDLE_MAX_S <= first < 1.5 * IDLE_MAX_S
     assert first + 1 < second < at_the_end
+
+
+def test_that_nothing_is_left_is_noted_before_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands on the checkpoint would wait for the second look: an hour after the first."""
+    _, driver = idle(monkeypatch, 7200, epochs_at=(1,), interval_ms=3_600_000)
+
+    first, _ = driver.noted_s
+    assert first == 0.0, "at the first look that finds nothing"
+
+
+def test_whoever_waits_for_all_records_does_not_wait_for_the_trigger() -> None:
+    driver: Any = Driver(Clock(0))
+    source: Any = Source()
+    query = Query(
+        *("p", "query", "run"),
+        loop=lambda _: EpochLoop(driver, source, Trigger(3_600_000), lambda _: None),
+        prepare=lambda: None,
+        cancel=lambda: None,
+        close=lambda: None,
+        describe=lambda _: {},
+        rescale=lambda _: None,
+    )
+    query.begin()
+    waiting = Thread(target=query.processAllAvailable, daemon=True)
+    waiting.start()
+    waiting.join(60)
+    has_returned = not waiting.is_alive()
+    query.stop()
+
+    assert has_returned, "it waits for two looks, an hour each"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,10 @@ REFUSED = [
     (Path("s3://bucket/job"), "pathlib.Path makes one: give it as text"),
     ("S3://bucket/job", "begins with s3://, in small letters"),
     ("s3:bucket/job", "begins with s3://"),
+    ("s3://", "s3://: the name of a bucket or container is missing.*is that set"),
+    ("s3:///job", "s3:///job: the name of a bucket"),
+    ("gs://?scheme=http", "gs://: the name of a bucket"),
+    ("abfss:///job", "abfss:///job: the name of a bucket or container"),
     ("hdfs:/job", "'hdfs' is not supported"),
     ("wasbs://c@a/job", "'wasbs' is not supported"),
     ("job:1", "'job' is not supported.*write ./job:1"),
@@ -93,6 +97,11 @@ def test_what_is_no_place_is_refused_by_name(here, place, problem):
         with pytest.raises(OptionError):
             take(place)
     assert list(here.iterdir()) == [], "nothing was made"
+
+
+def test_a_zero_byte_that_is_escaped_is_one_too():
+    with pytest.raises(OptionError, match="%00 is a zero byte"):
+        resolved("file:///data/a%00b")
 
 
 def test_a_key_is_not_shown():

@@ -12,7 +12,9 @@ import urllib.request
 import pytest
 from pyarrow import fs
 
+from tallystick.checkpoint.state_files import delete_all
 from tallystick.errors import ManifestError, OptionError, StorageError
+from tallystick.storage.exclusive import ExclusiveStore
 from tallystick.storage.file_storage import FileStorage
 from tallystick.testing.process import ProcessGroup, free_ports
 
@@ -167,6 +169,31 @@ def test_many_files_are_removed_with_one_request(server, bucket):
     assert storage.delete_many(paths), "one that is not there is no error"
 
     assert [line.split()[0] for line in server.requests(before)] == ["POST"]
+    assert storage.names("keyed-state/n") == []
+
+
+def test_also_below_a_name_that_looks_like_escapes(server, bucket):
+    storage = FileStorage(f"s3://{bucket}/jobs/a%20b%2Bc%41é?{server.query}")
+    storage.put("keyed-state/n/1", b"x")
+
+    assert storage.delete_many(["keyed-state/n/1"])
+    assert storage.names("keyed-state/n") == []
+
+
+def test_files_are_removed_where_obstore_has_not_the_credentials_that_pyarrow_has(
+    server, bucket, monkeypatch
+):
+    """As those of a profile in ~/.aws: else the checkpoint would grow for ever."""
+
+    def refused(*_):
+        raise OSError("GenericError: no credentials")
+
+    monkeypatch.setattr(ExclusiveStore, "delete_many", refused)
+    storage = FileStorage(f"s3://{bucket}/jobs/profile?{server.query}")
+    storage.put("keyed-state/n/1", b"x")
+
+    delete_all(storage, ["keyed-state/n/1", "keyed-state/n/2"], 2)
+
     assert storage.names("keyed-state/n") == []
 
 

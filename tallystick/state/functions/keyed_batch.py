@@ -311,11 +311,11 @@ class OwnUpdates:
         update: Any = self.function(batch)
         if not isinstance(update, Update):
             return cast(Update, update)  # refused where it is looked at
-        state = update.state
-        if isinstance(state, Mapping):
-            state = {name: own_values(values) for name, values in state.items()}
-        elif isinstance(state, pa.RecordBatch):
+        state: Any = update.state
+        if isinstance(state, pa.RecordBatch):
             state = own(state)
+        elif hasattr(state, "items"):  # a mapping; a frame of pandas goes by it too
+            state = {name: own_values(values) for name, values in state.items()}
         return replace(update, state=state, timers=own_values(update.timers))
 
 
