@@ -256,18 +256,16 @@ class Feed:
         self.late = 0
 
     def epoch(
-        self, parts: Sequence[pa.RecordBatch], unfinished: Sequence[int], *, is_over: bool = False
+        self, parts: Sequence[pa.RecordBatch], unfinished: Sequence[int], **further: object
     ) -> list[dict]:
         """Run an epoch; sometimes twice, as after a failure."""
         tasks = [TopicPartition("t", index) for index in range(len(parts))]
         source = InputState(
-            frozenset(tasks), frozenset(tasks[index] for index in unfinished), is_over=is_over
+            frozenset(tasks), frozenset(tasks[index] for index in unfinished), **further
         )
-        end = final_stage(self.job.steps) if is_over else 0
         assert self.keyed.event_time is not None
         for _ in range(self.dice.choice((1, 1, 1, 2))):
-            planned = self.job.plan(parallelism=self.dice.randrange(1, 4))
-            planned = replace(planned, source=source, final_stage=end)
+            planned = self.job.plan(parallelism=self.dice.randrange(1, 4), source=source)
             frames = []
             for index, rows in enumerate(parts):
                 times = TimesRead(self.keyed.event_time)
@@ -281,25 +279,38 @@ class Feed:
         self.late += sum(late for _, late in prepared.late)
         return rows
 
-    def all(self, parts: Sequence[pa.RecordBatch]) -> list[dict]:
-        """Read everything in epochs cut at random, then run those that timers need."""
+    def all(self, parts: Sequence[pa.RecordBatch], *, to_their_ends: bool = False) -> list[dict]:
+        """Read everything in epochs cut at random, then run those that timers need.
+
+        Args:
+            parts: the rows of each partition.
+            to_their_ends: each epoch reads all partitions to their ends, as these are then.
+        """
         at, out = [0] * len(parts), []
+        least = (1, 1, 2) if to_their_ends else (0, 0, 1)
         while any(start < part.num_rows for start, part in zip(at, parts, strict=True)):
             stops = [
-                min(part.num_rows, start + self.dice.choice((0, 0, 1, 3, 10, 100)))
+                min(part.num_rows, start + self.dice.choice((*least, 3, 10, 100)))
                 for start, part in zip(at, parts, strict=True)
             ]
             read = [p.slice(a, b - a) for p, a, b in zip(parts, at, stops, strict=True)]
             left = [i for i, part in enumerate(parts) if stops[i] < part.num_rows]
-            out += self.epoch(read, left)
+            if to_their_ends:
+                come = [TopicPartition("t", i) for i, rows in enumerate(read) if rows.num_rows]
+                out += self.epoch(read, (), arrived=frozenset(come))
+            else:
+                out += self.epoch(read, left)
             at = stops
         for _ in range(self.keyed.tick_count):
             out += self.epoch([part.slice(0, 0) for part in parts], ())
         return out
 
 
+@pytest.mark.parametrize("to_their_ends", [False, True], ids=["a backlog", "as rows come"])
 @pytest.mark.parametrize("seed", range(30))
-def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(seed):
+def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(
+    seed, to_their_ends
+):
     dice = random.Random(seed)
     case = case_of(dice, dice.choice((2, 3)))
     fed = rows_of(dice)
@@ -313,7 +324,11 @@ def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(
     ]
 
     feed = Feed(dice, case.steps)
-    out = Counter((row["user"], row["at"]) for row in feed.all(parts) if row["user"] != FAR)
+    out = Counter(
+        (row["user"], row["at"])
+        for row in feed.all(parts, to_their_ends=to_their_ends)
+        if row["user"] != FAR
+    )
     assert out == expected, [each.uid for each in case.steps]
     assert feed.late == 0
 
