@@ -370,7 +370,7 @@ def test_a_struct_of_another_length_is_refused(value, told):
 
 def test_pairs_in_a_struct_are_looked_at_within():
     deep = [("in", [("x", 1), ("wrod", "a")])]
-    with pytest.raises(StateError, match="deep.in: a struct has a field 'wrod'"):
+    with pytest.raises(StateError, match=r"deep\.in: a struct has a field 'wrod'"):
         epochs_of(Returns(Row(**{**NONE, "deep": deep})), output=NESTED).run(ONE)
 
 
