@@ -137,22 +137,21 @@ class ReadPlan:
         _, after = not_after(times, self.event_time_limit_ms)
         if after is None:
             return built
-        rows = np.flatnonzero(after.to_numpy(zero_copy_only=False)).tolist()
-        reasons = {
-            row: f"its event time, {times[row]}, is further ahead of the clock than "
+        # By row and not by offset: a faulty producer may give several records the same one.
+        whole = [row for row in range(records.num_rows) if row not in built.problems]
+        early = {
+            whole[row]: f"its event time, {times[row]}, is further ahead of the clock than "
             f"event_time_max_ahead: later than {self.event_time_limit_ms} ms since 1970"
-            for row in rows
+            for row in np.flatnonzero(after.to_numpy(zero_copy_only=False)).tolist()
         }
-        offsets = records.column("offset").to_pylist()
-        whole = [row for row, offset in enumerate(offsets) if offset not in built.reasons]
-        malformed = {
-            **{row: built.reasons[at] for row, at in enumerate(offsets) if at in built.reasons},
-            **{whole[row]: reason for row, reason in reasons.items()},
-        }
+        problems = dict(sorted({**built.problems, **early}.items()))
+        offsets = records.column("offset")
         return LayoutRows(
             built.rows.filter(pc.invert(after)),
-            {offsets[row]: reason for row, reason in sorted(malformed.items())},
-            dead_letters(records, dict(sorted(malformed.items())), partition),
+            {offsets[row].as_py(): reason for row, reason in problems.items()},
+            dead_letters(records, problems, partition),
+            problems,
+            built.source,
         )
 
 
