@@ -111,8 +111,9 @@ def makes_rows_later(step: KeyedStep) -> bool:
     processor = step.processor
     if not processor.has_timers or processor.time_mode != PROCESSING_TIME:
         return False
-    knows = isinstance(processor, PutsOutTimes)
-    return not knows or processor.lags_ms(step.key.names, {}) is None
+    if not isinstance(processor, PutsOutTimes):
+        return True
+    return processor.lags_ms(step.key.names, {}) is None
 
 
 def noted_column(first: KeyedStep, timed: KeyedStep) -> pa.Field | None:
