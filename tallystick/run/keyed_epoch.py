@@ -168,7 +168,7 @@ class KeyedSteps:
 
     @property
     def event_time_max_ahead_ms(self) -> int | None:
-        """The most that times which readers note may be ahead of the clock; None: any are believed."""
+        """The most that noted times may be ahead of the clock; None: any are believed."""
         return None if self.first_timed is None else self.first_timed.event_time_max_ahead_ms
 
     @property
