@@ -13,6 +13,7 @@ from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.ports import EpochResult
+from tallystick.run.event_times import InputState
 from tallystick.run.exchange import Frame, FrameSources
 from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
 from tallystick.run.keyed_slices import SLICE_BYTES
@@ -147,7 +148,13 @@ class Job:
         self.state, self.late = prepared.state, prepared.late
         return rows
 
-    def plan(self, *, parallelism: int | None = None, at_ms: int = 0) -> KeyedEpoch:
+    def plan(
+        self,
+        *,
+        parallelism: int | None = None,
+        at_ms: int = 0,
+        source: InputState | None = None,
+    ) -> KeyedEpoch:
         """Plan the next epoch."""
         steps = tuple(replace(s, parallelism=parallelism or s.parallelism) for s in self.steps)
         layout = RowLayout({"out": 2}, "out", value=JsonWriter(), key="user")
@@ -161,7 +168,7 @@ class Job:
             slice_bytes=self.slice_bytes,
             on_share=self.shares.append,
         )
-        return keyed.epoch(self.epoch, at_ms, f"token-{self.epoch}", self.state, encode)
+        return keyed.epoch(self.epoch, at_ms, f"token-{self.epoch}", self.state, encode, source)
 
     def written(self, planned: KeyedEpoch, sources: Iterable[list[Sent]]) -> list[list[Frame]]:
         """The frames of each writing task."""

@@ -29,8 +29,8 @@ import pyarrow as pa
 from tallystick.run.event_times import InputState, advanced, is_time_column
 from tallystick.run.keyed_task import KeyedStep, ProcessPlan
 from tallystick.state.catalog import StepState
-from tallystick.state.functions.processing import PutsOutTimes
-from tallystick.state.overlay import FINAL_WATERMARK_MS
+from tallystick.state.functions.processing import PROCESSING_TIME, PutsOutTimes
+from tallystick.state.overlay import FINAL_WATERMARK_MS, is_final
 from tallystick.values import TopicPartition
 
 
@@ -42,11 +42,13 @@ class HandedOn:
         giver: the place of the step that hands it on.
         lag_ms: by how much the times of the giver's rows may be behind its watermark.
         is_known: whether the lag is sure; else it depends on functions of the user's.
+        may_go_on: whether rows may still come when the giver is at the end of all event times.
     """
 
     giver: int
     lag_ms: int
     is_known: bool
+    may_go_on: bool = False
 
     def watermark_ms(self, given: int | None, delay_ms: int) -> int | None:
         """Return the step's watermark, or None while the giver has none.
@@ -55,6 +57,8 @@ class HandedOn:
             given: the watermark of the giver.
             delay_ms: how much later than the giver's rows the step's may be.
         """
+        if is_final(given):
+            return None if self.may_go_on else given
         return None if given is None else given - self.lag_ms - delay_ms
 
 
@@ -101,6 +105,20 @@ def first_timed(steps: Sequence[KeyedStep]) -> int | None:
     return next((at for at, step in enumerate(steps) if step.event_time is not None), None)
 
 
+def makes_rows_later(step: KeyedStep) -> bool:
+    """True if timers of the clock may make rows of what came long before.
+
+    Not those of a function that knows how far its rows are behind the ones that come: it puts them
+    out with these.
+    """
+    processor = step.processor
+    if not processor.has_timers or processor.time_mode != PROCESSING_TIME:
+        return False
+    if not isinstance(processor, PutsOutTimes):
+        return True
+    return processor.lags_ms(step.key.names, {}) is None
+
+
 def noted_column(first: KeyedStep, timed: KeyedStep) -> pa.Field | None:
     """Return the column of times that readers note, or None if rows as read have no such column.
 
@@ -125,15 +143,16 @@ def handed_on(steps: Sequence[KeyedStep]) -> tuple[HandedOn | None, ...]:
     first = first_timed(steps)
     if first is None:
         return tuple(found)
-    giver, times = first, _Times()
+    giver, times, may_go_on = first, _Times(), False
     for place in range(first, len(steps)):
         step = steps[place]
         times = times.among(step, steps[place - 1].functions if place > first else ())
         if place > first and step.event_time is not None:
             lag_ms = times.lags_ms.get(step.event_time, times.most_ms)
             is_known = times.is_known and step.event_time in times.lags_ms
-            found[place], giver = HandedOn(giver, lag_ms, is_known), place
-        times = times.put_out_by(step)
+            found[place], giver = HandedOn(giver, lag_ms, is_known, may_go_on), place
+            may_go_on = False
+        times, may_go_on = times.put_out_by(step), may_go_on or makes_rows_later(step)
     return tuple(found)
 
 

@@ -167,6 +167,11 @@ class KeyedSteps:
         return timed is not None and timed.idle_after_ms > 0 and self._timed_by(EVENT_TIME) > 0
 
     @property
+    def event_time_max_ahead_ms(self) -> int | None:
+        """The most that noted times may be ahead of the clock; None: any are believed."""
+        return None if self.first_timed is None else self.first_timed.event_time_max_ahead_ms
+
+    @property
     def max_drift_ms(self) -> int:
         """The most that a partition may be ahead of the slowest; 0: none waits."""
         return self.first_timed.max_drift_ms if self.first_timed else 0

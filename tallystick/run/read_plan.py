@@ -137,22 +137,21 @@ class ReadPlan:
         _, after = not_after(times, self.event_time_limit_ms)
         if after is None:
             return built
-        rows = np.flatnonzero(after.to_numpy(zero_copy_only=False)).tolist()
-        reasons = {
-            row: f"its event time, {times[row]}, is further ahead of the clock than "
-            f"event_time_max_ahead: later than {self.event_time_limit_ms} ms since 1970"
-            for row in rows
-        }
+        # By row and not by offset: a faulty producer may give several records the same one.
         whole = [row for row in range(records.num_rows) if row not in built.problems]
-        problems = {**built.problems, **{whole[row]: reason for row, reason in reasons.items()}}
-        malformed = dict(sorted(problems.items()))
-        offsets = records.column("offset").to_pylist()
+        early = {
+            whole[row]: f"its event time, {times[row]}, is further ahead of the clock than "
+            f"event_time_max_ahead: later than {self.event_time_limit_ms} ms since 1970"
+            for row in np.flatnonzero(after.to_numpy(zero_copy_only=False)).tolist()
+        }
+        problems = dict(sorted({**built.problems, **early}.items()))
+        offsets = records.column("offset")
         return replace(
             built,
             rows=built.rows.filter(pc.invert(after)),
-            reasons={offsets[row]: reason for row, reason in malformed.items()},
-            dead_letters=dead_letters(records, malformed, partition),
-            problems=malformed,
+            reasons={offsets[row].as_py(): reason for row, reason in problems.items()},
+            dead_letters=dead_letters(records, problems, partition),
+            problems=problems,
         )
 
 

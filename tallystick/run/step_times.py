@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from tallystick.run.event_times import InputState, in_use
-from tallystick.run.handed_on import first_timed
+from tallystick.run.handed_on import first_timed, makes_rows_later
 from tallystick.run.keyed_task import KeyedStep, ProcessPlan, TaskNote
 from tallystick.state.catalog import StepState
 
@@ -20,7 +20,7 @@ def final_stage(steps: Sequence[KeyedStep]) -> int:
     for stage, step in enumerate(steps, 1):
         if step.event_time:
             return stage
-        if step.processor.has_timers:
+        if makes_rows_later(step):
             return 0
     return 0
 

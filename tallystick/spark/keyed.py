@@ -155,7 +155,7 @@ def _step(
         if isinstance(processor, ByColumns):
             processor = processor.make(columns)
         given, known = _given(cluster, step.output), processor.output(key.schema, columns)
-        declared = _with_times(processor.declared(key), step, columns)
+        declared = _with_columns(processor.declared(key), step, columns)
         sides = processor.outputs(key.schema, columns) if isinstance(processor, HasOutputs) else {}
         outputs = {
             name: columns_of(cluster, each, f"output {name!r}") for name, each in sides.items()
@@ -191,23 +191,23 @@ def _input_times(step: Process, columns: pa.Schema) -> dict[str, str]:
     return {name: event_time for name, (_, event_time) in pairs if event_time is not None}
 
 
-def _with_times(
+def _with_columns(
     declared: tuple[StateDeclaration, ...], step: Process, columns: pa.Schema
 ) -> tuple[StateDeclaration, ...]:
-    """Return states with the columns that their times are from as part of their meaning."""
-    if step.processor.time_mode != EVENT_TIME:
-        return declared
-    times = {"event_time": step.event_time}
-    if step.inputs:
-        names = map(name_text, inputs_in(columns, "event_time"))
-        times = {
-            f"event_time[{name}]": column
-            for name, (_, column) in zip(names, step.inputs, strict=True)
-        }
-    arguments = [
-        (argument, "no column" if column is None else name_text(column))
-        for argument, column in times.items()
-    ]
+    """Return states with the columns of their keys and times as part of their meaning.
+
+    Those of a single input's key are in the key's schema. It has the names of the first input's.
+    """
+    arguments: list[tuple[str, str]] = []
+    names = map(name_text, inputs_in(columns, "key_by")) if step.inputs else ()
+    pairs = list(zip(names, step.inputs, strict=True))
+    arguments += [(f"key_by[{name}]", name_text(key)) for name, (key, _) in pairs]
+    if step.processor.time_mode == EVENT_TIME:
+        times = {f"event_time[{name}]": column for name, (_, column) in pairs}
+        arguments += [
+            (argument, "no column" if column is None else name_text(column))
+            for argument, column in (times or {"event_time": step.event_time}).items()
+        ]
     return tuple(replace(state, meaning=(*state.meaning, *arguments)) for state in declared)
 
 

@@ -384,7 +384,7 @@ class PipelineRun:
             for each in self.tables
             if each.uid in stops
         }
-        most_ms = self.keyed.steps[0].event_time_max_ahead_ms if self.keyed.steps else None
+        most_ms = self.keyed.event_time_max_ahead_ms
         reads = [each.read.until(batch.timestamp_ms, most_ms) for each in its]
         return Unread(tuple(map(UnreadInput, shares, reads)), control)
 

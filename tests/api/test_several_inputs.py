@@ -1,5 +1,6 @@
 """What `read` takes, and what it refuses: several inputs, with names and without."""
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -7,8 +8,12 @@ import pytest
 
 import tallystick as ts
 from tallystick.errors import OptionError
-from tallystick.source.offsets import ONLY_INPUT
+from tallystick.run.input_planning import text_of
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets
 from tallystick.spark.cluster import Cluster
+from tallystick.spark.pipeline_loop import LoopEpoch
+from tallystick.state.meaning import Change, changes
+from tallystick.values import TopicPartition
 
 NOWHERE = "localhost:1"
 BIDS = "bidder bigint, price bigint, ts timestamp"
@@ -44,6 +49,10 @@ def people() -> ts.KafkaSource:
 def named(**key: Any) -> Any:
     read = ts.Pipeline("p").read(bids=source("bids"), people=people())
     return read.key_by(**(key or {"bids": "bidder", "people": "id"}))
+
+
+def count_all() -> Any:
+    return ts.aggregate({"n": ts.count()})
 
 
 def counted(keyed: Any, **settings: Any) -> ts.Pipeline:
@@ -269,6 +278,36 @@ def test_the_columns_of_event_times_are_part_of_the_meaning_of_state() -> None:
     assert partly['event_time["people"]'] == "no column"
     (without,) = meanings(counted(named()))
     assert "event_time" not in str(without)
+
+
+def test_the_key_of_each_input_is_part_of_the_meaning_of_state() -> None:
+    """The key's schema has the names of the first input's columns alone."""
+    (one,), (other,) = (
+        meanings(counted(named(bids="bidder", people=key))) for key in ("id", "since")
+    )
+    assert [str(each) for each in changes(tuple(one.items()), tuple(other.items()))] == [
+        str(Change('key_by["people"]', '["id"]', '["since"]'))
+    ]
+    join = ts.upsert_join("bids", "people")
+    for meaning in meanings(named().process(join)):
+        assert meaning['key_by["bids"]'] == '["bidder"]'
+    (single,) = meanings(ts.Pipeline("p").read(source("in")).key_by("bidder").process(count_all()))
+    assert "key_by" not in str(single)
+
+
+def test_readers_believe_times_as_the_first_step_with_event_time_says() -> None:
+    """Also where a step without event time is before it: its rows' times move the watermark."""
+    limit = {"event_time": "ts", "event_time_max_ahead": "1 hour", "uid": "two"}
+    windows = ts.windowed(ts.tumbling(10), {"n": ts.count()})
+    read = ts.Pipeline("p").read(source("in")).key_by("bidder")
+    later = read.process(ts.deduplicate(), uid="one").key_by("bidder").process(windows, **limit)
+    whole = SourceOffsets("", "", {TopicPartition("in", 0): 5}, input=ONLY_INPUT)
+    before = replace(whole, positions={TopicPartition("in", 0): 1})
+    for pipeline in (read.process(windows, **limit), later):
+        epoch = LoopEpoch((text_of(whole),), (text_of(before),), 1000)
+        (unread,) = run_of(pipeline)._unread(epoch).inputs
+        assert unread.plan.event_time is not None
+        assert unread.plan.event_time_limit_ms == 1000 + 3_600_000
 
 
 def test_the_first_input_names_the_columns_of_the_key() -> None:

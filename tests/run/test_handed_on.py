@@ -17,18 +17,20 @@ import pytest
 from tallystick.run.event_times import InputState, TimesRead
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.keyed_task import KeyedStep
+from tallystick.run.step_times import final_stage
 from tallystick.run.task import send
 from tallystick.state.functions.aggregates import count, first_value, last_value, maximum, minimum
 from tallystick.state.functions.count_windows import count_window
 from tallystick.state.functions.inputs import TIME, KeyedInput, KeyedInputs
 from tallystick.state.functions.keyed_batch import Update
-from tallystick.state.functions.processing import EVENT_TIME, NO_TIME
+from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tallystick.state.functions.range_join import interval_join, window_join
 from tallystick.state.functions.ready_made import aggregate, deduplicate, sessions
 from tallystick.state.functions.temporal_join import temporal_join
 from tallystick.state.functions.vectorised import ByColumns, vectorised
 from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import cumulative, hopping, session, tumbling
+from tallystick.state.overlay import FINAL_WATERMARK_MS
 from tallystick.values import TopicPartition
 from tests.keyed_job import Job, finish, routed, step
 
@@ -253,13 +255,17 @@ class Feed:
         self.dice, self.job, self.keyed = dice, Job(steps), KeyedSteps(steps)
         self.late = 0
 
-    def epoch(self, parts: Sequence[pa.RecordBatch], unfinished: Sequence[int]) -> list[dict]:
+    def epoch(
+        self, parts: Sequence[pa.RecordBatch], unfinished: Sequence[int], **further: object
+    ) -> list[dict]:
         """Run an epoch; sometimes twice, as after a failure."""
         tasks = [TopicPartition("t", index) for index in range(len(parts))]
-        source = InputState(frozenset(tasks), frozenset(tasks[index] for index in unfinished))
+        source = InputState(
+            frozenset(tasks), frozenset(tasks[index] for index in unfinished), **further
+        )
         assert self.keyed.event_time is not None
         for _ in range(self.dice.choice((1, 1, 1, 2))):
-            planned = replace(self.job.plan(parallelism=self.dice.randrange(1, 4)), source=source)
+            planned = self.job.plan(parallelism=self.dice.randrange(1, 4), source=source)
             frames = []
             for index, rows in enumerate(parts):
                 times = TimesRead(self.keyed.event_time)
@@ -273,25 +279,38 @@ class Feed:
         self.late += sum(late for _, late in prepared.late)
         return rows
 
-    def all(self, parts: Sequence[pa.RecordBatch]) -> list[dict]:
-        """Read everything in epochs cut at random, then run those that timers need."""
+    def all(self, parts: Sequence[pa.RecordBatch], *, to_their_ends: bool = False) -> list[dict]:
+        """Read everything in epochs cut at random, then run those that timers need.
+
+        Args:
+            parts: the rows of each partition.
+            to_their_ends: each epoch reads all partitions to their ends, as these are then.
+        """
         at, out = [0] * len(parts), []
+        least = (1, 1, 2) if to_their_ends else (0, 0, 1)
         while any(start < part.num_rows for start, part in zip(at, parts, strict=True)):
             stops = [
-                min(part.num_rows, start + self.dice.choice((0, 0, 1, 3, 10, 100)))
+                min(part.num_rows, start + self.dice.choice((*least, 3, 10, 100)))
                 for start, part in zip(at, parts, strict=True)
             ]
             read = [p.slice(a, b - a) for p, a, b in zip(parts, at, stops, strict=True)]
             left = [i for i, part in enumerate(parts) if stops[i] < part.num_rows]
-            out += self.epoch(read, left)
+            if to_their_ends:
+                come = [TopicPartition("t", i) for i, rows in enumerate(read) if rows.num_rows]
+                out += self.epoch(read, (), arrived=frozenset(come))
+            else:
+                out += self.epoch(read, left)
             at = stops
         for _ in range(self.keyed.tick_count):
             out += self.epoch([part.slice(0, 0) for part in parts], ())
         return out
 
 
+@pytest.mark.parametrize("to_their_ends", [False, True], ids=["a backlog", "as rows come"])
 @pytest.mark.parametrize("seed", range(30))
-def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(seed):
+def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(
+    seed, to_their_ends
+):
     dice = random.Random(seed)
     case = case_of(dice, dice.choice((2, 3)))
     fed = rows_of(dice)
@@ -305,7 +324,11 @@ def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(
     ]
 
     feed = Feed(dice, case.steps)
-    out = Counter((row["user"], row["at"]) for row in feed.all(parts) if row["user"] != FAR)
+    out = Counter(
+        (row["user"], row["at"])
+        for row in feed.all(parts, to_their_ends=to_their_ends)
+        if row["user"] != FAR
+    )
     assert out == expected, [each.uid for each in case.steps]
     assert feed.late == 0
 
@@ -466,3 +489,50 @@ def test_a_watermark_of_an_earlier_release_never_goes_back():
     for at, expected in ((330, 300), (900, 300), (901, 900 - 59)):
         feed.epoch(rows_at(at), ())
         assert feed.job.state[1].watermark_ms == expected
+
+
+# --- the final watermark, and timers of the clock -----------------------------------------------
+
+
+def through(second: object, **settings: object) -> tuple[KeyedStep, ...]:
+    """Windows, a step of columns alone, and windows of what it passes on."""
+    first, last = hours()
+    columns = first.output
+    made = second.make(columns) if isinstance(second, ByColumns) else second
+    middle = step(made, uid="middle", columns=columns, output=columns, **settings)
+    return first, middle, replace(last, watermark_delay_ms=1000)
+
+
+def at_its_end(steps: tuple[KeyedStep, ...]) -> tuple[list[int | None], list[dict]]:
+    """The watermarks, and what came out, after all that the end of all inputs brings."""
+    feed = Feed(random.Random(1), steps)
+    out = feed.epoch(rows_at(100, 200), ())
+    for _ in range(1 + feed.keyed.tick_count):
+        out += feed.epoch(rows_at(), (), is_over=True)
+    assert feed.late == 0
+    return [each.watermark_ms for each in feed.job.state], out
+
+
+@pytest.mark.parametrize("forget", [None, 1000], ids=["right behind it", "behind deduplicate"])
+def test_the_final_watermark_reaches_the_last_step_without_what_it_may_be_behind(forget):
+    first, last = hours()
+    steps = first, replace(last, watermark_delay_ms=1000)
+    if forget is not None:
+        steps = through(deduplicate(forget))
+    marks, out = at_its_end(steps)
+    assert {*marks} - {None} == {FINAL_WATERMARK_MS}
+    assert out == [{"user": "u", "at": 0}]
+
+
+def test_it_does_not_pass_timers_of_the_clock_that_may_still_make_rows():
+    """Else these rows would be late, all of them."""
+    steps = through(passing(PROCESSING_TIME))
+    marks, out = at_its_end(steps)
+    assert (marks[0], marks[2], out) == (FINAL_WATERMARK_MS, 200 - 59 - 1000, [])
+
+
+def test_the_first_step_with_event_time_gets_it_behind_timers_that_make_no_rows():
+    first, middle, last = through(deduplicate(1000))
+    assert final_stage((middle, last)) == 2
+    assert final_stage((replace(middle, processor=passing(PROCESSING_TIME)), last)) == 0
+    assert final_stage((first, middle, last)) == 1

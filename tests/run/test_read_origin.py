@@ -17,7 +17,7 @@ from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import RecordError
 from tallystick.run.outputs import OF_DEAD_LETTERS, Selection
-from tallystick.run.read_plan import ReadPlan
+from tallystick.run.read_plan import Origin, ReadPlan
 from tallystick.run.task import EncodePlan, Route
 from tallystick.values import Producer, SplitRange, TopicPartition
 
@@ -144,3 +144,26 @@ def records_of(frame: Any) -> list[dict[str, Any]]:
         aborted=None,
         headers=True,
     ).batch.to_pylist()
+
+
+class Numbered:
+    """Records whose producer has numbered two the same; the first one is malformed."""
+
+    def read(self, *_: object, **__: object) -> Iterator[tuple[SplitRange, pa.RecordBatch]]:
+        (_, records), *_ = Fetch().read()
+        at = records.schema.get_field_index("offset")
+        numbers = pa.array([10, 11, 11, 12, 13])
+        yield SPLIT, records.set_column(at, "offset", numbers)
+
+
+def test_records_from_the_future_are_told_apart_from_others_with_their_offsets():
+    layout = Layout(JsonReader(pa.schema([("n", pa.int64())])), DEADLETTER, metadata=("offset",))
+    fetch: Any = Numbered()
+    read = ReadPlan(fetch, layout, source_time="n").until(0, 2)
+
+    ((_, built),) = read._built([SPLIT])
+    assert built.rows.to_pylist() == [{"n": 1, "offset": 10}, {"n": 2, "offset": 11}]
+    assert built.dead_letters["value"].to_pylist() == [b"no json", BIG, b'{"n":4}']
+    assert [*built.problems] == [1, 3, 4]
+    origin = Origin(layout, TopicPartition("in", 4), built, ())
+    assert origin.place(built.rows, 1).offset == 11

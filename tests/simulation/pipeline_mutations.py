@@ -7,7 +7,7 @@ from typing import Any
 from tallystick.checkpoint.decision_log import Hold, newest_entry
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
-from tallystick.run import handed_on, keyed_epoch, keyed_task
+from tallystick.run import keyed_epoch, keyed_task
 from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.sink_task import FanOut
 from tallystick.spark.streaming import write_epochs
@@ -115,8 +115,8 @@ for sentence, change in (
 def _(original: Any) -> Any:
     """As if they came from one partition, in the order of their times."""
 
-    def states(plans: Any, states: Any, source: Any, read: Any, own_ms: Any) -> Any:
-        first, second = original(plans, states, source, read, own_ms)
+    def states(plans: Any, states: Any, source: Any, read: Any, own_ms: Any, *end: Any) -> Any:
+        first, second = original(plans, states, source, read, own_ms, *end)
         times = [each for each in own_ms[1] if each is not None]
         own = [each - WINDOW_DELAY_MS for each in (max(times, default=None),) if each is not None]
         known = [each for each in (*own, states[1].watermark_ms) if each is not None]
@@ -127,13 +127,23 @@ def _(original: Any) -> Any:
 
 @mutation(
     "a step hands on the watermark of the epoch to come",
-    handed_on,
-    "is_timed",
+    keyed_epoch,
+    "with_watermarks",
     has_two_inputs=True,
 )
-def _(_: Any) -> Any:
+def _(original: Any) -> Any:
     """Before it has put out what that closes."""
-    return lambda step: False
+
+    def states(plans: Any, *arguments: Any) -> Any:
+        left = original(plans, *arguments)
+        bases = [
+            replace(plan.base, watermark_ms=state.watermark_ms)
+            for plan, state in zip(plans, left, strict=True)
+        ]
+        handing = [replace(plan, base=base) for plan, base in zip(plans, bases, strict=True)]
+        return [left[0], *original(handing, *arguments)[1:]]
+
+    return states
 
 
 @mutation(

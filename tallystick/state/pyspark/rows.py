@@ -281,6 +281,8 @@ def _parts_of(
 ) -> Iterator[tuple[str, list[Any], pa.DataType]]:
     """Yield the parts of nested values: the name for messages, the values, and the type."""
     if pa.types.is_struct(kind):
+        # Arrow takes pairs of a name and a value, too.
+        values = [dict(value) if isinstance(value, list) else value for value in values]
         for at, field in enumerate(kind):
             parts = [
                 value.get(field.name) if isinstance(value, dict) else value[at]
@@ -289,7 +291,11 @@ def _parts_of(
             ]
             yield f"{name}.{field.name}", parts, field.type
     elif pa.types.is_map(kind):
-        maps = [value.items() if isinstance(value, dict) else value or () for value in values]
+        maps = [
+            value.items() if isinstance(value, dict) else value
+            for value in values
+            if isinstance(value, Iterable)  # a null is None, and in frames NaN, too
+        ]
         items = list(chain.from_iterable(maps))
         yield f"{name}, a key", [key for key, _ in items], kind.key_type
         yield f"{name}, a value", [part for _, part in items], kind.item_type

@@ -360,11 +360,28 @@ def test_a_struct_with_other_fields_is_refused(make, wrap, fields, told):
         ((1, "a", 2), "Tuple size must be equal"),
         ((1.5, "a"), "one.x: 1.5 is a float"),
         ([("x", 1)], "a struct has no field 'word'"),
+        ([("x", 1.5), ("word", "a")], "one.x: 1.5 is a float"),
     ],
 )
 def test_a_struct_of_another_length_is_refused(value, told):
     with pytest.raises(StateError, match=told):
         epochs_of(Returns(Row(**{**NONE, "one": value})), output=NESTED).run(ONE)
+
+
+def test_pairs_in_a_struct_are_looked_at_within():
+    deep = [("in", [("x", 1), ("wrod", "a")])]
+    with pytest.raises(StateError, match=r"deep\.in: a struct has a field 'wrod'"):
+        epochs_of(Returns(Row(**{**NONE, "deep": deep})), output=NESTED).run(ONE)
+
+
+@pytest.mark.parametrize("null", [None, float("nan"), pd.NA, pd.NaT], ids=str)
+def test_a_nested_value_that_is_missing_in_a_frame_is_null(null):
+    """As pandas writes what is not there, after a merge, say."""
+    inner = {"x": 1, "word": "a"}
+    full = {"one": inner, "many": [inner], "by": [("k", inner)], "deep": {"in": inner}}
+    frame = pd.DataFrame({name: [value, null] for name, value in full.items()}, dtype=object)
+    _, found = epochs_of(Returns(frame), output=NESTED, rows="pandas").run(ONE)
+    assert found == (None, None, None, None)
 
 
 def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
