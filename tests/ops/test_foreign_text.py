@@ -18,8 +18,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tallystick.checkpoint.collection import Collection
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest_committed import newest_committed
-from tallystick.checkpoint.state_files import collect, read_entries
+from tallystick.checkpoint.state_files import read_entries
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s
 from tallystick.epoch.manifest import seal
@@ -120,7 +122,7 @@ def commands(world: World, name: str) -> Iterator[Callable[[], object]]:
     if name == "checkpoint":
         yield lambda: cli_show.show_report(inspect(there, verify=True), out)
         yield lambda: savepoints.create(there, new(), pause_s=0)
-        yield lambda: collect(there, committed(), [])
+        yield lambda: Collection(CheckpointFolder(there)).go_on(committed())
         return
     yield lambda: savepoints.restore(there, new())
     yield lambda: migrate(there, new(), {"counts": 7}, world.base / "scratch")
@@ -429,9 +431,9 @@ def test_what_somebody_put_beside_the_state_is_not_collected(world, name):
     orphan = theirs.with_name("000000000001-0-orphan-merged.changelog")
     orphan.write_text("left by an attempt")
 
-    assert collect(there, newest_committed(there).manifest, []) == [
-        f"keyed-state/counts/{orphan.name}"
-    ]
+    Collection(CheckpointFolder(there)).go_on(newest_committed(there).manifest)
+
+    assert not orphan.exists()
     assert theirs.read_text() == "theirs"
 
 
