@@ -45,7 +45,7 @@ ONEOF is the oneof that it is a member of, -1 for none. SYMBOLS is the address o
 closed enum, ascending, and SYMBOL_COUNT how many; 0: any number will do.
 """
 VALUES, SIZES, ORDER, COUNTS, ITEMS, ITEM_SIZES, CURSOR = range(8, 15)
-"""Where a field's values go, addresses of an int64 per message: the number, a float's bits, or the
+"""The addresses of a field's slots, an int64 per message: the number, a float's bits, or the
 address of its bytes; how many bytes; 0 absent, else the place of its last occurrence; how often it
 is there, since it last became absent. Then the addresses to write the value and the size of every
 occurrence to, 0: only count. CURSOR gets how many occurrences were written; if they are only
