@@ -8,13 +8,14 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.codec import json_writer, number_kernels
+from tallystick.codec import json_reader, json_writer, number_kernels
 from tallystick.codec.json_kernels import add_sizes, encode_base64, escape_strings, write_column
 from tallystick.codec.json_reader import parse_json
 from tallystick.codec.json_writer import check_schema, write_json
@@ -253,6 +254,26 @@ def test_timestamps_are_written_in_utc_with_all_digits_of_their_unit(unit, fract
     assert values[0] == f"2023-11-14T22:13:20{fraction}{suffix}"
     assert values[1] is None
     assert values[2] == f"1969-12-31T23:59:59{zeros}{suffix}"
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo"])
+def test_our_reader_reads_what_was_written_of_a_pandas_column_in_nanoseconds(
+    monkeypatch, has_kernel, zone
+):
+    monkeypatch.setattr(json_reader, "is_kernel_ready", lambda: has_kernel)
+    nanos = [1_700_000_000_123_456_789, -1_000_000_001, 0]
+    series = pd.Series(pd.to_datetime([*nanos, None], utc=True)).dt.tz_convert(zone)
+    column = pa.Array.from_pandas(series)
+    assert column.type == pa.timestamp("ns", zone)
+
+    written = write_json(pa.record_batch({"v": column}))
+    parsed = parse_json(
+        written, pa.schema([("v", pa.timestamp("us", zone and "UTC"))]), "failfast", str
+    )
+
+    micros = parsed.columns["v"].cast(pa.int64()).to_pylist()
+    assert micros == [*(at // 1000 for at in nanos), None]
 
 
 def test_every_control_character_is_escaped():

@@ -6,6 +6,8 @@ a call of their own. So there is no stack, however deep a type is nested.
 Invariants
     Every read is checked against the end of its message.
     A position below 0 is a problem's code, negated; nothing is read after it.
+    Only addresses go from function to function: an array would have its references counted, which
+    costs more than a short message.
 
 Source of the format: https://protobuf.dev/programming-guides/encoding/
 """
@@ -15,11 +17,14 @@ import numpy as np
 
 from tallystick.codec.avro.kernels import _is_text
 from tallystick.codec.memory import (
+    inlined_kernel,
     inner_kernel,
     load8,
     load32,
     load64,
-    store64,
+    put_word,
+    store8,
+    word_at,
 )
 
 (INT32, INT64, UINT32, UINT64, SINT32, SINT64, BOOL, ENUM) = range(8)
@@ -39,7 +44,15 @@ NUMBER, KIND, IS_LIST, HAS_PRESENCE, IS_PACKED, ONEOF, SYMBOLS, SYMBOL_COUNT = r
 ONEOF is the oneof that it is a member of, -1 for none. SYMBOLS is the address of the numbers of a
 closed enum, ascending, and SYMBOL_COUNT how many; 0: any number will do.
 """
-FIELD_NUMBERS = 8
+VALUES, SIZES, ORDER, COUNTS, ITEMS, ITEM_SIZES, CURSOR = range(8, 15)
+"""The addresses of a field's slots, an int64 per message: the number, a float's bits, or the
+address of its bytes; how many bytes; 0 absent, else the place of its last occurrence; how often it
+is there, since it last became absent. Then the addresses to write the value and the size of every
+occurrence to, 0: only count. CURSOR gets how many occurrences were written; if they are only
+counted, how many there were, with those that another member of their oneof made absent.
+"""
+FIELD_WORDS = 16
+FIELD_SIZE = 8 * FIELD_WORDS
 
 VARINT_SIZE_MAX = 10
 TAG_SIZE_MAX = 5
@@ -51,9 +64,16 @@ INDEXES_MAX = 33
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
-@inner_kernel
+@inlined_kernel
 def _varint(at, end):  # type: ignore[no-untyped-def]
     """(value, address after it); instead of the address a negated problem when it is none."""
+    if at < end and load8(at) < np.uint64(0x80):
+        return load8(at), at + 1
+    return _long_varint(at, end)
+
+
+@inner_kernel
+def _long_varint(at, end):  # type: ignore[no-untyped-def]
     value = np.uint64(0)
     for index in range(VARINT_SIZE_MAX):
         if at >= end:
@@ -66,7 +86,7 @@ def _varint(at, end):  # type: ignore[no-untyped-def]
     return value, np.int64(-VARINT_TOO_LONG)
 
 
-@inner_kernel
+@inlined_kernel
 def _wire_type(kind):  # type: ignore[no-untyped-def]
     if kind <= ENUM:
         return VARINT
@@ -90,7 +110,7 @@ def _skip(wire, at, end):  # type: ignore[no-untyped-def]
     return at if at < 0 else at + np.int64(size)
 
 
-@inner_kernel
+@inlined_kernel
 def _tag(at, end):  # type: ignore[no-untyped-def]
     """(field number, wire type, address after it)."""
     begin = at
@@ -164,11 +184,11 @@ def _is_stray(symbols, count, value):  # type: ignore[no-untyped-def]
         return False
     while low < high:
         middle = (low + high) >> 1
-        if np.int64(load64(symbols + 8 * middle)) < value:
+        if word_at(symbols, middle) < value:
             low = middle + 1
         else:
             high = middle
-    return low == count or np.int64(load64(symbols + 8 * low)) != value
+    return low == count or word_at(symbols, low) != value
 
 
 @inner_kernel
@@ -182,22 +202,21 @@ def _packed(kind, symbols, symbol_count, at, end, target, cursor):  # type: igno
         if symbol_count != 0 and _is_stray(symbols, symbol_count, value):
             continue
         if target != 0:
-            store64(target + 8 * (cursor + count), np.uint64(value))
+            put_word(target, cursor + count, value)
         count += 1
     return count
 
 
-@inner_kernel
-def _known_field(fields, number, near):  # type: ignore[no-untyped-def]
+@inlined_kernel
+def _known_field(fields, count, number, near):  # type: ignore[no-untyped-def]
     """Return the index of a field, -1 if nobody asked for it; they mostly come in their order."""
-    count = len(fields)
     for step in range(count):
         index = near + step
         if index >= count:
             index -= count
-        if fields[index, NUMBER] == number:
+        if word_at(fields, index * FIELD_WORDS + NUMBER) == number:
             return index
-    return -1
+    return np.int64(-1)
 
 
 @_kernel
@@ -233,7 +252,7 @@ def read_indexes(bodies, starts, indexes):  # type: ignore[no-untyped-def]
     return is_zero
 
 
-@inner_kernel
+@inlined_kernel
 def _value(kind, wire, at, end):  # type: ignore[no-untyped-def]
     """(number, or address of bytes, how many bytes, address after it) of a field's value."""
     if wire != SIZED:
@@ -249,142 +268,117 @@ def _value(kind, wire, at, end):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _occurrences(  # type: ignore[no-untyped-def]
-    kind, symbols, symbol_count, wire, value, size, items, item_sizes, cursor
-):
+def _occurrences(field, wire, value, size):  # type: ignore[no-untyped-def]
     """Return how many values an occurrence of a field has, or a negated problem."""
+    kind, items, cursor = word_at(field, KIND), word_at(field, ITEMS), word_at(field, CURSOR)
     if wire == SIZED and kind < BYTES:
+        symbols, symbol_count = word_at(field, SYMBOLS), word_at(field, SYMBOL_COUNT)
         return _packed(kind, symbols, symbol_count, value, value + size, items, cursor)
     if items != 0:
-        store64(items + 8 * cursor, np.uint64(value))
-        store64(item_sizes + 8 * cursor, np.uint64(size))
+        put_word(items, cursor, value)
+        put_word(word_at(field, ITEM_SIZES), cursor, size)
     return np.int64(1)
 
 
 @inner_kernel
-def _take_oneof(oneof, index, row, order, counts, items, cursors, holders):  # type: ignore[no-untyped-def]
+def _take_oneof(fields, index, wanted, row, holders):  # type: ignore[no-untyped-def]
     """Make a field the member of its oneof that has a value, and the one before it absent."""
-    before = holders[oneof]
+    oneof = word_at(fields + index * FIELD_SIZE, ONEOF)
+    before = word_at(holders, oneof)
     if before >= 0 and before != index:
-        if items[before] != 0:
-            cursors[before] -= counts[before, row]
-        counts[before, row] = 0
-        order[before, row] = 0
-    holders[oneof] = index if index < len(order) else -1
+        field = fields + before * FIELD_SIZE
+        counts = word_at(field, COUNTS)
+        if word_at(field, ITEMS) != 0:
+            put_word(field, CURSOR, word_at(field, CURSOR) - word_at(counts, row))
+        put_word(counts, row, 0)
+        put_word(word_at(field, ORDER), row, 0)
+    put_word(holders, oneof, index if index < wanted else -1)
 
 
 @inner_kernel
-def _read_message(  # type: ignore[no-untyped-def]  # noqa: PLR0912  one loop, for speed
-    row,
-    at,
-    end,
-    fields,
-    values,
-    sizes,
-    order,
-    counts,
-    items,
-    item_sizes,
-    cursors,
-    holders,
-    problems,
-    strays,
-):
-    """Read one message; return its end, or a negated problem."""
-    near, place = 0, 0
+def _skip_member(fields, index, wanted, row, wire, at, end, holders):  # type: ignore[no-untyped-def]
+    """Return the address after a member of a oneof that nobody asks for, but whose others are."""
+    field = fields + index * FIELD_SIZE
+    is_stray = False
+    if word_at(field, KIND) == ENUM:
+        value, at = _scalar(ENUM, at, end)
+        is_stray = _is_stray(word_at(field, SYMBOLS), word_at(field, SYMBOL_COUNT), value)
+    elif wire == GROUP:
+        at = _skip_group(word_at(field, NUMBER), at, end)
+    else:
+        at = _skip(wire, at, end)
+    if at >= 0 and not is_stray:
+        _take_oneof(fields, index, wanted, row, holders)
+    return at
+
+
+@inlined_kernel
+def _read_message(row, at, end, fields, known, wanted, holders, strays):  # type: ignore[no-untyped-def]
+    """Read one message; return its end, or a negated problem, and the field that has it, or -1."""
+    near, place = np.int64(0), np.int64(0)
     while at < end and at >= 0:
-        problems[1, row] = -1
         number, wire, at = _tag(at, end)
         if at >= 0 and wire == GROUP_END:
             at = np.int64(-GROUP_OPEN)
         if at < 0:
             break
-        index = _known_field(fields, number, near)
-        kind = fields[index, KIND] if index >= 0 else np.int64(-1)
-        is_packed = wire == SIZED and 0 <= kind < BYTES and fields[index, IS_LIST]
-        is_wanted = index >= 0 and (wire == _wire_type(kind) or is_packed)
-        if wire == GROUP:
-            at = _skip_group(number, at, end)
-        elif not is_wanted or (index >= len(order) and kind != ENUM):
-            at = _skip(wire, at, end)
-        if not is_wanted:
+        index = _known_field(fields, known, number, near)
+        field = fields + index * FIELD_SIZE
+        kind = word_at(field, KIND) if index >= 0 else np.int64(-1)
+        is_packed = wire == SIZED and 0 <= kind < BYTES and word_at(field, IS_LIST) != 0
+        if index < 0 or (wire != _wire_type(kind) and not is_packed):
+            at = _skip_group(number, at, end) if wire == GROUP else _skip(wire, at, end)
             continue
-        oneof = fields[index, ONEOF]
-        if index >= len(order):  # not asked for, but a member of a oneof that is
-            is_stray = False
-            if kind == ENUM:
-                value, at = _scalar(kind, at, end)
-                is_stray = _is_stray(fields[index, SYMBOLS], fields[index, SYMBOL_COUNT], value)
-            if at >= 0 and not is_stray:
-                _take_oneof(oneof, index, row, order, counts, items, cursors, holders)
+        if index >= wanted:
+            at = _skip_member(fields, index, wanted, row, wire, at, end, holders)
             continue
-        problems[1, row] = index
         value, size, at = _value(kind, wire, at, end)
         if at < 0:
-            break
-        symbols, symbol_count = fields[index, SYMBOLS], fields[index, SYMBOL_COUNT]
-        if symbol_count != 0 and not is_packed and _is_stray(symbols, symbol_count, value):
-            strays[row] = True
+            return at, index
+        symbol_count = word_at(field, SYMBOL_COUNT)
+        is_single = symbol_count != 0 and not is_packed
+        if is_single and _is_stray(word_at(field, SYMBOLS), symbol_count, value):
+            store8(strays + row, np.uint64(1))
             continue
-        if oneof >= 0:
-            _take_oneof(oneof, index, row, order, counts, items, cursors, holders)
-        cursor = cursors[index]
-        count = _occurrences(
-            *(kind, symbols, symbol_count, wire, value, size),
-            *(items[index], item_sizes[index], cursor),
-        )
+        if word_at(field, ONEOF) >= 0:
+            _take_oneof(fields, index, wanted, row, holders)
+        count = _occurrences(field, wire, value, size)
         if count < 0:
-            return count
-        cursors[index] += count
+            return count, index
         place += 1
         near = index + 1
-        counts[index, row] += count
-        values[index, row] = value
-        sizes[index, row] = size
-        order[index, row] = place
-    return at
+        put_word(field, CURSOR, word_at(field, CURSOR) + count)
+        counts = word_at(field, COUNTS)
+        put_word(counts, row, word_at(counts, row) + count)
+        put_word(word_at(field, VALUES), row, value)
+        put_word(word_at(field, SIZES), row, size)
+        put_word(word_at(field, ORDER), row, place)
+    return at, np.int64(-1)
 
 
 @_kernel
-def read_messages(  # type: ignore[no-untyped-def]
-    spans,
-    fields,
-    values,
-    sizes,
-    order,
-    counts,
-    items,
-    item_sizes,
-    cursors,
-    holders,
-    problems,
-    strays,
-):
-    """Read messages of one type; twice, if fields that may be there many times are: `items`.
+def read_messages(spans, fields, wanted, holders, problems, strays):  # type: ignore[no-untyped-def]
+    """Read messages of one type; twice, if fields that may be there many times are: `ITEMS`.
 
     Args:
         spans: rows 0 and 1: addresses where each message begins and ends.
-        fields: a row per field asked for, then one per other member of their oneofs; see NUMBER.
-        values: per field and message: the number, a float's bits, or the address of its bytes.
-        sizes: per field and message: how many bytes.
-        order: per field and message: 0 absent, else the place of its last occurrence.
-        counts: per field and message: how often it is there, since it last became absent.
-        items: per field: the address to write the value of each occurrence to; 0: only count.
-        item_sizes: the same, for the sizes.
-        cursors: per field: how many occurrences were written; if they are only counted, how many
-            there were, with those that another member of their oneof made absent.
+        fields: a row per field asked for, then one per other member of their oneofs; see NUMBER
+            and, of those asked for, VALUES.
+        wanted: how many fields are asked for.
         holders: per oneof, for the kernel alone: the field that has its value, -1: none asked for.
         problems: rows 0 and 1 get for each message: problem or 0, the index of the field or -1.
         strays: gets for each message whether it has a number that a closed enum has not.
     """
+    first = fields.ctypes.data
     for row in range(spans.shape[1]):
-        for index in range(len(order)):
-            counts[index, row] = 0
+        for index in range(wanted):
+            put_word(word_at(first + index * FIELD_SIZE, COUNTS), row, 0)
         for oneof in range(len(holders)):
             holders[oneof] = -1
-        at = _read_message(
-            *(row, spans[0, row], spans[1, row], fields, values, sizes, order, counts),
-            *(items, item_sizes, cursors, holders, problems, strays),
+        at, index = _read_message(
+            *(row, spans[0, row], spans[1, row], first, len(fields), wanted),
+            *(holders.ctypes.data, strays.ctypes.data),
         )
         if at < 0:
             problems[0, row] = -at
+            problems[1, row] = index

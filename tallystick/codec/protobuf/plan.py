@@ -218,13 +218,13 @@ def _other_member(field: Field, oneof: int) -> FieldPlan:
 
 
 def _table(fields: Sequence[FieldPlan]) -> NDArray[np.int64]:
-    table = np.zeros((len(fields), kernels.FIELD_NUMBERS), np.int64)
+    table = np.zeros((len(fields), kernels.FIELD_WORDS), np.int64)
     for row, each in zip(table, fields, strict=True):
         flags = (each.is_list, each.has_presence, each.is_packed)
         row[: kernels.SYMBOLS] = (each.number, each.wire_kind, *flags, each.oneof)
         if each.enum is not None and each.enum.is_closed:
             numbers = each.enum.numbers
-            row[kernels.SYMBOLS :] = numbers.ctypes.data, len(numbers)
+            row[[kernels.SYMBOLS, kernels.SYMBOL_COUNT]] = numbers.ctypes.data, len(numbers)
     return table
 
 

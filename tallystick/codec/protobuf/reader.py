@@ -296,19 +296,26 @@ class _Slots:
         shape = (len(plan.fields), count)
         self._values = np.zeros(shape, np.int64)
         self._sizes = np.zeros(shape, np.int64)
-        self._order = np.zeros(shape, np.int32)
+        self._order = np.zeros(shape, np.int64)
         self.counts = np.zeros(shape, np.int64)
         self.problems = np.zeros((2, count), np.int64)
         self.strays = np.zeros(count, np.bool_)
         self.items: list[tuple[Int64Array, Int64Array]] = []
         self._merged: list[NDArray[np.uint8]] = []
+        self._table = plan.table.copy()
+        for slots, word in (
+            (self._values, kernels.VALUES),
+            (self._sizes, kernels.SIZES),
+            (self._order, kernels.ORDER),
+            (self.counts, kernels.COUNTS),
+        ):
+            self._table[: len(slots), word] = slots.ctypes.data + 8 * count * np.arange(len(slots))
 
     def read(self, spans: Int64Array) -> Int64Array:
         """Read what is there once, and count the rest; return the malformed messages."""
-        nowhere = np.zeros(len(self._plan.fields), np.int64)
         for each in (self._values, self._sizes, self._order, self.problems, self.strays):
             each[:] = 0
-        self._occurrences = self._run(spans, nowhere, nowhere)
+        self._run(spans)
         return np.flatnonzero(self.problems[0])
 
     def read_items(self, spans: Int64Array) -> None:
@@ -322,16 +329,16 @@ class _Slots:
         ]
         # While they are read, those that another member of a oneof replaces later take room too.
         rooms = [
-            int(room) if total else 0 for room, total in zip(self._occurrences, totals, strict=True)
+            int(room) if total else 0
+            for room, total in zip(self._table[:, kernels.CURSOR], totals, strict=False)
         ]
         self.items = [(np.zeros(n, np.int64), np.zeros(n, np.int64)) for n in rooms]
         if not any(totals):
             return
-        places = [
-            (values.ctypes.data if n else 0, sizes.ctypes.data if n else 0)
-            for n, (values, sizes) in zip(totals, self.items, strict=True)
-        ]
-        self._run(spans, *np.array(places, np.int64).T.copy())
+        for row, total, (values, sizes) in zip(self._table, totals, self.items, strict=False):
+            if total:
+                row[[kernels.ITEMS, kernels.ITEM_SIZES]] = values.ctypes.data, sizes.ctypes.data
+        self._run(spans)
         self.items = [
             (values[:n], sizes[:n]) for n, (values, sizes) in zip(totals, self.items, strict=True)
         ]
@@ -339,24 +346,11 @@ class _Slots:
             if total and not field.is_list:
                 self._merge(field.index)
 
-    def _run(self, spans: Int64Array, values: Int64Array, sizes: Int64Array) -> Int64Array:
-        """Return how many occurrences of each field there were."""
-        cursors = np.zeros(len(self._plan.fields), np.int64)
-        kernels.read_messages(
-            spans,
-            self._plan.table,
-            self._values,
-            self._sizes,
-            self._order,
-            self.counts,
-            values,
-            sizes,
-            cursors,
-            np.zeros(len(self._plan.oneofs), np.int64),
-            self.problems,
-            self.strays,
-        )
-        return cursors
+    def _run(self, spans: Int64Array) -> None:
+        self._table[:, kernels.CURSOR] = 0
+        holders = np.zeros(len(self._plan.oneofs), np.int64)
+        wanted = len(self._plan.fields)
+        kernels.read_messages(spans, self._table, wanted, holders, self.problems, self.strays)
 
     def _merge(self, index: int) -> None:
         """Join the pieces of messages: their bytes one after another are the merged message."""
