@@ -1,4 +1,4 @@
-"""Plans: which field of a Protobuf message is which column, and of which types they are."""
+"""Plans: the columns of a Protobuf message's fields, with their types."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -364,7 +364,7 @@ class _Slots:
         self._sizes[index] = np.diff(ends)
 
     def single(self, field: FieldPlan) -> tuple[Int64Array, Int64Array, Bools]:
-        """Return values, sizes, and where there is one, of a field that is there once."""
+        """Return a singular field's values, their sizes, and the messages that have the field."""
         valid = self._order[field.index] > 0
         if not field.has_presence:
             valid = np.ones(len(valid), np.bool_)
