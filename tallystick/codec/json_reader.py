@@ -142,6 +142,7 @@ def warm_up() -> None:
     """Compile the kernel before Arrow's parser, or load it from the cache; see `json_flat` too."""
     schema = pa.schema([("a", pa.string())])
     _Block(spans_of(pa.array([b"{}"], pa.binary()), "value"), schema).judge(1, first_only=False)
+    _times(pa.array(["2024-01-02T03:04:05Z"]), pa.timestamp("us"))
 
 
 class _Block:

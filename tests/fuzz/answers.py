@@ -233,8 +233,9 @@ def registry_answers() -> list[bytes]:
 def read_registry(data: bytes, original: bytes) -> bool:
     """Ask a registry for schemas, and for an id."""
     registry = SchemaRegistry("http://registry:8081")
-    with patch.object(schema_registry, "_connections", lambda _: Pool(data)):
-        schema_registry._known.cache_clear()
+    with patch.object(schema_registry, "_connected", lambda _: Pool(data)):
+        schema_registry._known.close()
+        schema_registry._connections.close()
         if data == original == registry_answers()[1]:
             return True  # it refers to itself
         registry.register("a/b", '"string"')

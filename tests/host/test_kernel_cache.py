@@ -71,7 +71,8 @@ def test_warm_up_compiles_every_kernel_that_python_calls() -> None:
     kernel_cache.warm_up()
 
     paths = set(Path("tallystick").rglob("*kernels.py"))
-    paths.remove(Path("tallystick/codec/json_token_kernels.py"))  # called by other kernels only
+    for module in ("json_token_kernels", "json_ignored_kernels"):  # called by other kernels only
+        paths.remove(Path(f"tallystick/codec/{module}.py"))
     modules = [import_module(".".join(path.with_suffix("").parts)) for path in paths]
     kernels = [
         kernel
@@ -80,6 +81,7 @@ def test_warm_up_compiles_every_kernel_that_python_calls() -> None:
         if isinstance(kernel, Dispatcher)
         and kernel.__module__ == module.__name__
         and not kernel.__name__.startswith("_")
+        and kernel.__name__ not in ("to_days", "to_micros")  # the same
     ]
     assert len(kernels) > 40
     assert [kernel for kernel in kernels if not kernel.signatures] == []

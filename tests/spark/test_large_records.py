@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import tallystick as ts
@@ -23,6 +25,7 @@ from tallystick.testing import EmbeddedKafka
 from tests.spark.topics import WAIT_S, Record, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need no tests
 
 NOW = {"availableNow": True}
 LIMIT = 20_000
