@@ -8,7 +8,7 @@ counted; it is the earliest of the latest times of all partitions.
 
 Some worlds have a second step: windows of event time, keyed by a part of the first one's key, which
 hold all rows and put them out when they close. Its function is a real one, with timers. It is
-handed the watermark of the first step, which then waits for all partitions.
+handed the watermark that the first step went by, and that step then waits for all partitions.
 """
 
 import json

@@ -104,9 +104,8 @@ class StateOracle:
         if not self.has_windows:
             return in_time
         rows = [row for found in in_time.values() for row in found]
-        # A step that goes by event time hands on what it has gone by, another one what came to it.
-        handed_ms = before if self._is_judged else self.watermark
-        due = self.windows.pass_on(epoch, rows, self.counts, handed_ms)
+        # A step hands on the watermark that it went by, not the one that it leaves.
+        due = self.windows.pass_on(epoch, rows, self.counts, handed_ms=before)
         return {self._output[0]: [Row(self._lineage, epoch, *at) for at in due]}
 
     def _in_time(

@@ -1,7 +1,7 @@
 """What the windows of the second keyed step must put out, told without the code that is tested.
 
 * A record waits in its window until an epoch begins behind the watermark that passed its end.
-* The watermark is the one that the first step hands on, less a delay.
+* The watermark is the one that the first step went by in the epoch, less a delay.
 * A record whose window had closed when it came is late, and never visible.
 * Each shows a count of its key that its own epoch gave out, and no other record shows it.
 """
@@ -77,7 +77,7 @@ class WindowOracle:
             epoch: its number.
             rows: that the first step was given.
             counts: of each key so far; these rows are added.
-            handed_ms: the watermark that the first step hands on; None: it has none yet.
+            handed_ms: the watermark that the first step went by; None: it had none yet.
         """
         before = self.now
         self._due = {
