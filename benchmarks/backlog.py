@@ -26,8 +26,8 @@ from harness.processes import PROC, Session
 from harness.topics import Topics
 
 import tallystick as ts
-from tallystick.run.sizing import EpochSizes, Reason, SizeBound
-from tallystick.spark import pipeline_loop
+from tallystick.pipeline import loop as pipeline_loop
+from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound
 
 USERS = 100_000
 SAMPLE_S = 0.2

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from tallystick.checkpoint.state_files import newest_entries
 from tallystick.host import kernel_cache
-from tallystick.run.enrichment import Enrichment
 from tallystick.state.broadcast_table import KeyIndex, TableCodec, TableContent
 from tallystick.state.keys import bodies
 from tallystick.state.overlay import one_batch
+from tallystick.tasks.enrichment import Enrichment
 
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("rate", pa.float64())])
 SIZES = (10_000, 100_000, 1_000_000)

@@ -28,9 +28,9 @@ from harness.topics import Topics
 from pyspark.sql import SparkSession
 
 import tallystick as ts
+from tallystick.pipeline import loop as pipeline_loop
+from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound
 from tallystick.run.query import Query
-from tallystick.run.sizing import EpochSizes, Reason, SizeBound
-from tallystick.spark import pipeline_loop
 
 HERE = Path(__file__).resolve().parent
 KEY_BYTES = 10

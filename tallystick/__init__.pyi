@@ -55,14 +55,14 @@ from .errors import (
 from .files.sink import FileSink as FileSink
 from .ops.state_table import read_state as read_state
 from .postgres.sink import PostgresSink as PostgresSink
-from .run.outputs import Rows as Rows
+from .tasks.outputs import Rows as Rows
 from .run.query import Query as Query
 from .source.losses import LossPolicy as LossPolicy
-from .spark.progress import (
+from .pipeline.progress import (
     SourceProgress as SourceProgress,
     source_progress as source_progress,
 )
-from .spark.recovery import Recovery as Recovery
+from .pipeline.recovery import Recovery as Recovery
 from .spark.context import (
     configure as configure,
     spark_session as spark_session,

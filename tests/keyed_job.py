@@ -13,17 +13,17 @@ from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.ports import EpochResult
-from tallystick.run.event_times import InputState
-from tallystick.run.exchange import Frame, FrameSources
-from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.run.keyed_slices import SLICE_BYTES
-from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.outputs import OF_DEAD_LETTERS
-from tallystick.run.task import EncodePlan, Report, Route, Sent, send
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import ENTRIES
+from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.event_times import InputState
+from tallystick.tasks.exchange import Frame, FrameSources
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.keyed_slices import SLICE_BYTES
+from tallystick.tasks.outputs import OF_DEAD_LETTERS
+from tallystick.tasks.read import EncodePlan, Report, Route, Sent, send
 from tallystick.values import Producer, TopicPartition
 
 EVENTS = pa.schema([("user", pa.string()), ("n", pa.int64()), ("at", pa.int64())])

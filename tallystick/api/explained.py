@@ -10,20 +10,20 @@ from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
-from tallystick.run.handed_on import HandedOn, handed_on
-from tallystick.run.input_planning import by_input, check_none_gone
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.outputs import Selection
-from tallystick.run.steps import MapBatches, Process, Step
+from tallystick.pipeline.compiled import PipelineRun, newest_manifest
+from tallystick.pipeline.input_planning import by_input, check_none_gone
+from tallystick.pipeline.inputs import PipelineInput
+from tallystick.pipeline.keyed import state_places
+from tallystick.pipeline.topology import OutputTopology
 from tallystick.spark.cluster import JOBS, is_local, members_max
-from tallystick.spark.inputs import PipelineInput
-from tallystick.spark.keyed import state_places
-from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
-from tallystick.spark.topology import OutputTopology
 from tallystick.state.functions.processing import PANES
 from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.handed_on import HandedOn, handed_on
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.keyed_step import MapBatches, Process, Step
+from tallystick.tasks.outputs import Selection
 
 _WIDTH = 16
 

@@ -29,11 +29,11 @@ from tallystick.kafka.output import BATCH_BYTES, COMPRESSION, TIMEOUT_WARNING_SH
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.options.sink import SINK
 from tallystick.options.table import client_config
-from tallystick.run.outputs import OF_MAIN, Selection
+from tallystick.pipeline.topology import OutputTopology, SharingSink
 from tallystick.source.subscription import topic_problem
 from tallystick.spark.streaming.epochs import foreach_batch_runner
 from tallystick.spark.streaming.foreach_batch import RunnerPerRun
-from tallystick.spark.topology import OutputTopology, SharingSink
+from tallystick.tasks.outputs import OF_MAIN, Selection
 
 EPOCH, TASK = "epoch", "task"
 UID_LENGTH_MAX = 60

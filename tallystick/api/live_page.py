@@ -7,8 +7,8 @@ from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.errors import OptionError
 from tallystick.options.table import plain_client_options
+from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
-from tallystick.spark.topology import OutputTopology
 
 if TYPE_CHECKING:
     from tallystick.ops.ui.live_run import LiveRun

@@ -38,17 +38,17 @@ from tallystick.api.tables import MapFunction, State, lists_in, map_step, tables
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
+from tallystick.pipeline.compiled import PipelineRun
+from tallystick.pipeline.loop import start_loop
+from tallystick.pipeline.recovery import Recovery, recover
+from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
-from tallystick.run.outputs import MAIN, Selection
 from tallystick.run.query import Query
-from tallystick.run.steps import Columns, FrameFunction, Process, Step, Transform
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
-from tallystick.spark.pipeline_loop import start_loop
-from tallystick.spark.pipeline_run import PipelineRun
-from tallystick.spark.recovery import Recovery, recover
-from tallystick.spark.topology import OutputTopology
 from tallystick.state.functions.processing import Processor
 from tallystick.storage.places import Place, resolved
+from tallystick.tasks.keyed_step import Columns, FrameFunction, Process, Step, Transform
+from tallystick.tasks.outputs import MAIN, Selection
 
 if TYPE_CHECKING:  # PySpark 3.5 has none
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
-from tallystick.run.outputs import MAIN, Batch, Predicate, Selection, check_output_name
+from tallystick.tasks.outputs import MAIN, Batch, Predicate, Selection, check_output_name
 
 Function = Callable[[pa.RecordBatch], Batch]
 

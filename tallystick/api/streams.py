@@ -7,11 +7,11 @@ from typing import Self
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.tables import BroadcastTable, MapFunction, State, check_name, map_step
 from tallystick.errors import OptionError
-from tallystick.run.outputs import Predicate
-from tallystick.run.steps import Columns, MapBatches, Process, Step
+from tallystick.pipeline.inputs import InputDeclaration
 from tallystick.source.offsets import ONLY_INPUT
-from tallystick.spark.inputs import InputDeclaration
 from tallystick.state.functions.inputs import TIME
+from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step
+from tallystick.tasks.outputs import Predicate
 
 INPUTS_MAX = 100
 """The most inputs of a pipeline: rows have the number of theirs as int8."""

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from tallystick.errors import OptionError
-from tallystick.run.enrichment import HOW, Enrichment
-from tallystick.run.lists import ListFunction, ListFunctionType, UnionFunction
-from tallystick.run.outputs import Predicate
-from tallystick.run.steps import Columns, MapBatches
-from tallystick.run.tables import TableFunction, TableFunctionType
-from tallystick.run.task import BatchFunction
-from tallystick.spark.inputs import InputDeclaration
-from tallystick.spark.tables import ListDeclaration, TableDeclaration
+from tallystick.pipeline.inputs import InputDeclaration
+from tallystick.pipeline.tables import ListDeclaration, TableDeclaration
 from tallystick.state.catalog import PLAIN_NAME
+from tallystick.tasks.enrichment import HOW, Enrichment
+from tallystick.tasks.keyed_step import Columns, MapBatches
+from tallystick.tasks.lists import ListFunction, ListFunctionType, UnionFunction
+from tallystick.tasks.outputs import Predicate
+from tallystick.tasks.read import BatchFunction
+from tallystick.tasks.tables import TableFunction, TableFunctionType
 
 if TYPE_CHECKING:
     from tallystick.api.streams import Stream

@@ -21,9 +21,9 @@ from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_recovery, missing_rights
 from tallystick.kafka.task_sink import rights_of
-from tallystick.run.input_planning import by_input, check_none_gone
-from tallystick.spark.pipeline_run import PipelineRun, newest_manifest
-from tallystick.spark.sinks import decider_rights
+from tallystick.pipeline.compiled import PipelineRun, newest_manifest
+from tallystick.pipeline.input_planning import by_input, check_none_gone
+from tallystick.pipeline.sinks import decider_rights
 from tallystick.storage.file_storage import FileStorage
 
 PATIENCE_S = 30.0

@@ -21,10 +21,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES
-from tallystick.spark.listeners import PIPELINES, PipelineCounts
-from tallystick.spark.progress import SourceProgress, source_progress
-from tallystick.spark.streaming import offset_reporter
-from tallystick.spark.streaming.group_offsets import COUNTS
+from tallystick.pipeline.group_offsets import COUNTS
+from tallystick.pipeline.listeners import PIPELINES, PipelineCounts
+from tallystick.pipeline.progress import OBSERVERS, SourceProgress, source_progress
 from tallystick.values import TopicPartition
 
 PARTITION_SERIES_MAX = 1_000
@@ -116,7 +115,7 @@ class SourceMetrics(Collector):
         )
 
     def observe(self, query: str, progress: Mapping[str, Any] | None) -> None:
-        """Add an epoch's progress; None: the query has ended. See `offset_reporter.Observer`."""
+        """Add an epoch's progress; None: the query has ended. See `pipeline.progress.Observer`."""
         with self._lock:
             if progress is None:
                 self._latest.pop(query, None)
@@ -208,7 +207,7 @@ def register(registry: CollectorRegistry = REGISTRY) -> SourceMetrics:
     """
     metrics = SourceMetrics()
     registry.register(metrics)
-    offset_reporter.OBSERVERS.append(metrics.observe)
+    OBSERVERS.append(metrics.observe)
     return metrics
 
 

@@ -1,1 +1,1 @@
-"""The shells that run epochs: the loop, the driver, the tasks; over the ports only."""
+"""The driver's side of epochs: the driver, its sinks, the loop and the handle of a pipeline."""

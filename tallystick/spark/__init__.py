@@ -1,4 +1,4 @@
-"""Access to Spark: context, resident tasks and jobs, sources and sinks of its queries."""
+"""Engines: Spark's context and cluster, resident tasks and jobs."""
 
 import pyspark
 

@@ -20,7 +20,7 @@ from tallystick.errors import EpochAbortedError, OptionError, TallystickError
 from tallystick.kafka.batch_transaction import BatchTransaction
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.options.sink import parse_batch_write_options
-from tallystick.run.task import EncodePlan, Report, Route, WritePlan, send
+from tallystick.tasks.read import EncodePlan, Report, Route, WritePlan, send
 from tallystick.values import ProducedRange, TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ ADDRESS = "TALLYSTICK_EARLY_DAEMON"
 PACKAGES = (
     *("pyarrow.compute", "pyspark.daemon", "pyspark.worker"),
     *(
-        "tallystick.run.sink_task",
+        "tallystick.tasks.write",
         "tallystick.checkpoint.local.local_state",
         "tallystick.spark.gang.member",
         "tallystick.state.functions.ready_made",

@@ -29,15 +29,15 @@ from pyspark.sql import DataFrame, SparkSession
 from tallystick.errors import OptionError
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import EpochResult
-from tallystick.run.event_times import InputState
-from tallystick.run.exchange import FRAME_DDL, Frame
-from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch, KeyedSteps
-from tallystick.run.keyed_task import ProcessPlan
-from tallystick.run.sink_task import CollectPlan, FanOut
-from tallystick.run.task import EncodePlan, Outlet, Report, WritePlan, send
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
 from tallystick.spark.tasks import Parcel, Shipment, TaskRunner, Unread
 from tallystick.state.catalog import StepState
+from tallystick.tasks.epoch_plan import NO_STEPS, KeyedEpoch, KeyedSteps
+from tallystick.tasks.event_times import InputState
+from tallystick.tasks.exchange import FRAME_DDL, Frame
+from tallystick.tasks.keyed import ProcessPlan
+from tallystick.tasks.read import EncodePlan, Outlet, Report, WritePlan, send
+from tallystick.tasks.write import CollectPlan, FanOut
 from tallystick.values import Producer
 
 MakeWritePlan = Callable[[Producer], WritePlan | CollectPlan]

@@ -15,12 +15,12 @@ from pyspark import SparkContext, TaskContext
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.host.parent_process import check_parent
-from tallystick.run.exchange import Frame
-from tallystick.run.keyed_epoch import KeyedEpoch
-from tallystick.run.keyed_task import ProcessPlan
-from tallystick.run.sink_task import CollectPlan
-from tallystick.run.task import Report, WritePlan
 from tallystick.spark.tasks import Parcel, Shipment, Unread
+from tallystick.tasks.epoch_plan import KeyedEpoch
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.keyed import ProcessPlan
+from tallystick.tasks.read import Report, WritePlan
+from tallystick.tasks.write import CollectPlan
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ import pyarrow as pa
 from pyspark import Broadcast, SparkContext
 from pyspark.serializers import CloudPickleSerializer
 
-from tallystick.run.exchange import Frame
-from tallystick.run.keyed_epoch import KeyedEpoch
-from tallystick.run.lists import ListPlan, with_lists
-from tallystick.run.outputs import DeadLetters
-from tallystick.run.read_plan import ReadPlan, send_read
-from tallystick.run.sink_task import CollectPlan
-from tallystick.run.tables import TablePlan, with_tables
-from tallystick.run.task import Outlet, Report, WritePlan
 from tallystick.source.splits import cut_splits, share_out, share_pieces
+from tallystick.tasks.epoch_plan import KeyedEpoch
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.lists import ListPlan, with_lists
+from tallystick.tasks.outputs import DeadLetters
+from tallystick.tasks.read import Outlet, Report, WritePlan
+from tallystick.tasks.read_plan import ReadPlan, send_read
+from tallystick.tasks.tables import TablePlan, with_tables
+from tallystick.tasks.write import CollectPlan
 from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)

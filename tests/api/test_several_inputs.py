@@ -8,10 +8,10 @@ import pytest
 
 import tallystick as ts
 from tallystick.errors import OptionError
-from tallystick.run.input_planning import text_of
+from tallystick.pipeline.input_planning import text_of
+from tallystick.pipeline.loop import LoopEpoch
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets
 from tallystick.spark.cluster import Cluster
-from tallystick.spark.pipeline_loop import LoopEpoch
 from tallystick.state.meaning import Change, changes
 from tallystick.values import TopicPartition
 

@@ -23,8 +23,8 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.ports import EpochResult
-from tallystick.run.task import Report, WritePlan
 from tallystick.state.catalog import StepState
+from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer, TopicPartition
 from tests.failover.job import Job
 from tests.failover.known_rows import Shape

@@ -14,11 +14,11 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.ports import Engine, EpochResult, PlannedEpoch
 from tallystick.run.driver import Driver
-from tallystick.run.task import WritePlan
 from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage, SystemClock
+from tallystick.tasks.read import WritePlan
 from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import RowsEngine, Shape
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from tallystick.codec.records.encoder import encode
 from tallystick.ports import EpochResult
-from tallystick.run.exchange import GROUP_FRAMES, Frame
-from tallystick.run.task import WritePlan
 from tallystick.state.catalog import StepState
+from tallystick.tasks.exchange import GROUP_FRAMES, Frame
+from tallystick.tasks.read import WritePlan
 from tallystick.values import Producer
 
 TIMESTAMP_MS = 1_700_000_000_000

@@ -34,17 +34,17 @@ from tallystick.kafka import client as kafka_client
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.transactions import list_open_ids
+from tallystick.pipeline.sinks import Sinks
 from tallystick.ports import EpochResult
 from tallystick.postgres.connection import idle_connections
 from tallystick.run.driver import Driver
-from tallystick.run.keyed_epoch import NO_STEPS
-from tallystick.run.task import Outlet, send
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.context import SETTINGS
-from tallystick.spark.sinks import Sinks
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
+from tallystick.tasks.epoch_plan import NO_STEPS
+from tallystick.tasks.read import Outlet, send
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import Producer, TopicPartition
 from tests.failover.job import Death

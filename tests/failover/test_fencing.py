@@ -12,7 +12,7 @@ from tallystick.kafka.broker import EPOCH_BY_END_TXN, KafkaBroker
 from tallystick.kafka.client import client_for
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.run.task import WritePlan
+from tallystick.tasks.read import WritePlan
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import Shape

@@ -15,7 +15,7 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Replication
-from tallystick.spark.sinks import SinkCluster, preflight
+from tallystick.pipeline.sinks import SinkCluster, preflight
 
 CLOCK_PATIENCE_SLACK_S = 3.0
 
@@ -98,7 +98,7 @@ def test_a_start_asks_one_question_more_and_connects_no_more_often(
         return Counter(asked)
 
     with monkeypatch.context() as patched:
-        patched.setattr("tallystick.spark.sinks.outlook", lambda *_: ())
+        patched.setattr("tallystick.pipeline.sinks.outlook", lambda *_: ())
         before = counts()
     after = counts()
 

@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tallystick.ops import metrics
+from tallystick.pipeline.progress import OBSERVERS, source_progress
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.progress import source_progress
-from tallystick.spark.streaming import offset_reporter
 from tallystick.testing.process import free_ports
 from tallystick.values import TopicPartition
 
@@ -99,7 +98,7 @@ def test_losses_count_once_per_epoch():
 def test_the_page_has_a_series_per_partition_until_the_query_ends():
     (port,) = free_ports(1, "127.0.0.1")
     metrics.serve(port)
-    observe = offset_reporter.OBSERVERS[-1]
+    observe = OBSERVERS[-1]
 
     def page() -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -146,7 +145,7 @@ def pipelines_progress(batch_id: int, **counted: Any) -> dict[str, Any]:
 def test_what_a_pipeline_counts_is_counted_once_per_epoch_and_what_it_has_is_the_newest():
     registry = CollectorRegistry()
     collector = metrics.register(registry)
-    offset_reporter.OBSERVERS.remove(collector.observe)
+    OBSERVERS.remove(collector.observe)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"tallystick_{name}", {"query": "p", **labels})

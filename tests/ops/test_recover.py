@@ -16,7 +16,7 @@ import tallystick as ts
 from tallystick.__main__ import app, find_pipeline
 from tallystick.epoch.micro_batches import settled_path
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
-from tallystick.spark.recovery import SinkRecovery
+from tallystick.pipeline.recovery import SinkRecovery
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.kafka.task_sinks import taken_over
 from tests.ops.scene import LINEAGE, Scene

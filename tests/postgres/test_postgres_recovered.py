@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import tallystick as ts
 from tallystick.__main__ import app
 from tallystick.epoch.two_phase import Owner
-from tallystick.spark.recovery import SinkRecovery
+from tallystick.pipeline.recovery import SinkRecovery
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.lingering_job import LingeringJob
 

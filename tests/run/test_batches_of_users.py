@@ -18,11 +18,11 @@ from tallystick.codec.own_memory import own, own_values
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.errors import OptionError, RecordError
 from tallystick.files.sink import FileSink
-from tallystick.run.lists import ListFunction, with_lists
-from tallystick.run.outputs import DeclaredFunction, Rows, Selection
-from tallystick.run.sink_task import Branch, FanOut
-from tallystick.run.task import apply, send
 from tallystick.state.functions.keyed_batch import OwnUpdates, Update
+from tallystick.tasks.lists import ListFunction, with_lists
+from tallystick.tasks.outputs import DeclaredFunction, Rows, Selection
+from tallystick.tasks.read import apply, send
+from tallystick.tasks.write import Branch, FanOut
 from tests.run.test_list_tasks import Host
 
 OWNER = Owner("p", "files-0", "f00d")

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import EpochAbortedError, RecordError
-from tallystick.run.event_times import (
+from tallystick.state.catalog import PartitionTime, StepState
+from tallystick.state.functions.aggregates import count
+from tallystick.state.functions.keyed_batch import Update
+from tallystick.state.functions.processing import EVENT_TIME
+from tallystick.state.functions.ready_made import aggregate
+from tallystick.state.functions.vectorised import vectorised
+from tallystick.state.overlay import FINAL_WATERMARK_MS, EpochTime, is_final
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.event_times import (
     InputState,
     TimesRead,
     WatermarkRule,
@@ -20,16 +28,8 @@ from tallystick.run.event_times import (
     latest_of,
     not_after,
 )
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.sink_task import split_notes
-from tallystick.run.task import send
-from tallystick.state.catalog import PartitionTime, StepState
-from tallystick.state.functions.aggregates import count
-from tallystick.state.functions.keyed_batch import Update
-from tallystick.state.functions.processing import EVENT_TIME
-from tallystick.state.functions.ready_made import aggregate
-from tallystick.state.functions.vectorised import vectorised
-from tallystick.state.overlay import FINAL_WATERMARK_MS, EpochTime, is_final
+from tallystick.tasks.read import send
+from tallystick.tasks.write import split_notes
 from tallystick.values import TopicPartition
 from tests.keyed_job import EVENTS, Job, by_user, events, finish, routed, step
 

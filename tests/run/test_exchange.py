@@ -5,9 +5,9 @@ import pytest
 
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError
-from tallystick.run.exchange import FrameSources, check_same_attempts
-from tallystick.run.task import EncodePlan, Route, send
 from tallystick.source.splits import share_out
+from tallystick.tasks.exchange import FrameSources, check_same_attempts
+from tallystick.tasks.read import EncodePlan, Route, send
 from tallystick.values import SplitRange
 
 ROWS = pa.record_batch({"value": pa.array([b"a", b"b", b"c"])})

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.errors import OptionError, RecordError
-from tallystick.run.frames import conform
+from tallystick.tasks.frames import conform
 
 UTC = pa.timestamp("us", tz="UTC")
 FLOATS = pa.list_(pa.float32())

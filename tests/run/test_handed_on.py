@@ -14,11 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tallystick.run.event_times import InputState, TimesRead
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.step_times import final_stage
-from tallystick.run.task import send
 from tallystick.state.functions.aggregates import count, first_value, last_value, maximum, minimum
 from tallystick.state.functions.count_windows import count_window
 from tallystick.state.functions.inputs import TIME, KeyedInput, KeyedInputs
@@ -31,6 +26,11 @@ from tallystick.state.functions.vectorised import ByColumns, vectorised
 from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import cumulative, hopping, session, tumbling
 from tallystick.state.overlay import FINAL_WATERMARK_MS
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.event_times import InputState, TimesRead
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.read import send
+from tallystick.tasks.step_times import final_stage
 from tallystick.values import TopicPartition
 from tests.keyed_job import Job, finish, routed, step
 

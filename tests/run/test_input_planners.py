@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
-from tallystick.run.event_times import InputState, ahead
-from tallystick.run.input_planning import InputPlanner, InputPlanners, text_of
+from tallystick.pipeline.input_planning import InputPlanner, InputPlanners, text_of
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, of_input
 from tallystick.source.splits import fair_shares, limit_offsets
 from tallystick.state.catalog import PartitionTime
+from tallystick.tasks.event_times import InputState, ahead
 from tallystick.values import TopicPartition
 
 P, Q = TopicPartition("in", 0), TopicPartition("in", 1)

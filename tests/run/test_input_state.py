@@ -7,20 +7,20 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from tallystick.pipeline import loop as pipeline_loop
+from tallystick.pipeline.input_planning import InputPlanner, InputPlanners, text_of
+from tallystick.pipeline.loop import PlannedByUs
 from tallystick.run import epoch_clock
-from tallystick.run.event_times import EventTimesOfEpoch, InputState
-from tallystick.run.input_planning import InputPlanner, InputPlanners, text_of
-from tallystick.run.keyed_epoch import KeyedSteps
 from tallystick.run.part_times import PartTimes
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
-from tallystick.spark import pipeline_loop
-from tallystick.spark.pipeline_loop import PlannedByUs
 from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import FINAL_WATERMARK_MS
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.event_times import EventTimesOfEpoch, InputState
 from tallystick.values import TopicPartition
 from tests.keyed_job import EVENTS, step
 

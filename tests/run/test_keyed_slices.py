@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tallystick.run import keyed_slices
-from tallystick.run.keyed_slices import Slices
 from tallystick.state.functions.aggregates import collect, count, sum
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
@@ -27,6 +25,8 @@ from tallystick.state.functions.windows import hopping, session
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.pyspark.processor import row_processor
+from tallystick.tasks import keyed_slices
+from tallystick.tasks.keyed_slices import Slices
 from tests.keyed_job import EVENTS, Job, events, step
 
 KEY = KeyCodec(pa.schema([EVENTS.field("user")]))

@@ -12,11 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
-from tallystick.run import keyed_epoch, keyed_task
-from tallystick.run.frames import from_ipc, to_ipc
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.keyed_task import _TaskResult
-from tallystick.run.outputs import DeadLetters
 from tallystick.state import file_sets
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.state.functions.aggregates import count
@@ -26,6 +21,11 @@ from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import tumbling
 from tallystick.state.keys import KeyCodec
+from tallystick.tasks import epoch_plan, keyed
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.frames import from_ipc, to_ipc
+from tallystick.tasks.keyed import _TaskResult
+from tallystick.tasks.outputs import DeadLetters
 from tests.keyed_job import (
     EVENTS,
     Job,
@@ -115,7 +115,7 @@ def test_a_step_gets_what_the_one_before_put_out_and_its_functions_made_of_it():
 
 def test_a_row_that_cannot_be_written_is_named_with_its_key_where_values_may_stand():
     """A page shows the message without them."""
-    place = keyed_task.ProcessPlan._place(SimpleNamespace(step=NUMBERING), events(("secret", 1)), 0)
+    place = keyed.ProcessPlan._place(SimpleNamespace(step=NUMBERING), events(("secret", 1)), 0)
 
     assert place.values == " for user='secret'"
     assert place.words == "a row of keyed step 'count'"
@@ -136,7 +136,7 @@ def test_a_task_without_rows_touches_no_store_and_leaves_no_file():
 def test_a_quiet_tasks_copy_does_not_fall_behind_for_good(monkeypatch):
     """What is too far behind has to be made anew: as dear as a restore."""
     monkeypatch.setattr(file_sets, "TRAIL_LENGTH", 64)
-    monkeypatch.setattr(keyed_task, "KEEP_UP_EPOCHS", 16)
+    monkeypatch.setattr(keyed, "KEEP_UP_EPOCHS", 16)
     job = Job((NUMBERING,))
     job.run([events(*((f"u{n}", n) for n in range(40)))], parallelism=2)
     job.run([events(*((f"u{n}", n) for n in range(40)))], parallelism=2)
@@ -170,8 +170,8 @@ def target(job: Job, user: str) -> int:
 def test_snapshots_and_merges_that_are_due_are_written_and_old_files_left_behind(monkeypatch):
     snapshots = partial(file_sets.due_snapshots, changed_bytes_min=1000)
     merges = partial(file_sets.due_merges, files_min=3)
-    monkeypatch.setattr(keyed_epoch, "due_snapshots", snapshots)
-    monkeypatch.setattr(keyed_epoch, "due_merges", merges)
+    monkeypatch.setattr(epoch_plan, "due_snapshots", snapshots)
+    monkeypatch.setattr(epoch_plan, "due_merges", merges)
     job = Job((NUMBERING,))
     for n in range(12):
         rows = job.run([events(*((f"u{u}", n) for u in range(30)))], parallelism=2)
@@ -190,7 +190,7 @@ def test_snapshots_and_merges_that_are_due_are_written_and_old_files_left_behind
 def test_what_is_written_anew_bears_the_epoch_that_writes_it(monkeypatch):
     """By an older one it would look like rubbish to a driver that was replaced meanwhile."""
     snapshots = partial(file_sets.due_snapshots, changed_bytes_min=1)
-    monkeypatch.setattr(keyed_epoch, "due_snapshots", snapshots)
+    monkeypatch.setattr(epoch_plan, "due_snapshots", snapshots)
     job = Job((NUMBERING,))
     job.run([events(("a", 1))])
     job.epoch = 6  # what was in between changed nothing
@@ -232,8 +232,8 @@ def test_what_state_starts_with_travels_with_the_first_epoch_only():
 def test_rows_of_two_attempts_of_a_task_do_not_count():
     job = Job((NUMBERING,))
     planned = job.plan(parallelism=2)
-    frames = list(keyed_task.send(planned.first, [events(("a", 1), ("b", 2))], 0))
-    again = list(keyed_task.send(planned.first, [events(("a", 1), ("b", 2))], 0))
+    frames = list(keyed.send(planned.first, [events(("a", 1), ("b", 2))], 0))
+    again = list(keyed.send(planned.first, [events(("a", 1), ("b", 2))], 0))
     (plan,) = planned.plans
     mixed = [*plan.run(routed(frames, 2)[0], 0), *plan.run(routed(again, 2)[1], 1)]
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from tallystick.errors import BrokenInvariantError, OptionError, RecordError
-from tallystick.run import lists
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.lists import ListFunction, ListStep, OpenList, with_lists
-from tallystick.run.outputs import DeclaredFunction
-from tallystick.run.task import EncodePlan
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.state.list_state import ListCodec
+from tallystick.tasks import lists
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
+from tallystick.tasks.outputs import DeclaredFunction
+from tallystick.tasks.read import EncodePlan
 from tests.keyed_job import MemoryDoors
 
 COLUMNS = pa.schema([("n", pa.int64())])
@@ -79,7 +79,7 @@ def test_lists_go_on_whatever_a_process_remembers(
     chance = random.Random(seed)
     due = {0: lists.ALL_TASKS}
     monkeypatch.setattr(
-        "tallystick.run.operator_files.due_snapshots",
+        "tallystick.tasks.operator_files.due_snapshots",
         lambda *_: due if chance.random() < 0.1 else {},
     )
     host, memories = Host(), [dict[Any, Any]() for _ in range(2)]

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import OptionError, RecordError
-from tallystick.run.outputs import (
+from tallystick.state.functions.keyed_batch import KeyedBatch, Update
+from tallystick.state.functions.processing import SideRows
+from tallystick.state.functions.vectorised import vectorised
+from tallystick.tasks.keyed_step import MapBatches
+from tallystick.tasks.outputs import (
     OF_MAIN,
     DeadLetters,
     DeclaredFunction,
@@ -22,12 +26,8 @@ from tallystick.run.outputs import (
     passed_by,
     passing,
 )
-from tallystick.run.sink_task import Branch, FanOut
-from tallystick.run.steps import MapBatches
-from tallystick.run.task import EncodePlan, Route, apply, send
-from tallystick.state.functions.keyed_batch import KeyedBatch, Update
-from tallystick.state.functions.processing import SideRows
-from tallystick.state.functions.vectorised import vectorised
+from tallystick.tasks.read import EncodePlan, Route, apply, send
+from tallystick.tasks.write import Branch, FanOut
 from tests.keyed_job import EVENTS, Job, events, routed, step, values_of
 from tests.run.test_sink_task import Notebook, Owner
 

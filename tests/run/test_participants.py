@@ -30,9 +30,9 @@ from tallystick.errors import (
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.pipeline.open_transactions import OpenTransactions
 from tallystick.run import participants
 from tallystick.run.participants import OpenSinks
-from tallystick.spark.open_transactions import OpenTransactions
 
 TIMEOUT_MS = 60_000
 NOW_MS = 1_000_000

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tallystick.run.input_planning import InputPlanner, InputPlanners
-from tallystick.run.keyed_epoch import KeyedSteps
+from tallystick.pipeline import loop as pipeline_loop
+from tallystick.pipeline.input_planning import InputPlanner, InputPlanners
+from tallystick.pipeline.loop import PlannedByUs
+from tallystick.pipeline.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.part_times import PartTimes
-from tallystick.run.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
-from tallystick.spark import pipeline_loop
-from tallystick.spark.pipeline_loop import PlannedByUs
+from tallystick.tasks.epoch_plan import KeyedSteps
 from tallystick.values import TopicPartition
 
 PARTITION = TopicPartition("in", 0)

@@ -16,9 +16,9 @@ from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import RecordError
-from tallystick.run.outputs import OF_DEAD_LETTERS, Selection
-from tallystick.run.read_plan import Origin, ReadPlan
-from tallystick.run.task import EncodePlan, Route
+from tallystick.tasks.outputs import OF_DEAD_LETTERS, Selection
+from tallystick.tasks.read import EncodePlan, Route
+from tallystick.tasks.read_plan import Origin, ReadPlan
 from tallystick.values import Producer, SplitRange, TopicPartition
 
 SPLIT = SplitRange("in", 4, 10, 20)

@@ -7,10 +7,10 @@ import pytest
 
 from tallystick.epoch.two_phase import Committable, Owner, Place
 from tallystick.errors import BrokenInvariantError, RecordError
-from tallystick.run.exchange import Attempt, FrameSources
-from tallystick.run.outputs import DeadLetters
-from tallystick.run.sink_task import Branch, CollectPlan, FanOut, check_notes, split_notes
-from tallystick.run.task import send
+from tallystick.tasks.exchange import Attempt, FrameSources
+from tallystick.tasks.outputs import DeadLetters
+from tallystick.tasks.read import send
+from tallystick.tasks.write import Branch, CollectPlan, FanOut, check_notes, split_notes
 
 ROWS = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
 LETTERS = DeadLetters(pa.RecordBatch.from_pydict({"value": [b"?"]}))

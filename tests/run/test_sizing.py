@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.run.sizing import (
+from tallystick.pipeline.sizing import (
     GROWTH_MAX,
     START_COUNT,
     EpochSizes,

@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 import pytest
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
-from tallystick.run import lists, operator_files, tables
-from tallystick.run.enrichment import Enrichment
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.outputs import DeclaredFunction
-from tallystick.run.tables import TableFunction, TablePlan, TableStep, with_tables
-from tallystick.run.task import EncodePlan
 from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import SNAPSHOT, StepState
+from tallystick.tasks import lists, operator_files, tables
+from tallystick.tasks.enrichment import Enrichment
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.outputs import DeclaredFunction
+from tallystick.tasks.read import EncodePlan
+from tallystick.tasks.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.values import SplitRange, TopicPartition
 from tests.keyed_job import MemoryDoors
 

@@ -17,10 +17,10 @@ from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
-from tallystick.run.exchange import Frame
-from tallystick.run.outputs import OF_DEAD_LETTERS, DeadLetters
-from tallystick.run.read_plan import ReadPlan
-from tallystick.run.task import EncodePlan, Route, send
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.outputs import OF_DEAD_LETTERS, DeadLetters
+from tallystick.tasks.read import EncodePlan, Route, send
+from tallystick.tasks.read_plan import ReadPlan
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import SplitRange, TopicPartition
 

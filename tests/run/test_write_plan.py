@@ -7,8 +7,8 @@ import pytest
 
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.errors import EpochAbortedError, WorkerOrphanedError
-from tallystick.run.exchange import Frame, last_frames
-from tallystick.run.task import WritePlan
+from tallystick.tasks.exchange import Frame, last_frames
+from tallystick.tasks.read import WritePlan
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 PRODUCER = Producer("tallystick:p", 5, 6)

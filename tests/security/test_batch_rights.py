@@ -10,7 +10,7 @@ from tallystick.errors import AuthorizationError
 from tallystick.kafka.batch_transaction import BatchTransaction
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.run.task import EncodePlan, Route, WritePlan, send
+from tallystick.tasks.read import EncodePlan, Route, WritePlan, send
 from tallystick.testing import EmbeddedKafka
 from tests.security.people import PASSWORDS, TOPIC, config_of
 from tests.spark.topics import read_committed, wait_until_nothing_is_pending

@@ -17,8 +17,8 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, missing_rights
-from tallystick.run.outputs import OF_MAIN, Selection
-from tallystick.spark.sinks import SinkCluster, preflight
+from tallystick.pipeline.sinks import SinkCluster, preflight
+from tallystick.tasks.outputs import OF_MAIN, Selection
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition
 from tests.failover.evidence import problems_of, read_committed, replay

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tallystick.epoch.two_phase import Committable, Owner, Place
-from tallystick.run.sink_task import Branch, FanOut
-from tallystick.run.task import EncodePlan
+from tallystick.tasks.read import EncodePlan
+from tallystick.tasks.write import Branch, FanOut
 from tests.simulation.other_systems import Fate, Held, OtherSystem
 from tests.simulation.rows import Row
 

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from tallystick.codec.records.encoder import EncodedBatch, stamp
 from tallystick.ports import EpochResult
-from tallystick.run.exchange import Frame
-from tallystick.run.task import Report, WritePlan
 from tallystick.state.catalog import StepState
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer, TopicPartition
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.kafka_cluster import KafkaCluster

@@ -11,10 +11,10 @@ import pyarrow as pa
 from tallystick.codec.layout import Layout
 from tallystick.codec.records.decoder import decode_pieces
 from tallystick.codec.records.encoder import encode, stamp
-from tallystick.run.read_plan import ReadPlan
-from tallystick.run.task import BatchFunction
 from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import ONLY_INPUT
+from tallystick.tasks.read import BatchFunction
+from tallystick.tasks.read_plan import ReadPlan
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.simulation.rows import key_of
 

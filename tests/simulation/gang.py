@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from tallystick.errors import EpochAbortedError, RetriableError
-from tallystick.run.exchange import Frame
-from tallystick.run.gang.inbox import EpochCancelledError, Inbox
-from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, Replies
-from tallystick.run.gang.share import Made, Share, WriteStep
-from tallystick.run.keyed_task import ProcessPlan
-from tallystick.run.task import Report
+from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
+from tallystick.spark.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, Replies
+from tallystick.spark.gang.share import Made, Share, WriteStep
 from tallystick.state.catalog import StepState
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.keyed import ProcessPlan
+from tallystick.tasks.read import Report
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.scheduler import Crash, Process
 

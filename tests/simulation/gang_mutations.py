@@ -7,10 +7,10 @@ from typing import Any
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.errors import EpochAbortedError
-from tallystick.run.gang.inbox import Inbox
-from tallystick.run.gang.replies import CANCELLED, CUT, FAILED, Replies
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.task import WritePlan
+from tallystick.spark.gang.inbox import Inbox
+from tallystick.spark.gang.replies import CANCELLED, CUT, FAILED, Replies
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.read import WritePlan
 from tests.simulation.faults import Fault
 from tests.simulation.gang import GangLostError, Member, SimulatedGang
 from tests.simulation.mutations import MUTATIONS, Mutation, writes_on

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from tallystick.epoch.manifest import KAFKA
-from tallystick.run.keyed_epoch import NO_STEPS
-from tallystick.run.keyed_task import Doors
+from tallystick.tasks.epoch_plan import NO_STEPS
+from tallystick.tasks.keyed import Doors
 from tests.simulation.gang import SLOT_COUNT, Around
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.residents import GangEngine, Residents, Surface

@@ -14,17 +14,17 @@ import pyarrow as pa
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, RetriableError
 from tallystick.ports import EpochResult
-from tallystick.run.event_times import InputState
-from tallystick.run.exchange import Frame
-from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.run.keyed_task import Doors, KeyedStep, ProcessPlan
-from tallystick.run.read_plan import ReadPlan, send_read
-from tallystick.run.sink_task import CollectPlan, FanOut
-from tallystick.run.task import BatchFunction, EncodePlan, Report, Route
 from tallystick.source.offsets import of_input
 from tallystick.state.catalog import StepState
 from tallystick.state.file_sets import Load, due_merges, due_snapshots
 from tallystick.state.key_groups import KeyGroupRange
+from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.event_times import InputState
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.keyed import Doors, KeyedStep, ProcessPlan
+from tallystick.tasks.read import BatchFunction, EncodePlan, Report, Route
+from tallystick.tasks.read_plan import ReadPlan, send_read
+from tallystick.tasks.write import CollectPlan, FanOut
 from tallystick.values import Producer, TopicPartition
 from tests.simulation.branches import Branches
 from tests.simulation.engine import SimulatedEngine, Surroundings

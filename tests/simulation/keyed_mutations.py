@@ -10,13 +10,13 @@ import pyarrow as pa
 from tallystick.checkpoint import collection, state_files
 from tallystick.epoch import verdict
 from tallystick.errors import StateFileError
-from tallystick.run import event_times, keyed_epoch, keyed_task, read_plan
-from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.run.keyed_task import ProcessPlan
 from tallystick.state.catalog import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.file_sets import Load, epoch_of
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import EmptyView
+from tallystick.tasks import epoch_plan, event_times, keyed, read_plan
+from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.keyed import ProcessPlan
 from tests.simulation.faults import Fault
 from tests.simulation.hosts import SimulatedStore
 from tests.simulation.mutations import MUTATIONS, Mutation
@@ -41,7 +41,7 @@ def _(_: Any) -> Any:
 
 @mutation(
     "attempts are not compared",
-    keyed_epoch,
+    epoch_plan,
     "check_same_attempts",
     Fault.TASK_AGAIN,
     Fault.WHIM,
@@ -170,7 +170,7 @@ def _(original: Any) -> Any:
 # What a copy needs to become what is committed.
 
 
-@mutation("a stale copy is taken for the current one", keyed_task, "bring_forward")
+@mutation("a stale copy is taken for the current one", keyed, "bring_forward")
 def _(original: Any) -> Any:
     def bring_forward(store: Any, step: StepState, groups: Any, storage: Any) -> Any:
         have = store.version()
@@ -181,7 +181,7 @@ def _(original: Any) -> Any:
     return bring_forward
 
 
-@mutation("versions are epoch numbers", keyed_epoch, "Version", Fault.SITE_SET_BACK)
+@mutation("versions are epoch numbers", epoch_plan, "Version", Fault.SITE_SET_BACK)
 def _(_: Any) -> Any:
     return lambda epoch, token: Version(epoch, "")
 
@@ -231,7 +231,7 @@ def _(original: Any) -> Any:
     return steps_from
 
 
-@mutation("a merged file lacks one that it stands for", keyed_task, "write_merged", Fault.REWRITTEN)
+@mutation("a merged file lacks one that it stands for", keyed, "write_merged", Fault.REWRITTEN)
 def _(original: Any) -> Any:
     def write_merged(*arguments: Any, **further: Any) -> StateFile:
         *name, loads = arguments
@@ -240,7 +240,7 @@ def _(original: Any) -> Any:
     return write_merged
 
 
-@mutation("a snapshot has only half of its entries", keyed_task, "write_snapshot", Fault.REWRITTEN)
+@mutation("a snapshot has only half of its entries", keyed, "write_snapshot", Fault.REWRITTEN)
 def _(original: Any) -> Any:
     class Half:
         """Every second entry."""

@@ -18,8 +18,6 @@ from functools import cache
 
 import pyarrow as pa
 
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.keyed_task import Doors, KeyedStep
 from tallystick.state.functions.aggregates import collect
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -31,6 +29,8 @@ from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import tumbling
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.keys import KeyCodec
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.keyed import Doors, KeyedStep
 from tests.simulation.pipelines import Pipeline
 
 UID = "counts"

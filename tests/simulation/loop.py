@@ -5,9 +5,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
+from tallystick.pipeline.input_planning import InputPlanners, text_of
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.driver import Driver
-from tallystick.run.input_planning import InputPlanners, text_of
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition

@@ -30,10 +30,10 @@ from tallystick.errors import (
 )
 from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
-from tallystick.run.exchange import Frame
-from tallystick.run.task import Report, WritePlan
 from tallystick.run.transaction_decider import TransactionDecider
 from tallystick.source.offsets import shown
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer
 from tests.simulation.faults import Fault
 from tests.simulation.kafka_cluster import KafkaCluster

@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallystick.run import lists, tables
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.lists import ListPlan, OpenList
-from tallystick.run.tables import TablePlan, TableStep
 from tallystick.state.overlay import ENTRIES
+from tallystick.tasks import lists, tables
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.lists import ListPlan, OpenList
+from tallystick.tasks.tables import TablePlan, TableStep
 from tests.simulation.faults import Fault
 from tests.simulation.mutations import mutation as entered
 

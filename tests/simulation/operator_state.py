@@ -20,17 +20,17 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from tallystick.ports import Storage
-from tallystick.run.exchange import Frame
-from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.run.keyed_task import Doors
-from tallystick.run.lists import ListFunction, ListStep, OpenList, with_lists
-from tallystick.run.read_plan import ReadPlan, send_read
-from tallystick.run.tables import TableFunction, TablePlan, TableStep, with_tables
-from tallystick.run.task import BatchFunction
 from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.state.broadcast_table import TableCodec
 from tallystick.state.catalog import StepState
 from tallystick.state.list_state import ListCodec
+from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.keyed import Doors
+from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
+from tallystick.tasks.read import BatchFunction
+from tallystick.tasks.read_plan import ReadPlan, send_read
+from tallystick.tasks.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.values import SplitRange, TopicPartition
 from tests.simulation.fetch import parts_of, read_plan
 from tests.simulation.rows import RULES, key_of

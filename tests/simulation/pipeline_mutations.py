@@ -7,14 +7,14 @@ from typing import Any
 from tallystick.checkpoint.decision_log import Hold, newest_entry
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
-from tallystick.run import keyed_epoch, keyed_task
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.sink_task import FanOut
 from tallystick.spark.streaming import write_epochs
 from tallystick.spark.streaming.write_epochs import PlannedEpoch, WriteEpochs, digest_of
 from tallystick.state.catalog import StepState
 from tallystick.state.functions.panes import Panes
 from tallystick.state.functions.window_output import Clock
+from tallystick.tasks import epoch_plan, keyed
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.write import FanOut
 from tests.simulation.faults import Fault
 from tests.simulation.keyed_step import WINDOW_DELAY_MS, WINDOW_MS, WINDOWS_UID
 from tests.simulation.mutations import MUTATIONS, Mutation
@@ -47,7 +47,7 @@ def _(_: Any) -> Any:
     return lambda self, entries: None
 
 
-@mutation("no file of state says that a timer has fired", keyed_task, "write_changelog")
+@mutation("no file of state says that a timer has fired", keyed, "write_changelog")
 def _(original: Any) -> Any:
     """Where a copy is brought forward, or made again, from files, it fires again."""
 
@@ -103,7 +103,7 @@ for sentence, change in (
 ):
     MUTATIONS[sentence] = Mutation(
         frozenset(),
-        keyed_epoch,
+        epoch_plan,
         "with_watermarks",
         _second(change),
         is_keyed=True,
@@ -111,7 +111,7 @@ for sentence, change in (
     )
 
 
-@mutation("the second step goes by the latest time of its rows", keyed_epoch, "with_watermarks")
+@mutation("the second step goes by the latest time of its rows", epoch_plan, "with_watermarks")
 def _(original: Any) -> Any:
     """As if they came from one partition, in the order of their times."""
 
@@ -127,7 +127,7 @@ def _(original: Any) -> Any:
 
 @mutation(
     "a step hands on the watermark of the epoch to come",
-    keyed_epoch,
+    epoch_plan,
     "with_watermarks",
     has_two_inputs=True,
 )

@@ -4,9 +4,9 @@ import random
 from collections.abc import Mapping
 from typing import Protocol
 
-from tallystick.run import input_planning
-from tallystick.run.input_planning import InputPlanner, InputPlanners
-from tallystick.run.input_planning import Positions as InputPositions
+from tallystick.pipeline import input_planning
+from tallystick.pipeline.input_planning import InputPlanner, InputPlanners
+from tallystick.pipeline.input_planning import Positions as InputPositions
 from tallystick.source.offsets import SourceOffsets, of_input, unmoved
 from tallystick.values import TopicPartition
 from tests.simulation.faults import Fault, FaultPlan

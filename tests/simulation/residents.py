@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from tallystick.errors import RetriableError
 from tallystick.ports import EpochResult
-from tallystick.run.exchange import Frame
-from tallystick.run.gang.share import Made, WriteStep
-from tallystick.run.keyed_epoch import KeyedEpoch, KeyedSteps
-from tallystick.run.keyed_task import Doors, ProcessPlan
-from tallystick.run.read_plan import ReadPlan, send_read
-from tallystick.run.sink_task import CollectPlan, FanOut
-from tallystick.run.task import EncodePlan, Report, WritePlan
+from tallystick.spark.gang.share import Made, WriteStep
 from tallystick.state.catalog import StepState
+from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.keyed import Doors, ProcessPlan
+from tallystick.tasks.read import EncodePlan, Report, WritePlan
+from tallystick.tasks.read_plan import ReadPlan, send_read
+from tallystick.tasks.write import CollectPlan, FanOut
 from tallystick.values import Producer, TopicPartition
 from tests.simulation.branches import Branches
 from tests.simulation.faults import Fault

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from tallystick.epoch.manifest import FOLDER, KAFKA
-from tallystick.run import exchange, lists, tables
+from tallystick.tasks import exchange, lists, tables
 from tests.simulation.checker import Violation
 from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between

@@ -7,12 +7,13 @@ from typing import Any
 
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.protocol import WriteManifest
-from tallystick.run import event_times, handed_on, input_planning, read_plan
+from tallystick.pipeline import input_planning
+from tallystick.pipeline.input_planning import InputPlanners
 from tallystick.run.driver import Driver
 from tallystick.run.epoch_clock import SteadyClock
-from tallystick.run.input_planning import InputPlanners
-from tallystick.run.keyed_task import ProcessPlan
 from tallystick.source.offsets import from_json
+from tallystick.tasks import event_times, handed_on, read_plan
+from tallystick.tasks.keyed import ProcessPlan
 from tests.simulation.faults import Fault
 from tests.simulation.mutations import mutation as entered
 

@@ -4,9 +4,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.keyed_task import Doors
 from tallystick.state.catalog import StepState
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.keyed import Doors
 from tallystick.values import TopicPartition
 from tests.simulation.branches import Branches
 from tests.simulation.engine import Attempt

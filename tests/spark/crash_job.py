@@ -30,13 +30,13 @@ from pyspark.sql.streaming import StreamingQuery
 import tallystick as ts
 from tallystick.epoch import protocol as c
 from tallystick.epoch.two_phase import Committable, Outcome
+from tallystick.pipeline.sinks import SinkCluster, Sinks
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import OpenSinks
 from tallystick.run.query import Query
-from tallystick.run.task import Report, WritePlan
 from tallystick.spark.context import JAVA_OPTIONS
-from tallystick.spark.sinks import SinkCluster, Sinks
 from tallystick.spark.streaming.foreach_batch import EpochRunner
+from tallystick.tasks.read import Report, WritePlan
 
 CALL, WRITE_PLAN = EpochRunner.__call__, SinkCluster.write_plan
 COMMIT_ONE, MAKE_DRIVER = OpenSinks._commit_one, Sinks.make_driver

@@ -13,8 +13,8 @@ from typing import Any
 import jvm
 
 import tallystick as ts
+from tallystick.pipeline.group_offsets import GroupOffsets
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.streaming.group_offsets import GroupOffsets
 
 
 def die_before(position: int) -> Callable[..., bool]:

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from tallystick.run.task import Report, WritePlan
+from tallystick.pipeline.sinks import SinkCluster
 from tallystick.spark.gang.gang import Gang
-from tallystick.spark.sinks import SinkCluster
+from tallystick.tasks.read import Report, WritePlan
 from tests.waiting import wait_until
 
 WAIT_S = 90.0

@@ -9,9 +9,9 @@ from pyspark.sql.streaming import StreamingQuery
 import tallystick as ts
 from tallystick.api.kafka_sink import topology_of
 from tallystick.epoch.facts import Identity
+from tallystick.pipeline.compiled import PipelineRun
 from tallystick.run.driver import Driver
 from tallystick.spark.cluster import Cluster
-from tallystick.spark.pipeline_run import PipelineRun
 from tallystick.spark.streaming import FORMAT
 from tallystick.spark.streaming.executions import QueryRun
 from tallystick.spark.streaming.foreach_batch import EpochRunner

@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.epoch import manifest as m
 from tallystick.errors import DataLossError
-from tallystick.spark.pipeline_run import check_checkpoint
+from tallystick.pipeline.compiled import check_checkpoint
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer
 from tests.checkpoint_on_disk import KEY_SCHEMA, Job

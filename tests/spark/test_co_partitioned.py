@@ -16,12 +16,12 @@ from tallystick.codec.rows import RowLayout
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.run.keyed_epoch import NO_STEPS, KeyedEpoch
-from tallystick.run.read_plan import ReadPlan
-from tallystick.run.sink_task import FanOut
-from tallystick.run.task import EncodePlan, Report, Route, WritePlan
 from tallystick.spark.engine import SplitsEngine
 from tallystick.spark.tasks import InputSplits, Unread, UnreadInput, share
+from tallystick.tasks.epoch_plan import NO_STEPS, KeyedEpoch
+from tallystick.tasks.read import EncodePlan, Report, Route, WritePlan
+from tallystick.tasks.read_plan import ReadPlan
+from tallystick.tasks.write import FanOut
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.spark.flow import Flow

@@ -14,9 +14,9 @@ from tallystick.epoch.protocol import (
     ParticipantsRecovered,
     TransactionCommitted,
 )
+from tallystick.pipeline.listeners import PIPELINES, EpochCounts, EpochOutcomes
 from tallystick.run.driver import Driver
 from tallystick.run.participants import OpenSinks
-from tallystick.spark.listeners import PIPELINES, EpochCounts, EpochOutcomes
 from tests.simulation.simulation import check, simulate
 from tests.simulation.world import World
 

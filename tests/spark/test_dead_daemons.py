@@ -12,9 +12,9 @@ import pytest
 
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import ATTEMPTS_MAX
-from tallystick.run.task import Report, WritePlan
+from tallystick.pipeline.sinks import SinkCluster
 from tallystick.spark.jobs import run_until_alive
-from tallystick.spark.sinks import SinkCluster
+from tallystick.tasks.read import Report, WritePlan
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow

@@ -11,7 +11,7 @@ from confluent_kafka import IsolationLevel, Producer
 from pyspark.sql import DataFrame, SparkSession
 
 import tallystick as ts
-from tallystick.spark.listeners import PIPELINES
+from tallystick.pipeline.listeners import PIPELINES
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Facts, Flow
 from tests.spark.topics import (

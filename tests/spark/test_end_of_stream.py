@@ -10,7 +10,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import tallystick as ts
 from tallystick.epoch import manifest as m
-from tallystick.spark.listeners import PIPELINES
+from tallystick.pipeline.listeners import PIPELINES
 from tallystick.state.overlay import FINAL_WATERMARK_MS
 from tests.spark.flow import Flow
 from tests.spark.topics import produce, read_committed

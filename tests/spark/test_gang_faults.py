@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.errors import TallystickError
+from tallystick.pipeline.sinks import SinkCluster
 from tallystick.run.query import Query
 from tallystick.spark.gang import gang as gangs_module
 from tallystick.spark.gang.gang import GangLostError
-from tallystick.spark.sinks import SinkCluster
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow

@@ -5,7 +5,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tallystick.errors import OptionError
-from tallystick.spark.keyed import columns_of
+from tallystick.pipeline.keyed import columns_of
 
 ARROW = pa.schema([("user", pa.string()), ("n", pa.int64())])
 SPARK = StructType([StructField("user", StringType(), False), StructField("n", LongType())])

@@ -22,10 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
-from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.progress import source_progress
-from tallystick.spark.streaming import offset_reporter
-from tallystick.spark.streaming.group_offsets import (
+from tallystick.pipeline.group_offsets import (
     COUNTS,
     GroupOffsets,
     SourceClient,
@@ -33,6 +30,9 @@ from tallystick.spark.streaming.group_offsets import (
     in_transaction,
     shown_in_transaction,
 )
+from tallystick.pipeline.progress import source_progress
+from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.streaming import offset_reporter
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition as Partition
 from tests.spark.flow import Flow, finish

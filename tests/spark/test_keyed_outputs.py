@@ -5,10 +5,10 @@ import pytest
 
 import tallystick as ts
 from tallystick.errors import OptionError
-from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.steps import Process, arrange
-from tallystick.spark.keyed import keyed_steps, output_of
+from tallystick.pipeline.keyed import keyed_steps, output_of
 from tallystick.state.schema import ddl_of, schema_of
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.keyed_step import Process, arrange
 
 EVENTS = schema_of("user string, at timestamp, amount double", "events")
 

@@ -9,12 +9,12 @@ import tallystick as ts
 from tallystick.codec.json_reader import JsonReader
 from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError
-from tallystick.run.keyed_task import KeyedStep
-from tallystick.run.read_plan import ReadPlan
-from tallystick.run.steps import Process, Transform, arrange
-from tallystick.spark.keyed import keyed_steps, lean
+from tallystick.pipeline.keyed import keyed_steps, lean
 from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tallystick.state.keys import KeyCodec
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.keyed_step import Process, Transform, arrange
+from tallystick.tasks.read_plan import ReadPlan
 
 EVENTS = pa.schema([("user", pa.string()), ("at", pa.int64()), ("seen_at", pa.int64())])
 

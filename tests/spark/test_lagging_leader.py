@@ -12,9 +12,9 @@ from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.cluster import describe_topics, list_offsets
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.source import parse_source_options
+from tallystick.pipeline.planning import StreamPlanner
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.subscription import LATEST
-from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition
 from tests.kafka.real_kafka import delete_topic

@@ -11,7 +11,7 @@ from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.errors import FencedError
 from tallystick.ops import metrics
-from tallystick.spark.listeners import PIPELINES, EpochCounts
+from tallystick.pipeline.listeners import PIPELINES, EpochCounts
 from tallystick.values import ProducedRange, Producer
 
 RAN = c.EpochRan((), (), (("visits", 3), ("totals", 1)))

@@ -24,9 +24,9 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import metrics, savepoints
 from tallystick.ops.checkpoint_view import asking
 from tallystick.ops.inspection import DECIDED, KAFKA_KNOWS, SETTLED, UNDECIDED, Report, inspect
+from tallystick.pipeline.progress import OBSERVERS
 from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets, parse_source
-from tallystick.spark.streaming import offset_reporter
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.flow import Facts, Flow, pass_on
 from tests.spark.streamed import streamed
@@ -354,7 +354,7 @@ def test_metrics_and_progress_are_those_of_every_query(tools: Tools) -> None:
         gone = registry.get_sample_value("tallystick_source_position", {**at, "partition": "0"})
         assert gone is None, "the query has ended"
     finally:
-        offset_reporter.OBSERVERS.remove(collector.observe)
+        OBSERVERS.remove(collector.observe)
 
 
 @pytest.fixture(scope="module")

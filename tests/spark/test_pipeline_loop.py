@@ -14,9 +14,9 @@ import tallystick as ts
 from tallystick.epoch import manifest as m
 from tallystick.epoch import protocol as c
 from tallystick.errors import OptionError, TallystickError
+from tallystick.pipeline.progress import parse_source
+from tallystick.pipeline.sizing import Reason
 from tallystick.run.query import Query
-from tallystick.run.sizing import Reason
-from tallystick.spark.progress import parse_source
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
 from tests.spark.streamed import streamed

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import tallystick as ts
 from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
 from tallystick.ops import metrics
-from tallystick.spark.streaming import offset_reporter
+from tallystick.pipeline.progress import OBSERVERS
 from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
@@ -67,7 +67,7 @@ def test_metrics_are_the_truth(
         query.awaitTermination(120)
         return query
 
-    offset_reporter.OBSERVERS.append(look)
+    OBSERVERS.append(look)
     try:
         with pytest.raises(Exception, match=ERROR):
             run(fails)
@@ -87,8 +87,8 @@ def test_metrics_are_the_truth(
         before_s = int(time.time() * 1000) / 1000  # the metrics know milliseconds
         query = run(lambda table: table.select(["key", "value"]))
     finally:
-        offset_reporter.OBSERVERS.remove(look)
-        offset_reporter.OBSERVERS.remove(collector.observe)
+        OBSERVERS.remove(look)
+        OBSERVERS.remove(collector.observe)
 
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
     written = read_committed(flow.confluent, flow.topic_out)
@@ -181,7 +181,7 @@ def test_copies_and_the_entries_in_them_are_the_truth(flow: Flow) -> None:
         reused, rebuilt = (registry.get_sample_value(name, labels) or 0 for name in names)
         return reused, rebuilt
 
-    offset_reporter.OBSERVERS.append(look)
+    OBSERVERS.append(look)
     try:
         assert run(200, keys=50) == (0, 0), "there was no state to go on from"
         assert run(200, keys=50) == (0, len(copies(flow)))
@@ -191,8 +191,8 @@ def test_copies_and_the_entries_in_them_are_the_truth(flow: Flow) -> None:
         shutil.rmtree(copies(flow)[0])
         assert run(200, keys=60) == (2 * tasks - 1, tasks + 1)
     finally:
-        offset_reporter.OBSERVERS.remove(look)
-        offset_reporter.OBSERVERS.remove(collector.observe)
+        OBSERVERS.remove(look)
+        OBSERVERS.remove(collector.observe)
     assert live == [None, 50, 50, 60], "of the epoch before"
 
 
@@ -207,7 +207,7 @@ def copies(flow: Flow) -> list[Path]:
 def test_every_metric_of_the_table_is_offered_and_no_other() -> None:
     registry = CollectorRegistry()
     collector = metrics.register(registry)
-    offset_reporter.OBSERVERS.remove(collector.observe)
+    OBSERVERS.remove(collector.observe)
 
     offered = {family.name for family in collector.collect()}
     assert offered == {each.name.removesuffix("_total") for each in metrics.TABLE}

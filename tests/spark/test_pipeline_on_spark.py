@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import tallystick as ts
-from tallystick.run import sizing
+from tallystick.pipeline import sizing
 from tests.spark.flow import Facts, Flow, finish
 from tests.spark.topics import (
     WAIT_S,

@@ -8,7 +8,7 @@ import pytest
 
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
-from tallystick.spark.pipeline_loop import start_loop
+from tallystick.pipeline.loop import start_loop
 from tallystick.spark.streaming.executions import QueryRun
 from tallystick.spark.streaming.foreach_batch import EpochRunner
 from tallystick.spark.streaming.write_epochs import WriteEpochs

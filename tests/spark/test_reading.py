@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tallystick.codec.formats import MODES
 from tallystick.errors import OptionError
 from tallystick.options.source import SourceOptions, parse_source_options
-from tallystick.spark.reading import columns_ddl, layout_of
+from tallystick.pipeline.topics import columns_ddl, layout_of
 from tallystick.state.schema import schema_of
 
 pytestmark = pytest.mark.spark

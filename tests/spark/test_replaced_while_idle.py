@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 import tallystick as ts
 from tallystick.errors import FencedError
-from tallystick.spark import pipeline_loop
+from tallystick.pipeline import loop as pipeline_loop
 from tests.spark.flow import Flow, pass_on
 from tests.spark.topics import WAIT_S, read_committed
 from tests.waiting import wait_for, wait_until

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tallystick.pipeline.group_offsets import GroupOffsetsBeside
 from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.streaming.group_offsets import GroupOffsetsBeside
 from tallystick.values import TopicPartition
 from tests.waiting import wait_for, wait_until
 

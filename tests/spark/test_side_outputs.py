@@ -10,7 +10,7 @@ import pytest
 import tallystick as ts
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch import protocol as c
-from tallystick.spark.listeners import PIPELINES
+from tallystick.pipeline.listeners import PIPELINES
 from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Flow
 from tests.spark.sunk import files_in, open_ids

@@ -13,9 +13,9 @@ from tallystick.epoch.protocol import ManifestWritten
 from tallystick.kafka.client import Client
 from tallystick.kafka.transactions import TransactionDescription, found_open
 from tallystick.ops import metrics
+from tallystick.pipeline.listeners import PIPELINES
+from tallystick.pipeline.progress import OBSERVERS
 from tallystick.run.participants import OpenSinks
-from tallystick.spark.listeners import PIPELINES
-from tallystick.spark.streaming import offset_reporter
 from tests.spark.flow import Flow, pass_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -85,7 +85,7 @@ def test_files_and_open_transactions_are_the_truth(
         monkeypatch.setattr(OpenSinks, "abort", looked_at)
         query = run(flow, folder, lambda _: None)
     finally:
-        offset_reporter.OBSERVERS.remove(collector.observe)
+        OBSERVERS.remove(collector.observe)
     assert looks == [left], "what was left was found, once"
     compare()
     assert looks[-1] == (0, 0)

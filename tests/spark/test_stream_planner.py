@@ -17,11 +17,10 @@ from tallystick.codec.layout import Layout
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.options.source import OFFSETS_MAX, TICK_COUNT, TICK_INTERVAL, parse_source_options
+from tallystick.pipeline import planning, topics
+from tallystick.pipeline.planning import StreamPlanner
 from tallystick.source.offsets import SourceOffsets, from_json, next_tick
 from tallystick.source.splits import plan_splits
-from tallystick.spark import reading
-from tallystick.spark.streaming import planning
-from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.spark.streaming.source import StreamReader
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition as Partition
@@ -163,9 +162,9 @@ def test_a_topic_that_one_list_lacks_is_asked_for_by_name_before_it_counts_as_go
     topic = tallystick_topic("listed")
     by_pattern = planner(subscribePattern=topic, **{"partition.discovery.interval.ms": "1"})
     start = by_pattern.next(by_pattern.first(), None)
-    look = reading.describe_topics
+    look = topics.describe_topics
     monkeypatch.setattr(
-        reading,
+        topics,
         "describe_topics",
         lambda client, names: {} if names is None else look(client, names),
     )
@@ -222,7 +221,7 @@ def test_a_missed_topic_is_looked_for_even_without_discovery(
     start = kept.next(kept.first(), None)
     with monkeypatch.context() as patch:
         patch.setattr(planning, "list_offsets", lambda *_, **__: {})
-        patch.setattr(reading, "describe_topics", lambda *_: {})
+        patch.setattr(topics, "describe_topics", lambda *_: {})
         assert kept.next(start, None) is start
     produce(kafka.confluent_options(), topic, numbered(2))
 
@@ -240,7 +239,7 @@ def test_a_failed_look_at_the_topics_is_the_querys_failure(
     def gone(*_: object) -> dict[str, object]:
         raise BrokerUnavailableError("nobody is there")
 
-    monkeypatch.setattr(reading, "describe_topics", gone)
+    monkeypatch.setattr(topics, "describe_topics", gone)
     with pytest.raises(BrokerUnavailableError, match="nobody is there"):
         wait_until(lambda: looking.next(start, None) is not start, "nobody looks at the topics")
 
@@ -310,7 +309,7 @@ def test_a_record_that_comes_while_the_end_is_asked_for_is_not_passed_over(
 ) -> None:
     topic = tallystick_topic("meanwhile")
     produce(kafka.confluent_options(), topic, numbered(3))
-    asked = reading.list_offsets
+    asked = topics.list_offsets
     written = []
 
     def after_a_record(*arguments: Any, **named: Any) -> dict[Partition, int]:
@@ -318,7 +317,7 @@ def test_a_record_that_comes_while_the_end_is_asked_for_is_not_passed_over(
             written.append(produce(kafka.confluent_options(), topic, numbered(2)))
         return asked(*arguments, **named)
 
-    monkeypatch.setattr(reading, "list_offsets", after_a_record)
+    monkeypatch.setattr(topics, "list_offsets", after_a_record)
     now = str(time.time_ns() // 1_000_000 + 1)
     time.sleep(0.01)
     starting = planner(

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tallystick.run.read_plan import ReadPlan
 from tallystick.spark.tasks import InputSplits, Unread, UnreadInput, share
+from tallystick.tasks.read_plan import ReadPlan
 from tallystick.values import SplitRange
 
 

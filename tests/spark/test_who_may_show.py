@@ -11,13 +11,13 @@ import pytest
 
 from tallystick.errors import BrokerUnavailableError
 from tallystick.kafka.config import KafkaConfig
-from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.streaming import offset_reporter
-from tallystick.spark.streaming.group_offsets import (
+from tallystick.pipeline.group_offsets import (
     GroupOffsets,
     SourceClient,
     shown_in_transaction,
 )
+from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.streaming import offset_reporter
 from tallystick.spark.streaming.offset_reporter import Run
 from tallystick.values import TopicPartition
 

@@ -20,12 +20,12 @@ from tallystick.ops.ui.facts import (
     PartitionFact,
     RunFact,
 )
+from tallystick.pipeline.listeners import PIPELINES, EpochOutcome, EpochOutcomes
+from tallystick.pipeline.progress import source_progress
 from tallystick.run.driver import Listener
 from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
 from tallystick.run.query import PROGRESS_COUNT, Query
 from tallystick.source.offsets import of_input
-from tallystick.spark.listeners import PIPELINES, EpochOutcome, EpochOutcomes
-from tallystick.spark.progress import source_progress
 from tallystick.values import ProducedRange
 
 ERRORS_KEPT = 20

@@ -16,11 +16,9 @@ from pyspark import SparkContext
 
 from tallystick.errors import EpochAbortedError
 from tallystick.host.parent_process import check_parent
-from tallystick.run.gang.inbox import HELD_BYTES_MAX
-from tallystick.run.gang.replies import CUT, FAILED, READY, WORKING, Replies
-from tallystick.run.task import Report
 from tallystick.spark.cluster import is_local
 from tallystick.spark.gang.acceptor import accept_calls
+from tallystick.spark.gang.inbox import HELD_BYTES_MAX
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import (
@@ -31,8 +29,10 @@ from tallystick.spark.gang.messages import (
     dumps,
     loads,
 )
+from tallystick.spark.gang.replies import CUT, FAILED, READY, WORKING, Replies
 from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.tasks import Shipment
+from tallystick.tasks.read import Report
 
 logger = logging.getLogger(__name__)
 

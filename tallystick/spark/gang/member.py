@@ -26,15 +26,15 @@ from tallystick.errors import WorkerOrphanedError
 from tallystick.host.parent_process import bind_to_forker
 from tallystick.host.random_numbers import draw_anew
 from tallystick.host.stopwatch import Stopwatch
-from tallystick.run.exchange import Frame
-from tallystick.run.gang.inbox import EpochCancelledError, Inbox
-from tallystick.run.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, WORKING
-from tallystick.run.gang.share import Share
-from tallystick.run.task import Report
 from tallystick.spark.gang.acceptor import accept_calls
+from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
 from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
+from tallystick.spark.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, WORKING
+from tallystick.spark.gang.share import Share
 from tallystick.spark.tasks import Parcel
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.read import Report
 
 MMAP_BYTES_MIN = 32 << 20
 """Blocks from this size on come from the kernel as before; glibc allows no higher limit."""

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from pyspark import cloudpickle as pyspark_cloudpickle
 
 from tallystick.errors import NOT_SHOWN, TallystickError
-from tallystick.run.keyed_task import ProcessPlan
-from tallystick.run.sink_task import CollectPlan
-from tallystick.run.task import Outlet, WritePlan
 from tallystick.spark.tasks import Unread
+from tallystick.tasks.keyed import ProcessPlan
+from tallystick.tasks.read import Outlet, WritePlan
+from tallystick.tasks.write import CollectPlan
 
 cloudpickle: Any = pyspark_cloudpickle
 PicklingError = pickle.PicklingError

@@ -9,9 +9,6 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from tallystick.run.keyed_epoch import KeyedEpoch
-from tallystick.run.sink_task import CollectPlan
-from tallystick.run.task import Report, WritePlan
 from tallystick.spark.cluster import is_local, members_max
 from tallystick.spark.gang.gang import (
     Gang,
@@ -24,6 +21,9 @@ from tallystick.spark.gang.messages import Order
 from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import Unread
+from tallystick.tasks.epoch_plan import KeyedEpoch
+from tallystick.tasks.read import Report, WritePlan
+from tallystick.tasks.write import CollectPlan
 
 logger = logging.getLogger(__name__)
 

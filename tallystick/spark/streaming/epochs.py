@@ -1,23 +1,20 @@
-"""Puts an epoch's parts together: the driver with its ports, and the engine of a micro-batch."""
+"""`foreachBatch(KafkaSink(…))`: the driver with its ports, and the engine of a micro-batch."""
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from tallystick.epoch.facts import Identity
 from tallystick.errors import OptionError
+from tallystick.pipeline.sinks import Sinks, engine_of
+from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Driver
-from tallystick.run.keyed_epoch import NO_STEPS, KeyedSteps
-from tallystick.run.task import BatchFunction
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import DataFrameEngine
-from tallystick.spark.sinks import Sinks
 from tallystick.spark.streaming import FORMAT, check_pyspark
 from tallystick.spark.streaming.executions import QueryRun, active_runs, session_of
 from tallystick.spark.streaming.foreach_batch import Batch, EpochRunner, RunnerPerRun
 from tallystick.spark.streaming.offset_reporter import at_end, listen
-from tallystick.spark.tasks import Shipment, Unread
-from tallystick.spark.topology import OutputTopology
 from tallystick.storage.file_storage import FileStorage
 
 
@@ -80,26 +77,3 @@ def _at_end(rows: DataFrame, run_id: str, do: Callable[[], None]) -> None:
     """Call `do` at the end of a run; its source may be any, so listen to the session first."""
     listen(session_of(rows.sparkSession), FORMAT)
     at_end(run_id, do, is_active=lambda: run_id in active_runs(rows.sparkSession))
-
-
-def engine_of(
-    sinks: Sinks,
-    spark: SparkSession,
-    rows: Callable[[Shipment], DataFrame],
-    functions: tuple[BatchFunction, ...] = (),
-    dead_letters: Unread | None = None,
-    keyed: KeyedSteps = NO_STEPS,
-    timestamp_ms: int = 0,
-    is_over: bool = False,
-) -> DataFrameEngine:
-    """Return the engine of an epoch over a DataFrame, and the malformed records left out of it."""
-    return DataFrameEngine(
-        spark,
-        rows,
-        lambda checkpoint_id: sinks.last(functions, checkpoint_id),
-        sinks.write_plan,
-        dead_letters,
-        keyed,
-        timestamp_ms,
-        is_over,
-    )

@@ -20,6 +20,7 @@ from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.micro_batches import failed_path, partial_path, second_call
 from tallystick.epoch.transactional_ids import check_name
 from tallystick.errors import DataLossError, QueryEndedError, TallystickError
+from tallystick.pipeline.group_offsets import shown_in_transaction
 from tallystick.ports import Engine, EpochResult
 from tallystick.run.driver import Driver
 from tallystick.spark.streaming.executions import (
@@ -30,7 +31,6 @@ from tallystick.spark.streaming.executions import (
     current_run_id,
     runs_in,
 )
-from tallystick.spark.streaming.group_offsets import shown_in_transaction
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import Producer

@@ -11,7 +11,7 @@ moves groups forward.
 import atexit
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from threading import Lock, Thread
 from typing import Any
 
@@ -27,15 +27,7 @@ from pyspark.sql.streaming.listener import (
 
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.options.source import parse_source_options
-from tallystick.source.offsets import SourceOffsets
-from tallystick.spark.progress import sources_of
-from tallystick.spark.streaming.executions import (
-    committed_batch,
-    committed_sources,
-    execution_of,
-    source_options,
-)
-from tallystick.spark.streaming.group_offsets import (
+from tallystick.pipeline.group_offsets import (
     COUNTS,
     GroupOffsets,
     GroupOffsetsBeside,
@@ -43,16 +35,20 @@ from tallystick.spark.streaming.group_offsets import (
     forget_transactions,
     in_transaction,
 )
+from tallystick.pipeline.progress import observe, sources_of
+from tallystick.source.offsets import SourceOffsets
+from tallystick.spark.streaming.executions import (
+    committed_batch,
+    committed_sources,
+    execution_of,
+    source_options,
+)
 from tallystick.storage.file_storage import FileStorage
 
 logger = logging.getLogger(__name__)
 
 EXIT_WAIT_S = 10.0
 """The time the end of the process may wait for positions on their way to Kafka."""
-
-Observer = Callable[[str, Mapping[str, Any] | None], None]
-"""A callback for a query's name, or id, and each progress, Spark's or ours; None at the end."""
-OBSERVERS: list[Observer] = []
 
 _listening: set[str] = set()
 _runs: dict[str, "Run"] = {}
@@ -234,15 +230,6 @@ def _mend(session: SparkSession, query_id: str, query: str) -> None:
 def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:
     parsed = [parse_source_options(options, streaming=True) for options in sources]
     return [SourceClient(each.group, each.config) for each in parsed]
-
-
-def observe(query: str, progress: Mapping[str, Any] | None) -> None:
-    """Call all observers; see `Observer`."""
-    for observer in OBSERVERS:
-        try:
-            observer(query, progress)
-        except Exception:
-            logger.exception("query %s: an observer of its progress failed", query)
 
 
 def _end(run_id: str) -> None:

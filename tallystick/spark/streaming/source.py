@@ -31,11 +31,8 @@ from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.options.source import SourceOptions, parse_source_options
-from tallystick.run.read_plan import ReadPlan
-from tallystick.source.offsets import SourceOffsets, from_json
-from tallystick.source.splits import cut_splits, plan_splits
-from tallystick.spark.batch_writer import BatchWriter
-from tallystick.spark.reading import (
+from tallystick.pipeline.planning import StreamPlanner
+from tallystick.pipeline.topics import (
     STARTING,
     check_named,
     columns_ddl,
@@ -45,9 +42,12 @@ from tallystick.spark.reading import (
     partitions_of,
     resolve,
 )
+from tallystick.source.offsets import SourceOffsets, from_json
+from tallystick.source.splits import cut_splits, plan_splits
+from tallystick.spark.batch_writer import BatchWriter
 from tallystick.spark.streaming import FORMAT
-from tallystick.spark.streaming.planning import StreamPlanner
 from tallystick.spark.streaming.stream_writer import StreamWriter
+from tallystick.tasks.read_plan import ReadPlan
 from tallystick.values import SplitRange
 
 

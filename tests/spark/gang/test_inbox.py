@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.run.exchange import Frame
-from tallystick.run.gang.inbox import EpochCancelledError, Inbox
+from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
+from tallystick.tasks.exchange import Frame
 
 WAIT_S = 30.0
 STAGE = 1

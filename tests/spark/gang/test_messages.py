@@ -17,9 +17,6 @@ from tallystick.errors import NOT_SHOWN, TallystickError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.run.keyed_epoch import KeyedSteps
-from tallystick.run.read_plan import ReadPlan
-from tallystick.run.task import EncodePlan, Route, WritePlan
 from tallystick.spark.gang.messages import (
     Failure,
     Order,
@@ -31,6 +28,9 @@ from tallystick.spark.gang.messages import (
 from tallystick.spark.tasks import Unread, UnreadInput
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.vectorised import vectorised
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.read import EncodePlan, Route, WritePlan
+from tallystick.tasks.read_plan import ReadPlan
 from tallystick.values import Producer, SplitRange
 from tests.keyed_job import EVENTS, MemoryDoors, step
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tallystick.run.task import OpenOutlet, Report, StatelessOutlet
 from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang import member
 from tallystick.spark.gang.gang import GangLostError, GangStoppedError, Size
 from tallystick.spark.gang.tasks import GangTasks
+from tallystick.tasks.read import OpenOutlet, Report, StatelessOutlet
 from tests.spark.gang.forked import (
     ForkedContext,
     Numbers,

@@ -1,0 +1,441 @@
+"""A started pipeline: inputs, steps and sinks of its epochs, and the engine for tasks."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.local.local_state import LocalState
+from tallystick.codec.formats import DEADLETTER
+from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import Manifest, epoch_of
+from tallystick.epoch.rights import Right, showing
+from tallystick.errors import DataLossError, OptionError
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.preflight import check_all
+from tallystick.options.source import TICK_COUNT, TICK_INTERVAL
+from tallystick.pipeline.input_planning import by_input
+from tallystick.pipeline.inputs import (
+    InputDeclaration,
+    PipelineInput,
+    WithColumns,
+    check_dead_letters,
+    check_groups,
+    joined,
+    value_mode_of,
+)
+from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean
+from tallystick.pipeline.listeners import PIPELINES, counts_of
+from tallystick.pipeline.outputs import side_outputs, with_columns
+from tallystick.pipeline.sinks import STRAYS_LIVE_S, Sinks, engine_of, is_speculative
+from tallystick.pipeline.tables import ListDeclaration, TableDeclaration, lists_of, tables_of
+from tallystick.pipeline.topology import OutputTopology
+from tallystick.ports import Engine
+from tallystick.run.driver import Driver, Listener
+from tallystick.run.part_times import PartTimes
+from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
+from tallystick.spark.engine import SplitsEngine, read_frame, transformed
+from tallystick.spark.gang.tasks import GangTasks, size_of
+from tallystick.spark.jobs import JobTasks
+from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage
+from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.event_times import InputState
+from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
+from tallystick.tasks.lists import parts_of
+
+logger = logging.getLogger(__name__)
+
+
+class EpochInput(Protocol):
+    """The sources and the clock of an epoch."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The end offsets of the epoch's inputs, as JSON texts."""
+        ...
+
+    @property
+    def previous_sources(self) -> tuple[str, ...]:
+        """The end offsets of the epoch before; none before the first."""
+        ...
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The processing time of the epoch."""
+        ...
+
+
+class PipelineRun:
+    """The parts of one started pipeline, on the driver."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        inputs: Sequence[InputDeclaration],
+        steps: tuple[Step, ...],
+        topology: OutputTopology,
+        listener: Listener | None,
+        allow_dropped_state: frozenset[str] = frozenset(),
+        execution: str | None = None,
+        tables: Sequence[TableDeclaration] = (),
+        lists: Sequence[ListDeclaration] = (),
+    ) -> None:
+        self.name = name
+        self.cluster = cluster
+        self._topology = topology
+        self.parts = PartTimes(counts_of(name, topology, listener))
+        self._sinks: Sinks | None = None
+        self._gang: GangTasks | None = None
+        self.inputs = tuple(PipelineInput(each, cluster) for each in inputs)
+        topology.check_dead_letters(value_mode_of(self.inputs))
+        columns, joining = joined(self.inputs, steps, cluster)
+        steps = with_columns(cluster, steps)
+        self._stages = arrange(steps, columns)
+        its_lists, uids = lists_of(lists, cluster), [each.uid for each in self.inputs]
+        self.tables = tables_of(tables, cluster, uids, self._stages, its_lists)
+        self.all_inputs = (*self.inputs, *(each.input for each in self.tables))
+        """Those of broadcast tables too."""
+        frames = self._stages.frames
+        has_transform = frames is not None
+        if has_transform:
+            refuse_outputs(step for each in self.inputs for step in each.steps)
+        self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
+        keyed = keyed_steps(cluster, self._stages)
+        if keyed and frames is None and not self._stages.before and not any(joining):
+            self.inputs[0].read, first = lean(self.inputs[0].read, keyed[0])
+            keyed = (first, *keyed[1:])
+        self.keyed = KeyedSteps(
+            keyed,
+            task_count=tasks_at_once(cluster, self.execution),
+            allow_dropped=allow_dropped_state,
+            functions=() if frames is None else self._stages.after,
+            slice_bytes=min(each.options.task_bytes_max for each in self.inputs),
+            tables=tuple(each.step for each in self.tables),
+            lists=its_lists,
+            is_noted=not has_transform,
+        )
+        for each, before in zip(self.inputs, joining, strict=True):
+            each.read = replace(
+                each.read,
+                functions=(*before, *self._stages.before),
+                event_time=self.keyed.event_time,
+                source_time=None if has_transform else each.source_time(keyed, self._stages),
+            )
+            each.ticking(_ticks(self.keyed))
+        self._split_count_mins = {
+            each.uid: self._pieces(each.options.split_count_min) for each in self.inputs
+        }
+        self.columns = self._known_columns()
+        all_steps = [*(step for each in self.all_inputs for step in each.steps), *steps]
+        self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
+        """The columns of each side output."""
+        check_sendable(all_steps)
+        check_dead_letters(
+            self.inputs, topology, has_transform=has_transform, has_keyed=bool(keyed)
+        )
+
+    def _known_columns(self) -> pa.Schema | None:
+        """The columns of the rows that are written; None: nobody knows before there are some."""
+        steps, stages = self.keyed.steps, self._stages
+        if steps:
+            return None if steps[-1].functions else steps[-1].output
+        if stages.before or stages.frames:
+            return None
+        joining = self.inputs[0].read.functions
+        its = next((each for each in joining if isinstance(each, WithColumns)), None)
+        return self.inputs[0].read.layout.schema if its is None else its.columns
+
+    def _pieces(self, split_count_min: int | None) -> int | None:
+        """Return how many pieces partitions may be cut into, as far as their order allows it.
+
+        Tasks that write to sinks of their own do so side by side. An exchange before them puts the
+        pieces in order again: that of a keyed step does, that of the epoch's own transaction is
+        not for other sinks.
+        """
+        if split_count_min is None or self.keyed.steps or not self._topology.others:
+            return split_count_min
+        logger.warning(
+            "pipeline %r: min_partitions=%d has no effect: the tasks that read also write to %s, "
+            "and pieces of a partition that are written at the same time would not be in order. "
+            "Use KafkaSink(transactions='epoch') alone, or more partitions in the topic",
+            self.name,
+            split_count_min,
+            ", ".join(uid for uid, _ in self._topology.others),
+        )
+        return None
+
+    def check(self, trigger_interval_ms: int | None, *, is_new: bool) -> None:
+        """Find what cannot work before anything starts.
+
+        Args:
+            trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
+            is_new: no epoch was planned yet. Later, a topic that is gone is a loss, and the
+                policy's to judge.
+
+        Raises:
+            OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
+        """
+        tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
+        self._sinks = Sinks(self._topology, self.name, self.cluster, trigger_interval_ms, tasks)
+        try:
+            check_all([partial(self.check_source, is_new=is_new), self._check_sinks])
+        except BaseException:
+            self.close()
+            raise
+
+    def check_source(self, *, is_new: bool) -> None:
+        """Check the clusters that are read, their topics, and the rights to read them.
+
+        Raises:
+            OptionError: a topic is not there, or a right is missing.
+        """
+        check_all([partial(each.check, is_new=is_new) for each in self.all_inputs])
+        check_groups(self.all_inputs)
+
+    def _check_sinks(self) -> None:
+        assert self._sinks is not None, "made before it is checked"
+        cluster = self._sinks.cluster
+        cluster_id = "" if cluster is None else cluster.broker.cluster_id()
+        for each in self.all_inputs:
+            written = self._topology.written_to(each.config.bootstrap_servers)
+            if cluster is not None and each.cluster_id == cluster_id:
+                written = (*cluster.outputs, *written)
+            for output in written:
+                self._check_circle(output, each)
+        self._sinks.check(self.shown_rights(cluster_id))
+
+    def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
+        """Return the rights needed to show positions of the inputs in a cluster.
+
+        Call it after `check_source`.
+        """
+        return tuple(
+            right
+            for each in self.all_inputs
+            if each.options.shown_group and each.cluster_id == cluster_id
+            for right in showing(each.options.shown_group, each.topics)
+        )
+
+    def close(self) -> None:
+        """Hang up, when the run is over or does not come about."""
+        try:
+            if self._gang is not None:
+                self._gang.close()
+            if self._sinks is not None:
+                self._sinks.close()
+        finally:
+            self.cluster.close()
+
+    def _check_circle(self, sink: KafkaOutput, source: PipelineInput) -> None:
+        """Warn of an output topic that the pipeline reads; refuse such a dead-letter topic."""
+        if sink.topic in source.topics:
+            logger.warning(
+                "pipeline %r writes to topic %r and reads it too: whatever it writes comes back",
+                self.name,
+                sink.topic,
+            )
+        if sink.dead_letter_topic in source.topics:
+            raise OptionError(
+                f"dead_letter_topic {sink.dead_letter_topic!r} is read by this very pipeline: its "
+                f"dead letters would come back to it for ever. Name another topic, or read others."
+            )
+
+    def make_driver(self, identity: Identity, storage: FileStorage) -> Driver:
+        """Return the driver of one run of the query."""
+        assert self._sinks is not None, "checked before it is started"
+        doors = LocalState(storage.uri, identity.lineage)
+        self.keyed = replace(self.keyed, doors=doors)
+        open_now = PIPELINES[self.name].transactions
+        return self._sinks.make_driver(
+            identity, storage, listener=self.parts, note=open_now.note, found=open_now.found
+        )
+
+    def start_tasks(self) -> None:
+        """Start resident tasks if the pipeline runs with a gang; call `make_driver` first."""
+        if self.execution.kind == JOBS:
+            return
+        decider = self._topology.decider
+        # Kafka aborts an epoch that takes longer; then its members hang, or it was in vain.
+        epoch_max_s = None if decider is None else decider.transaction_timeout_ms / 1000
+        context = self.cluster.context
+        size = size_of(context, self.keyed.task_count)
+        self._gang = GangTasks(context, size, self.name, self._known(), epoch_max_s)
+        self._gang.prepare()
+
+    def rescale(self, parallelism: int, state: tuple[StepState, ...]) -> None:
+        """Divide readers and keys again; call it between two epochs.
+
+        Args:
+            parallelism: how many tasks read, and hold the keys of each step.
+            state: what is committed.
+
+        Raises:
+            OptionError: a step has fewer key groups.
+        """
+        self.keyed = self.keyed.rescaled(parallelism, state)
+        if self._gang is not None:
+            self._gang.resize(size_of(self.cluster.context, parallelism), self._known())
+            self._gang.prepare()
+
+    def _known(self) -> tuple[object, ...]:
+        """Return what the plans of all epochs have in common."""
+        steps = self.keyed.steps
+        its = [each.step for each in self.tables]
+        reads = [*(each.read for each in self.inputs), *(each.read for each in its)]
+        return (
+            *its,
+            *self.keyed.lists,
+            *(part for each in self.keyed.lists for part in (each.codec, each.union)),
+            *(part for each in its for part in (each.read, each.codec, each.deleted)),
+            *(part for step in steps for part in parts_of(step.functions)),
+            *(part for each in reads for part in (each.fetch, each.layout, each.policy)),
+            *(part for each in reads for part in (each.functions, *parts_of(each.functions))),
+            *(each.config for each in self.all_inputs),
+            self._stages.before,
+            self._stages.after,
+            self.keyed.doors,
+            *(function for _, function in self._topology.functions),
+            *steps,
+            *(part for step in steps for part in (step.key, step.columns, step.output)),
+            *(part for step in steps for part in (step.processor, step.functions, step.declared)),
+        )
+
+    def cancel(self) -> None:
+        """End what resident tasks are doing: the query is stopped."""
+        if self._gang is not None:
+            self._gang.cancel()
+
+    @property
+    def strays_live_s(self) -> float:
+        """The time after an epoch in which a loser of a speculation may begin to write."""
+        has_strays = self.execution.kind == JOBS and is_speculative(self.cluster.conf)
+        return STRAYS_LIVE_S if has_strays else 0.0
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        """The timeout of an epoch's transaction; the default where there is none."""
+        decider = self._topology.decider
+        return TRANSACTION_TIMEOUT_MS if decider is None else decider.transaction_timeout_ms
+
+    def make_engine(self, batch: EpochInput, source: InputState | None = None) -> Engine:
+        """Return the engine of an epoch.
+
+        Args:
+            batch: the epoch's offsets and clock.
+            source: the input's state; None: not known, and watermarks go by rows alone.
+        """
+        assert self._sinks is not None, "checked before it is started"
+        sinks, stages = self._sinks, self._stages
+        unread = self._unread(batch)
+        if stages.frames is None:
+            return SplitsEngine(
+                tasks=self._gang or JobTasks(self.cluster.context),
+                unread=unread,
+                last=lambda checkpoint_id: sinks.last((), checkpoint_id),
+                write=sinks.write_plan,
+                keyed=self.keyed,
+                timestamp_ms=batch.timestamp_ms,
+                source=source,
+            )
+        twice = unread if value_mode_of(self.inputs) == DEADLETTER else None
+        after = () if self.keyed.steps else stages.after
+        rows = partial(self._rows, unread, stages.frames)
+        is_over = source is not None and source.is_over
+        return engine_of(
+            sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms, is_over
+        )
+
+    def _unread(self, batch: EpochInput) -> Unread:
+        """Return the splits that an epoch reads, with inputs matched by id.
+
+        Raises:
+            OptionError: the epoch is to run again, and the pipeline has lost one of its inputs.
+        """
+        starts, stops = by_input(batch.previous_sources), by_input(batch.sources)
+        gone = sorted(stops.keys() - {each.uid for each in self.all_inputs})
+        if gone:
+            raise OptionError(
+                f"pipeline {self.name!r}: an epoch of an earlier run has to run again, and it read "
+                f"input {gone[0]!r}, which the pipeline no longer has: put it back until the epoch "
+                f"has run"
+            )
+        its = [each for each in self.inputs if each.uid in stops]
+        splits = [each.splits(starts.get(each.uid), stops[each.uid]) for each in its]
+        shares = share(
+            self.keyed.task_count,
+            *(
+                InputSplits(found, self._split_count_mins[each.uid])
+                for each, found in zip(its, splits, strict=True)
+            ),
+            takes_all=bool(self.keyed.lists),
+        )
+        control = {
+            each.uid: each.input.splits(starts.get(each.uid), stops[each.uid])
+            for each in self.tables
+            if each.uid in stops
+        }
+        most_ms = self.keyed.event_time_max_ahead_ms
+        reads = [each.read.until(batch.timestamp_ms, most_ms) for each in its]
+        return Unread(tuple(map(UnreadInput, shares, reads)), control)
+
+    def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
+        """Return an epoch's rows after the `transform` steps."""
+        rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
+        return transformed(frames.functions, rows)
+
+
+def _ticks(keyed: KeyedSteps) -> dict[str, str]:
+    """Return the planner's options for timers; empty where there are none."""
+    given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
+    return {name: str(value) for name, value in given.items() if value}
+
+
+def check_checkpoint(storage: FileStorage, name: str) -> Manifest | None:
+    """Refuse a checkpoint in which another pipeline's manifests lie.
+
+    A restored savepoint may be of any pipeline: whether it may go on is the coordinator's verdict.
+
+    Returns:
+        The newest manifest of an epoch that Spark logged as done: what an attempt left that never
+        was committed must not stand in the way of going back. None if there is none; the driver
+        checks again, by what Kafka committed.
+
+    Raises:
+        DataLossError: it is another pipeline's.
+        ManifestError: that manifest is damaged.
+    """
+    folder = CheckpointFolder(storage)
+    paths = folder.manifest_paths()
+    newest = max(folder.done_by_spark(), default=-1)
+    logged = [path for path in paths if epoch_of(path) <= newest]
+    if not paths:
+        return None
+    # Before the first epoch is logged, whose the checkpoint is shows by any of them.
+    manifest = folder.read_manifest((logged or paths)[-1])
+    if manifest.pipeline != name and manifest.origin is None:
+        raise DataLossError(
+            f"checkpoint {storage.location} belongs to pipeline {manifest.pipeline!r}, this one is "
+            f"{name!r}: use that name, or a checkpoint folder of its own. Nothing was changed."
+        )
+    return manifest if logged else None
+
+
+def newest_manifest(storage: FileStorage, name: str) -> Manifest | None:
+    """Return the newest manifest of a pipeline, committed or not; None: the checkpoint is new.
+
+    Raises:
+        DataLossError, ManifestError: see `check_checkpoint`.
+    """
+    check_checkpoint(storage, name)
+    folder = CheckpointFolder(storage)
+    paths = folder.manifest_paths()
+    return folder.manifest(paths[-1]) if paths else None

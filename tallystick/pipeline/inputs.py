@@ -1,0 +1,340 @@
+"""The inputs of a started pipeline: what each reads, and how their rows become one table.
+
+    source 1 ─► functions ─┐ of equal columns: a union
+    source 2 ─► functions ─┴─► or, with names, side by side (`state.functions.inputs`)
+
+An input has an id, under which the checkpoint keeps its positions.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tallystick.codec.formats import DEADLETTER
+from tallystick.epoch.rights import reading
+from tallystick.errors import OptionError
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.fetcher import KafkaFetch
+from tallystick.kafka.preflight import missing_rights, refuse
+from tallystick.options.source import is_bounded, parse_source_options
+from tallystick.pipeline.keyed import lean_layout
+from tallystick.pipeline.outputs import with_columns
+from tallystick.pipeline.topics import (
+    check_named,
+    check_same_cluster,
+    columns_ddl,
+    find_topics,
+    layout_of,
+)
+from tallystick.pipeline.topology import OutputTopology
+from tallystick.source.offsets import SourceOffsets
+from tallystick.source.splits import plan_splits
+from tallystick.spark.cluster import Cluster
+from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
+from tallystick.state.functions.vectorised import ByColumns
+from tallystick.tasks.frames import conform
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Stages, Step
+from tallystick.tasks.read import BatchFunction
+from tallystick.tasks.read_plan import ReadPlan
+from tallystick.values import SplitRange
+
+
+@dataclass(frozen=True)
+class InputDeclaration:
+    """An input as the user wrote it.
+
+    Args:
+        uid: of its positions.
+        options: of the source.
+        steps: the functions that rows pass through before they meet rows of other inputs.
+        name: of an input that stays apart from others; "": no name.
+    """
+
+    uid: str
+    options: Mapping[str, str]
+    steps: tuple[MapBatches, ...] = ()
+    name: str = ""
+
+
+class PipelineInput:
+    """One input, checked.
+
+    Args:
+        declared: as the user declared it.
+        cluster: whose Spark may have to read its columns.
+        waits: its rows are divided among the tasks, and the watermark waits for its partitions; a
+            broadcast table's are read by each task as a whole.
+    """
+
+    def __init__(self, declared: InputDeclaration, cluster: Cluster, *, waits: bool = True) -> None:
+        self.waits = waits
+        self.uid = declared.uid
+        self.name = declared.name
+        steps = with_columns(cluster, declared.steps)
+        self.steps = tuple(each for each in steps if isinstance(each, MapBatches))
+        self.given: Mapping[str, str] = declared.options
+        self.options = parse_source_options(declared.options, streaming=True)
+        self.is_bounded = is_bounded(declared.options)
+        """Whether the user says how many offsets an epoch spans, or `all`."""
+        self.config = self.options.config
+        self.ddl = columns_ddl(self.options)
+        """The columns of the source's rows."""
+        columns = cluster.columns(self.ddl, "the columns of the source")
+        layout = layout_of(self.options, columns, dead_letters=True)
+        fetch = KafkaFetch(self.config)
+        self.read = ReadPlan(fetch, layout, self.options.policy, input=self.uid)
+        self.cluster_id = ""
+        self.topics: Collection[str] = ()
+        self.event_time: str | None = None
+        """The column of its own that holds event times, if it is a named input with such times."""
+
+    @property
+    def is_timed(self) -> bool:
+        """True if the watermark goes by its rows; a named input may have no event times."""
+        return self.waits and (not self.name or self.event_time is not None)
+
+    def source_time(self, steps: Sequence[KeyedStep], stages: Stages) -> str | None:
+        """Return the column of its records that is the event time, if no function is in between."""
+        if not steps or self.steps or stages.before:
+            return None
+        name = self.event_time if self.name else steps[0].event_time
+        return name if name in self.read.layout.schema.names else None
+
+    def ticking(self, ticks: Mapping[str, str]) -> None:
+        """Take the planner's options for timers in."""
+        self.given = {**self.given, **ticks}
+        self.options = parse_source_options(self.given, streaming=True)
+
+    @property
+    def text(self) -> str:
+        """Name it in messages."""
+        return f"input {(self.name or self.uid)!r}"
+
+    def check(self, *, is_new: bool) -> None:
+        """Check the input's cluster and topics, and the rights to read the topics.
+
+        Raises:
+            OptionError: a topic is not there, or a right is missing.
+        """
+        broker, user = KafkaBroker(self.config), self.config.sasl_username
+        subscription = self.options.subscription
+        try:
+            self.cluster_id = broker.cluster_id()
+            self.topics = subscription.named or ()
+            refuse((), missing_rights(broker.client, reading(self.topics)), user)
+            topics = find_topics(broker, subscription)
+            if subscription.named is None:
+                refuse((), missing_rights(broker.client, reading(topics)), user)
+            if is_new:
+                check_named(broker, subscription, topics)
+            self.topics = topics
+        finally:
+            broker.close()
+
+    def splits(self, start: SourceOffsets | None, stop: SourceOffsets) -> tuple[SplitRange, ...]:
+        """Return the ranges of an epoch.
+
+        Args:
+            start: where the epoch before ended; None: nothing was read yet.
+            stop: where it ends.
+        """
+        check_same_cluster(stop, self.cluster_id, self.config.bootstrap_servers)
+        if start is None or start.initial:  # its own end has the starts, as they were resolved
+            start = SourceOffsets(stop.cluster_id, stop.group)
+        return () if stop.initial else plan_splits(start, stop)
+
+
+@dataclass(frozen=True)
+class WithColumns:
+    """A function that conforms rows to the declared columns, or raises."""
+
+    columns: pa.Schema
+    what: str
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with the declared columns, in their order."""
+        return conform(rows, self.columns, self.what)
+
+
+@dataclass(frozen=True)
+class NumberedRows:
+    """A function that makes rows of one input rows of the table of all."""
+
+    inputs: KeyedInputs
+    number: int
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows in the struct of their input."""
+        return self.inputs.numbered(self.number, rows)
+
+
+def joined(
+    inputs: Sequence[PipelineInput], steps: tuple[Step, ...], cluster: Cluster
+) -> tuple[Columns, tuple[tuple[BatchFunction, ...], ...]]:
+    """Return the columns of all inputs' rows, and what the rows of each pass through before.
+
+    Args:
+        inputs: of the pipeline.
+        steps: that follow.
+        cluster: whose Spark may have to read columns.
+
+    Raises:
+        OptionError: columns are not known, or not equal.
+    """
+    if len(inputs) == 1 and not inputs[0].name:
+        return inputs[0].ddl, ((),)
+    texts = [columns_after(each) for each in inputs]
+    schemas = [
+        _nullable(cluster.columns(text, f"the columns of {each.text}"))
+        for each, text in zip(inputs, texts, strict=True)
+    ]
+    if not inputs[0].name:
+        for each, schema in zip(inputs[1:], schemas[1:], strict=True):
+            _check_equal(inputs[0], schemas[0], each, schema)
+        return texts[0], tuple(
+            (*_functions(each), WithColumns(schemas[0], f"the rows of {each.text}"))
+            for each in inputs
+        )
+    first = steps[0] if steps else None
+    assert isinstance(first, Process), "checked before"
+    table = KeyedInputs(
+        [
+            _keyed_input(first, *its)
+            for its in zip(inputs, schemas, *zip(*first.inputs, strict=True), strict=True)
+        ]
+    )
+    return table.columns, tuple(
+        (
+            *_functions(each),
+            WithColumns(table.inputs[number].columns, f"the rows of {each.text}"),
+            NumberedRows(table, number),
+        )
+        for number, each in enumerate(inputs)
+    )
+
+
+def _keyed_input(
+    first: Process,
+    each: PipelineInput,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    event_time: str | None,
+) -> KeyedInput:
+    """Return an input of a step; Kafka's columns that it does not need are not even made."""
+    its = first.processor
+    each.event_time = event_time
+    if not isinstance(its, ByColumns) or its.carried is None:
+        return KeyedInput(each.name, schema, key, event_time)
+    layout = each.read.layout
+    prefix = layout.prefix if layout.value is not None else ""
+    kafkas = {f"{prefix}{name}" for name in layout.metadata}
+    if layout.headers:
+        kafkas.add(f"{prefix}headers")
+    # What a function of the user's returns is columns that they want.
+    carried = its.carried.of(each.name, schema.names, set() if each.steps else kafkas)
+    if not each.steps:
+        layout = lean_layout(layout, {*carried, *key, event_time})
+        each.read = replace(each.read, layout=layout)
+        schema = pa.schema([field for field in schema if field.name in layout.schema.names])
+    return KeyedInput(each.name, schema, key, event_time, carried)
+
+
+def value_mode_of(inputs: Sequence[PipelineInput]) -> str:
+    """Return what is done with malformed values: `deadletter`, if any input asks for it."""
+    modes = [each.options.value_mode for each in inputs]
+    return DEADLETTER if DEADLETTER in modes else modes[0]
+
+
+def check_dead_letters(
+    inputs: Sequence[PipelineInput],
+    topology: OutputTopology,
+    *,
+    has_transform: bool,
+    has_keyed: bool,
+) -> None:
+    """Refuse dead letters that the pipeline's steps could not bring to their topic exactly once.
+
+    Raises:
+        OptionError: of Avro values before DataFrame code, or without an epoch's transaction.
+    """
+    asks_registry = any(each.options.asks_registry for each in inputs)
+    if has_transform and asks_registry and value_mode_of(inputs) == DEADLETTER:
+        raise OptionError(
+            "mode='deadletter' with Avro or Protobuf values and a transform step: the dead letters "
+            "of such a pipeline are found by a second reading, and a schema that became known in "
+            "between would be in neither output. Use map_batches instead of transform, or another "
+            "mode."
+        )
+    if topology.decider is None and topology.dead_letter_topic and (has_keyed or has_transform):
+        raise OptionError(
+            "dead letters of a pipeline with process or transform steps travel with the epoch's "
+            "own transaction: use KafkaSink(transactions='epoch'), or another mode than "
+            "'deadletter' in the source's value"
+        )
+
+
+def check_groups(inputs: Sequence[PipelineInput]) -> None:
+    """Refuse inputs that would show their positions in one place; called after their checks.
+
+    Raises:
+        OptionError: two read a topic of one cluster, and show it in one consumer group.
+    """
+    shown: dict[tuple[str, str, str], PipelineInput] = {}
+    for each in inputs:
+        if not each.options.shown_group:
+            continue
+        for topic in each.topics:
+            other = shown.setdefault((each.cluster_id, each.options.shown_group, topic), each)
+            if other is not each:
+                raise OptionError(
+                    f"{other.text} and {each.text} both read topic {topic!r}, and group "
+                    f"{each.options.shown_group!r} is to show how far: it has one position. Give "
+                    f"each KafkaSource its own group_id, or one '' for none"
+                )
+
+
+def columns_after(each: PipelineInput) -> str:
+    """Return the columns after the input's own functions, as DDL.
+
+    Raises:
+        OptionError: the last function does not declare its columns.
+    """
+    text = each.steps[-1].schema if each.steps else each.ddl
+    if text is None:
+        raise OptionError(
+            f"{each.text}: its last map_batches needs schema=, e.g. schema='dest string, n "
+            f"bigint': what it returns meets the rows of other inputs"
+        )
+    return text
+
+
+def _functions(each: PipelineInput) -> tuple[BatchFunction, ...]:
+    return tuple(step.function for step in each.steps)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(each.name, each.type) for each in schema])
+
+
+def _check_equal(
+    first: PipelineInput, expected: pa.Schema, each: PipelineInput, found: pa.Schema
+) -> None:
+    """Raise OptionError where the columns of two inputs are not the same, in any order."""
+    differing = [
+        f"{name!r} is {_type(expected, name)} in {first.text}, and {_type(found, name)} in "
+        f"{each.text}"
+        for name in dict.fromkeys([*expected.names, *found.names])
+        if _type(expected, name) != _type(found, name)
+    ]
+    if differing:
+        raise OptionError(
+            f"read(): the inputs become one stream, so their columns have to be equal: "
+            f"{'; '.join(differing)}. Make them so with ts.stream(…).map_batches(…, schema=…); or "
+            f"give the inputs names, read(first=…, second=…), if a process step is to get both"
+        )
+
+
+def _type(schema: pa.Schema, name: str) -> str:
+    return str(schema.field(name).type) if name in schema.names else "not there"

@@ -1,0 +1,442 @@
+"""A pipeline in a loop of our own: no query of Spark's, no log but the manifests.
+
+Spark runs the tasks: one job for all epochs, or a job each. What Structured Streaming did is here:
+the planner lives in the driver, an epoch is planned after the fence, and where it begins stands in
+the manifest of the one before.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pyspark import SparkContext
+
+from tallystick.checkpoint.disk_space import disk_space
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.savepoint_folder import refuse_savepoint
+from tallystick.epoch.facts import Identity
+from tallystick.epoch.micro_batches import OWN_LOOP
+from tallystick.epoch.refusals import begins_nowhere
+from tallystick.errors import StorageError, TallystickError
+from tallystick.host.stopwatch import (
+    READ_BYTES,
+    READ_RECORDS,
+    WRITTEN_BYTES,
+    WRITTEN_FILE_BYTES,
+    WRITTEN_FILES,
+)
+from tallystick.kafka.broker import KafkaBroker
+from tallystick.pipeline.compiled import PipelineRun, check_checkpoint
+from tallystick.pipeline.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
+from tallystick.pipeline.input_planning import (
+    InputPlanners,
+    Positions,
+    by_input,
+    count_of,
+    text_of,
+)
+from tallystick.pipeline.loop_planning import planners_of, sizes_of
+from tallystick.pipeline.progress import observe
+from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound, SizedEpoch
+from tallystick.pipeline.time_progress import TimeProgress
+from tallystick.ports import Engine, PlannedEpoch
+from tallystick.run.epoch_clock import EpochClock, SteadyClock
+from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
+from tallystick.run.query import Query
+from tallystick.source.offsets import next_tick, unmoved
+from tallystick.spark.cluster import JOBS
+from tallystick.state.catalog import StepState
+from tallystick.storage.file_storage import FileStorage
+from tallystick.tasks.step_times import final_stage
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 10.0
+"""The time between two looks, without new records, for what a replaced run has done since."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEpoch:
+    """An epoch's input; see `pipeline_run.EpochInput`."""
+
+    sources: tuple[str, ...]
+    previous_sources: tuple[str, ...]
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An epoch that was planned, and is not known to have ended.
+
+    Args:
+        at_s: when its plan began, by the monotonic clock.
+        bound: of its size; None: the user wants none.
+        offset_count: how many it spans.
+        is_cut: whether more could have been read.
+        is_held_back: only users' bounds of single inputs leave something.
+    """
+
+    at_s: float
+    bound: SizeBound | None
+    offset_count: int
+    is_cut: bool
+    is_held_back: bool = False
+
+
+class PlannedByUs:
+    """The planner of a pipeline's epochs, which also makes each engine; see `ports.EpochSource`.
+
+    Args:
+        run: the pipeline.
+        inputs: the planners of the inputs.
+        sizes: bounds the epochs; None: no bounds.
+        on_idle: called with the positions where nothing is to be read; says if other sinks are due.
+        clock: of the epochs.
+        pauses: the clock that measures pauses.
+    """
+
+    def __init__(
+        self,
+        run: PipelineRun,
+        inputs: InputPlanners,
+        sizes: EpochSizes | None,
+        on_idle: Callable[[Positions], bool] = lambda _: False,
+        clock: EpochClock | None = None,
+        pauses: SteadyClock | None = None,
+    ) -> None:
+        self._run = run
+        self._inputs = inputs
+        self._sizes = sizes
+        self._on_idle = on_idle
+        self._clock, self._pauses = clock or EpochClock(), pauses or SteadyClock()
+        self._times = TimeProgress(run.name)
+        run.keyed = replace(
+            run.keyed,
+            on_share=self._note_share,
+            on_times=run.parts.note_tasks,
+            on_event_times=self._times.note,
+        )
+        self._share_bytes = 0
+        self._begun: _Begun | None = None
+        self._has_run = False
+        self._newest: _Begun | None = None
+        self._planned_at_ms = self._paused_at_ms = 0
+        self._ends_with_records = False
+        self._ran = LoopEpoch((), (), 0)
+        self._checkpoint_id = -1
+
+    def stop_at_what_is_there(self) -> None:
+        """See `run.loop.LoopSource.stop_at_what_is_there`."""
+        self._ends_with_records = True
+        self._inputs.stop_at_what_is_there()
+
+    def plan(
+        self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
+    ) -> PlannedEpoch:
+        """See `ports.EpochSource.plan`."""
+        if self._run.cluster.context._jsc is None:
+            raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
+        self._run.keyed.check(state)
+        self._planned_at_ms = self._clock.now_ms()
+        self._paused_at_ms = self._pauses.now_ms(_newest_seen_ms(state))
+        at_s = time.monotonic()
+        # The first plan of a lineage is made twice: for its seed, and for its first epoch.
+        if self._begun is not None and self._has_run and self._sizes is not None:
+            self._sizes.failed(self._begun.offset_count, at_s - self._begun.at_s)
+        bound = None if self._sizes is None else self._sizes.bound()
+        positions = self._inputs.positions(start)
+        count_max, keyed = None if bound is None else bound.offset_count, self._run.keyed
+        ahead = partial(self._times.ahead, keyed, state) if keyed.max_drift_ms else None
+        stops = self._inputs.next(positions, count_max, ahead)
+        begins = start or _texts(positions)
+        self._begun, self._has_run, self._share_bytes = None, False, 0
+        if stops is positions and self._is_watermark_due(positions, state):
+            first = replace(next_tick(positions[0]), tick=0)  # others follow, as after records
+            stops = (first, *map(unmoved, positions[1:]))
+        elif stops is positions and self._inputs.has_dropped(start):
+            stops = tuple(map(unmoved, positions))  # so that it is so from now on
+        elif stops is positions:
+            return PlannedEpoch(begins, None, self._on_idle(positions))
+        count = count_of(positions, stops)
+        is_held_back = len(stops) > 1 and self._inputs.is_held_back(positions, stops)
+        self._begun = _Begun(at_s, bound, count, count < self._inputs.waiting, is_held_back)
+        return PlannedEpoch(begins, _texts(stops))
+
+    def ended(self) -> None:
+        """Learn from the epoch that was planned last and is committed now."""
+        self._newest, self._begun = self._begun, None
+        if self._newest is not None and self._sizes is not None:
+            count, is_cut = self._newest.offset_count, self._newest.is_cut
+            took_s = time.monotonic() - self._newest.at_s
+            self._sizes.ended(SizedEpoch(count, took_s, self._share_bytes, is_cut))
+
+    @property
+    def is_behind(self) -> bool:
+        """See `run.loop.LoopSource.is_behind`."""
+        newest = self._newest
+        if newest is None or newest.bound is None or newest.is_held_back:
+            return False
+        return newest.is_cut and newest.bound.reason is not Reason.OPTION
+
+    def _note_share(self, byte_count: int) -> None:
+        self._share_bytes = byte_count
+
+    def engine(
+        self, checkpoint_id: int, start: tuple[str, ...], sources: tuple[str, ...]
+    ) -> Engine:
+        """See `ports.EpochSource.engine`."""
+        at_ms = self._planned_at_ms or self._clock.now_ms()
+        self._ran = LoopEpoch(sources, start, at_ms)
+        paused_at_ms = self._paused_at_ms or self._pauses.now_ms()
+        self._checkpoint_id = checkpoint_id
+        self._has_run = True
+        source = self._inputs.state(self.shown, paused_at_ms)
+        if self._run.keyed.event_time is not None:
+            source = replace(source, arrived=self._times.planned(start, sources))
+        return self._run.make_engine(self._ran, source)
+
+    def _is_watermark_due(self, positions: Positions, state: tuple[StepState, ...]) -> bool:
+        """True if an epoch is to be run only for a partition that became idle, or at the end."""
+        keyed = self._run.keyed
+        if any(each.initial for each in positions) or not keyed.tick_count:
+            return False
+        source = self._inputs.state(tuple(map(unmoved, positions)), self._paused_at_ms)
+        may_become_idle = keyed.has_idle_partitions and not self._ends_with_records
+        if not (may_become_idle or (source.is_over and final_stage(keyed.steps))):
+            return False
+        return keyed.is_watermark_due(state, source, self._planned_at_ms)
+
+    @property
+    def shown(self) -> Positions:
+        """The positions where the newest epoch has ended."""
+        return tuple(by_input(self._ran.sources).values())
+
+    def describe(self, ended: EpochEnded) -> dict[str, Any]:
+        """Return what the newest epoch read, and where its time went, for the progress."""
+        parts = self._run.parts
+        return {
+            "batchId": self._checkpoint_id,
+            "durationMs": parts.duration_ms(ended.took_s),
+            "tasks": parts.tasks([step.uid for step in self._run.keyed.steps]),
+            "execution": self._run.execution.kind,
+            "numInputRows": parts.count(READ_RECORDS),
+            "bytes": {"read": parts.count(READ_BYTES), "written": parts.count(WRITTEN_BYTES)},
+            "files": {
+                "written": parts.count(WRITTEN_FILES),
+                "bytes": parts.count(WRITTEN_FILE_BYTES),
+            },
+            "epochSize": self._size(),
+            "eventTimes": self._times.describe(),
+            "sources": self._sources(),
+        }
+
+    def _sources(self) -> list[dict[str, Any]]:
+        """Return where each input is, as a progress has it."""
+        latest, before = self._inputs.latest(), by_input(self._ran.previous_sources)
+        found = []
+        for uid, stop in by_input(self._ran.sources).items():
+            start, ends = before.get(uid), latest.get(uid)
+            found.append(
+                {
+                    "description": "tallystick",
+                    "input": uid,
+                    "startOffset": None if start is None or start.initial else text_of(start),
+                    "endOffset": text_of(stop),
+                    "latestOffset": None if ends is None else text_of(ends),
+                }
+            )
+        return found
+
+    def _size(self) -> dict[str, Any] | None:
+        """Return the newest epoch's size and its bound; None if an earlier run planned it."""
+        if self._newest is None:
+            return None
+        bound = self._newest.bound
+        return {
+            "offsets": self._newest.offset_count,
+            "isCut": self._newest.is_cut,
+            "offsetsMax": None if bound is None else bound.offset_count,
+            "because": "max_offsets_per_trigger is 'all'" if bound is None else bound.reason.value,
+            "bytesOfBusiestTask": self._share_bytes,
+        }
+
+
+class _Run:
+    """One run of a pipeline's loop: driver, planners and connections, used by a `Query`.
+
+    Args:
+        run: the pipeline, checked.
+        storage: its checkpoint.
+        when: when epochs begin.
+        accepted: decisions that the user stated.
+    """
+
+    def __init__(
+        self,
+        run: PipelineRun,
+        storage: FileStorage,
+        when: Trigger,
+        accepted: frozenset[str],
+    ) -> None:
+        self.id = str(uuid.uuid4())
+        self._run = run
+        self._when = when
+        self._brokers = {each.config: KafkaBroker(each.config) for each in run.all_inputs}
+        try:
+            folder = CheckpointFolder(storage)
+            self.lineage = folder.begin()
+            folder.note(OWN_LOOP)
+            identity = Identity(run.name, self.lineage, storage.location, accepted)
+            self._driver = run.make_driver(identity, storage)
+            self._driver.collection.begin_beside()
+            run.start_tasks()
+            planners = planners_of(run, self._brokers, accepted)
+            self.source = PlannedByUs(run, planners, sizes_of(run, when), self._look_again)
+        except BaseException:
+            self._hang_up()
+            raise
+        clients = [SourceClient(each.options.shown_group, each.config) for each in run.all_inputs]
+        self._groups = GroupOffsetsBeside(GroupOffsets(run.name, clients))
+        self._look_again_s = 0.0
+
+    def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
+        """Return the loop that runs the epochs; `note` makes an epoch's progress."""
+
+        def on_end(ended: EpochEnded) -> None:
+            self.source.ended()
+            self._show(self.source.shown)
+            observe(self._run.name, note(ended))
+
+        strays_live_s = self._run.strays_live_s
+        return EpochLoop(self._driver, self.source, self._when, on_end, strays_live_s)
+
+    def rescale(self, parallelism: int) -> None:
+        """See `Query.rescale`; called between two epochs."""
+        newest = self._driver.coordinator.committed_manifest
+        self._run.rescale(parallelism, () if newest is None else newest.state)
+
+    def _show(self, positions: Positions, *, forward_only: bool = False) -> None:
+        """Show how far is read, where the epochs' transactions do not."""
+        cluster_id = self._driver.cluster_id
+        beside = [each for each in positions if each.cluster_id != cluster_id and not each.initial]
+        if beside:
+            self._groups.show(*beside, forward_only=forward_only)
+
+    def _look_again(self, positions: Positions) -> bool:
+        """Show positions again that an earlier run left or put back, or that Kafka refused.
+
+        A run that was replaced shows its old positions if it wakes up late: nobody fences offsets
+        of groups. It ends when it has nothing to read, and its successor shows its own.
+
+        Returns:
+            True if other sinks are due: such a run may have begun a transaction there too.
+
+        Raises:
+            FencedError: this run was replaced.
+        """
+        due_s, now_s = self._look_again_s, time.monotonic()
+        if now_s < due_s:
+            return False
+        self._look_again_s = now_s + LOOK_AGAIN_S
+        is_owner = False
+        try:
+            is_owner = self._driver.check_owner()
+        except StorageError as error:
+            logger.warning("who owns pipeline %s cannot be asked: %s", self._run.name, error)
+        if is_owner or self._groups.is_due:
+            self._show(positions, forward_only=True)
+        return due_s > 0  # the start has just looked through them
+
+    def prepare(self) -> None:
+        """Name the jobs of the thread that runs the loop."""
+        self._run.cluster.context.setJobGroup(
+            self.id, f"pipeline {self._run.name}", interruptOnCancel=True
+        )
+
+    def cancel(self) -> None:
+        """Cancel the running tasks."""
+        if self._run.execution.kind == JOBS:
+            _cancel_jobs(self._run.cluster.context, self.id)
+        else:
+            self._run.cancel()
+
+    def close(self) -> None:
+        """Hang up: the run is over."""
+        self._driver.collection.end()
+        observe(self._run.name, None)
+        self._groups.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for broker in self._brokers.values():
+            broker.close()
+        self._run.close()
+
+
+def opened(checkpoint: str, name: str) -> FileStorage:
+    """Return the storage of a pipeline's checkpoint, which may be new.
+
+    Raises:
+        OptionError: it is a savepoint.
+        DataLossError: it is another pipeline's.
+        ManifestError: a manifest is damaged, or a query of Spark's has left none.
+    """
+    storage = FileStorage(checkpoint)
+    refuse_savepoint(storage)
+    check_checkpoint(storage, name)
+    folder = CheckpointFolder(storage)
+    if not folder.manifest_paths() and folder.planned_by_spark():
+        raise begins_nowhere(Identity(name, "", storage.location))
+    return storage
+
+
+def _newest_seen_ms(state: tuple[StepState, ...]) -> int:
+    """Return the latest time that an epoch, perhaps of an earlier run, gave to its partitions."""
+    seen = (times.seen_ms for each in state for times in each.partition_times)
+    return max(seen, default=0)
+
+
+def start_loop(
+    run: PipelineRun,
+    checkpoint: str,
+    trigger: Mapping[str, Any] | None,
+    accepted: frozenset[str],
+) -> Query:
+    """Check, then start the loop that runs the pipeline's epochs."""
+    when = Trigger.of(trigger)
+    storage = opened(checkpoint, run.name)
+    run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
+    is_new = not CheckpointFolder(storage).manifest_paths()
+    run.check(when.interval_ms or None, is_new=is_new)
+    for each in disk_space(storage.uri):
+        logger.warning("%s", each)
+    its = _Run(run, storage, when, accepted)
+    query = Query(
+        run.name,
+        its.lineage,
+        its.id,
+        loop=its.loop,
+        prepare=its.prepare,
+        cancel=its.cancel,
+        close=its.close,
+        describe=its.source.describe,
+        rescale=its.rescale,
+    )
+    query.begin()
+    return query
+
+
+def _cancel_jobs(context: SparkContext, run_id: str) -> None:
+    try:
+        context.cancelJobGroup(run_id)
+    except Exception:
+        if context._jsc is not None:  # else it is stopped, and so are its jobs
+            raise
+
+
+def _texts(positions: Positions) -> tuple[str, ...]:
+    return tuple(map(text_of, positions))

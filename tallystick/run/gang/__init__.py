@@ -1,1 +1,0 @@
-"""The work of a resident task on an order."""

@@ -1,0 +1,185 @@
+"""Frames that wait for the tasks of a member: by run of an epoch, stage, target and source.
+
+A sender never waits for the tasks here, so no two members can wait for each other: what does
+not fit into memory waits in a file, as in Spark's shuffle.
+"""
+
+import io
+import os
+from collections import deque
+from collections.abc import Iterator
+from threading import Condition
+from typing import IO, Any, NamedTuple, Protocol
+
+from tallystick.tasks.exchange import Frame
+from tallystick.tasks.keyed_slices import overflow_file
+
+HELD_BYTES_MAX = 256 << 20
+"""The bytes of frames that wait in a member's memory."""
+
+
+class EpochCancelledError(Exception):
+    """The epoch is cancelled: another task failed."""
+
+
+class _SpilledFrame(NamedTuple):
+    """A frame whose data waits in the file of a run."""
+
+    frame: Frame
+    place: int
+    size: int
+
+
+class ChangeSignal(Protocol):
+    """A signal that a task waits for; see `threading.Condition`."""
+
+    def __enter__(self) -> object:
+        """Take the lock."""
+        ...
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any, /) -> object:
+        """Release the lock."""
+        ...
+
+    def wait(self) -> object:
+        """Wait until something has come."""
+        ...
+
+    def notify_all(self) -> None:
+        """Wake the threads that wait."""
+        ...
+
+
+class Inbox:
+    """Frames for the tasks of a member, sent by peers and by the member itself.
+
+    Args:
+        held_bytes_max: how many bytes of frames wait in memory.
+        changed: the signal on which tasks wait; None: a condition of the inbox's own.
+    """
+
+    def __init__(
+        self, held_bytes_max: int = HELD_BYTES_MAX, changed: ChangeSignal | None = None
+    ) -> None:
+        self._held_bytes_max = held_bytes_max
+        self._changed: ChangeSignal = Condition() if changed is None else changed
+        self._channels: dict[tuple[int, int, int, int], deque[Frame | _SpilledFrame]] = {}
+        self._ended: set[tuple[int, int, int]] = set()
+        self._files: dict[int, IO[bytes]] = {}
+        self._run = 0
+        self._cancelled = 0
+        self._held_bytes = 0
+        self._error: Exception | None = None
+
+    def begin(self, run: int) -> None:
+        """Forget the frames of earlier runs."""
+        assert run > self._run, f"run {run} begins after run {self._run}"
+        with self._changed:
+            self._run = run
+            for key in [key for key in self._channels if key[0] < run]:
+                self._held_bytes -= sum(
+                    len(each.data) for each in self._channels.pop(key) if isinstance(each, Frame)
+                )
+            self._ended = {key for key in self._ended if key[0] >= run}
+            for old in [each for each in self._files if each < run]:
+                self._files.pop(old).close()
+
+    def cancel(self, run: int) -> None:
+        """End the wait for frames of a run, and of earlier ones."""
+        with self._changed:
+            self._cancelled = max(self._cancelled, run)
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """End every wait: no frame can be taken from here on."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def put(self, run: int, stage: int, frame: Frame) -> None:
+        """Take a frame; it is not for waiting.
+
+        Raises:
+            OSError: there is no room on the disk.
+        """
+        with self._changed:
+            if run < self._run:
+                return
+            kept: Frame | _SpilledFrame = frame
+            if self._held_bytes + len(frame.data) > self._held_bytes_max:
+                kept = self._kept(run, frame)
+            else:
+                self._held_bytes += len(frame.data)
+            key = (run, stage, frame.target, frame.source)
+            self._channels.setdefault(key, deque()).append(kept)
+            self._changed.notify_all()
+
+    def end(self, run: int, stage: int, source: int) -> None:
+        """Note that a source has sent everything, to all targets here."""
+        with self._changed:
+            self._ended.add((run, stage, source))
+            self._changed.notify_all()
+
+    def frames(
+        self, run: int, stage: int, target: int, source_count: int, *, by_source: bool = True
+    ) -> Iterator[Frame]:
+        """Wait for all frames for a target, in order of sequence per source.
+
+        Args:
+            run: of an epoch.
+            stage: that gets them.
+            target: the task of that stage.
+            source_count: how many tasks send.
+            by_source: all of one source come before all of the next; else as they arrive.
+
+        Raises:
+            EpochCancelledError: the run is given up.
+            what `fail` was given.
+        """
+        turns = [range(each, each + 1) for each in range(source_count)]
+        for sources in turns if by_source else [range(source_count)]:
+            while (frame := self._next(run, stage, target, sources)) is not None:
+                yield frame
+
+    def _next(self, run: int, stage: int, target: int, sources: range) -> Frame | None:
+        """Wait for the next frame of any of the sources; None: they have sent all."""
+        with self._changed:
+            while True:
+                if self._cancelled >= run:
+                    raise EpochCancelledError
+                if self._error is not None:
+                    raise self._error
+                channels = (self._channels.get((run, stage, target, each)) for each in sources)
+                channel = next(filter(None, channels), None)
+                if channel:
+                    first = channel.popleft()
+                    break
+                if all((run, stage, each) in self._ended for each in sources):
+                    return None
+                self._changed.wait()
+            if isinstance(first, Frame):
+                self._held_bytes -= len(first.data)
+                return first
+            file = self._files[run].fileno()
+        return first.frame._replace(data=_read(file, first.size, first.place))
+
+    def _kept(self, run: int, frame: Frame) -> _SpilledFrame:
+        if run not in self._files:
+            self._files[run] = overflow_file()  # closed by begin
+        file = self._files[run]
+        place = file.seek(0, io.SEEK_END)
+        file.write(frame.data)
+        file.flush()
+        return _SpilledFrame(frame._replace(data=b""), place, len(frame.data))
+
+
+def _read(file: int, size: int, place: int) -> bytes:
+    """Read as many bytes as asked for; one call of the system's gives 2 GiB at most."""
+    parts: list[bytes] = []
+    while size:
+        part = os.pread(file, size, place)
+        if not part:
+            raise OSError("the file of frames that wait is shorter than what was written to it")
+        parts.append(part)
+        size, place = size - len(part), place + len(part)
+    return b"".join(parts)

@@ -1,0 +1,435 @@
+"""The keyed steps of one epoch, on the driver: plans for tasks, and the state from their notes.
+
+The committed state goes in, the next state comes out; nothing is kept in between.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+
+import pyarrow as pa
+
+from tallystick.errors import BrokenInvariantError
+from tallystick.host.stopwatch import TaskTimes
+from tallystick.ports import EpochResult
+from tallystick.state.catalog import StateFile, StepState, Version
+from tallystick.state.compatibility import check, settle, starting_point
+from tallystick.state.file_sets import due_merges, due_snapshots, extend
+from tallystick.state.functions.processing import (
+    EVENT_TIME,
+    PROCESSING_TIME,
+    HasInitialState,
+    StateDeclaration,
+)
+from tallystick.state.overlay import EpochTime
+from tallystick.tasks.event_times import (
+    EventTimesOfEpoch,
+    InputState,
+    advanced,
+    ahead,
+    latest_of,
+)
+from tallystick.tasks.exchange import check_same_attempts
+from tallystick.tasks.handed_on import first_timed, noted_column, with_watermarks
+from tallystick.tasks.keyed import Doors, KeyedStep, ProcessPlan, TaskNote
+from tallystick.tasks.keyed_slices import SLICE_BYTES
+from tallystick.tasks.lists import ListPlan, ListStep, lists_after
+from tallystick.tasks.read import BatchFunction, EncodePlan, Outlet, Report
+from tallystick.tasks.requirements import wanted_of_list, wanted_of_step, wanted_of_table
+from tallystick.tasks.route_plan import RoutePlan
+from tallystick.tasks.step_times import bases_in_use, final_stage, warn_of_dropped
+from tallystick.tasks.tables import TablePlan, TableStep, tables_after, with_tables
+from tallystick.tasks.write import FanOut, check_notes, split_notes
+from tallystick.values import SplitRange, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+TICK_INTERVAL_MS = 1000
+
+
+def _ignore(_: object) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class KeyedSteps:
+    """The keyed steps of a pipeline, if any, for all epochs of a run.
+
+    Args:
+        steps: in their order.
+        task_count: how many tasks Spark runs at a time.
+        doors: what tasks reach from their hosts.
+        allow_dropped: uids whose state may be given up.
+        functions: what rows pass through before the first step, if not in the reader.
+        slice_bytes: bytes of rows that a task holds at a time.
+        on_share: called after each epoch with the bytes of rows of the busiest task.
+        on_times: called after each epoch with the times that tasks took.
+        on_event_times: called after each epoch of which readers note event times, with these.
+        tables: the broadcast tables of the pipeline.
+        lists: the list states of its readers.
+        is_noted: readers note event times; not behind DataFrame code.
+    """
+
+    steps: tuple[KeyedStep, ...] = ()
+    task_count: int = 1
+    doors: Doors | None = None
+    allow_dropped: frozenset[str] = frozenset()
+    functions: tuple[BatchFunction, ...] = ()
+    slice_bytes: int = SLICE_BYTES
+    on_share: Callable[[int], None] = _ignore
+    on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+    on_event_times: Callable[[EventTimesOfEpoch], None] = _ignore
+    tables: tuple[TableStep, ...] = ()
+    lists: tuple[ListStep, ...] = ()
+    is_noted: bool = True
+
+    def check(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """Return what each step goes on from.
+
+        Raises:
+            OptionError: the pipeline does not fit the state.
+        """
+        return self._bases(state)[: len(self.steps)]
+
+    def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """Return what the steps, then the tables, then the lists go on from."""
+        wanted = [*map(wanted_of_step, self.steps), *map(wanted_of_table, self.tables)]
+        wanted += [wanted_of_list(each, self.task_count) for each in self.lists]
+        kept = check(wanted, state, self.allow_dropped)
+        declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
+        declared += [(table.codec.declaration,) for table in self.tables]
+        declared += [(each.codec.declaration,) for each in self.lists]
+        bases = []
+        for its, states in zip(wanted, declared, strict=True):
+            held = kept.get(its.uid)
+            base = starting_point(its, held, self.task_count)
+            fields, next_id = settle(its.uid, states, held)
+            bases.append(replace(base, fields=fields, next_id=next_id))
+        return tuple(bases)
+
+    def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "KeyedSteps":
+        """Return the steps with their readers and keys divided anew.
+
+        Args:
+            parallelism: how many tasks read, and hold the keys of each step.
+            state: what is committed.
+
+        Raises:
+            OptionError: a step has fewer key groups.
+        """
+        steps = tuple(replace(step, parallelism=parallelism) for step in self.steps)
+        rescaled = replace(self, steps=steps, task_count=parallelism)
+        rescaled.check(state)
+        return rescaled
+
+    def is_idle(self, state: Iterable[StepState]) -> bool:
+        """True if an epoch without rows has nothing to do: no timers, and no initial state."""
+        has_timers = any(step.processor.has_timers for step in self.steps)
+        return not has_timers and all(base.version is not None for base in self.check(state))
+
+    @property
+    def tick_interval_ms(self) -> int:
+        """The interval of epochs without rows, for timers of the clock; 0: none are run."""
+        return TICK_INTERVAL_MS if self._timed_by(PROCESSING_TIME) else 0
+
+    @property
+    def tick_count(self) -> int:
+        """The number of epochs without rows that new rows may need: each step moves the next."""
+        fires = [
+            at
+            for at, step in enumerate(self.steps)
+            if step.processor.has_timers and step.processor.time_mode == EVENT_TIME
+        ]
+        through = self.steps[: max(fires, default=-1) + 1]
+        return sum(step.event_time is not None for step in through)
+
+    @property
+    def event_time(self) -> pa.Field | None:
+        """The column that readers note the latest time of by partition; None: none."""
+        timed = self.first_timed
+        if timed is None or not self.is_noted:
+            return None
+        return noted_column(self.steps[0], timed)
+
+    @cached_property
+    def first_timed(self) -> KeyedStep | None:
+        """The first step with event time, whose watermark follows from the partitions."""
+        at = first_timed(self.steps)
+        return None if at is None else self.steps[at]
+
+    @property
+    def has_idle_partitions(self) -> bool:
+        """True if timers may wait for a partition to become idle."""
+        timed = self.first_timed
+        return timed is not None and timed.idle_after_ms > 0 and self._timed_by(EVENT_TIME) > 0
+
+    @property
+    def event_time_max_ahead_ms(self) -> int | None:
+        """The most that noted times may be ahead of the clock; None: any are believed."""
+        return None if self.first_timed is None else self.first_timed.event_time_max_ahead_ms
+
+    @property
+    def max_drift_ms(self) -> int:
+        """The most that a partition may be ahead of the slowest; 0: none waits."""
+        return self.first_timed.max_drift_ms if self.first_timed else 0
+
+    def ahead(
+        self,
+        state: Iterable[StepState],
+        mute: frozenset[TopicPartition],
+        source: InputState,
+    ) -> frozenset[TopicPartition]:
+        """Return the partitions that are to wait; see `event_times.ahead`."""
+        uid = None if self.first_timed is None else self.first_timed.uid
+        times = [it for each in state if each.uid == uid for it in each.partition_times]
+        return ahead(times, source, self.max_drift_ms, mute)
+
+    def is_watermark_due(
+        self, state: Iterable[StepState], source: InputState, timestamp_ms: int
+    ) -> bool:
+        """True if an epoch without rows would move the watermark of the first timed step.
+
+        Args:
+            state: the committed one.
+            source: the state of the input, when nothing is to be read.
+            timestamp_ms: the clock that the epoch would have.
+        """
+        first = self.first_timed
+        assert first is not None, "asked where partitions may become idle"
+        standing = replace(first.watermark_rule, idle_advance=False)
+        for each in state:
+            if each.uid != first.uid:
+                continue
+            stands = advanced(each, {}, source, timestamp_ms, standing).watermark_ms
+            if stands != each.watermark_ms:
+                return True
+            goes = advanced(each, {}, source, timestamp_ms, first.watermark_rule).watermark_ms
+            if stands is not None and goes is not None and goes - stands >= TICK_INTERVAL_MS:
+                return True
+        return False
+
+    def _timed_by(self, mode: str) -> int:
+        timed = [step.processor for step in self.steps if step.processor.has_timers]
+        return sum(each.time_mode == mode for each in timed)
+
+    def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """Return the state after an epoch without work, less the steps that may be dropped."""
+        uids = {base.uid for base in self._bases(state)}
+        return tuple(step for step in state if step.uid in uids)
+
+    def epoch(
+        self,
+        checkpoint_id: int,
+        timestamp_ms: int,
+        token: str,
+        state: tuple[StepState, ...],
+        last: EncodePlan | FanOut,
+        source: InputState | None = None,
+        control: Mapping[str, tuple[SplitRange, ...]] | None = None,
+        is_over: bool = False,
+    ) -> "KeyedEpoch":
+        """Plan one epoch.
+
+        Args:
+            checkpoint_id: its number.
+            timestamp_ms: its clock.
+            token: drawn for this attempt.
+            state: the committed one.
+            last: where the rows go in the end; with the functions of a pipeline without steps.
+            source: the state of the input; None: rows come with no partition.
+            control: the new splits of the tables' control topics, by uid.
+            is_over: all inputs end here, where `source` does not say it.
+        """
+        version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
+        bases = bases_in_use(self.steps, tuple(islice(all_bases, len(self.steps))), source)
+        of_tables = tuple(islice(all_bases, len(self.tables)))
+        tables = self._table_plans(version, of_tables, control or {})
+        lists = self._list_plans(version, tuple(all_bases), state)
+        outlet: Outlet = last
+        if bases:
+            outlet = replace(last, functions=with_tables(self.steps[-1].functions, tables))
+        encode = last.encode if isinstance(last, FanOut) else last
+        plans: list[ProcessPlan] = []
+        for at in reversed(range(len(self.steps))):
+            step, base = _started(self.steps[at], bases[at]), bases[at]
+            assert self.doors is not None, "a pipeline with keyed steps has them"
+            plan = ProcessPlan(
+                step=step,
+                stage=at + 1,
+                checkpoint_id=checkpoint_id,
+                base=base,
+                time=EpochTime(timestamp_ms, base.watermark_ms),
+                snapshots=due_snapshots(base, base.parallelism) if base.files else {},
+                merges=due_merges(base, base.parallelism) if base.files else {},
+                doors=self.doors,
+                outlet=outlet,
+                slice_bytes=self.slice_bytes,
+                tables=tables,
+            )
+            plans.insert(0, plan)
+            before = self.steps[at - 1].functions if at else self.functions
+            outlet = RoutePlan(
+                step, base.max_parallelism, base.parallelism, with_tables(before, tables)
+            )
+        writer_count = 0 if encode is None else encode.target_count
+        return KeyedEpoch(
+            tuple(plans),
+            outlet,
+            writer_count,
+            version,
+            has_sinks=isinstance(last, FanOut),
+            may_leave_strays=isinstance(last, FanOut) and last.may_leave_strays,
+            on_share=self.on_share,
+            on_times=self.on_times,
+            on_event_times=self.on_event_times,
+            source=None if self.event_time is None else source,
+            final_stage=final_stage(self.steps) if is_over or (source and source.is_over) else 0,
+            tables=tables,
+            lists=lists,
+        )
+
+    def _list_plans(
+        self, version: Version, bases: Sequence[StepState], state: Iterable[StepState]
+    ) -> tuple[ListPlan, ...]:
+        """Return the plans of the lists in an epoch."""
+        before = {each.uid: each.parallelism for each in state}
+        plans = []
+        for its, base in zip(self.lists, bases, strict=True):
+            assert self.doors is not None, "a pipeline with lists has them"
+            old = before.get(its.uid, base.parallelism)
+            plans.append(ListPlan(its, base, old, version, self.doors))
+        return tuple(plans)
+
+    def _table_plans(
+        self,
+        version: Version,
+        bases: Sequence[StepState],
+        control: Mapping[str, tuple[SplitRange, ...]],
+    ) -> tuple[TablePlan, ...]:
+        """Return the plans of the tables in an epoch."""
+        plans = []
+        for table, base in zip(self.tables, bases, strict=True):
+            assert self.doors is not None, "a pipeline with tables has them"
+            splits = control.get(table.uid, ())
+            plans.append(TablePlan(table, base, version, splits, self.doors))
+        return tuple(plans)
+
+
+NO_STEPS = KeyedSteps()
+
+
+def _started(step: KeyedStep, base: StepState) -> KeyedStep:
+    """Return the step, without its initial state after the first epoch."""
+    if base.version is None or not isinstance(step.processor, HasInitialState):
+        return step
+    return replace(step, processor=step.processor.started())
+
+
+@dataclass(frozen=True)
+class KeyedEpoch:
+    """The plan of an epoch's tasks, and the sum of their notes.
+
+    Args:
+        plans: of the keyed steps.
+        first: where readers send their rows.
+        writer_count: how many tasks write into the epoch's own transaction; 0: no transaction, and
+            the last tasks report themselves.
+        version: of the state that the epoch leaves.
+        has_sinks: the last tasks note their transactions in sinks.
+        may_leave_strays: see `FanOut`.
+        on_share: see `KeyedSteps`.
+        on_times: see `KeyedSteps`.
+        on_event_times: see `KeyedSteps`.
+        source: see `KeyedSteps.epoch`; also None where readers note no times.
+        final_stage: see `step_times.final_stage`; 0: more may come.
+        tables: the broadcast tables in this epoch.
+        lists: the list states in this epoch.
+    """
+
+    plans: tuple[ProcessPlan, ...]
+    first: Outlet
+    writer_count: int
+    version: Version
+    has_sinks: bool = False
+    may_leave_strays: bool = False
+    on_share: Callable[[int], None] = _ignore
+    on_times: Callable[[Sequence[TaskTimes]], None] = _ignore
+    on_event_times: Callable[[EventTimesOfEpoch], None] = _ignore
+    source: InputState | None = None
+    final_stage: int = 0
+    tables: tuple[TablePlan, ...] = ()
+    lists: tuple[ListPlan, ...] = ()
+
+    @property
+    def stage(self) -> int:
+        """The stage of the tasks whose frames are written."""
+        return len(self.plans)
+
+    def prepared(self, reports: Sequence[Report]) -> EpochResult:
+        """Return the result of an epoch from the reports of writing tasks without errors.
+
+        Raises:
+            EpochAbortedError: tasks saw different attempts of a source.
+            BrokenInvariantError: the note of a task is missing.
+        """
+        found = split_notes(text for each in reports for text in each.notes)
+        texts, prepared, times, read, of_tables, of_lists = found
+        notes = [TaskNote.from_json(text) for text in texts]
+        check_same_attempts(
+            [*(report.attempts for report in reports), *(note.attempts for note in notes)]
+        )
+        self._check_heard(reports, notes)
+        if self.has_sinks:
+            heard = [attempt for report in reports for attempt in report.attempts]
+            check_notes(prepared, heard, self.stage)
+        by_step = [[note for note in notes if note.uid == p.base.uid] for p in self.plans]
+        steps = [self._after(plan, own) for plan, own in zip(self.plans, by_step, strict=True)]
+        own_ms = [[note.event_time_max_ms for note in own] for own in by_step]
+        read_ms = latest_of(read)
+        steps = with_watermarks(self.plans, steps, self.source, read_ms, own_ms, self.final_stage)
+        self._tell_event_times(steps, read_ms)
+        state = (*steps, *tables_after(self.tables, of_tables), *lists_after(self.lists, of_lists))
+        self.on_share(max((note.byte_count for note in notes), default=0))
+        self.on_times(times)
+        late = Counter[str]()
+        for note in notes:
+            late[note.uid] += note.late
+        return EpochResult(
+            produced=tuple(each for report in reports for each in report.produced),
+            state=state,
+            late=tuple((uid, count) for uid, count in late.items() if count),
+            committables=tuple(each for note in prepared for each in note.committables),
+            has_strays=self.may_leave_strays or any(note.attempt_number for note in prepared),
+        )
+
+    def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
+        """Raise if a note or a report of a task is missing or doubled: changes would be lost."""
+        expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
+        heard = sorted((note.uid, note.index) for note in notes)
+        count = self.writer_count or (self.plans[-1].base.parallelism if self.plans else 0)
+        if heard != sorted(expected) or (self.plans and len(reports) != count):
+            raise BrokenInvariantError(
+                f"epoch {self.version.epoch}: notes of the keyed tasks {heard} and "
+                f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
+            )
+
+    def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote]) -> StepState:
+        """A step's state at the end of the epoch, with the watermark that it had."""
+        warn_of_dropped(plan, notes)
+        files: list[StateFile] = [file for note in notes for file in note.files]
+        # The first epoch counts even if it left nothing: initial state is put in once.
+        is_new = files or plan.base.version is None
+        return extend(plan.base, self.version, files) if is_new else plan.base
+
+    def _tell_event_times(
+        self, steps: Sequence[StepState], read_ms: Mapping[TopicPartition, int | None]
+    ) -> None:
+        """Report the times of the partitions, as the first step with event time goes by them."""
+        at = first_timed([plan.step for plan in self.plans])
+        if at is None or self.source is None:
+            return
+        now_ms, rule = self.plans[at].time.timestamp_ms, self.plans[at].step.watermark_rule
+        self.on_event_times(EventTimesOfEpoch.of(steps[at], read_ms, self.source, now_ms, rule))
