@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
-NEEDED = {"promtool", "prometheus", "chromedriver", "faketime"}
+NEEDED = {"promtool", "prometheus", "chromedriver", "cc"}
 
 
 def ci(folder: Path, *programs: str, apt_get: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def ci(folder: Path, *programs: str, apt_get: str) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("is_missing", [NEEDED, {"prometheus"}, {"chromedriver"}], ids=sorted)
+@pytest.mark.parametrize("is_missing", [NEEDED, {"prometheus"}, {"chromedriver", "cc"}], ids=sorted)
 @pytest.mark.parametrize("apt_get", ["exit 100", "exit 0"])
 def test_it_fails_and_says_why_where_a_program_cannot_be_had(tmp_path, is_missing, apt_get):
     done = ci(tmp_path, *(NEEDED - is_missing), apt_get=apt_get)

@@ -1,24 +1,74 @@
 """A wall clock of the program's own, which may jump; the machine's clock stays as it is.
 
-libfaketime (Debian's package `faketime`) is loaded before the C library of each process of the
-program, its JVM and its Python workers too, and adds the number of seconds in a file to the wall
-clock. Monotonic times (CLOCK_MONOTONIC) and the times of files are left as they are, as where a
-machine's clock is set.
+A few lines of C stand before the C library of each process of the program, its JVM and its Python
+workers too, and add a number of seconds to the wall clock. Monotonic times, waits, and the times of
+files stay as they are, as where a machine's clock is set. (libfaketime would do more than that: if
+told to leave monotonic times alone, it refuses each `time.sleep` of Python with EINVAL.)
 """
 
 import os
+import shutil
+import struct
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from tallystick.errors import OptionError
 
-LIBRARY = "faketime/libfaketimeMT.so.1"
-PLACES = ("/usr/lib/*", "/usr/lib", "/usr/lib64", "/usr/local/lib")
-REREAD_S = 1
-"""After so long a process looks at the file again."""
+COMPILERS = ("cc", "gcc", "clang")
 JUMPS_S = (-86_400, -3_600, -61, -2, 2, 61, 3_600, 86_400)
 """A time server corrects the small ones at once; the others are a wrong time zone, or date."""
-SHARED = Path("/dev/shm")
+FILE_VARIABLE = "TALLYSTICK_CHAOS_CLOCK"
+_SECONDS = struct.Struct("=q")
+_SOURCE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static const volatile int64_t *ahead_s;
+static int (*real)(clockid_t, struct timespec *);
+
+__attribute__((constructor)) static void begin(void) {
+    const char *path = getenv("TALLYSTICK_CHAOS_CLOCK");
+    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    void *page = MAP_FAILED;
+    if (file >= 0) page = mmap(NULL, sizeof *ahead_s, PROT_READ, MAP_SHARED, file, 0);
+    if (file >= 0) close(file);
+    if (page != MAP_FAILED) ahead_s = page;
+    real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int refused = real ? real(clock, now) : (int)syscall(SYS_clock_gettime, clock, now);
+    if (!refused && ahead_s && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+        now->tv_sec += *ahead_s;
+    return refused;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec exact;
+    (void)zone;
+    if (!now || clock_gettime(CLOCK_REALTIME, &exact)) return now ? -1 : 0;
+    now->tv_sec = exact.tv_sec;
+    now->tv_usec = exact.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *kept) {
+    struct timespec now;
+    if (clock_gettime(CLOCK_REALTIME, &now)) return (time_t)-1;
+    if (kept) *kept = now.tv_sec;
+    return now.tv_sec;
+}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +76,8 @@ class Clock:
     """The clock of one run's program.
 
     Args:
-        library: The library of libfaketime.
-        file: Holds the number of seconds by which the clock is ahead.
+        library: Stands before the C library.
+        file: Holds the number of seconds by which the clock is ahead; each process maps it.
     """
 
     library: Path
@@ -37,52 +87,44 @@ class Clock:
     def environment(self) -> dict[str, str]:
         """The environment variables that give the clock to a process and its children."""
         before = os.environ.get("LD_PRELOAD", "")
-        return {
-            "LD_PRELOAD": f"{self.library} {before}".strip(),
-            "FAKETIME_TIMESTAMP_FILE": str(self.file),
-            "FAKETIME_CACHE_DURATION": str(REREAD_S),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # with it, timed waits of a JVM end at once
-            "NO_FAKE_STAT": "1",
-        }
+        return {"LD_PRELOAD": f"{self.library} {before}".strip(), FILE_VARIABLE: str(self.file)}
 
     def set(self, ahead_s: int) -> None:
-        """Set the clock ahead by seconds, or behind if negative, with effect in a moment."""
-        new = self.file.with_suffix(".new")
-        new.write_text(f"{ahead_s:+d}\n")
-        new.replace(self.file)
-
-    def forget(self, pid: int) -> None:
-        """Remove the shared memory of a process that was killed."""
-        for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
-            (SHARED / name).unlink(missing_ok=True)
+        """Set the clock of all processes ahead by seconds, or behind if negative."""
+        with self.file.open("r+b") as file:
+            file.write(_SECONDS.pack(ahead_s))
 
 
-def find_library() -> Path | None:
-    """Return the path of libfaketime; None: not found."""
-    for place in PLACES:
-        root = Path("/")
-        for found in sorted(root.glob(f"{place.removeprefix('/')}/{LIBRARY}")):
-            return found
-    return None
+def find_compiler() -> str | None:
+    """Return the path of a C compiler for Linux; None: not found."""
+    if sys.platform != "linux":
+        return None
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 def clock_of(folder: Path) -> Clock:
     """Return a clock that shows the right time.
 
     Args:
-        folder: For the clock's file.
+        folder: For the clock's files.
 
     Raises:
-        OptionError: There is no libfaketime.
+        OptionError: There is no C compiler, or it cannot make the library.
     """
-    library = find_library()
-    if library is None:
+    compiler = find_compiler()
+    if compiler is None:
         raise OptionError(
-            f"the fault 'clock' needs libfaketime ({LIBRARY}), and there is none below "
-            f"{', '.join(PLACES)}: apt-get install faketime"
+            f"the fault 'clock' needs a C compiler, and there is none of {', '.join(COMPILERS)}: "
+            f"apt-get install gcc libc6-dev (Linux only)"
         )
-    clock = Clock(library, folder / "clock")
     folder.mkdir(parents=True, exist_ok=True)
-    clock.set(0)
-    return clock
+    library, file = folder / "clock.so", folder / "clock"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-", "-o", str(library), "-ldl"]
+    done = subprocess.run(command, input=_SOURCE, capture_output=True, text=True)
+    if done.returncode:
+        raise OptionError(
+            f"the fault 'clock' needs a C compiler, and {compiler} failed: "
+            f"{done.stderr.strip()[-500:]}"
+        )
+    file.write_bytes(_SECONDS.pack(0))
+    return Clock(library, file)

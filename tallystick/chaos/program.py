@@ -246,8 +246,6 @@ class Supervisor:
         """End all lives."""
         for life in reversed(self._lives):
             life.end()
-            if self.settings.clock is not None:
-                self.settings.clock.forget(life.process.pid)
 
 
 def python_workers(processes: Sequence[Process]) -> list[Process]:

@@ -18,7 +18,7 @@ KINDS = {
     "state": "kill -9, and all local copies of state are gone at the next start",
     "parallelism": "kill -9, and the next start has another {parallelism}",
     "clock": "the program's wall clock jumps, by up to a day in either direction, until it has "
-    "committed something more; needs libfaketime",
+    "committed something more; needs a C compiler",
     "disk": "no process of the program can make a file longer, for a second; Linux only",
     "broker": "kill -9 of one broker, which comes back; needs --brokers 3",
     "broker-pause": "one broker stands still for some seconds",
@@ -109,7 +109,7 @@ def kinds_for(
         asked: The kinds that the user named; none: all that fit.
         uses_parallelism: Whether the command line names {parallelism}.
         has_object_store: Whether the checkpoint is in an object store.
-        has_clock: Whether the program can have a clock of its own: see `clock.find_library`.
+        has_clock: Whether the program can have a clock of its own: see `clock.find_compiler`.
 
     Raises:
         OptionError: There is no such kind, or it cannot happen here.
@@ -128,7 +128,9 @@ def kinds_for(
         if kind in NEEDS_OBJECT_STORE and not has_object_store:
             raise OptionError(f"the fault {kind!r} needs a --checkpoint in an object store")
         if kind in NEEDS_CLOCK and not has_clock:
-            raise OptionError(f"the fault {kind!r} needs libfaketime: apt-get install faketime")
+            raise OptionError(
+                f"the fault {kind!r} needs a C compiler: apt-get install gcc libc6-dev"
+            )
     if asked:
         return tuple(kind for kind in KINDS if kind in asked)
     without = NOT_CHOSEN_BY_ITSELF - ({"parallelism"} if uses_parallelism else set())

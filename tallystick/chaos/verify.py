@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tallystick.chaos.clock import find_library
+from tallystick.chaos.clock import find_compiler
 from tallystick.chaos.cluster import InputRecord
 from tallystick.chaos.compare import (
     COMPARISONS,
@@ -129,7 +129,7 @@ def _comparison(named: str) -> Comparison:
 def _kinds_for(job: Job, asked: Collection[str]) -> tuple[str, ...]:
     uses_parallelism = any("{parallelism}" in argument for argument in job.command)
     return kinds_for(
-        job.brokers, asked, uses_parallelism, bool(job.checkpoint), find_library() is not None
+        job.brokers, asked, uses_parallelism, bool(job.checkpoint), find_compiler() is not None
     )
 
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tallystick.chaos.clock import find_library
+from tallystick.chaos.clock import find_compiler
 from tallystick.chaos.cluster import InputRecord
 from tallystick.chaos.compare import differences
 from tallystick.chaos.report import as_text
@@ -105,7 +105,7 @@ def question(seed: int, names: list[str], asked: Sequence[str] = ()) -> tuple[st
         asked,
         uses_parallelism=True,
         has_object_store=in_store,
-        has_clock=find_library() is not None,
+        has_clock=find_compiler() is not None,
     )
     faults = plan(kills, seed, kinds)
     again = f"--seed {seed} --once" + f" --faults {','.join(asked)}" * bool(asked)

@@ -138,7 +138,7 @@ def test_a_cluster_that_does_not_answer_in_plain_text_is_named(monkeypatch):
 
 
 def test_brokers_of_a_given_cluster_are_cut_off_but_not_killed():
-    assert {*KINDS} - {*kinds_for(0, (), True)} == {
+    assert {*KINDS} - {*kinds_for(0, (), True, has_clock=True)} == {
         "broker",
         "broker-pause",
         "executor",

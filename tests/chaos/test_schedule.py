@@ -32,7 +32,7 @@ def test_the_first_fault_waits_for_the_program():
         (1, ["dirver"], False, "'dirver'"),
         (1, ["broker"], False, "--brokers 3"),
         (3, ["parallelism"], False, "{parallelism}"),
-        (3, ["clock"], False, "apt-get install faketime"),
+        (3, ["clock"], False, "apt-get install gcc"),
     ],
 )
 def test_what_cannot_happen_is_refused_by_name(brokers, asked, uses_parallelism, named):

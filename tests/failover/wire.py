@@ -135,9 +135,7 @@ def coordinator_of(client: Client, kind: Literal["group", "transaction"], key: s
     kinds = {"group": 0, "transaction": 1}
 
     def make() -> Any:
-        return protocol.FindCoordinatorRequest(
-            key=key, key_type=kinds[kind], coordinator_keys=[key]
-        )
+        return protocol.FindCoordinatorRequest(key_type=kinds[kind], coordinator_keys=[key])
 
     response = client.call(
         make, AnyBroker(), lambda r: [(r.coordinators[0].error_code, f"{kind} {key}")]
