@@ -154,7 +154,7 @@ def test_what_a_user_lacks_is_found_without_doing_anything(
     assert list(found) == lacking
     after = transaction_state(admin, transactional_id)
     assert (before.transaction_state, before.producer_epoch) == ("Ongoing", producer.producer_epoch)
-    assert after.to_dict() == before.to_dict()
+    assert after == before
     owner.abort_transaction(producer)
     for each in (admin, asking, owner):
         each.close()

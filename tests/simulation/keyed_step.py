@@ -39,7 +39,7 @@ KEY_COUNT = 7
 GROUP_COUNT = 4
 """Keys of the second step: not a part of the first one's, so that rows go to other tasks."""
 WINDOW_MS = 8
-WINDOW_DELAY_MS = 16
+WINDOW_DELAY_MS = 4
 IDLE_AFTER_MS = 1 << 40
 """More than a world lasts, and less than a jump of a clock: no partition becomes idle."""
 MAX_PARALLELISM = 8

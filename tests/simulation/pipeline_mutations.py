@@ -67,7 +67,7 @@ def _(original: Any) -> Any:
     return until_ms
 
 
-@mutation("an epoch without rows runs no timers", KeyedSteps, "is_idle")
+@mutation("an epoch without rows runs no timers", KeyedSteps, "is_idle", Fault.EMPTY_EPOCH)
 def _(_: Any) -> Any:
     return lambda self, state: all(base.version is not None for base in self.check(state))
 
@@ -192,6 +192,7 @@ for decider in (KAFKA, CHECKPOINT):
     "an epoch that runs again goes on from the state that it left",
     Coordinator,
     "_run",
+    *LOST,
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:

@@ -33,7 +33,7 @@ checkpoint that was set back to its beginning was expected to be told from a new
 OVERTAKEN = (114, 438)
 """A stream writer finds its epoch decided by another, after it had proved that it was the owner."""
 LOSING = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER, Fault.SINK_LOST_REPLY)
-LOSING_SEEDS = (1, 8, 24)
+LOSING_SEEDS = (1, 2, 31)
 """With these faults all that a decision names is lost there, and its epoch runs again."""
 WHAT_COMES = (
     "an epoch goes on in the same gang after a failure",
@@ -82,8 +82,7 @@ def test_two_inputs_keep_their_positions_and_one_watermark(seed: int, has_gang: 
 def test_rows_of_both_inputs_are_late_in_some_of_these_worlds() -> None:
     """Else nothing would be known of the watermark; seeds alone choose such worlds too."""
     late: Counter[str] = Counter()
-    chosen = [seed for seed in range(60) if seed % 10 == 6]
-    for seed in chosen:
+    for seed in (6, 66):
         world = World(seed)
         assert world.has_two_inputs
         with contextlib.suppress(Endless):
