@@ -80,7 +80,7 @@ stress: setup
 	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
 	@$(BIN)/python -m tests.spark.growth --epochs 200
-	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py tests/spark/test_stream_writer.py -k "killed_ or dies_behind or counts_and"
+	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and"
 	@WHEEL=1 $(BIN)/python -m pytest tests/test_wheel.py
 
 campaign: setup

@@ -67,7 +67,6 @@ from .spark.context import (
     configure as configure,
     spark_session as spark_session,
 )
-from .spark.streaming.registration import kafka_partition as kafka_partition
 from .spark.streaming.registration import register as register
 from .state.functions.aggregates import (
     approximate_distinct_count as approximate_distinct_count,

@@ -13,7 +13,6 @@ from pathlib import Path
 from benchmarks.kills import summary as peers
 from tallystick.epoch.protocol import NEXT_PHASES, Phase
 from tallystick.ops import metrics, remedies
-from tallystick.options.sink import SINK
 from tallystick.options.source import SOURCE
 from tests import matrix
 from tests.campaign import summary
@@ -69,7 +68,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "layers": layers,
     "phases": phases,
     "source_options": SOURCE.page,
-    "sink_options": SINK.page,
     "metrics": metrics.page,
     "errors": remedies.page,
     "matrix": matrix.summary,

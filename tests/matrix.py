@@ -85,8 +85,6 @@ PARTS = (
     Part("differential", "tests/differential", STREAMING_MIN),
     Part("foreachBatch", "tests/spark/test_foreach_batch_sink.py::test_rows_choose_topic_partition_"
          "headers_and_timestamp", STREAMING_MIN),
-    Part("writeStream", "tests/spark/test_stream_writer.py::test_rows_choose_their_topics",
-         STREAMING_MIN),
 )  # fmt: skip
 REFUSAL = "tests/spark/test_pyspark_versions.py"
 """Run in every cell: what is not for a PySpark is refused there, in words that say what is."""

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.codec.formats import REGISTERED, Format
+from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.epoch.transactional_ids import (
     ID_PREFIX,
     check_name,
@@ -24,28 +26,41 @@ from tallystick.epoch.two_phase import (
     guarantee_problem,
 )
 from tallystick.errors import OptionError
-from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
-from tallystick.kafka.output import BATCH_BYTES, COMPRESSION, TIMEOUT_WARNING_SHARE, KafkaOutput
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
+from tallystick.kafka.output import (
+    BATCH_BYTES,
+    BATCH_BYTES_MIN,
+    COMPRESSION,
+    TIMEOUT_WARNING_SHARE,
+    KafkaOutput,
+)
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.options.sink import SINK
-from tallystick.options.table import client_config
+from tallystick.options.table import TOPIC, Kind, client_config, one_of, whole
 from tallystick.pipeline.topology import OutputTopology, SharingSink
 from tallystick.source.subscription import topic_problem
-from tallystick.spark.streaming.epochs import foreach_batch_runner
+from tallystick.spark.streaming.epochs import foreach_batch_runner, write_batch
 from tallystick.spark.streaming.foreach_batch import RunnerPerRun
 from tallystick.tasks.outputs import OF_MAIN, Selection
 
 EPOCH, TASK = "epoch", "task"
 UID_LENGTH_MAX = 60
+_KINDS: Mapping[str, Kind] = {
+    "topic": TOPIC,
+    "compression": one_of(*CODEC_IDS),
+    "batch_bytes": whole("bytes", BATCH_BYTES_MIN),
+    "transaction_timeout_ms": whole("ms", TRANSACTION_TIMEOUT_MIN_MS),
+    "max_recovery_ms": whole("ms", 1),
+}
+"""The types of arguments that `KafkaSink.output` takes as they are."""
 
 
 @dataclass(frozen=True)
 class KafkaSink:
     """A topic to write to, exactly once.
 
-    The last step of a pipeline, or the function of `writeStream.foreachBatch` of any query; there
-    the rows have the columns of Spark's own Kafka sink (value, and if present key, topic,
-    partition, headers, timestamp).
+    The last step of a pipeline, or the function of `writeStream.foreachBatch` of any query; or
+    `write` writes a DataFrame. Outside of a pipeline the rows have the columns of Spark's own Kafka
+    sink (value, and if present key, topic, partition, headers, timestamp), unless `value` is set.
 
     The page "Writing exactly once" says which mode and guarantee to choose, and what each risks.
 
@@ -202,6 +217,24 @@ class KafkaSink:
         """
         self._runner(rows, batch_id)
 
+    def write(self, rows: DataFrame) -> None:
+        """Write a DataFrame in one Kafka transaction: all of its rows, or none of them.
+
+        Called twice, it writes the rows twice. A transaction that a killed driver left open ends
+        with `transaction_timeout_ms`. `name`, `uid` and `accept` have no effect.
+
+        Raises:
+            OptionError: a setting cannot work; all problems are named.
+            TallystickError, or what a function behind the rows raised: nothing is visible.
+        """
+        if not self.decides:
+            raise OptionError(
+                f"KafkaSink(transactions={self.transactions!r}, guarantee={self.guarantee!r}).write"
+                f"(rows): a batch is one transaction of the guarantee 'exactly_once', since nobody "
+                f"would come back to commit the rest of it. Leave both out"
+            )
+        write_batch(topology_of([self]), rows)
+
     @cached_property
     def _runner(self) -> RunnerPerRun:
         made = foreach_batch_runner(
@@ -216,8 +249,13 @@ class KafkaSink:
         """The settings as a value that is sent to tasks in place of the sink."""
         token_topic = self.token_topic or self.topic
         assert token_topic is not None, "one of them is set"
+        given = {name: getattr(self, name) for name in _KINDS}
+        checked: dict[str, Any] = {
+            name: None if value is None else _KINDS[name].value(name, str(value))
+            for name, value in given.items()
+        }
         return KafkaOutput(
-            **SINK.of(self),
+            **checked,
             config=client_config(
                 self.bootstrap_servers,
                 self.options,

@@ -50,18 +50,6 @@ VERSION = 1
 _NAME = re.compile(r"(\d{16})\.json", re.ASCII)
 
 
-class Hold(NamedTuple):
-    """A run's hold of the log, as it may travel to another process of the same run.
-
-    Args:
-        run: the run's name.
-        slot: the newest slot, which the run wrote.
-    """
-
-    run: str
-    slot: int
-
-
 class Entry(NamedTuple):
     """The content of a slot.
 
@@ -154,7 +142,6 @@ class DecisionLog:
         clock: draws the run's name.
         transactional_id: under which the pipeline runs; the log keeps it for commands that look for
             what its sinks may have left.
-        hold: go on with this hold, without taking over; None: a new run.
         kept_slots: how many old slots stay; what is older is removed now and then.
     """
 
@@ -163,7 +150,6 @@ class DecisionLog:
         storage: Storage,
         clock: Clock,
         transactional_id: str,
-        hold: Hold | None = None,
         *,
         kept_slots: int = KEPT_SLOTS,
     ) -> None:
@@ -171,8 +157,7 @@ class DecisionLog:
         self._kept_slots = kept_slots
         self._storage = storage
         self._transactional_id = transactional_id
-        self._run = clock.nonce() if hold is None else hold.run
-        self._hold = hold
+        self._run = clock.nonce()
 
     @property
     def name(self) -> DeciderName:
@@ -188,8 +173,6 @@ class DecisionLog:
         Raises:
             FencedError: another run owns it.
         """
-        if current is None and self._hold is not None:
-            return self._go_on(self._hold)
         while True:
             newest = newest_entry(self._storage)
             if current is not None:
@@ -198,17 +181,6 @@ class DecisionLog:
             token = None if newest is None else newest.token
             if self._put(Entry(slot, self._run, token, self._transactional_id)):
                 return self._producer(slot)
-
-    def hold_of(self, producer: Producer) -> Hold:
-        """Return the hold with which another process of the run decides under a producer."""
-        return Hold(self._run, producer.producer_epoch)
-
-    def _go_on(self, hold: Hold) -> Producer:
-        """Return a hold's producer without writing a slot; raise if a newer slot exists."""
-        newest = newest_entry(self._storage)
-        if newest is None or Hold(newest.run, newest.slot) != hold:
-            raise _fenced(newest)
-        return self._producer(hold.slot)
 
     def check_owner(self) -> bool:
         """See `ports.Decider.check_owner`: the newest slot's run is the owner."""

@@ -33,9 +33,9 @@ ID_PREFIX = "tallystick-"
 """Stands before the pipeline's name, unless a user chose another one."""
 TOKEN = "-token"
 """Follows a transactional id in the name of the group that keeps its token."""
-BATCH_PREFIX = f"{ID_PREFIX}batch-"
-"""The prefix of the id of a batch write whose user chose none."""
-_BATCH_ID = re.compile(rf"{BATCH_PREFIX}[0-9a-f]{{16}}")
+BATCH = "batch-"
+"""Begins the name that a batch write has in place of a pipeline's."""
+_BATCH_NAME = re.compile(rf"{BATCH}[0-9a-f]{{16}}")
 
 
 class PooledId(NamedTuple):
@@ -85,22 +85,20 @@ def token_owner(group: str) -> str:
     return name.removesuffix(TOKEN) if name != group and name.endswith(TOKEN) else ""
 
 
-def batch_id(prefix: str | None, nonce: str) -> str:
-    """Return the id of a batch write.
+def batch_name(nonce: str) -> str:
+    """Return the name under which one batch write runs: no other write has it.
 
     Args:
-        prefix: the user's; all writes with it share one id. None: each write has its own.
-        nonce: 16 hexadecimal digits, drawn for this write.
+        nonce: 16 hexadecimal digits, drawn for the write.
     """
-    if prefix is not None:
-        return f"{prefix}-batch"
-    assert is_batch_id(f"{BATCH_PREFIX}{nonce}"), nonce
-    return f"{BATCH_PREFIX}{nonce}"
+    name = f"{BATCH}{nonce}"
+    assert is_batch_name(name), nonce
+    return name
 
 
-def is_batch_id(transactional_id: str) -> bool:
-    """True if an id is that of a batch write whose user chose no prefix."""
-    return _BATCH_ID.fullmatch(transactional_id) is not None
+def is_batch_name(name: str) -> bool:
+    """True if a name, in place of a pipeline's, is a batch write's."""
+    return _BATCH_NAME.fullmatch(name) is not None
 
 
 def text_problem(text: object) -> str:

@@ -75,12 +75,6 @@ class WorkerCache(Generic[Key, Value]):
         if not has_room:
             self._close_value(value)
 
-    def values(self) -> list[Value]:
-        """Return all values that this process keeps, by key, the key used last at the end."""
-        lock, kept = self._of_this_process()
-        with lock:
-            return [value for values in kept.values() for value in values]
-
     def close(self, matching: Callable[[Key], bool] = lambda _: True) -> None:
         """Close this process's values under the matching keys, by default under all keys."""
         lock, kept = self._of_this_process()

@@ -207,17 +207,14 @@ REFUSED: Mapping[str, str] = {
     "ssl.ca.location": "that is librdkafka's name; use kafka.ssl.truststore.location",
     "ssl.certificate.location": "that is librdkafka's name; use kafka.ssl.keystore.location",
     "sasl.mechanisms": "that is librdkafka's name; use kafka.sasl.mechanism",
-    "transactional.id": "Tallystick makes it, from transactional.id.prefix or the pipeline's name",
-    "transaction.timeout.ms": (
-        "it is an option of the sink, transaction.timeout.ms without kafka., or "
+    "transactional.id": "Tallystick makes it, from transactional_id_prefix and the pipeline's name",
+    "transaction.timeout.ms": "it is KafkaSink(transaction_timeout_ms=...)",
+    "transaction.two.phase.commit.enable": (
+        "transactions keep a timeout, so that none holds up readers for ever: set "
         "KafkaSink(transaction_timeout_ms=...)"
     ),
-    "transaction.two.phase.commit.enable": (
-        "transactions keep a timeout, so that none holds up readers for ever: set the sink's "
-        "transaction.timeout.ms, or KafkaSink(transaction_timeout_ms=...)"
-    ),
-    "compression.type": "use the sink's compression",
-    "max.request.size": "use the sink's batch.bytes, or KafkaSink(batch_bytes=...)",
+    "compression.type": "use KafkaSink(compression=...)",
+    "max.request.size": "use KafkaSink(batch_bytes=...)",
     "partitioner.class": "rows are placed by key as Kafka's clients do, or by a column partition",
     "auto.offset.reset": "use startingOffsets",
     "group.id": "it is for reading: an option of the source, or KafkaSource(group_id=...)",

@@ -1,8 +1,7 @@
 """The settings of a Kafka sink, as one value: made once from what the user gave, held by plans."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tallystick.codec.formats import Format
 from tallystick.codec.rows import RowLayout
@@ -17,17 +16,6 @@ BATCH_BYTES = 900_000
 BATCH_BYTES_MIN = 1024
 COMPRESSION = "lz4"
 TIMEOUT_WARNING_SHARE: float = Timeout._field_defaults["warn_share"]
-
-
-class SettingNames(NamedTuple):
-    """The names of settings as the user wrote them, for messages: of `KafkaSink`, or of options."""
-
-    transaction_timeout: str = "transaction_timeout_ms"
-    batch_bytes: str = "batch_bytes"
-    max_recovery: str = "max_recovery_ms"
-
-
-AS_FIELDS = SettingNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +50,6 @@ class KafkaOutput:
     """The topic for records that cannot be parsed; None: there may be none."""
     id_prefix: str = ID_PREFIX
     """Put before the pipeline's name in transactional ids."""
-    names: SettingNames = field(default=AS_FIELDS, compare=False)
-    """The names of these settings in messages."""
 
     @property
     def timeout(self) -> Timeout:

@@ -175,17 +175,17 @@ def _broker_problems(facts: ClusterFacts) -> Iterator[str]:
 
 def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
     timeout, most = output.transaction_timeout_ms, facts.transaction_timeout_max_ms
-    name = output.names.transaction_timeout
     if most is not None and timeout > most:
         yield (
-            f"{name} is {timeout}, the brokers allow {most} "
+            f"transaction_timeout_ms is {timeout}, the brokers allow {most} "
             f"(transaction.max.timeout.ms): lower the one or raise the other"
         )
     if output.config.delivery_timeout_ms >= timeout:
         yield (
             f"kafka.delivery.timeout.ms is {output.config.delivery_timeout_ms}, "
-            f"{name} {timeout}: a transaction must outlive a single call, so the "
-            f"first must be the smaller. Lower it, or leave it out: then it follows from {name}"
+            f"transaction_timeout_ms {timeout}: a transaction must outlive a single call, so the "
+            f"first must be the smaller. Lower it, or leave it out: then it follows from "
+            f"transaction_timeout_ms"
         )
     minutes = facts.offsets_retention_minutes
     if minutes is not None and interval_ms >= minutes * 60_000:
@@ -197,7 +197,6 @@ def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int)
 
 
 def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
-    name = output.names.transaction_timeout
     if beyond := beyond_limit(facts.partition_counts, facts.transaction_record_max):
         yield beyond
     if facts.partition_verification is None:
@@ -208,21 +207,22 @@ def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Ite
     if facts.transaction_timeout_max_ms is None:
         yield (
             "the brokers do not say which transaction timeout they allow (needs DESCRIBE_CONFIGS "
-            f"on the cluster): it must be at least {name}"
+            "on the cluster): it must be at least transaction_timeout_ms"
         )
     session_ms, call_ms = facts.session_timeout_ms, output.config.delivery_timeout_ms
     if session_ms is not None and call_ms <= failover_ms(session_ms):
         yield (
             f"kafka.delivery.timeout.ms is {call_ms}, and the failover of a broker may take "
             f"{failover_ms(session_ms)} ms (broker.session.timeout.ms is {session_ms}): each one "
-            f"aborts an epoch, or ends the query. Use a longer {name} and "
+            f"aborts an epoch, or ends the query. Use a longer transaction_timeout_ms and "
             f"kafka.delivery.timeout.ms"
         )
     if interval_ms > output.transaction_timeout_ms:
         yield (
-            f"the trigger interval ({interval_ms} ms) is longer than {name} "
+            f"the trigger interval ({interval_ms} ms) is longer than transaction_timeout_ms "
             f"({output.transaction_timeout_ms}): an epoch that takes as long to write as its "
-            f"data took to come is aborted and run again. Trigger more often, or raise {name}"
+            f"data took to come is aborted and run again. Trigger more often, or raise "
+            f"transaction_timeout_ms"
         )
 
 
@@ -239,13 +239,12 @@ def check_recovery(output: KafkaOutput, trigger_interval_ms: int | None) -> Iter
     if output.max_recovery_ms is None:
         return
     interval, recovery = trigger_interval_ms or 0, output.max_recovery_ms
-    name = output.names.transaction_timeout
     if output.transaction_timeout_ms <= interval + recovery:
         yield (
-            f"{name} is {output.transaction_timeout_ms}, the trigger interval "
-            f"{interval} ms and {output.names.max_recovery} {recovery} ms: Kafka would abort what "
+            f"transaction_timeout_ms is {output.transaction_timeout_ms}, the trigger interval "
+            f"{interval} ms and max_recovery_ms {recovery} ms: Kafka would abort what "
             f"waits for its commit before a pipeline that was down for so long can commit it. "
-            f"{name} must be more than {interval + recovery}"
+            f"transaction_timeout_ms must be more than {interval + recovery}"
         )
 
 

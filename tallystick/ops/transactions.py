@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tallystick.checkpoint.newest_epoch import TokenAnswer
-from tallystick.epoch.transactional_ids import PooledId, is_batch_id, parse
+from tallystick.epoch.transactional_ids import PooledId, is_batch_name, parse
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
 from tallystick.errors import OptionError
 from tallystick.kafka import transactions as kafka_transactions
@@ -113,7 +113,7 @@ def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> De
         what = f"Kafka is ending it ({lingering.state}): wait, it is decided already"
         return Description(TransactionStatus.ENDING, what)
     is_foreign = view is None or not _is_ours(lingering, view)
-    if is_foreign and lingering.system == KAFKA and is_batch_id(lingering.transactional_id):
+    if is_foreign and lingering.system == KAFKA and _is_batch(lingering):
         what = "a batch write's: it is at work, or has died, and Kafka ends it at its timeout"
         return Description(TransactionStatus.FOREIGN, what)
     if view is None:
@@ -297,6 +297,11 @@ def _lingering_in(
         )
         for each in found
     )
+
+
+def _is_batch(lingering: LingeringTransaction) -> bool:
+    name = lingering.transactional_id.removeprefix(OUR_PREFIX)
+    return name != lingering.transactional_id and is_batch_name(name)
 
 
 def _is_ours(lingering: LingeringTransaction, view: CheckpointView) -> bool:

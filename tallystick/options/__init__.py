@@ -1,1 +1,1 @@
-"""Every option of the source and the sink: parsed, typed, with its default."""
+"""Every option of the source: parsed, typed, with its default."""

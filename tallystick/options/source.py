@@ -189,7 +189,7 @@ PASSED_OVER = {
 }
 """Options of Spark's connector that no row depends on, and why they have no effect."""
 
-SOURCE = OptionTable("source", "start from", (
+SOURCE = OptionTable((
     Option("subscribe", Kind("topic names, by comma", _read_topics), None,
            "Read these topics, all partitions. One of `subscribe`, `subscribePattern` and `assign` has to be given.",
            "flights,orders", _WHAT, "one of three"),

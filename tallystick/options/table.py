@@ -1,8 +1,8 @@
 """Declare an option once: its name, type, default and doc.
 
 Parsing, the messages of errors and the options pages of the docs follow from the declaration. The
-tables stand with what they make: `options.source` and `options.sink`. Names are those of Spark's
-own Kafka connector where it has the option, else Flink's, so that a query needs one word changed.
+table stands with the values that it makes, in `options.source`. Names are those of Spark's own
+Kafka connector where it has the option, else Flink's, so that a query needs one word changed.
 Settings of the Kafka client, with `kafka.` before their names, pass through.
 """
 
@@ -31,6 +31,17 @@ class Kind:
     """The type and its unit, for the docs."""
     read: Callable[[str], Any]
     """Return the value of a text; a ValueError says what was expected."""
+
+    def value(self, name: str, text: str) -> Any:
+        """Return the value of the setting `name`, given as text.
+
+        Raises:
+            OptionError: the text is not of this type.
+        """
+        try:
+            return self.read(text)
+        except ValueError as error:
+            raise OptionError(f"{name}={text!r}: {error}") from None
 
 
 def whole(words: str, least: int | None = None, unit: str = "") -> Kind:
@@ -78,8 +89,6 @@ def _checked(words: str, problem_of: Callable[[str], str]) -> Kind:
 
 
 TOPIC = _checked("topic name", topic_problem)
-ID = _checked("text", text_problem)
-"""A text that is a part of transactional ids."""
 GROUP = _checked("text", lambda text: text and text_problem(text))
 """A consumer group; an empty one is none."""
 
@@ -97,7 +106,7 @@ COUNT = whole("whole number from 1", 1)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of the data source or of the sink."""
+    """One option of the data source."""
 
     name: str
     """The name that users write; case does not matter."""
@@ -116,20 +125,13 @@ class Option:
     only: str | None = None
     """"stream" or "batch" where the other refuses it."""
 
-    def read(self, text: str, name: str = "") -> Any:
-        """Return the value of a text.
-
-        Args:
-            text: what was set.
-            name: the name of the setting, for the message; "": the option's own.
+    def read(self, text: str) -> Any:
+        """Return the option's value, given as text.
 
         Raises:
-            OptionError: it has no such type.
+            OptionError: the text has not the option's type.
         """
-        try:
-            return self.kind.read(text)
-        except ValueError as error:
-            raise OptionError(f"{name or self.name}={text!r}: {error}") from None
+        return self.kind.value(self.name, text)
 
     @property
     def row(self) -> str:
@@ -163,30 +165,11 @@ class ParsedOptions:
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """The options of the source, or of the sink, beside the client's settings with `kafka.`."""
+    """The options of the source, beside the client's settings with `kafka.`."""
 
-    what: str
-    """"source" or "sink"."""
-    purpose: str
-    """The words that complete "expected the brokers to …"."""
     options: tuple[Option, ...]
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Options of Spark's connector that no row depends on, and why they have no effect."""
-
-    def of(self, arguments: object) -> dict[str, Any]:
-        """Check arguments given in place of options, and return the values of their fields.
-
-        Args:
-            arguments: an object with an attribute per field.
-
-        Raises:
-            OptionError: an argument is not of its option's type; the message names the attribute.
-        """
-        made: dict[str, Any] = {}
-        for option in (each for each in self.options if each.field):
-            value = getattr(arguments, option.field)
-            made[option.field] = None if value is None else option.read(str(value), option.field)
-        return made
 
     def __getitem__(self, name: str) -> Option:
         return next(each for each in self.options if each.name == name)
@@ -216,7 +199,7 @@ class OptionTable:
                 raise OptionError(f"unknown option {name!r} of the tallystick {self._hint(name)}")
         if not client.get("bootstrap.servers"):
             raise OptionError(
-                f"kafka.bootstrap.servers is missing: expected the brokers to {self.purpose}, "
+                "kafka.bootstrap.servers is missing: expected the brokers to start from, "
                 'e.g. .option("kafka.bootstrap.servers", "host1:9092,host2:9092")'
             )
         return ParsedOptions(self, given, client)
@@ -224,8 +207,8 @@ class OptionTable:
     def _hint(self, name: str) -> str:
         known = {each.name.lower(): each.name for each in self.options if each.section}
         if near := difflib.get_close_matches(name, known, n=1):
-            return f"{self.what}: did you mean {known[near[0]]!r}?"
-        return f"{self.what}: known: {', '.join([*known.values(), 'kafka.*'])}"
+            return f"source: did you mean {known[near[0]]!r}?"
+        return f"source: known: {', '.join([*known.values(), 'kafka.*'])}"
 
     def page(self) -> str:
         """Return the part of the docs that lists the options, a table per section."""

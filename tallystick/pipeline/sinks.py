@@ -15,7 +15,7 @@ from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.protocol import ignore
 from tallystick.epoch.rights import Right, committing, writing
-from tallystick.epoch.transactional_ids import parse, token_group
+from tallystick.epoch.transactional_ids import BATCH, is_batch_name, parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
@@ -186,8 +186,11 @@ def preflight(
 def decider_rights(output: KafkaOutput, pipeline: str) -> tuple[Right, ...]:
     """Return the rights needed to write output and to decide epochs by Kafka transactions."""
     transactional_id = f"{output.id_prefix}{pipeline}"
+    # Each batch write has an id of its own: the right that covers them all is to be granted.
+    prefix = f"{output.id_prefix}{BATCH}" if is_batch_name(pipeline) else ""
     group = token_group(transactional_id)
-    return (*committing(transactional_id, group, output.token_topic), *writing(output.topics))
+    wanted = committing(transactional_id, group, output.token_topic, prefix=prefix)
+    return (*wanted, *writing(output.topics))
 
 
 STRAYS_LIVE_S = 2.5

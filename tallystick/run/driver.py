@@ -138,18 +138,9 @@ class Driver:
             SecondCallError: the epoch was asked for in this run already.
             TallystickError, or what the user's function raised: the epoch was aborted.
         """
-        self._drive(request, engine)
-
-    def recover(self, request: Request) -> Producer | None:
-        """Do everything before an epoch's own work, which is then up to another process.
-
-        Returns:
-            The producer under which the epoch may run; None: it is committed already.
-
-        Raises:
-            FencedError, DataLossError, TallystickError: as `run_epoch`.
-        """
-        return self._drive(request, None)
+        self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
+        logged = self._logged(self.coordinator.committed_manifest)
+        self._follow(EpochRequested(request, logged), engine)
 
     def run_next(self, source: EpochSource) -> bool:
         """Plan the epoch after the newest committed epoch, and run it to its end.
@@ -204,13 +195,6 @@ class Driver:
                 self._identity.pipeline,
                 error,
             )
-
-    def _drive(self, request: Request, engine: Engine | None) -> Producer | None:
-        """Take the epoch to its end; without an engine, to where it would run."""
-        self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
-        logged = self._logged(self.coordinator.committed_manifest)
-        ended = self._follow(EpochRequested(request, logged), engine)
-        return ended.producer if isinstance(ended, RunEpoch) else None
 
     def _follow(self, event: Event, by: Worker | None) -> RunEpoch | Request | None:
         """Follow the coordinator to the end of an epoch; with no worker, to where it would run."""

@@ -344,11 +344,6 @@ def user_part(uri: str) -> str:
     return rest[: _secret_length(rest, scheme)]
 
 
-def as_spark_took_it(uri: str) -> str:
-    """Return the place at which Spark puts a checkpoint that is given to Spark as `uri`."""
-    return f"./{uri}" if uri.startswith("~") else re.sub("^file:/+", "file:/", uri)
-
-
 def reach(uri: str, what: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a resolved place, and the path in it.
 

@@ -55,7 +55,7 @@ BEHIND_MS = 4_000
 KILLS = (3, 9)
 SHARE_OF_THREE_BROKERS = 0.3
 SHARE_IN_OBJECT_STORE = 0.15
-ON_LOCAL_DISKS = {"moved", "stream-writer", "foreach-batch"}
+ON_LOCAL_DISKS = {"moved", "foreach-batch"}
 """Programs whose checkpoint is Spark's own, or that look into it with `pathlib`."""
 VERSIONS = (0, 1, 2)
 

@@ -307,17 +307,6 @@ def _claim(lives: Path, number: int, name: str) -> None:
     os.link(text, lives / f"{number:04d}.life")
 
 
-def stream_writer(servers: str, checkpoint: str, parallelism: int) -> object:
-    return (
-        stream(servers)
-        .writeStream.format("tallystick")
-        .option("kafka.bootstrap.servers", servers)
-        .option("topic", "out")
-        .option("checkpointLocation", checkpoint)
-        .start()
-    )
-
-
 def foreach_batch(servers: str, checkpoint: str, parallelism: int) -> object:
     return (
         stream(servers)
@@ -379,7 +368,6 @@ WORKLOADS = {
         oracle=oracles.windows_of_windows,
     ),
     "moved": Workload(moved, "final", ("out",), "recover, savepoint and restore at each start"),
-    "stream-writer": Workload(stream_writer, "sequence", ("out",), "Spark's own writer"),
     "foreach-batch": Workload(foreach_batch, "sequence", ("out",), "a query of Spark's own"),
 }
 

@@ -45,10 +45,12 @@ def campaign() -> str:
         "| program | asks about | runs | exact | faults that hit |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, workload in WORKLOADS.items():
+    removed = sorted({each["workload"] for each in noted} - WORKLOADS.keys())
+    for name in [*WORKLOADS, *removed]:
+        asks = WORKLOADS[name].asks if name in WORKLOADS else "a program that is gone"
         own = [each for each in noted if each["workload"] == name]
         faults_hit = sum(sum(each["hit"].values()) for each in own)
         good = sum(each["exact"] for each in own)
-        lines.append(f"| {name} | {workload.asks} | {len(own)} | {good} | {faults_hit} |")
+        lines.append(f"| {name} | {asks} | {len(own)} | {good} | {faults_hit} |")
     lines += ["", "Hits: " + ", ".join(f"{kind} {hit[kind]}" for kind in KINDS if hit[kind]) + "."]
     return "\n".join(lines)

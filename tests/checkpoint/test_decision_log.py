@@ -19,7 +19,6 @@ from tallystick.checkpoint.decision_log import (
     DECISIONS,
     KEPT_SLOTS,
     DecisionLog,
-    Hold,
     claim,
     decider_of,
     newest_entry,
@@ -113,21 +112,6 @@ def test_an_owner_that_fences_itself_leaves_no_room_for_its_own_late_write(stora
 
     assert not storage.put_new(slot_path(producer.producer_epoch + 1), b"late")
     assert decide(log, following, token(0)).producer_epoch == following.producer_epoch + 1
-
-
-def test_another_process_of_the_run_goes_on_with_its_hold_and_takes_over_from_nobody(storage):
-    first = DecisionLog(storage, NAMES, ID)
-    hold = first.hold_of(first.fence(None))
-    before = slots(storage)
-    second = DecisionLog(storage, NAMES, ID, hold)
-    producer = second.fence(None)
-
-    assert slots(storage) == before
-    decide(second, producer, token(0))
-    with pytest.raises(FencedError):
-        DecisionLog(storage, NAMES, ID, hold).fence(None)
-    with pytest.raises(FencedError):
-        DecisionLog(storage, NAMES, ID, Hold("never", 0)).fence(None)
 
 
 def filled(storage: FileStorage, decisions: int, kept: int) -> tuple[DecisionLog, Producer]:

@@ -8,7 +8,6 @@ import pytest
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import ClusterFacts, Findings, check, check_recovery
-from tallystick.options.sink import parse_write_options
 
 FACTS = ClusterFacts(
     transaction_version=2,
@@ -94,23 +93,3 @@ def test_a_transaction_must_outlive_the_interval_and_the_recovery(interval, reco
     assert (problems == []) == fits
     for number in () if fits else (300_000, interval or 0, recovery, (interval or 0) + recovery):
         assert str(number) in problems[0]
-
-
-def test_settings_are_called_as_the_user_wrote_them():
-    options = {"topic": "t", "checkpointLocation": "/c", "kafka.bootstrap.servers": "b:9092"}
-    times = {"transaction.timeout.ms": "200000", "max.recovery.time.ms": "200000"}
-    output = parse_write_options({**options, **times}).output
-
-    problems = check(
-        replace(FACTS, transaction_timeout_max_ms=100_000),
-        output,
-        trigger_interval_ms=None,
-    ).problems
-    problems += tuple(check_recovery(output, 1_000))
-
-    assert [problem.partition(" ")[0] for problem in problems] == [
-        "transaction.timeout.ms",
-        "transaction.timeout.ms",
-    ]
-    assert "max.recovery.time.ms 200000 ms" in problems[-1]
-    assert not any("_ms" in problem for problem in problems)

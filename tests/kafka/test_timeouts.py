@@ -22,23 +22,11 @@ from tallystick.kafka.config import (
 )
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check
-from tallystick.options.sink import parse_write_options
 
 LONGEST_MS = 2**31 - 1
 transaction_timeouts = st.integers(TRANSACTION_TIMEOUT_MIN_MS, LONGEST_MS) | st.integers(
     TRANSACTION_TIMEOUT_MIN_MS, 200_000
 )
-
-
-def output_of(transaction_ms: int | None) -> KafkaOutput:
-    options = {
-        "kafka.bootstrap.servers": "host:9092",
-        "topic": "out",
-        "checkpointLocation": "/c",
-    }
-    if transaction_ms is not None:
-        options["transaction.timeout.ms"] = str(transaction_ms)
-    return parse_write_options(options).output
 
 
 @settings(deadline=None)
@@ -52,7 +40,6 @@ def test_any_transaction_timeout_works_with_nothing_else_set(transaction_ms):
     facts = replace(FACTS, transaction_timeout_max_ms=transaction_ms)
     sink = ts.KafkaSink("host:9092", topic="out", transaction_timeout_ms=transaction_ms)
 
-    assert output_of(transaction_ms) == sink.output
     config = sink.output.config
     call_ms = config.delivery_timeout_ms
     assert config.request_timeout_ms < call_ms < transaction_ms
@@ -83,7 +70,7 @@ def test_there_is_one_default_and_it_is_not_shortened():
     output = ts.KafkaSink("host:9092", topic="out").output
 
     assert output.transaction_timeout_ms == TRANSACTION_TIMEOUT_MS
-    assert output_of(None) == output == KafkaOutput(output.config, "out", "out")
+    assert output == KafkaOutput(output.config, "out", "out")
     assert KafkaBroker(output.config)._transaction_timeout_ms == TRANSACTION_TIMEOUT_MS
     for config in (output.config, KafkaConfig("host:9092")):
         assert config.request_timeout_ms == REQUEST_TIMEOUT_MS
@@ -93,8 +80,6 @@ def test_there_is_one_default_and_it_is_not_shortened():
 def test_a_contradiction_of_the_users_own_is_refused():
     with pytest.raises(ts.OptionError, match=r"transaction_timeout_ms.*whole number from 1000"):
         ts.KafkaSink("host:9092", topic="out", transaction_timeout_ms=999)
-    with pytest.raises(ts.OptionError, match="whole number from 1000"):
-        output_of(999)
     sink = ts.KafkaSink(
         "host:9092",
         topic="out",

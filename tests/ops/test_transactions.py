@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.epoch.manifest import CHECKPOINT, Manifest
-from tallystick.epoch.transactional_ids import batch_id
+from tallystick.epoch.transactional_ids import ID_PREFIX, batch_name
 from tallystick.epoch.two_phase import Committable
 from tallystick.ops.checkpoint_view import CheckpointView
 from tallystick.ops.transactions import (
@@ -63,7 +63,7 @@ def view(decided: Manifest | None = None, **changes: object) -> CheckpointView:
 ONE = lingering()
 WHOLE = lingering(transactional_id=PREFIX, name=f"{PREFIX}:1:7")
 OTHER_WHOLE = replace(WHOLE, transactional_id="tallystick-other", name="tallystick-other:1:7")
-BATCH = replace(WHOLE, transactional_id=batch_id(None, "0123456789abcdef"))
+BATCH = replace(WHOLE, transactional_id=f"{ID_PREFIX}{batch_name('0123456789abcdef')}")
 WAITING = (("tallystick/5.json", named(ONE, epoch=5)),)
 
 TABLE = [

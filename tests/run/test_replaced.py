@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.facts import Identity
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import FencedError
@@ -63,7 +63,8 @@ def test_a_run_that_is_replaced_after_its_decision_aborts_nothing(
 ) -> None:
     driver = started(tmp_path, sink)
     run(driver, sink)
-    started(tmp_path, Sink(THEIRS)).recover(Request(1, ('{"to": 1}',), may_skip=False))
+    other = Sink(THEIRS)
+    run(started(tmp_path, other), other, 1)
 
     with pytest.raises(FencedError):
         driver.check_owner()

@@ -33,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--windows", action="store_true", help="after a keyed step, every seed")
     parser.add_argument("--recover", action="store_true", help="before each run, every seed")
     parser.add_argument("--lists", action="store_true", help="of readers, and a table, every seed")
-    parser.add_argument("--writer", action="store_true", help="as a writeStream, every seed")
     parser.add_argument(
         "--justify", action="store_true", help="find a mutation for each kind of fault; no seeds"
     )
@@ -53,7 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             has_two_inputs=asked.two_inputs or None,
             has_windows=asked.windows or None,
             recovers=asked.recover or None,
-            has_stream_writer=asked.writer or None,
             has_operator_state=asked.lists or None,
         )
 

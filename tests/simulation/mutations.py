@@ -58,14 +58,11 @@ class Mutation:
     has_gang: bool = False
     has_two_inputs: bool = False
     has_windows: bool = False
-    has_stream_writer: bool = False
     has_operator_state: bool = False
 
     @property
     def pipeline(self) -> dict[str, Any]:
         """The pipeline that has what it breaks; see `pipelines.pipeline_of`."""
-        if self.has_stream_writer:
-            return {"has_stream_writer": True}
         names = (
             "is_keyed",
             "decided_by",

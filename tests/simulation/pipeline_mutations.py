@@ -4,11 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tallystick.checkpoint.decision_log import Hold, newest_entry
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
-from tallystick.spark.streaming import write_epochs
-from tallystick.spark.streaming.write_epochs import PlannedEpoch, WriteEpochs, digest_of
 from tallystick.state.catalog import StepState
 from tallystick.state.functions.panes import Panes
 from tallystick.state.functions.window_output import Clock
@@ -19,7 +16,6 @@ from tests.simulation.faults import Fault
 from tests.simulation.keyed_step import WINDOW_DELAY_MS, WINDOW_MS, WINDOWS_UID
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.mutations import mutation as entered
-from tests.simulation.sink_mutations import abort_all
 
 LOST = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER)
 """All that a decision names is lost, before a driver that lives has committed it."""
@@ -202,65 +198,3 @@ def _(original: Any) -> Any:
         return original(self, known.manifest if is_again else base, *arguments)
 
     return run
-
-
-# The stream writer.
-
-
-def writer_mutation(
-    sentence: str, name: str, *needs: Fault, where: Any = WriteEpochs
-) -> Callable[[Any], Any]:
-    """Enter the decorated function, from a method of `WriteEpochs` to the broken one."""
-
-    def enter(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[sentence] = Mutation(frozenset(needs), where, name, make, has_stream_writer=True)
-        return make
-
-    return enter
-
-
-@writer_mutation(
-    "a stream writer aborts what it prepared, decided or not",
-    "abort_undecided",
-    Fault.SINK_REFUSED,
-    where=write_epochs,
-)
-def _(_: Any) -> Any:
-    return abort_all
-
-
-@writer_mutation("a stream writer decides without the plan's hold", "_log_of", Fault.TAKEOVER)
-def _(original: Any) -> Any:
-    """It takes over again, also from who has replaced it."""
-
-    def log_of(self: Any, hold: Any) -> Any:
-        if hold is None or not hold.run:
-            return original(self, hold)
-        log = original(self, None)
-        return original(self, log.hold_of(log.fence(None)))
-
-    return log_of
-
-
-@writer_mutation(
-    "a stream writer plans on what it remembers, settled or not", "_next", Fault.CRASH_AFTER
-)
-def _(_: Any) -> Any:
-    def following(self: Any, checkpoint_id: int) -> Any:
-        newest = newest_entry(self._storage)
-        if newest is None or newest.token is None:
-            return None
-        digest = digest_of(self._request(checkpoint_id).sources)
-        hold = Hold(newest.run, newest.slot)
-        return PlannedEpoch(checkpoint_id, hold, digest)
-
-    return following
-
-
-@writer_mutation(
-    "a stream writer runs what its plan found lost as if nothing had been decided",
-    "_recovered",
-    *LOST,
-)
-def _(original: Any) -> Any:
-    return lambda self, epoch: replace(original(self, epoch), lost=())

@@ -18,8 +18,6 @@ KEYED_DECIDERS = ("", KAFKA, CHECKPOINT)
 """Who decides where there is a keyed step, in turn."""
 RECOVERED = 2
 """Seeds that end so, and that have a loop, are recovered before each run."""
-WRITERS = (2, 3)
-"""Of the queries with other sinks that the checkpoint decides for, these in five write them so."""
 
 
 OPERATOR_STATE_EVERY, OPERATOR_STATE_TURN = 3, 1
@@ -39,7 +37,6 @@ class Pipeline:
         has_two_inputs: the keyed step has two, and event time.
         has_windows: a second keyed step, with windows of event time.
         recovers: it is recovered before each run, by a driver of its own.
-        has_stream_writer: it is a query with `writeStream.format("tallystick")`.
         has_operator_state: its readers have lists and a table.
     """
 
@@ -50,7 +47,6 @@ class Pipeline:
     has_two_inputs: bool
     has_windows: bool
     recovers: bool
-    has_stream_writer: bool
     has_operator_state: bool
 
 
@@ -63,12 +59,9 @@ def pipeline_of(
     has_two_inputs: bool | None = None,
     has_windows: bool | None = None,
     recovers: bool | None = None,
-    has_stream_writer: bool | None = None,
     has_operator_state: bool | None = None,
 ) -> Pipeline:
     """Return the pipeline of a seed's world; what is not None is as a test wants it."""
-    if has_stream_writer:
-        is_keyed, decided_by, has_loop = False, CHECKPOINT, False
     is_free = is_keyed is None
     if is_keyed is None:
         is_keyed = seed % KEYED_EVERY == 1
@@ -87,9 +80,6 @@ def pipeline_of(
         has_gang = seed // GANG_SPAN % 4 != 0
     if recovers is None:
         recovers = is_free and (seed % TWO_INPUTS_EVERY == RECOVERED or (is_keyed and not turn % 4))
-    if has_stream_writer is None:
-        is_query = not has_loop and decided_by == CHECKPOINT
-        has_stream_writer = is_free and is_query and seed % KEYED_EVERY in WRITERS
     has_gang = has_gang and has_loop
     if has_operator_state is None:
         has_operator_state = is_free and seed % OPERATOR_STATE_EVERY == OPERATOR_STATE_TURN
@@ -102,7 +92,6 @@ def pipeline_of(
         has_two_inputs,
         has_windows,
         recovers and has_loop,
-        has_stream_writer,
         has_operator_state and has_readers,
     )
 

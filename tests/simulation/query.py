@@ -4,7 +4,6 @@ A user's function for `foreachBatch` may leave a micro-batch out, or call the si
 which it does follows from the rows, so it does so again in a replay. It may also catch what the
 sink raises, and return; what the real sink does then stands in `spark/streaming/foreach_batch.py`:
 it notes the failure, and refuses, and notes, all later calls of the run.
-`writeStream.format("tallystick")` does none of that.
 """
 
 import random

@@ -14,7 +14,6 @@ from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between
 from tests.simulation.sabotage import sabotage
 from tests.simulation.scheduler import Endless
-from tests.simulation.stream_writer import in_processes_of
 from tests.simulation.world import OTHER, OWN, World
 
 GROUP_FRAMES = 1
@@ -61,8 +60,6 @@ def simulate(
         stack.enter_context(patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES))
         for module in (lists, tables):  # no process remembers what those of another world did
             stack.enter_context(patch.dict(module._held, clear=True))
-        if world.pipeline.has_stream_writer:
-            stack.enter_context(in_processes_of(world))
         try:
             verdict = _live(world)
         except Endless:

@@ -28,8 +28,6 @@ from tests.simulation.wire import Call
 Result = TypeVar("Result")
 
 NAMES = ("db", "far", "files")
-WRITERS_NAME = "kafka"
-"""The only sink of a `writeStream`, as the real code has it."""
 TASK_COUNT_MAX = 3
 DOWN_STEPS = 15
 """How long a pipeline is down between two runs, as far as timeouts are concerned."""
@@ -88,8 +86,6 @@ class Sinks:
         self.decided_by = decided_by
         dice = world.dice
         names = NAMES[: dice.randint(1, len(NAMES) - (decided_by == KAFKA))]
-        if world.pipeline.has_stream_writer:
-            names = (WRITERS_NAME,)
         share = dice.choice((0.3, 1.0))  # only where all time out nothing of an epoch is visible
         self.systems = {
             uid: OtherSystem(uid, times_out=dice.random() < share, tells=dice.random() < 0.3)

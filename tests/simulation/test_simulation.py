@@ -30,8 +30,6 @@ GANG_FAULTS = (
 FAILED_ONCE = (2406, 4701, 4971, 7791)
 """Two runs of a restored savepoint noted at the same time that nothing of it is left to do; a
 checkpoint that was set back to its beginning was expected to be told from a new one."""
-OVERTAKEN = (114, 438)
-"""A stream writer finds its epoch decided by another, after it had proved that it was the owner."""
 LOSING = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER, Fault.SINK_LOST_REPLY)
 LOSING_SEEDS = (1, 2, 31)
 """With these faults all that a decision names is lost there, and its epoch runs again."""
@@ -99,12 +97,6 @@ def test_rows_of_both_inputs_are_late_in_some_of_these_worlds() -> None:
 def test_recoveries_lose_and_repeat_nothing(seed: int, decided_by: str) -> None:
     """Also beside a run that is at work, and when one dies in the middle of another one."""
     check(simulate(seed, is_keyed=False, decided_by=decided_by, has_loop=True, recovers=True))
-
-
-@pytest.mark.parametrize("seed", [*SEEDS[:60], *OVERTAKEN])
-def test_a_stream_writer_decides_only_what_it_planned(seed: int) -> None:
-    """Whatever Spark calls when, and whichever process it asks; two queries on one checkpoint."""
-    check(simulate(seed, has_stream_writer=True))
 
 
 @pytest.mark.parametrize("decided_by", ["", KAFKA, CHECKPOINT])
@@ -187,8 +179,6 @@ def test_a_seed_repeats_itself(is_keyed: bool) -> None:
             simulate(3, is_keyed=is_keyed, has_loop=True, has_gang=has_gang) for _ in range(2)
         )
         assert first == second
-    first, second = (simulate(114, has_stream_writer=True) for _ in range(2))
-    assert first == second
 
 
 def test_output_is_lost_and_run_again_in_some_of_these_worlds() -> None:

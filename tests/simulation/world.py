@@ -50,7 +50,6 @@ from tests.simulation.scheduler import Crash, Endless, Process, Scheduler
 from tests.simulation.sinks import Sinks, rows_by_partition
 from tests.simulation.spark import Checkpoint, Positions, Source, plan_ends
 from tests.simulation.storage import SimulatedStorage
-from tests.simulation.stream_writer import StreamWriterQuery
 from tests.simulation.wire import Call
 from tests.simulation.workers import Workers
 
@@ -157,12 +156,9 @@ class World:
             self.sinks.oracle.has_loop = has_loop
         self.query = self._made_query()
 
-    def _made_query(self) -> Loop | Query | StreamWriterQuery:
+    def _made_query(self) -> Loop | Query:
         if self.pipeline.has_loop:
             return Loop(self)
-        if self.pipeline.has_stream_writer:
-            self.plan.kinds -= {Fault.OTHER_DECIDER}  # a query has no other to be started with
-            return StreamWriterQuery(self)
         function = whose_function(self.seed, self.pipeline.decided_by, self.plan.kinds)
         return Query(self, function)
 

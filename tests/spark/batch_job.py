@@ -1,34 +1,29 @@
-"""A process that writes a DataFrame whose rows come to a fault: `python batch_job.py '{…}'`.
+"""A process that writes a DataFrame and never commits: `python batch_job.py '{"servers": …}'`.
 
-Prints the error of the write, as JSON.
+Prints that it was interrupted, if it was.
 """
 
 import json
 import sys
+import time
 
-import faulty_rows
 import jvm
-from pyspark import cloudpickle
 
 import tallystick as ts
+from tallystick.kafka.broker import KafkaBroker
 
 
 def main() -> None:
-    """Write, and say what became of it."""
+    """Write, and wait before the commit until a signal comes."""
     spec = json.loads(sys.argv[1])
-    cloudpickle.register_pickle_by_value(faulty_rows)
+    KafkaBroker.last_sequences = lambda *_: time.sleep(600)  # type: ignore[assignment,return-value]
     config = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": jvm.options()}
-    spark = ts.spark_session("batch", master=spec["master"], config=config)
-    ts.register(spark)
-    topic = spec["options"]["topic"]
-    fault = faulty_rows.faulty_rows(spec["fault"], spec["confluent"], topic)
-    rows = spark.range(0, 1, 1, 1).mapInArrow(fault, faulty_rows.FAULTY)
-    error = ""
+    spark = ts.spark_session("batch", master="local[2]", config=config)
+    rows = spark.range(0, 10, 1, 1).selectExpr("string(id) AS value")
     try:
-        rows.write.format("tallystick").options(**spec["options"]).mode("append").save()
-    except Exception as raised:
-        error = str(raised)
-    print(json.dumps({"error": error}), flush=True)
+        ts.KafkaSink(spec["servers"], topic=spec["topic"]).write(rows)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
 
 
 if __name__ == "__main__":

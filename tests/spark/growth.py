@@ -185,13 +185,6 @@ def foreach_batch(place: Place) -> StreamingQuery:
     return writer.foreachBatch(place.sink(name="growth")).start()
 
 
-def stream_writer(place: Place) -> StreamingQuery:
-    """`writeStream.format("tallystick")`."""
-    options = {**place.kafka.kafka_options, "topic": "out"}
-    writer = place.rows().writeStream.format("tallystick").queryName("growth").options(**options)
-    return writer.option("checkpointLocation", place.checkpoint).start()
-
-
 MODES = {
     "stateless": stateless,
     "stateless jobs": stateless_jobs,
@@ -199,7 +192,6 @@ MODES = {
     "keyed jobs": keyed_jobs,
     "task": task,
     "foreachBatch": foreach_batch,
-    "writer": stream_writer,
     "transform": transform,
 }
 

@@ -1,29 +1,31 @@
-"""`df.write.format("tallystick")`: one Kafka transaction for all rows, or none of them."""
+"""`KafkaSink.write`: one Kafka transaction for all rows of a DataFrame, or none of them."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import tallystick as ts
+from tallystick.epoch.transactional_ids import is_batch_name
+from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.transactions import list_open_ids
-from tallystick.options.sink import parse_batch_write_options
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import ProcessGroup
-from tests.spark import faulty_rows, topics
-from tests.spark.faulty_rows import FAULTY, HAS_HIT
+from tests.spark import topics
 from tests.spark.topics import by_key, numbered, pending, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -34,13 +36,6 @@ PARTITIONS = 3
 _numbers = count()
 
 
-@pytest.fixture(autouse=True)
-def active(spark: SparkSession) -> None:
-    """Spark looks a format up in the session that is active, which other tests may have changed."""
-    spark.createDataFrame([], "a int")
-    ts.register(spark)
-
-
 @pytest.fixture
 def topic(kafka: EmbeddedKafka) -> str:
     """A topic of three partitions."""
@@ -49,18 +44,14 @@ def topic(kafka: EmbeddedKafka) -> str:
     return name
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _by_value() -> Iterator[None]:
-    """Workers need no tests."""
-    cloudpickle.register_pickle_by_value(faulty_rows)
-    yield
-    cloudpickle.unregister_pickle_by_value(faulty_rows)
+def sink_of(kafka: EmbeddedKafka, topic: str | None, **settings: Any) -> ts.KafkaSink:
+    """A sink for a topic."""
+    return ts.KafkaSink(kafka.bootstrap_servers, topic=topic, **settings)
 
 
-def save(rows: DataFrame, kafka: EmbeddedKafka, topic: str, **options: str) -> None:
+def save(rows: DataFrame, kafka: EmbeddedKafka, topic: str, **settings: Any) -> None:
     """Write rows to a topic."""
-    settings = {**kafka.kafka_options, "topic": topic, **options}
-    rows.write.format("tallystick").options(**settings).mode("append").save()
+    sink_of(kafka, topic, **settings).write(rows)
 
 
 def keys_and_values(spark: SparkSession, record_count: int, tasks: int = 1) -> DataFrame:
@@ -69,18 +60,11 @@ def keys_and_values(spark: SparkSession, record_count: int, tasks: int = 1) -> D
     return rows.coalesce(1) if tasks == 1 else rows.repartition(tasks)
 
 
-def faulty(spark: SparkSession, kafka: EmbeddedKafka, topic: str, fault: str) -> DataFrame:
-    """Rows that come to a fault when some are in an open transaction."""
-    rows = faulty_rows.faulty_rows(fault, kafka.confluent_options(), topic)
-    return spark.range(0, 1, 1, 1).mapInArrow(rows, FAULTY)
-
-
 def open_ids(kafka: EmbeddedKafka) -> set[str]:
     """The transactional ids of batches that have a transaction open."""
-    options = parse_batch_write_options({**kafka.kafka_options, "topic": "any"})
-    client = Client(options.output.config)
+    client = Client(sink_of(kafka, "any").output.config)
     try:
-        return {each for each in list_open_ids(client) if "batch" in each}
+        return {each for each in list_open_ids(client) if "batch-" in each}
     finally:
         client.close()
 
@@ -97,6 +81,7 @@ def test_a_consumer_reads_the_rows_where_kafkas_partitioner_puts_them(spark, kaf
     kafka.create_topic(f"{topic}-other", PARTITIONS)
     produce(kafka.confluent_options(), f"{topic}-other", numbered(500, keys=40))
     rows = spark.createDataFrame(numbered(500, keys=40), "key string, value string").coalesce(1)
+    folders = set(Path(gettempdir()).glob("tallystick-*"))
 
     save(rows, kafka, topic)
 
@@ -106,13 +91,13 @@ def test_a_consumer_reads_the_rows_where_kafkas_partitioner_puts_them(spark, kaf
     assert {(r.key, r.partition) for r in found} == {(r.key, r.partition) for r in others}
     assert len({r.partition for r in found}) == PARTITIONS
     assert open_ids(kafka) == set()
+    assert set(Path(gettempdir()).glob("tallystick-*")) == folders, "its checkpoint is deleted"
 
 
-def test_two_writes_append_and_no_rows_are_no_transaction(spark, kafka, topic):
-    prefix = {"transactional.id.prefix": topic}
-    save(keys_and_values(spark, 100), kafka, topic, **prefix)
-    save(keys_and_values(spark, 0), kafka, topic, **prefix)
-    save(keys_and_values(spark, 100), kafka, topic, **prefix)
+def test_two_writes_append_what_they_have_if_anything(spark, kafka, topic):
+    sink = sink_of(kafka, topic)
+    for record_count in (100, 0, 100):
+        sink.write(keys_and_values(spark, record_count))
 
     found = read_committed(kafka.confluent_options(), topic)
 
@@ -122,15 +107,14 @@ def test_two_writes_append_and_no_rows_are_no_transaction(spark, kafka, topic):
 
 def test_json_values_headers_and_topics_are_as_in_a_stream(spark, kafka, topic):
     flights = spark.createDataFrame([("AUS", 5), (None, 7)], "dest string, n int").coalesce(1)
-    save(flights, kafka, topic, **{"value.format": "json", "key.field": "dest"})
+    save(flights, kafka, topic, value=ts.Json(), key="dest")
     raw = flights.select(
         f.lit(topic).alias("topic"),
         f.lit(1).alias("partition"),
         f.col("dest").alias("value"),
         f.expr("array(struct('h' AS key, encode('x', 'utf-8') AS value))").alias("headers"),
     )
-    named = {**kafka.kafka_options}
-    raw.write.format("tallystick").options(**named).mode("append").save()
+    sink_of(kafka, None, token_topic=topic).write(raw)
 
     found = read_committed(kafka.confluent_options(), topic)
 
@@ -142,14 +126,13 @@ def test_json_values_headers_and_topics_are_as_in_a_stream(spark, kafka, topic):
     }
 
 
-def test_tasks_with_partitions_of_their_own_write_side_by_side(spark, kafka, topic):
+def test_rows_of_many_tasks_need_no_order_of_the_users(spark, kafka, topic):
     kafka.create_topic(f"{topic}-other", PARTITIONS)
     produce(kafka.confluent_options(), f"{topic}-other", numbered(900, keys=40))
     records = [*numbered(900, keys=40), *((None, f"without key {n}") for n in range(50))]
     rows = spark.createDataFrame(records, "key string, value string").repartition(4)
-    chosen = rows.withColumn("partition", ts.kafka_partition("key", PARTITIONS))
 
-    save(chosen.repartitionById(PARTITIONS, "partition"), kafka, topic)
+    save(rows, kafka, topic)
 
     found = read_committed(kafka.confluent_options(), topic)
     assert Counter((r.key, r.value) for r in found) == Counter(records)
@@ -157,114 +140,118 @@ def test_tasks_with_partitions_of_their_own_write_side_by_side(spark, kafka, top
     assert {(r.key, r.partition) for r in found if r.key} == {(r.key, r.partition) for r in others}
 
 
-def test_keys_of_any_type_are_divided_as_they_are_written(spark, kafka, topic):
-    """No column tells the writer: it chooses the same partitions by itself."""
-    rows = spark.range(0, 300, 1, 4).selectExpr("id % 50 AS k", "id AS n")
-    divided = rows.repartitionById(PARTITIONS, ts.kafka_partition(f.col("k"), PARTITIONS))
-
-    save(divided, kafka, topic, **{"value.format": "json", "key.field": "k"})
-
-    found = read_committed(kafka.confluent_options(), topic)
-    assert sorted(json.loads(r.value)["n"] for r in found) == list(range(300))
-    assert len({r.partition for r in found}) == PARTITIONS
-    with pytest.raises(ts.OptionError, match="topic's number of partitions"):
-        ts.kafka_partition("k", 0)
-
-
-def test_tasks_that_share_a_partition_are_refused_with_the_remedy(spark, kafka, topic):
-    with pytest.raises(Exception, match=r"df\.repartition\(1\)\.write"):
-        save(keys_and_values(spark, 1000, tasks=4), kafka, topic)
-
-    assert_nothing_came(kafka, topic)
-
-
 def test_a_task_that_fails_leaves_nothing_visible_and_nothing_open(spark, kafka, topic):
-    with pytest.raises(Exception, match=HAS_HIT):
-        save(faulty(spark, kafka, topic, "raise"), kafka, topic)
+    failing = keys_and_values(spark, 100).withColumn("value", f.expr("raise_error('no weather')"))
+
+    with pytest.raises(Exception, match="no weather"):
+        save(failing, kafka, topic)
 
     assert_nothing_came(kafka, topic)
 
 
-def test_a_write_that_takes_longer_than_its_transaction_may_says_so(spark, kafka, topic):
-    rows = faulty(spark, kafka, topic, "outlive")
-    with pytest.raises(Exception, match=r"transaction\.timeout\.ms=4000"):
-        save(rows, kafka, topic, **{"transaction.timeout.ms": "4000"})
+def test_what_timed_out_before_the_commit_is_written_again(spark, kafka, topic, monkeypatch):
+    waits, count_rows = [True], KafkaBroker.last_sequences
 
-    assert_nothing_came(kafka, topic)
+    def late(*arguments: Any) -> Any:
+        if waits:
+            waits.clear()
+            topics.wait_until_nothing_is_pending(kafka.confluent_options(), topic)
+        return count_rows(*arguments)
+
+    monkeypatch.setattr(KafkaBroker, "last_sequences", late)
+
+    save(keys_and_values(spark, 100), kafka, topic, transaction_timeout_ms=4000)
+
+    assert waits == []
+    topics.assert_exact(kafka.confluent_options(), topic, numbered(100))
 
 
-def job(group: ProcessGroup, kafka: EmbeddedKafka, log: Path, **spec: Any) -> subprocess.Popen[str]:
-    """Start a process that writes."""
-    settings: Mapping[str, Any] = {
-        **spec,
-        "options": {**kafka.kafka_options, **spec["options"]},
-        "confluent": kafka.confluent_options(),
-    }
+def job(group: ProcessGroup, kafka: EmbeddedKafka, log: Path, topic: str) -> subprocess.Popen[str]:
+    """Start a process that writes, and does not come to an end."""
+    spec = {"servers": kafka.bootstrap_servers, "topic": topic}
     with log.open("w") as stderr:
         return group.start(
-            [sys.executable, str(JOB), json.dumps(settings)],
+            [sys.executable, str(JOB), json.dumps(spec)],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
         )
 
 
-def test_a_second_attempt_of_a_task_never_repeats_rows(kafka, topic, tmp_path):
+@pytest.fixture
+def writing(kafka: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process with some rows in an open transaction."""
     group, log = ProcessGroup(), tmp_path / "log"
-    try:
-        spec = {"master": "local[2,3]", "fault": "raise once", "options": {"topic": topic}}
-        process = job(group, kafka, log, **spec)
-        said, _ = process.communicate(timeout=WAIT_S)
-    finally:
-        group.close()
-
-    error = json.loads(said.splitlines()[-1])["error"]
-    assert "failed 3 times; aborting job" in log.read_text()
-    assert "attempt 2 of task 0: an earlier attempt may have written" in error
-    assert HAS_HIT in log.read_text()  # it was the first attempt's error, and rows were in Kafka
-    assert_nothing_came(kafka, topic)
-
-
-def test_a_killed_driver_leaves_nothing_visible_and_does_not_block_the_next_write(
-    spark, kafka, topic, tmp_path
-):
-    group, log = ProcessGroup(), tmp_path / "log"
-    prefix = {"transactional.id.prefix": topic}
     options = kafka.confluent_options()
     try:
-        spec = {"master": "local[2]", "fault": "stay", "options": {"topic": topic, **prefix}}
-        process = job(group, kafka, log, **spec)
+        process = job(group, kafka, log, topic)
         deadline = time.monotonic() + WAIT_S
         while not pending(options, topic):
             assert process.poll() is None, log.read_text()[-4000:]
             assert time.monotonic() < deadline, "the process wrote nothing"
             time.sleep(0.1)
-        group.send_signal(signal.SIGKILL)
-        process.wait()
+        yield process
     finally:
         group.close()
-    assert pending(options, topic)  # it has hit in the middle
-    assert open_ids(kafka) == {f"{topic}-batch"}
-    assert read_committed(options, topic) == []
-
-    save(keys_and_values(spark, 50), kafka, topic, **prefix)
-
-    topics.assert_exact(options, topic, [(k, v) for k, v in numbered(50)])
-    assert open_ids(kafka) == set()
 
 
-def test_overwrite_and_what_is_for_streams_are_refused(spark, kafka, topic):
-    rows = keys_and_values(spark, 1)
-    settings = {**kafka.kafka_options, "topic": topic}
-    writer = rows.write.format("tallystick").options(**settings)
-
-    with pytest.raises(Exception, match=r'mode\("overwrite"\): a topic is a log'):
-        writer.mode("overwrite").save()
-    with pytest.raises(Exception, match=r"did you mean 'compression'\?"):
-        save(rows, kafka, topic, compresion="lz4")
-    with pytest.raises(Exception, match=r"guarantee means nothing for df\.write"):
-        save(rows, kafka, topic, guarantee="at_least_once")
-    with pytest.raises(Exception, match="to write have no column 'value'"):
-        save(rows.select("key"), kafka, topic)
+def test_a_driver_that_is_interrupted_holds_no_reader_up(kafka, topic, writing):
+    writing.send_signal(signal.SIGINT)
+    assert "interrupted" in writing.communicate(timeout=WAIT_S)[0]
 
     assert_nothing_came(kafka, topic)
+
+
+def test_a_killed_driver_leaves_nothing_visible_and_fences_nobody(spark, kafka, topic, writing):
+    writing.kill()
+    writing.wait()
+    options = kafka.confluent_options()
+    assert pending(options, topic)  # it has hit in the middle
+    (left,) = open_ids(kafka)
+    assert is_batch_name(left.removeprefix("tallystick-"))
+    assert read_committed(options, topic) == []
+
+    save(keys_and_values(spark, 50), kafka, topic)
+
+    assert open_ids(kafka) == {left}
+    abort(kafka, left)
+    topics.assert_exact(options, topic, numbered(50))
+
+
+def abort(kafka: EmbeddedKafka, transactional_id: str) -> None:
+    """Do what Kafka does at the timeout."""
+    stranger = Producer({**kafka.confluent_options(), "transactional.id": transactional_id})
+    stranger.init_transactions(WAIT_S)
+
+
+def test_what_cannot_be_a_batch_is_refused(spark, kafka, topic):
+    rows = keys_and_values(spark, 1)
+
+    with pytest.raises(ts.OptionError, match="a batch is one transaction"):
+        save(rows, kafka, topic, transactions="task")
+    with pytest.raises(ts.OptionError, match="a batch is one transaction"):
+        save(rows, kafka, topic, guarantee="at_least_once")
+    with pytest.raises(ts.OptionError, match="works in a Pipeline only"):
+        save(rows, kafka, topic, dead_letter_topic="letters")
+    with pytest.raises(ts.TallystickError, match="to write have no column 'value'"):
+        save(rows.select("key"), kafka, topic)
+    with pytest.raises(ts.OptionError, match="'no-such-topic'"):
+        save(rows, kafka, "no-such-topic")
+
+    assert_nothing_came(kafka, topic)
+
+
+def test_sparks_own_ways_to_write_show_what_replaces_them(spark, kafka, tmp_path):
+    """Spark looks a format up in the session that is active, which other tests may have changed."""
+    rows = keys_and_values(spark, 1)
+    ts.register(spark)
+    sink = re.escape("sink = ts.KafkaSink('host:9092', topic='counts')")
+    options = {"kafka.bootstrap.servers": "host:9092", "topic": "counts"}
+
+    with pytest.raises(Exception, match=rf"{sink}\s+sink\.write\(df\)"):
+        rows.write.format("tallystick").options(**options).mode("append").save()
+
+    stream = spark.readStream.format("rate").load().selectExpr("string(value) AS value")
+    started = stream.writeStream.format("tallystick").options(**options)
+    with pytest.raises(Exception, match=rf"{sink}\s+df\.writeStream\.foreachBatch\(sink\)"):
+        started.option("checkpointLocation", str(tmp_path)).start().awaitTermination(WAIT_S)

@@ -30,7 +30,7 @@ def test_a_source_is_refused_where_pyspark_is_too_old(old: str) -> None:
         ts.register(spark)
 
     assert str(caught.value) == (
-        'register(spark), for format("tallystick"), is for Structured Streaming queries, and these '
+        'register(spark), for format("tallystick"), is for queries of your own, and these '
         f"need PySpark 4.2 or later; {old} is installed. Run `pip install 'pyspark>=4.2,<5'`, or "
         "write the query as a Pipeline, which needs 3.5 or later"
     )
@@ -42,6 +42,15 @@ def test_foreach_batch_is_refused_where_pyspark_is_too_old(old: str) -> None:
 
     with pytest.raises(ts.OptionError, match=r"foreachBatch\(KafkaSink\(…\)\) .* 4\.2 or later; "):
         sink(Mock(), 0)
+
+
+def test_a_batch_is_refused_where_pyspark_is_too_old(old: str) -> None:
+    rows = Mock()
+
+    with pytest.raises(ts.OptionError, match=r"KafkaSink\.write is for .* 4\.2 or later; "):
+        ts.KafkaSink("localhost:9092", topic="copy").write(rows)
+
+    assert not rows.mock_calls
 
 
 @pytest.fixture

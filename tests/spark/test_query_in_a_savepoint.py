@@ -11,7 +11,6 @@ from tallystick.ops import savepoints
 from tallystick.pipeline.loop import start_loop
 from tallystick.spark.streaming.executions import QueryRun
 from tallystick.spark.streaming.foreach_batch import EpochRunner
-from tallystick.spark.streaming.write_epochs import WriteEpochs
 from tallystick.storage.file_storage import FileStorage
 from tests.checkpoint_on_disk import Job
 
@@ -42,11 +41,7 @@ def of_foreach_batch(folder: Path) -> None:
     EpochRunner("job", nobody, nobody, frozenset())._open("a-run", run)
 
 
-def of_a_stream_writer(folder: Path) -> None:
-    WriteEpochs(FileStorage(str(folder)), "job", frozenset(), None, nobody).plan()
-
-
-@pytest.mark.parametrize("start", [of_a_pipeline, of_foreach_batch, of_a_stream_writer])
+@pytest.mark.parametrize("start", [of_a_pipeline, of_foreach_batch])
 def test_a_query_is_refused_in_a_savepoints_folder_and_told_to_restore_it(saved, start):
     before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
 

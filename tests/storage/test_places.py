@@ -8,7 +8,7 @@ import pytest
 from tallystick.errors import OptionError
 from tallystick.files.folder import Folder
 from tallystick.files.sink import FileSink
-from tallystick.storage.file_storage import FileStorage, as_spark_took_it, shown
+from tallystick.storage.file_storage import FileStorage, shown
 from tallystick.storage.places import local_path, resolved
 
 
@@ -126,7 +126,3 @@ def test_a_place_stays_where_the_driver_was(here, monkeypatch):
 
 def test_messages_name_the_whole_path(here):
     assert shown("job") == str(here / "job")
-
-
-def test_spark_does_not_know_the_home_of_a_user(here):
-    assert resolved(as_spark_took_it("~/job")) == str(here / "~/job")

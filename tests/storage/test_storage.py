@@ -16,7 +16,6 @@ from tallystick.storage import file_storage as storage_module
 from tallystick.storage import local_files
 from tallystick.storage.file_storage import (
     FileStorage,
-    as_spark_took_it,
     reach,
     shown,
 )
@@ -43,7 +42,6 @@ def test_a_folder_is_where_spark_has_it_whatever_its_name(tmp_path, name):
         FileStorage(form).put(f"tallystick/{number}", b"x")
         assert whole_uri(form) == (tmp_path / name).as_uri()
         assert local_path(form) == tmp_path / name
-    assert as_spark_took_it(f"file://{tmp_path}/{name}") == f"file:{tmp_path}/{name}"
 
     assert [each.name for each in tmp_path.iterdir()] == [name]
     assert len(list((tmp_path / name / "tallystick").iterdir())) == 3

@@ -1,4 +1,4 @@
-"""Structured Streaming queries of the user's own: source, `foreachBatch`, sink."""
+"""Structured Streaming queries of the user's own: source, `foreachBatch`, batches."""
 
 import pyspark
 
@@ -21,7 +21,7 @@ def check_pyspark(what: str) -> None:
     """
     if PYSPARK_VERSION < PYSPARK_VERSION_MIN:
         raise OptionError(
-            f"{what} is for Structured Streaming queries, and these need PySpark 4.2 or later; "
+            f"{what} is for queries of your own, and these need PySpark 4.2 or later; "
             f"{pyspark.__version__} is installed. Run `pip install 'pyspark>=4.2,<5'`, or write "
             f"the query as a Pipeline, which needs 3.5 or later"
         )

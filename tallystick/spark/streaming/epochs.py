@@ -1,11 +1,15 @@
-"""`foreachBatch(KafkaSink(…))`: the driver with its ports, and the engine of a micro-batch."""
+"""`foreachBatch(KafkaSink(…))` and `KafkaSink.write`: the driver and the engine of one epoch."""
 
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import DataFrame
 
-from tallystick.epoch.facts import Identity
-from tallystick.errors import OptionError
+from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.transactional_ids import batch_name
+from tallystick.errors import OptionError, TallystickError
 from tallystick.pipeline.sinks import Sinks, engine_of
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Driver
@@ -61,6 +65,41 @@ def foreach_batch_runner(
         return EpochRunner(name, make_driver, make_engine, accepted, close)
 
     return RunnerPerRun(sink, make, _at_end)
+
+
+def write_batch(topology: OutputTopology, rows: DataFrame) -> None:
+    """Write a DataFrame as the only epoch of a checkpoint that is deleted afterwards.
+
+    The name is drawn for the write: nothing that was decided before is asked for, and no other
+    write is fenced.
+
+    Args:
+        topology: a sink whose transaction decides.
+        rows: the DataFrame.
+
+    Raises:
+        OptionError: the sink cannot be used.
+        TallystickError, or what a function behind the rows raised: nothing is visible.
+    """
+    check_pyspark("KafkaSink.write")
+    topology, name = _usable(topology), batch_name(secrets.token_hex(8))
+    spark = rows.sparkSession
+    sinks = Sinks(topology, name, Cluster.of(spark), trigger_interval_ms=None)
+    with TemporaryDirectory(prefix="tallystick-") as folder:
+        storage = FileStorage(folder)
+        identity = Identity(name, name, storage.location)
+        try:
+            sinks.check()
+            driver = sinks.make_driver(identity, storage)
+            engine = engine_of(sinks, spark, lambda _: rows)
+            driver.run_epoch(Request(0, (), may_skip=False), engine)
+        except KeyboardInterrupt:  # readers of the output would wait until the timeout
+            assert sinks.cluster is not None, "its transaction decides"
+            with suppress(TallystickError):
+                sinks.cluster.broker.fence(f"{topology.id_prefix}{name}", None)
+            raise
+        finally:
+            sinks.close()
 
 
 def _usable(topology: OutputTopology) -> OutputTopology:

@@ -1,4 +1,4 @@
-"""`format("tallystick")`: Kafka as a Spark data source, with options and columns Spark users know.
+"""`format("tallystick")`: Kafka as a source of Spark, with options and columns Spark users know.
 
 The reader decides on the driver side (here: a Python process that Spark keeps per query) and reads
 in tasks. Everything an epoch reads follows from the offsets that Spark logged, so a replay reads
@@ -6,15 +6,13 @@ the same records: nothing is resolved a second time.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -44,9 +42,7 @@ from tallystick.pipeline.topics import (
 )
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import cut_splits, plan_splits
-from tallystick.spark.batch_writer import BatchWriter
 from tallystick.spark.streaming import FORMAT
-from tallystick.spark.streaming.stream_writer import StreamWriter
 from tallystick.tasks.read_plan import ReadPlan
 from tallystick.values import SplitRange
 
@@ -82,14 +78,35 @@ class TallystickSource(DataSource):
         options = parse_source_options(self.options, streaming=True)
         return StreamReader(options, layout_of(options, to_arrow_schema(schema, timezone="UTC")))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer for `df.write`."""
-        columns = to_arrow_schema(schema, timezone="UTC")
-        return BatchWriter(self.options, columns, is_overwrite=overwrite)
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Refuse `df.write` and show what to write instead.
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the writer for `writeStream`; a topic is appended to in complete mode too."""
-        return StreamWriter(self.options)
+        Raises:
+            OptionError: always.
+        """
+        raise OptionError(
+            'df.write.format("tallystick") does not write. For one transaction with all rows, '
+            f"write:\n    {self._sink}\n    sink.write(df)"
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+        """Refuse `writeStream` and show what to write instead.
+
+        Raises:
+            OptionError: always.
+        """
+        raise OptionError(
+            'writeStream.format("tallystick") does not write. For one transaction per micro-batch, '
+            f"in any output mode, write:\n    {self._sink}\n    "
+            'df.writeStream.foreachBatch(sink).option("checkpointLocation", …).start()\n'
+            'To go on from the checkpoint that there is, add transactions="task", uid="kafka"'
+        )
+
+    @property
+    def _sink(self) -> str:
+        given = {name.lower(): value for name, value in self.options.items()}
+        servers = given.get("kafka.bootstrap.servers", "host1:9092")
+        return f"sink = ts.KafkaSink({servers!r}, topic={given.get('topic', 'out')!r})"
 
 
 def read_split(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
