@@ -53,7 +53,7 @@ SINK = OptionTable("sink", "write to", (
     Option("key.field", text_of("column name"), None, "For `value.format=json`: the column whose text is the record's key.", "dest", _ROWS, "none"),
     Option("compression", one_of(*CODEC_IDS), COMPRESSION, "How record batches are compressed.", "zstd", _ROWS, field="compression"),
     Option("batch.bytes", whole(f"bytes, from {BATCH_BYTES_MIN}", BATCH_BYTES_MIN), BATCH_BYTES, "How large a record batch becomes before compression.", "100000", _ROWS, field="batch_bytes"),
-    Option("guarantee", one_of(*(each.value for each in Guarantee)), Guarantee.EXACTLY_ONCE.value, "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT, only="stream"),
+    Option("guarantee", one_of(*(guarantee.value for guarantee in Guarantee)), Guarantee.EXACTLY_ONCE.value, "What may happen after a fault; see \"Writing exactly once\".", "at_least_once", _COMMIT, only="stream"),
     Option("transaction.timeout.ms", whole(f"ms, from {TRANSACTION_TIMEOUT_MIN_MS}", TRANSACTION_TIMEOUT_MIN_MS), TRANSACTION_TIMEOUT_MS,
            "When Kafka aborts a transaction that nobody has committed: longer than the longest time that the query may be down, or that a batch takes to write, and no longer than the brokers' `transaction.max.timeout.ms`. `kafka.delivery.timeout.ms` and `kafka.request.timeout.ms` follow from it unless they are set.", "600000", _COMMIT, field="transaction_timeout_ms"),
     Option("max.recovery.time.ms", whole("ms", 1), None, "How long the query may be down without losing what was decided and not yet committed: refused at the start where the transaction timeout does not allow it.", "300000", _COMMIT, "not set", "max_recovery_ms", "stream"),
@@ -90,15 +90,15 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     Raises:
         OptionError: an option is unknown, missing, contradictory, or not of its type.
     """
-    found = SINK.parse(options)
-    _check_rows(found)
-    _check_stream(found)
+    parsed = SINK.parse(options)
+    _check_rows(parsed)
+    _check_stream(parsed)
     return WriteOptions(
-        output=_output(found, found["token.topic"] or found["topic"]),
-        checkpoint=found[CHECKPOINT],
-        query_name=found["queryName"],
-        id_prefix=found["transactional.id.prefix"],
-        accepted=found["accept"],
+        output=_output(parsed, parsed["token.topic"] or parsed["topic"]),
+        checkpoint=parsed[CHECKPOINT],
+        query_name=parsed["queryName"],
+        id_prefix=parsed["transactional.id.prefix"],
+        accepted=parsed["accept"],
     )
 
 
@@ -121,52 +121,52 @@ def parse_batch_write_options(options: Mapping[str, str]) -> BatchWriteOptions:
     Raises:
         OptionError: an option is unknown, missing, for a stream, or not of its type.
     """
-    found = SINK.parse(options)
-    for name in found.given:
+    parsed = SINK.parse(options)
+    for name in parsed.given:
         if SINK[name].only == "stream":
             raise OptionError(f"{name} means nothing for df.write: remove it (it is for a stream)")
-    _check_rows(found)
-    return BatchWriteOptions(_output(found, ""), found["transactional.id.prefix"])
+    _check_rows(parsed)
+    return BatchWriteOptions(_output(parsed, ""), parsed["transactional.id.prefix"])
 
 
-def _output(found: ParsedOptions, token_topic: str) -> KafkaOutput:
+def _output(parsed: ParsedOptions, token_topic: str) -> KafkaOutput:
     return KafkaOutput(
-        **found.fields,
+        **parsed.fields,
         config=KafkaConfig.from_options(
-            found.client, transaction_timeout_ms=found["transaction.timeout.ms"]
+            parsed.client, transaction_timeout_ms=parsed["transaction.timeout.ms"]
         ),
         token_topic=token_topic,
-        key=found["key.field"],
-        value=Json() if found["value.format"] == "json" else None,
-        guarantee=Guarantee(found["guarantee"]),
+        key=parsed["key.field"],
+        value=Json() if parsed["value.format"] == "json" else None,
+        guarantee=Guarantee(parsed["guarantee"]),
         names=NAMES,
     )
 
 
-def _check_rows(found: ParsedOptions) -> None:
-    if "group.id" in found.client:
+def _check_rows(parsed: ParsedOptions) -> None:
+    if "group.id" in parsed.client:
         raise OptionError(f"{GROUP_OPTION} is for reading: a query that writes has none; remove it")
-    if "key.field" in found and found["value.format"] != "json":
+    if "key.field" in parsed and parsed["value.format"] != "json":
         raise OptionError(
-            f"key.field={found['key.field']!r} names a column for value.format=json; without it, "
+            f"key.field={parsed['key.field']!r} names a column for value.format=json; without it, "
             f"the record's key is the column 'key'"
         )
 
 
-def _check_stream(found: ParsedOptions) -> None:
-    if not found[CHECKPOINT]:  # Spark passes it on only where the query itself names it
+def _check_stream(parsed: ParsedOptions) -> None:
+    if not parsed[CHECKPOINT]:  # Spark passes it on only where the query itself names it
         raise OptionError(
             "checkpointLocation is missing: what is committed is decided in the checkpoint, and "
             "Spark does not pass on spark.sql.streaming.checkpointLocation. Name it on the query: "
             '.option("checkpointLocation", "s3a://bucket/counts")'
         )
-    if "topic" not in found and "token.topic" not in found:
+    if "topic" not in parsed and "token.topic" not in parsed:
         raise OptionError(
             "rows name their topics themselves (there is no option topic), so token.topic has to "
             "name an existing topic under which the proofs of commits are kept"
         )
-    guarantee = found["guarantee"]
-    if "max.recovery.time.ms" in found and guarantee != Guarantee.EXACTLY_ONCE.value:
+    guarantee = parsed["guarantee"]
+    if "max.recovery.time.ms" in parsed and guarantee != Guarantee.EXACTLY_ONCE.value:
         raise OptionError(
             f"max.recovery.time.ms is for guarantee=exactly_once: with {guarantee} no transaction "
             f"waits for its commit, and no down time is too long. Leave it out"
