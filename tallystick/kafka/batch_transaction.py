@@ -140,15 +140,15 @@ class BatchTransaction:
         )
 
     def _check_count(self, broker: KafkaBroker, produced: Sequence[ProducedRange]) -> None:
-        reported = {each.topic_partition: each.record_count - 1 for each in produced}
-        found = broker.last_sequences(self.producer, reported)
-        if found is None or dict(found) == reported:
+        reported = {rows.topic_partition: rows.record_count - 1 for rows in produced}
+        actual = broker.last_sequences(self.producer, reported)
+        if actual is None or dict(actual) == reported:
             return
         wrong = sorted(
-            f"{partition}: {found.get(partition, -1) + 1} in Kafka, "
+            f"{partition}: {actual.get(partition, -1) + 1} in Kafka, "
             f"{reported.get(partition, -1) + 1} reported"
-            for partition in {*reported, *found}
-            if found.get(partition) != reported.get(partition)
+            for partition in {*reported, *actual}
+            if actual.get(partition) != reported.get(partition)
         )
         raise EpochAbortedError(
             f"{self._transaction} does not hold the rows that its tasks report "
