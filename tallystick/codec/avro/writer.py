@@ -116,7 +116,8 @@ class _Program:
             if arrow_field.name not in known:
                 raise OptionError(
                     f"{_named(path, arrow_field.name)} would be lost: the Avro record {node.name} "
-                    f"has no such field, only {known}. Leave the column out, or add it to the schema"
+                    f"has no such field, only {known}. Leave the column out, or add it to the "
+                    f"schema"
                 )
             column_of[arrow_field.name] = column
         for name, part in node.fields:
