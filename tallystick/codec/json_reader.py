@@ -277,8 +277,8 @@ def _read(
     columns = FlatColumns(schema, flat, spans) if flat else None
     if columns is None or columns.is_unsure:
         batches, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)
-        rows = _concatenated([batch for _, batch in batches]) if batches else nulls(schema, 0)
-        return rows, wrong
+        whole = _concatenated([batch for _, batch in batches]) if batches else nulls(schema, 0)
+        return whole, wrong
     unsure, suspects = columns.rows_of(UNSURE), columns.rows_of(SUSPECT)
     rows = np.concatenate([unsure, suspects])
     if not rows.size:
