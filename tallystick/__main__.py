@@ -57,10 +57,10 @@ def recover(
 
     with errors_as_messages():
         checkpoint = resolved(checkpoint)  # a module that is imported may change the folder
-        found = find_pipeline(pipeline)
+        imported = find_pipeline(pipeline)
         try:
             with waiting("fencing earlier runs, committing and aborting what they left"):
-                done = found.recover(checkpoint=checkpoint)
+                done = imported.recover(checkpoint=checkpoint)
         except TallystickError as error:
             for note in getattr(error, "__notes__", ()):
                 typer.echo(printable(note))
@@ -109,13 +109,13 @@ def doctor(
     try:
         checkpoint = resolved(checkpoint)
         interval_ms = cli_doctor.interval_of(trigger)
-        options, its = ({}, None) if pipeline is None else _declared(pipeline)
+        options, declaration = ({}, None) if pipeline is None else _declared(pipeline)
         cli_doctor.examine(
             checkpoint,
             bootstrap_servers,
             kafka_options,
             as_json=as_json,
-            pipeline=its,
+            pipeline=declaration,
             options=options,
             trigger_interval_ms=interval_ms,
         )
@@ -127,9 +127,9 @@ def _declared(where: str) -> "tuple[dict[str, str], DeclaredPipeline]":
     from tallystick.api.declared import declared
     from tallystick.api.live_page import connection_of
 
-    found = find_pipeline(where)
-    its = declared(found)
-    return connection_of(found.inputs.sources, found.topology), its
+    pipeline = find_pipeline(where)
+    declaration = declared(pipeline)
+    return connection_of(pipeline.inputs.sources, pipeline.topology), declaration
 
 
 def find_pipeline(where: str) -> "Pipeline":
@@ -160,16 +160,18 @@ def find_pipeline(where: str) -> "Pipeline":
             f"there is no module {module_name!r}: neither in {here} nor on Python's path. Call "
             f"this where `python -m {module_name}` works, or set PYTHONPATH"
         ) from None
-    found = getattr(module, name, None)
-    if isinstance(found, Pipeline):
-        return found
-    names = sorted(each for each, value in vars(module).items() if isinstance(value, Pipeline))
+    variable = getattr(module, name, None)
+    if isinstance(variable, Pipeline):
+        return variable
+    names = sorted(
+        attribute for attribute, value in vars(module).items() if isinstance(value, Pipeline)
+    )
     there = f"The module has {', '.join(names)}." if names else "The module has no Pipeline."
     if not hasattr(module, name):
         raise OptionError(f"module {module_name!r} has no {name!r}. {there}")
     raise OptionError(
-        f"{where} is no Pipeline: it is a {type(found).__name__}. Give the Pipeline itself, with "
-        f"its sinks, before start(). {there}"
+        f"{where} is no Pipeline: it is a {type(variable).__name__}. Give the Pipeline itself, "
+        f"with its sinks, before start(). {there}"
     )
 
 
@@ -302,8 +304,8 @@ def demo(
     console = Console()
     console.print("making kernels ready: about 25 s at the first time on a machine")
     with waiting("compiling kernels, then archiving classes"):
-        for made in warm_up():  # the first epoch would wait for it, maybe beyond STALL_S
-            console.print(made)
+        for line in warm_up():  # the first epoch would wait for it, maybe beyond STALL_S
+            console.print(line)
     try:
         _fetch_kafka()
         exact = run_demo(DemoOptions(kills, records, rate, seed, stateless, ui_port), console)
@@ -324,8 +326,8 @@ def warm_up() -> None:
     from tallystick.spark.warm_up import warm_up
 
     with waiting("compiling kernels (about 25 s at the first time), then archiving classes"):
-        for made in warm_up():
-            typer.echo(made)
+        for line in warm_up():
+            typer.echo(line)
 
 
 def _fetch_kafka() -> None:

@@ -99,17 +99,17 @@ def parse(text: str, name: str, *, timestamp: str = "timestamp") -> Json:
         tokens = list(_tokens(text))
     except _MisplacedError as refused:
         raise _error(text, name, refused) from None
-    found: list[_MisplacedError] = []
+    refusals: list[_MisplacedError] = []
     for read in (_Parser.columns, _Parser.type):
         parser = _Parser(tokens, len(text), timestamp)
         try:
             result = read(parser)
             parser.expect_end()
         except _MisplacedError as refused:
-            found.append(refused)
+            refusals.append(refused)
         else:
             return result
-    raise _error(text, name, max(found, key=lambda refused: refused.at))
+    raise _error(text, name, max(refusals, key=lambda refused: refused.at))
 
 
 def columns(text: str, name: str, *, timestamp: str = "timestamp") -> dict[str, Any]:
@@ -147,9 +147,9 @@ def _field(
 def _tokens(text: str) -> Iterator[_Token]:
     at = 0
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        assert found is not None, "the last alternative takes anything"
-        kind, word = str(found.lastgroup), found[0]
+        match = _TOKEN.match(text, at)
+        assert match is not None, "the last alternative takes anything"
+        kind, word = str(match.lastgroup), match[0]
         if kind == "comment":
             at = _end_of_comment(text, at)
             continue
@@ -163,7 +163,7 @@ def _tokens(text: str) -> Iterator[_Token]:
             )
         if kind not in ("space", "line_comment"):
             yield _Token(kind, word, at)
-        at = found.end()
+        at = match.end()
 
 
 def _end_of_comment(text: str, begin: int) -> int:
@@ -369,9 +369,9 @@ class _Parser:
             raise self._refused(f"expected {text.upper()!r}")
 
     def _take(self, text: str) -> bool:
-        found = self._is(text)
-        self._next += found
-        return found
+        is_next = self._is(text)
+        self._next += is_next
+        return is_next
 
     def _is(self, text: str) -> bool:
         """True if a symbol or a word stands next."""

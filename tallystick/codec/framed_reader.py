@@ -81,6 +81,8 @@ def _unwrapped(spans: Spans, first: int, last: int) -> tuple[pa.Array, dict[int,
                 f"{kernels.ENVELOPE_SIZE}"
             )
         else:
-            found = spans.data[starts[row]]
-            reasons[row] = f"it begins with byte {found:#04x}, not with the zero byte of the format"
+            first_byte = spans.data[starts[row]]
+            reasons[row] = (
+                f"it begins with byte {first_byte:#04x}, not with the zero byte of the format"
+            )
     return texts, reasons

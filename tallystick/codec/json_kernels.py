@@ -169,10 +169,10 @@ def join_records(data, starts, lengths, out, line_starts, verdicts):  # type: ig
 @numba.njit(cache=True, nogil=True)
 def has_escapes(text):  # type: ignore[no-untyped-def]
     """True if any byte needs an escape; no early end, so that it becomes vector instructions."""
-    found = np.uint8(0)
+    needs_escape = np.uint8(0)
     for byte in text:
-        found |= np.uint8((byte < 0x20) | (byte == 0x22) | (byte == 0x5C))
-    return found != 0
+        needs_escape |= np.uint8((byte < 0x20) | (byte == 0x22) | (byte == 0x5C))
+    return needs_escape != 0
 
 
 @numba.njit(cache=True, nogil=True)
@@ -235,18 +235,18 @@ def encode_base64(data, starts, lengths, out, out_starts):  # type: ignore[no-un
         if begin < 0 or begin + length > len(data) or position + (length + 2) // 3 * 4 > len(out):
             return -1
         for at in range(begin, begin + length, 3):
-            left = begin + length - at
+            remaining = begin + length - at
             bits = np.uint32(data[at]) << np.uint32(16)
-            if left > 1:
+            if remaining > 1:
                 bits |= np.uint32(data[at + 1]) << np.uint32(8)
-            if left > 2:
+            if remaining > 2:
                 bits |= np.uint32(data[at + 2])
             out[position] = _BASE64[(bits >> np.uint32(18)) & np.uint32(63)]
             out[position + 1] = _BASE64[(bits >> np.uint32(12)) & np.uint32(63)]
             out[position + 2] = (
-                _BASE64[(bits >> np.uint32(6)) & np.uint32(63)] if left > 1 else 0x3D
+                _BASE64[(bits >> np.uint32(6)) & np.uint32(63)] if remaining > 1 else 0x3D
             )
-            out[position + 3] = _BASE64[bits & np.uint32(63)] if left > 2 else 0x3D
+            out[position + 3] = _BASE64[bits & np.uint32(63)] if remaining > 2 else 0x3D
             position += 4
     return position
 

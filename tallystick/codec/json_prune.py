@@ -71,9 +71,9 @@ def _add_parts(index: int, kind: pa.DataType, rows: list[list[int]], names: byte
         rows[index][kernels.KIND] = kernels.LIST
     rows[index][kernels.FIRST : kernels.COUNT + 1] = len(rows), len(parts)
     first = len(rows)
-    for each in parts:
-        name = each.name.encode()
+    for part in parts:
+        name = part.name.encode()
         rows.append([kernels.VALUE, 0, 0, len(names), len(name)])
         names += name
-    depths = [_add_parts(first + place, each.type, rows, names) for place, each in enumerate(parts)]
+    depths = [_add_parts(first + place, part.type, rows, names) for place, part in enumerate(parts)]
     return 1 + max(depths, default=0)

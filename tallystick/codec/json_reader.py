@@ -249,11 +249,11 @@ class _Block:
                     yield begin, _reason(problem)
                     return
         middle = (begin + end) // 2
-        found = False
+        has_malformed = False
         for row, outcome in self.outcomes(begin, middle):
-            found = found or isinstance(outcome, str)
+            has_malformed = has_malformed or isinstance(outcome, str)
             yield row, outcome
-        yield from self.outcomes(middle, end, suspect=not found)
+        yield from self.outcomes(middle, end, suspect=not has_malformed)
 
 
 _Outcome = tuple[int, pa.RecordBatch | str]
@@ -276,17 +276,18 @@ def _read(
     flat = flat_of(schema) if is_kernel_ready() else None
     columns = FlatColumns(schema, flat, spans) if flat else None
     if columns is None or columns.is_unsure:
-        found, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)
-        return _concatenated([batch for _, batch in found]) if found else nulls(schema, 0), wrong
+        batches, wrong = _Block(spans, schema).judge(len(spans.lengths), first_only=first_only)
+        whole = _concatenated([batch for _, batch in batches]) if batches else nulls(schema, 0)
+        return whole, wrong
     unsure, suspects = columns.rows_of(UNSURE), columns.rows_of(SUSPECT)
     rows = np.concatenate([unsure, suspects])
     if not rows.size:
         return columns.batch(), {}
     block = _Block(Spans(spans.data, spans.starts[rows], spans.lengths[rows]), schema)
-    found, wrong = block.judge(unsure.size, first_only=first_only)
-    if found:
-        places = [rows[first : first + batch.num_rows] for first, batch in found]
-        columns.put(np.concatenate(places), _concatenated([batch for _, batch in found]))
+    batches, wrong = block.judge(unsure.size, first_only=first_only)
+    if batches:
+        places = [rows[first : first + batch.num_rows] for first, batch in batches]
+        columns.put(np.concatenate(places), _concatenated([batch for _, batch in batches]))
     return columns.batch(), {int(rows[row]): reason for row, reason in wrong.items()}
 
 

@@ -145,7 +145,7 @@ def _known(schema: Any, root: _Root, way: tuple[int, ...]) -> Shape:
             return _unfit(f"it says {word}")
     for word in ("oneOf", "anyOf"):
         if word in schema:
-            return _choice([_shape(each, root, way) for each in schema[word]], word)
+            return _choice([_shape(part, root, way) for part in schema[word]], word)
     return _typed(schema, root, way)
 
 
@@ -180,7 +180,7 @@ def _object(schema: dict[str, Any], root: _Root, way: tuple[int, ...]) -> Shape:
         raise ValueError(f"required is {required!r:.200}, expected a list of names")
     return Shape(
         "object",
-        properties=tuple((name, _property(each, root, way)) for name, each in properties.items()),
+        properties=tuple((name, _property(part, root, way)) for name, part in properties.items()),
         required=frozenset(required),
         more=None if more is False else _property(more, root, way),
     )
@@ -214,12 +214,12 @@ def _referred(holder: dict[str, Any], root: _Root, way: tuple[int, ...]) -> Shap
 
 
 def _choice(parts: Sequence[Shape], word: str) -> Shape:
-    others = [each for each in parts if each.kind != "null"]
+    others = [part for part in parts if part.kind != "null"]
     if len(others) > 1:
-        return _unfit(f"its {word} allows {' and '.join(each.kind for each in others)}")
+        return _unfit(f"its {word} allows {' and '.join(part.kind for part in others)}")
     if not others:
         return Shape("null", nullable=True)
-    nulls = sum(each.nullable for each in parts)
+    nulls = sum(part.nullable for part in parts)
     return replace(others[0], nullable=nulls == 1 or (nulls > 1 and word != "oneOf"))
 
 
@@ -235,10 +235,10 @@ def columns_of(shape: Shape) -> pa.Schema:
     """
     if shape.kind != "object" or not shape.properties:
         raise OptionError(
-            f"the JSON Schema describes {_said(shape)}, and columns are made of an object with "
-            f"properties: name the columns to read yourself, as schema="
+            f"the JSON Schema describes {_description(shape)}, and columns are made of an object "
+            f"with properties: name the columns to read yourself, as schema="
         )
-    return pa.schema([(name, _type(each, name)) for name, each in shape.properties])
+    return pa.schema([(name, _type(part, name)) for name, part in shape.properties])
 
 
 def _type(shape: Shape, path: str) -> pa.DataType:
@@ -249,14 +249,14 @@ def _type(shape: Shape, path: str) -> pa.DataType:
     if shape.kind == "array" and shape.items is not None:
         return pa.list_(_type(shape.items, f"{path}[]"))
     if shape.kind == "object" and shape.properties:
-        return pa.struct([(n, _type(each, f"{path}.{n}")) for n, each in shape.properties])
+        return pa.struct([(n, _type(part, f"{path}.{n}")) for n, part in shape.properties])
     raise OptionError(
-        f"property {path!r} of the JSON Schema cannot be a column, it is {_said(shape)}: name the "
-        f"columns to read yourself, as schema="
+        f"property {path!r} of the JSON Schema cannot be a column, it is {_description(shape)}: "
+        f"name the columns to read yourself, as schema="
     )
 
 
-def _said(shape: Shape) -> str:
+def _description(shape: Shape) -> str:
     if shape.kind == UNFIT:
         return f"not understood: {shape.reason}"
     if shape.kind == "object":
@@ -281,7 +281,7 @@ class JsonSchemaWriter:
         check_schema(columns)
         shape = parse_shape(self.text)
         if shape.kind != "object":
-            raise OptionError(f"the JSON Schema is {_said(shape)}, and rows need an object")
+            raise OptionError(f"the JSON Schema is {_description(shape)}, and rows need an object")
         _check_object(shape, list(columns), "")
 
     def write(self, columns: pa.RecordBatch) -> pa.Array:
@@ -296,16 +296,16 @@ class JsonSchemaWriter:
 
 def _check_object(shape: Shape, fields: Sequence[pa.Field], path: str) -> None:
     known = dict(shape.properties)
-    for each in fields:
-        inner = f"{path}.{each.name}" if path else each.name
-        part = known.get(each.name, shape.more)
+    for field in fields:
+        inner = f"{path}.{field.name}" if path else field.name
+        part = known.get(field.name, shape.more)
         if part is None:
             raise OptionError(
                 f"column {inner!r} cannot be written: the JSON Schema has no such property, only "
                 f"{list(known)}, and allows no others. Leave the column out, or add it there"
             )
-        _check_type(part, each.type, inner)
-    for name in sorted(shape.required - {each.name for each in fields}):
+        _check_type(part, field.type, inner)
+    for name in sorted(shape.required - {field.name for field in fields}):
         raise OptionError(
             f"there is no column {f'{path}.{name}' if path else name!r}, and the JSON Schema "
             f"requires it: add the column"
@@ -361,9 +361,9 @@ def _check_nulls(shape: Shape, column: pa.Array, path: str) -> None:
     present = column.drop_null() if column.null_count else column
     if pa.types.is_struct(column.type):
         parts = dict(shape.properties)
-        for each, values in zip(column.type, present.flatten(), strict=True):
-            if part := parts.get(each.name, shape.more):
-                _check_nulls(part, values, f"{path}.{each.name}")
+        for field, values in zip(column.type, present.flatten(), strict=True):
+            if part := parts.get(field.name, shape.more):
+                _check_nulls(part, values, f"{path}.{field.name}")
     elif pa.types.is_map(column.type):
         offsets = present.offsets
         items = present.items.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py())

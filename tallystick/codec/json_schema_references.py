@@ -33,7 +33,7 @@ class References:
 
     def __init__(self, root: Any) -> None:
         draft = str(root.get("$schema", "")) if isinstance(root, dict) else ""
-        self._is_old = any(each in draft for each in _OLD_DRAFTS)
+        self._is_old = any(old_draft in draft for old_draft in _OLD_DRAFTS)
         self._id = "id" if "draft-03" in draft or "draft-04" in draft else "$id"
         self._parts: dict[str, Any] = {"": root}
         self._bases = dict[int, str]()
@@ -83,18 +83,18 @@ class References:
                 if isinstance(schema.get(word), str):
                     self._parts.setdefault(f"{base}#{schema[word]}", schema)
             self._bases[id(schema)] = base
-            waiting += [(each, base) for each in reversed(_schemas_in(schema))]
+            waiting += [(part, base) for part in reversed(_schemas_in(schema))]
 
 
 def _schemas_in(schema: dict[str, Any]) -> list[Any]:
-    found = [schema[word] for word in _ONE if word in schema]
+    parts = [schema[word] for word in _ONE if word in schema]
     for word in _MANY:
         if isinstance(schema.get(word), list):
-            found += schema[word]
+            parts += schema[word]
     for word in _NAMED:
         if isinstance(schema.get(word), dict):
-            found += schema[word].values()
-    return found
+            parts += schema[word].values()
+    return parts
 
 
 def _joined(base: str, reference: str) -> str:

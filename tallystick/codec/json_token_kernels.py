@@ -74,7 +74,8 @@ def _five_to(exponent: int) -> int:
 
 
 _FIVES = np.array(
-    [divmod(_five_to(each), 2**64) for each in range(_EXPONENT_MIN, _EXPONENT_MAX + 1)], np.uint64
+    [divmod(_five_to(exponent), 2**64) for exponent in range(_EXPONENT_MIN, _EXPONENT_MAX + 1)],
+    np.uint64,
 )
 """High and low 64 bits."""
 

@@ -113,7 +113,7 @@ KAFKA_FIELDS = (
     pa.field("timestamp", TIMESTAMP_TYPE),
     pa.field("timestampType", pa.int32()),
 )
-METADATA = tuple(each.name for each in KAFKA_FIELDS if each.name != "value")
+METADATA = tuple(field.name for field in KAFKA_FIELDS if field.name != "value")
 """Kafka's columns beside the value, in their order."""
 _DDL_TYPES = {
     "key": "binary",
@@ -148,7 +148,7 @@ def ddl(
         metadata: which of Kafka's columns there are beside the value.
         key_ddl: the fields that a key becomes, with their prefix; None: the key stays one column.
     """
-    names = [each.name for each in _kafka_fields(metadata)] + (["headers"] if headers else [])
+    names = [field.name for field in _kafka_fields(metadata)] + (["headers"] if headers else [])
     corrupt = [f"`{CORRUPT_COLUMN}` binary"] if mode == PERMISSIVE else []
     corrupt_key = [f"`{CORRUPT_KEY}` binary"] if mode == PERMISSIVE and key_ddl is not None else []
     keys = []
@@ -213,7 +213,7 @@ class Layout:
     def __post_init__(self) -> None:
         assert self.key is None or "key" in self.metadata, self.metadata
         names = self.schema.names
-        keys = {each.name for each in self._key_fields}
+        keys = {field.name for field in self._key_fields}
         for name in sorted({name for name in names if names.count(name) > 1}):
             if name in keys:
                 raise OptionError(
@@ -233,13 +233,13 @@ class Layout:
         corrupt = [pa.field(CORRUPT_COLUMN, pa.binary())] if self.mode == PERMISSIVE else []
         keys, corrupt_key = [], []
         if self.key is not None:
-            keys, fields = self._key_fields, [each for each in fields if each.name != "key"]
+            keys, fields = self._key_fields, [field for field in fields if field.name != "key"]
             corrupt_key = [pa.field(CORRUPT_KEY, pa.binary())] if self.mode == PERMISSIVE else []
         if self.value is None:
             return pa.schema([*keys, *fields, *corrupt_key])
         if isinstance(self.value, TextReader):
             (text,) = self.value.schema
-            fields = [text if each.name == "value" else each for each in fields]
+            fields = [text if field.name == "value" else field for field in fields]
             return pa.schema([*keys, *fields, *corrupt, *corrupt_key])
         kafka = [f.with_name(self.prefix + f.name) for f in fields if f.name != "value"]
         return pa.schema([*self.value.schema, *keys, *kafka, *corrupt, *corrupt_key])
@@ -248,7 +248,7 @@ class Layout:
     def _key_fields(self) -> list[pa.Field]:
         if self.key is None:
             return []
-        return [each.with_name(self.key_prefix + each.name) for each in self.key.schema]
+        return [field.with_name(self.key_prefix + field.name) for field in self.key.schema]
 
     @property
     def fetches_headers(self) -> bool:
@@ -385,7 +385,7 @@ class Layout:
         self, records: pa.RecordBatch, topic_partition: TopicPartition, values: pa.Array | None
     ) -> list[pa.Array]:
         """Return the Kafka columns; `values` is the column `value`, None if there is none."""
-        names = [each.name for each in _kafka_fields(self.metadata)]
+        names = [field.name for field in _kafka_fields(self.metadata)]
         if self.headers:
             names.append("headers")
         keys = []
@@ -400,7 +400,7 @@ class Layout:
 
 
 def _kafka_fields(metadata: Collection[str]) -> list[pa.Field]:
-    return [each for each in KAFKA_FIELDS if each.name == "value" or each.name in metadata]
+    return [field for field in KAFKA_FIELDS if field.name == "value" or field.name in metadata]
 
 
 def _kafka_column(name: str, records: pa.RecordBatch, topic_partition: TopicPartition) -> pa.Array:
@@ -423,8 +423,8 @@ def _place(records: pa.RecordBatch, row: int, topic_partition: TopicPartition) -
 
 
 def _reason(records: pa.RecordBatch, row: int) -> str:
-    found = records.column("timestamp")[row]
-    return f"its timestamp, {found} ms since 1970, is beyond a timestamp in microseconds"
+    timestamp = records.column("timestamp")[row]
+    return f"its timestamp, {timestamp} ms since 1970, is beyond a timestamp in microseconds"
 
 
 def _corrupt_keys(records: pa.RecordBatch) -> list[pa.Array]:

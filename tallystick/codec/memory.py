@@ -44,12 +44,12 @@ def leading_zeros(typing_context, word):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def multiply_high(typing_context, left, right):  # type: ignore[no-untyped-def]
+def multiply_high(typing_context, multiplicand, multiplier):  # type: ignore[no-untyped-def]
     """Return the high 64 bits of the product of 128."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         wide = ir.IntType(128)
-        product = builder.mul(*(builder.zext(each, wide) for each in arguments))
+        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
         high = builder.lshr(product, ir.Constant(wide, 64))
         return builder.trunc(high, ir.IntType(64))
 

@@ -129,7 +129,7 @@ class OutputRecords:
         if place.topic:
             given[TOPIC_HEADER] = place.topic
             given[PARTITION_HEADER], given[OFFSET_HEADER] = str(place.partition), str(place.offset)
-        before = {each["key"]: each["value"] for each in own or ()}
+        before = {header["key"]: header["value"] for header in own or ()}
         for name in (TOPIC_HEADER, PARTITION_HEADER, OFFSET_HEADER):
             if name in before and name not in given:  # it was a dead letter before
                 given[name] = (before[name] or b"").decode(errors="replace")
@@ -150,8 +150,8 @@ class OutputRecords:
 
 
 def _bytes_of(records: pa.RecordBatch, name: str, row: int) -> bytes | None:
-    found: bytes | str | None = records.column(name)[row].as_py()
-    return found.encode() if isinstance(found, str) else found
+    value: bytes | str | None = records.column(name)[row].as_py()
+    return value.encode() if isinstance(value, str) else value
 
 
 def _shown(records: pa.RecordBatch, row: int) -> str:
@@ -175,7 +175,7 @@ def letters_of(letters: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def told_of(letters: pa.RecordBatch) -> str:
     """Return the warning of dead letters that stand for records too large."""
-    first = {each["key"]: each["value"] for each in letters.column("headers")[0].as_py()}
+    first = {header["key"]: header["value"] for header in letters.column("headers")[0].as_py()}
     reason = (first[ERROR_HEADER] or b"").decode(errors="replace")
     return (
         f"{letters.num_rows} records larger than their topic takes left to the dead-letter topic, "

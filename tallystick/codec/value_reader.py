@@ -73,15 +73,15 @@ def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: 
     """
     record = values[row].as_py()
     rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
-    found = f"{at}: the value is not {expected}"
+    problem = f"{at}: the value is not {expected}"
     remedy = (
         "Read that offset without value.format to see all of it. Mode permissive makes such a "
         "record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
         "counts it; deadletter, in a Pipeline, writes it to a topic of its own."
     )
     return RecordError(  # the reason may be Arrow's, which quotes the value
-        f"{found}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. {remedy}",
-        without_values=f"{found}. {remedy}",
+        f"{problem}: {reason}. It is {record[:SHOWN_BYTES_MAX]!r}{rest}. {remedy}",
+        without_values=f"{problem}. {remedy}",
     )
 
 
@@ -96,7 +96,7 @@ def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
     Raises:
         OptionError: there is no field, or a name comes twice.
     """
-    names = [each.name for each in fields]
+    names = [field.name for field in fields]
     if not names:
         raise OptionError(f"{path} has no fields: name at least one, e.g. 'dest string'")
     for name in names:
@@ -108,7 +108,7 @@ def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
 
 def nulls(schema: pa.Schema, row_count: int) -> pa.RecordBatch:
     """Return rows of nulls: for tombstones, and in mode permissive for malformed records."""
-    arrays = [pa.nulls(row_count, each.type) for each in schema]
+    arrays = [pa.nulls(row_count, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

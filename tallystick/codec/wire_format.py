@@ -44,9 +44,9 @@ def json_value(text: str | bytes) -> Any:
         ValueError: the text is no JSON; or it escapes half of a character, which UTF-8 cannot hold.
         RecursionError: the text is nested too deep.
     """
-    found = json.loads(text)
-    json.dumps(found, ensure_ascii=False).encode()
-    return found
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 class SchemaSource(Protocol):
@@ -118,14 +118,14 @@ def parse_bodies(form: BodyFormat, values: pa.Array, mode: str, where: Where) ->
     for first, last in spans.runs(BATCH_BYTES_MAX):
         batch = _Batch(form, spans, first, last, where)
         columns.append(batch.columns())
-        found = batch.reasons()
-        if mode == FAILFAST and found:
-            row = next(iter(found))
+        batch_reasons = batch.reasons()
+        if mode == FAILFAST and batch_reasons:
+            row = next(iter(batch_reasons))
             expected = (
                 f"{form.name} in Confluent's wire format (byte 0, four bytes of schema id, body)"
             )
-            raise malformed_error(values, row, expected, found[row], where(row))
-        reasons.update(found)
+            raise malformed_error(values, row, expected, batch_reasons[row], where(row))
+        reasons.update(batch_reasons)
     table = pa.concat_batches(columns) if columns else nulls(form.schema, 0)
     if not reasons or mode == PERMISSIVE:
         return ParsedValues(table, None, reasons)
@@ -181,9 +181,10 @@ class _Batch:
                     f"alone take {kernels.ENVELOPE_SIZE}"
                 )
             else:
-                found = self._data[self._starts[index]]
+                first_byte = self._data[self._starts[index]]
                 self._wrong[index] = (
-                    f"it begins with byte {found:#04x}, not with the zero byte of the wire format"
+                    f"it begins with byte {first_byte:#04x}, not with the zero byte of the wire "
+                    f"format"
                 )
         return {self._first + index: self._wrong[index] for index in sorted(self._wrong)}
 

@@ -31,4 +31,8 @@ def all_processes() -> list[Process]:
     options = ["-A", "-ww", "-o", "pid=,ppid=,args="]
     listed = subprocess.run(["ps", *options], capture_output=True, text=True, check=True).stdout
     split = (line.split(maxsplit=2) for line in listed.splitlines())
-    return [Process(int(each[0]), int(each[1]), each[2]) for each in split if len(each) == 3]
+    return [
+        Process(int(columns[0]), int(columns[1]), columns[2])
+        for columns in split
+        if len(columns) == 3
+    ]

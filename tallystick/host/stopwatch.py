@@ -125,9 +125,9 @@ def count(name: str, number: int) -> None:
         _here.watch.counts[name] += number
 
 
-def timed(name: str, made: Iterable[Item]) -> Iterator[Item]:
+def timed(name: str, iterable: Iterable[Item]) -> Iterator[Item]:
     """Yield the items of an iterable; count the time that each takes to make for a part."""
-    items = iter(made)
+    items = iter(iterable)
     try:
         while True:
             with counted_as(name):

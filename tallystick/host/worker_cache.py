@@ -47,11 +47,11 @@ class WorkerCache(Generic[Key, Value]):
         with lock:
             if key in kept:
                 return kept[key][0]
-        made = make()  # without the lock: it may take long
+        value = make()  # without the lock: it may take long
         with lock:
-            shared = kept.setdefault(key, [made])[0]
-        if shared is not made:
-            self._close_value(made)
+            shared = kept.setdefault(key, [value])[0]
+        if shared is not value:
+            self._close_value(value)
         return shared
 
     def take(self, key: Key) -> Value | None:
@@ -79,8 +79,8 @@ class WorkerCache(Generic[Key, Value]):
         """Close this process's values under the matching keys, by default under all keys."""
         lock, kept = self._of_this_process()
         with lock:
-            found = [kept.pop(key) for key in list(kept) if matching(key)]
-        for value in (value for values in found for value in values):
+            removed = [kept.pop(key) for key in list(kept) if matching(key)]
+        for value in (value for values in removed for value in values):
             with suppress(Exception):  # the others are closed all the same
                 self._close_value(value)
 

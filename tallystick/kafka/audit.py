@@ -125,8 +125,8 @@ def last_sequences(
 ) -> Mapping[TopicPartition, int] | None:
     """See `ports.Broker.last_sequences`; partitions of the open transaction are included."""
     touched = open_transaction(client, producer.transactional_id)
-    asked = {partition for partition in touched if partition.topic not in INTERNAL_TOPICS}
-    states = producer_states(client, producer, asked | set(partitions))
+    row_partitions = {partition for partition in touched if partition.topic not in INTERNAL_TOPICS}
+    states = producer_states(client, producer, row_partitions | set(partitions))
     if states is None:
         return None
     return {partition: int(state.last_sequence) for partition, state in states.items()}
@@ -231,7 +231,7 @@ def _tell_of_gone(client: Client, producer: Producer, written: ProducedRange) ->
         list_offsets(client, [partition], at, isolation=READ_UNCOMMITTED, absent_after_s=0)
         for at in (EARLIEST, LATEST)
     ]
-    begin, end = (found.get(partition) for found in bounds)
+    begin, end = (offsets.get(partition) for offsets in bounds)
     exists = begin is not None and end is not None
     logger.warning(
         "%s: the end of committed transaction %s, whose rows stood at offsets %d to %d, is gone: "

@@ -51,7 +51,7 @@ class KafkaBroker:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._transaction_version: int | None = None
         self._unanswered: Producer | None = None
-        self._told_unguarded = False
+        self._warned_unguarded = False
 
     def close(self) -> None:
         """Close the connections. What is open in Kafka stays open until it times out."""
@@ -82,10 +82,10 @@ class KafkaBroker:
 
         Asked for all, Kafka passes over a partition whose first offset is pending.
         """
-        found = group_offsets.fetch(self.client, group, None)
-        if place is not None and place not in found:
-            found |= group_offsets.fetch(self.client, group, [place])
-        return found
+        offsets = group_offsets.fetch(self.client, group, None)
+        if place is not None and place not in offsets:
+            offsets |= group_offsets.fetch(self.client, group, [place])
+        return offsets
 
     def stage_offsets(
         self, producer: Producer, group: str, offsets: Offsets, *, best_effort: bool = False
@@ -124,10 +124,10 @@ class KafkaBroker:
     ) -> Mapping[TopicPartition, int] | None:
         """See `ports.Broker.last_sequences`."""
         wanted = list(partitions)
-        found = audit.last_sequences(self.client, producer, wanted)
-        if found is None:
+        sequences = audit.last_sequences(self.client, producer, wanted)
+        if sequences is None:
             self._tell_unguarded(wanted)
-        return found
+        return sequences
 
     def commit_transaction(self, producer: Producer) -> Producer:
         """See `ports.Broker.commit_transaction`."""
@@ -150,7 +150,7 @@ class KafkaBroker:
         try:
             return audit.foreign_rows(self.client, producer, wanted)
         except AuthorizationError:
-            self._tell_unguarded(each.topic_partition for each in wanted)
+            self._tell_unguarded(rows.topic_partition for rows in wanted)
             return {}
 
     # --- what else the driver asks ------------------------------------------------------------
@@ -191,14 +191,14 @@ class KafkaBroker:
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Return the stable committed offsets of a group; absent where there is none."""
-        found = group_offsets.fetch(self.client, group, partitions)
-        return {partition: offset for partition, (offset, _) in found.items()}
+        offsets = group_offsets.fetch(self.client, group, partitions)
+        return {partition: offset for partition, (offset, _) in offsets.items()}
 
     def _tell_unguarded(self, partitions: Iterable[TopicPartition]) -> None:
         """Warn, once, that second attempts of tasks go unnoticed without READ on the topics."""
-        if self._told_unguarded:
+        if self._warned_unguarded:
             return
-        self._told_unguarded = True
+        self._warned_unguarded = True
         topics = ", ".join(sorted({partition.topic for partition in partitions}))
         logger.warning(
             "READ on %s is missing: whether a second attempt of a task wrote into a transaction "
@@ -218,10 +218,10 @@ class KafkaBroker:
         """
         accept = ABSENT if best_effort else frozenset()
         patience_until = time.monotonic() + cluster.METADATA_LAG_MAX_S
-        left = dict(offsets)
+        remaining = dict(offsets)
         while True:
             response = self.client.call(
-                partial(make, left),
+                partial(make, remaining),
                 Coordinator("group", group),
                 group_offsets.codes_of,
                 accept=accept,
@@ -238,7 +238,7 @@ class KafkaBroker:
                 gone = ", ".join(sorted({partition.topic for partition in denied}))
                 logger.warning("group %r shows no positions for what is gone: %s", group, gone)
                 return
-            left = {partition: left[partition] for partition in denied}
+            remaining = {partition: remaining[partition] for partition in denied}
             time.sleep(ASK_AGAIN_S)
 
     def _generation(self, before: int, since: int) -> dict[str, int]:

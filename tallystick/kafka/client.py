@@ -185,9 +185,9 @@ class Client:
             The same as `call`.
         """
         waiting = set(partitions)
-        found: dict[TopicPartition, Any] = {}
+        answered: dict[TopicPartition, Any] = {}
         if not waiting:
-            return found
+            return answered
         deadline = self.deadline() if deadline is None else deadline
         doing = protocol.api_name(make([]))
         attempts = Attempts(deadline, doing, shortened(waiting))
@@ -208,16 +208,18 @@ class Client:
                             if names[0] in ABSENT:
                                 unknown.add(partition)
                         else:
-                            found[partition] = answer
+                            answered[partition] = answer
                             waiting.discard(partition)
             unknown |= {partition for partition in waiting if partition not in self._leaders}
             now = time.monotonic()
-            unknown_since = {each: unknown_since.get(each, now) for each in unknown}
+            unknown_since = {partition: unknown_since.get(partition, now) for partition in unknown}
             if absent_after_s is not None:
                 patience_ends = now - absent_after_s
-                waiting -= {each for each in unknown if unknown_since[each] <= patience_ends}
+                waiting -= {
+                    partition for partition in unknown if unknown_since[partition] <= patience_ends
+                }
             if not waiting:
-                return found
+                return answered
             if not obstacle:
                 missing = min(waiting)
                 obstacle = f"{self.leader_obstacle(missing)} ({missing})"
@@ -255,7 +257,9 @@ class Client:
         """Return partitions by the node of their leader; partitions without one are left out."""
         wanted = sorted(partitions)
         # One without a leader may be gone by now: what was known of it must not hide that.
-        self.forget_leaders(each for each in wanted if self._leaders.get(each) == NOBODY)
+        self.forget_leaders(
+            partition for partition in wanted if self._leaders.get(partition) == NOBODY
+        )
         unknown = {partition.topic for partition in wanted if partition not in self._leaders}
         if unknown:
             self.metadata(unknown, deadline=deadline)
@@ -367,15 +371,15 @@ class Client:
             if not response.coordinators:
                 attempts.pause("an answer that names no coordinator")
                 continue
-            found = response.coordinators[0]
-            code = [(found.error_code, self._subject(target))]
+            coordinator = response.coordinators[0]
+            code = [(coordinator.error_code, self._subject(target))]
             names = self._judge(code, "FindCoordinator", EpochAbortedError, frozenset())
-            if not names and not self.network.knows(found.node_id):
+            if not names and not self.network.knows(coordinator.node_id):
                 self.metadata(deadline=deadline)
-            if not names and self.network.knows(found.node_id):
-                self._coordinators[target] = int(found.node_id)
-                return int(found.node_id)
-            obstacle = names[0] if names else f"node {found.node_id} is not in the metadata"
+            if not names and self.network.knows(coordinator.node_id):
+                self._coordinators[target] = int(coordinator.node_id)
+                return int(coordinator.node_id)
+            obstacle = names[0] if names else f"node {coordinator.node_id} is not in the metadata"
             self.obstacles[f"FindCoordinator: {obstacle}"] += 1
             attempts.pause(obstacle)
 

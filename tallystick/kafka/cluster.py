@@ -13,7 +13,7 @@ from tallystick.kafka.error_policy import (
     STALE,
     UNAUTHORIZED,
     Attempts,
-    said,
+    kafka_message,
 )
 from tallystick.kafka.preflight import ClusterFacts, Replication
 from tallystick.kafka.protocol import topic_id_from, topic_id_text
@@ -87,14 +87,14 @@ def partition_counts(client: Client, topics: Iterable[str]) -> dict[str, int]:
         AuthorizationError: a topic may not be described.
         BrokerUnavailableError: the deadline passed.
     """
-    found, absent = _look_for(client, topics)
+    existing, absent = _look_for(client, topics)
     for topic, error_name in absent.items():
         raise OptionError(
             f"topic {topic!r} is not available at {client.config.bootstrap_servers} "
             f"({error_name}): create it, or correct the name. Tallystick never creates topics "
             f"by itself."
         )
-    return {name: topic.partition_count for name, topic in found.items()}
+    return {name: topic.partition_count for name, topic in existing.items()}
 
 
 def _look_for(
@@ -106,7 +106,7 @@ def _look_for(
     a while; one that reports a topic is believed at once.
     """
     waiting = None if topics is None else sorted(set(topics))
-    found: dict[str, FoundTopic] = {}
+    existing: dict[str, FoundTopic] = {}
     absent: dict[str, str] = {}
     attempts: Attempts | None = None
     lag_until = time.monotonic() + METADATA_LAG_MAX_S
@@ -119,7 +119,7 @@ def _look_for(
                 continue
             if error_name is None:
                 topic_id = topic_id_text(topic.topic_id)
-                found[topic.name] = FoundTopic(topic_id, len(topic.partitions))
+                existing[topic.name] = FoundTopic(topic_id, len(topic.partitions))
             elif error_name in STALE and not (error_name in ABSENT and lag_over):
                 obstacles[topic.name] = error_name
             else:
@@ -129,7 +129,7 @@ def _look_for(
             subject = f"topics {', '.join(waiting)}"
             attempts = attempts or Attempts(client.deadline(), "Metadata", subject)
             attempts.pause(", ".join(sorted(set(obstacles.values()))))
-    return found, absent
+    return existing, absent
 
 
 def list_offsets(
@@ -187,7 +187,7 @@ def confirm_topic_ids(
     names = {topic_id: topic for topic, topic_id in ids.items()}
     unnamed = {partition for partition in topic_ids if partition.topic not in ids}
 
-    def make(asked: list[TopicPartition]) -> Any:
+    def make(partitions: list[TopicPartition]) -> Any:
         return protocol.FetchRequest(
             max_wait_ms=0,
             min_bytes=0,
@@ -203,7 +203,7 @@ def confirm_topic_ids(
                         for index in indexes
                     ],
                 )
-                for topic, indexes in protocol.by_topic(asked).items()
+                for topic, indexes in protocol.by_topic(partitions).items()
             ],
         )
 
@@ -213,14 +213,14 @@ def confirm_topic_ids(
                 name = topic.topic or names[topic.topic_id]
                 yield TopicPartition(name, part.partition_index), part
 
-    found = client.ask_leaders(
+    answered = client.ask_leaders(
         topic_ids.keys() - unnamed,
         make,
         answers,
         accept=OUT_OF_RANGE,
         absent_after_s=absent_after_s,
     )
-    return unnamed | found.keys()
+    return unnamed | answered.keys()
 
 
 def offsets_for_times(
@@ -242,8 +242,8 @@ def offsets_for_times(
         The same as `list_offsets`.
     """
     assert all(time_ms >= 0 for time_ms in times.values()), times
-    found = _list_offsets(client, times, READ_COMMITTED, absent_after_s)
-    return {partition: None if offset < 0 else offset for partition, offset in found.items()}
+    offsets = _list_offsets(client, times, READ_COMMITTED, absent_after_s)
+    return {partition: None if offset < 0 else offset for partition, offset in offsets.items()}
 
 
 def _list_offsets(
@@ -263,13 +263,13 @@ def _list_offsets(
             timestamp=times[partition],
         )
 
-    def make(asked: list[TopicPartition]) -> Any:
+    def make(partitions: list[TopicPartition]) -> Any:
         return protocol.ListOffsetsRequest(
             replica_id=-1,
             isolation_level=isolation,
             topics=[
                 topic_class(name=topic, partitions=[part(topic, index) for index in indexes])
-                for topic, indexes in protocol.by_topic(asked).items()
+                for topic, indexes in protocol.by_topic(partitions).items()
             ],
             min_version=2,
             max_version=9,
@@ -300,8 +300,8 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
     of_topics = {(TOPIC, name): (IN_SYNC_MIN,) for name in names}
     wanted = {broker: FACT_SETTINGS, STATE: (BATCH_LIMIT,), **of_topics}
     configs = _settings(client, Node(node), wanted, accept=UNAUTHORIZED | ABSENT)
-    told: Mapping[str, str] = configs[broker] or {}
-    verification = told.get("transaction.partition.verification.enable", "false")
+    settings: Mapping[str, str] = configs[broker] or {}
+    verification = settings.get("transaction.partition.verification.enable", "false")
     return ClusterFacts(
         transaction_version=_finalized_version(versions),
         api_versions={
@@ -309,11 +309,11 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
             for api in FACT_APIS
             if api.API_KEY in highest
         },
-        transaction_timeout_max_ms=_number(told.get("transaction.max.timeout.ms")),
+        transaction_timeout_max_ms=_number(settings.get("transaction.max.timeout.ms")),
         partition_verification=None if configs[broker] is None else verification == "true",
-        offsets_retention_minutes=_number(told.get("offsets.retention.minutes")),
-        message_bytes_max=_number(told.get("message.max.bytes")),
-        session_timeout_ms=_number(told.get("broker.session.timeout.ms")),
+        offsets_retention_minutes=_number(settings.get("offsets.retention.minutes")),
+        message_bytes_max=_number(settings.get("message.max.bytes")),
+        session_timeout_ms=_number(settings.get("broker.session.timeout.ms")),
         metadata_version=_metadata_version(versions),
         replication={
             topic.name: _replication(len(metadata.brokers), topic, configs[TOPIC, topic.name] or {})
@@ -329,8 +329,10 @@ def _replication(brokers: int, topic: Any, settings: Mapping[str, str]) -> Repli
     partitions = topic.partitions
     return Replication(
         brokers=brokers,
-        replicas=min(len(each.replica_nodes) for each in partitions),
-        in_sync=min(len(each.isr_nodes) if each.leader_id >= 0 else 0 for each in partitions),
+        replicas=min(len(partition.replica_nodes) for partition in partitions),
+        in_sync=min(
+            len(partition.isr_nodes) if partition.leader_id >= 0 else 0 for partition in partitions
+        ),
         in_sync_min=_number(settings.get(IN_SYNC_MIN)),
     )
 
@@ -367,7 +369,7 @@ def _settings(
 
     def codes(response: Any) -> list[tuple[int, str]]:
         return [
-            (result.error_code, f"{result.resource_name}{said(result)}")
+            (result.error_code, f"{result.resource_name}{kafka_message(result)}")
             for result in response.results
         ]
 
@@ -396,8 +398,12 @@ def batch_limits(client: Client, topics: Iterable[str]) -> dict[str, int]:
     wanted = {(TOPIC, name): (BATCH_LIMIT,) for name in sorted(topics)}
     if not wanted:
         return {}
-    found = _settings(client, AnyBroker(), wanted, accept=UNAUTHORIZED | ABSENT | {"InvalidTopic"})
-    limits = {name: _number((told or {}).get(BATCH_LIMIT)) for (_, name), told in found.items()}
+    configs = _settings(
+        client, AnyBroker(), wanted, accept=UNAUTHORIZED | ABSENT | {"InvalidTopic"}
+    )
+    limits = {
+        name: _number((settings or {}).get(BATCH_LIMIT)) for (_, name), settings in configs.items()
+    }
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
@@ -418,8 +424,8 @@ class BatchLimits:
         if time.monotonic() - self._asked_s > LIMITS_FOR_S:
             self._limits, self._asked_s = {}, time.monotonic()
         if lacking := [name for name in topics if name not in self._limits]:
-            found = batch_limits(self._client, lacking)
-            self._limits |= {name: found.get(name) for name in lacking}
+            limits = batch_limits(self._client, lacking)
+            self._limits |= {name: limits.get(name) for name in lacking}
         return {name: limit for name, limit in self._limits.items() if limit is not None}
 
     def forget(self) -> None:
@@ -438,20 +444,20 @@ def clock_ms(client: Client) -> int | None:
     """
     topic_class = protocol.DescribeQuorumRequest.TopicData
     partition = topic_class.PartitionData(partition_index=0)
-    asked = topic_class(topic_name="__cluster_metadata", partitions=[partition])
+    topic = topic_class(topic_name="__cluster_metadata", partitions=[partition])
     # A broker without a connection is not asked: making one takes longer than the answer.
     connected = filter(client.network.is_connected, client.network.candidates())
     try:
         response = client.call(
-            lambda: protocol.DescribeQuorumRequest(topics=[asked], min_version=1),
+            lambda: protocol.DescribeQuorumRequest(topics=[topic], min_version=1),
             next(map(Node, connected), AnyBroker()),
             lambda response: [(response.error_code, "the cluster")],
         )
     except AuthorizationError:
         return None
-    found = response.topics[0].partitions[0]
-    for voter in found.current_voters:
-        if voter.replica_id == found.leader_id and voter.last_caught_up_timestamp > 0:
+    quorum = response.topics[0].partitions[0]
+    for voter in quorum.current_voters:
+        if voter.replica_id == quorum.leader_id and voter.last_caught_up_timestamp > 0:
             return int(voter.last_caught_up_timestamp)
     return None
 

@@ -135,7 +135,7 @@ class Connection:
         sent, frame = protocol.encode_request(request, self._correlation_id, self._config.client_id)
         view = memoryview(frame)
         while view:
-            self._socket.settimeout(_left(deadline, self.name))
+            self._socket.settimeout(_remaining_s(deadline, self.name))
             view = view[self._socket.send(view[:SEND_BYTES_MAX]) :]
         if getattr(request, "acks", None) != NO_ACKS:
             self._in_flight.append(sent)
@@ -159,11 +159,11 @@ class Connection:
         buffer = np.empty(size, np.uint8).data  # unlike a bytearray, not zeroed first
         filled = 0
         while filled < size:
-            self._socket.settimeout(_left(deadline, self.name))
+            self._socket.settimeout(_remaining_s(deadline, self.name))
             try:
                 count = self._socket.recv_into(buffer[filled:])
             except TimeoutError:
-                continue  # `_left` says it better
+                continue  # `_remaining_s` says it better
             if count == 0:
                 raise ConnectionError(self._closed_message())
             filled += count
@@ -185,7 +185,7 @@ class Connection:
         return f"{self.name} closed the connection"
 
     def _wrap(self, tls: ssl.SSLContext, host: str, deadline: float) -> ssl.SSLSocket:
-        self._socket.settimeout(_left(deadline, self.name))
+        self._socket.settimeout(_remaining_s(deadline, self.name))
         try:
             return tls.wrap_socket(self._socket, server_hostname=host)
         except ssl.SSLError as error:
@@ -248,7 +248,7 @@ class Connection:
             )
         token = oauth.NO_TOKEN
         if name == "OAUTHBEARER":
-            token = oauth.token_for(self._config, _left(deadline, self.name))
+            token = oauth.token_for(self._config, _remaining_s(deadline, self.name))
         login = sasl.conversation(
             name,
             host=host,
@@ -277,22 +277,23 @@ class Connection:
 
     def _refused_login(self, response: Any, token: oauth.Token) -> Exception:
         config, error_name = self._config, protocol.error_name(response.error_code)
-        said = f"({error_name}: {response.error_message})"
+        error_text = f"({error_name}: {response.error_message})"
         if token.text:
             oauth.forget(config)
             if token.is_kept:
                 return ConnectionError(
-                    f"{self.name} refused a token that was kept {said}: a new one is asked for"
+                    f"{self.name} refused a token that was kept {error_text}: a new one is asked "
+                    f"for"
                 )
             origin = config.token_file or config.token_endpoint
             return AuthorizationError(
-                f"the broker at {self.name} refused the token of {origin} {said}. Check that it "
-                f"is one for this broker: its issuer, audience, scope and time."
+                f"the broker at {self.name} refused the token of {origin} {error_text}. Check that "
+                f"it is one for this broker: its issuer, audience, scope and time."
             )
         user = config.sasl_username or config.sasl_mechanism
         return AuthorizationError(
-            f"the broker at {self.name} refused the login of {user!r} {said}. Check user name, "
-            f"password and sasl.mechanism {config.sasl_mechanism}."
+            f"the broker at {self.name} refused the login of {user!r} {error_text}. Check user "
+            f"name, password and sasl.mechanism {config.sasl_mechanism}."
         )
 
 
@@ -304,23 +305,23 @@ def _next_message(login: sasl.Conversation, answer: bytes) -> bytes | None:
         return None
 
 
-def _left(deadline: float, name: str) -> float:
+def _remaining_s(deadline: float, name: str) -> float:
     """Return the seconds until the deadline; without any left, raise what a socket would."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError(f"{name} did not answer in time")
-    return left
+    return remaining_s
 
 
 def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
     """Connect to the first of the host's addresses that takes us; they share the time left."""
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     failure: OSError = ConnectionError(f"{address[0]} has no address")
-    for index, (family, kind, number, _, target) in enumerate(found):
+    for index, (family, kind, number, _, target) in enumerate(addresses):
         connection = socket.socket(family, kind, number)
         try:
-            left = _left(deadline, f"{address[0]}:{address[1]}")
-            connection.settimeout(left / (len(found) - index))
+            remaining_s = _remaining_s(deadline, f"{address[0]}:{address[1]}")
+            connection.settimeout(remaining_s / (len(addresses) - index))
             connection.connect(target)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -218,14 +218,14 @@ class Attempts:
         """
         longest_s, self._longest_s = self._longest_s, min(BACKOFF_MAX_S, 2 * self._longest_s)
         # The last try is given some time too: one that is cut short only hides what is in the way.
-        left = self.deadline - time.monotonic() - TRY_MIN_S
-        if left <= 0:
+        remaining_s = self.deadline - time.monotonic() - TRY_MIN_S
+        if remaining_s <= 0:
             if reason.startswith(TimeoutError.__name__):
                 reason = self._reason or reason
             spent = time.monotonic() - self._started
             raise unavailable(self._doing, self._subject, reason, spent)
         self._reason = reason
-        return min(left, longest_s * random.uniform(0.5, 1.0))
+        return min(remaining_s, longest_s * random.uniform(0.5, 1.0))
 
 
 def describe(error: BaseException) -> str:
@@ -233,7 +233,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def said(item: Any) -> str:
+def kafka_message(item: Any) -> str:
     """Return Kafka's own words to an error code, where the API has a field for them."""
     message = getattr(item, "error_message", None)
     return f" (Kafka says: {message})" if message else ""

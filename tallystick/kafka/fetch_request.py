@@ -141,14 +141,14 @@ class Part:
 def take_turn(queue: deque[Cursor]) -> list[Cursor]:
     """Take the next splits to ask for from the queue, no two of the same partition."""
     chosen: dict[TopicPartition, Cursor] = {}
-    left: list[Cursor] = []
+    postponed: list[Cursor] = []
     while queue and len(chosen) < PARTITIONS_MAX:
         cursor = queue.popleft()
         if cursor.partition in chosen:
-            left.append(cursor)
+            postponed.append(cursor)
         else:
             chosen[cursor.partition] = cursor
-    queue.extendleft(reversed(left))
+    queue.extendleft(reversed(postponed))
     by_topic: dict[str, list[Cursor]] = {}
     for cursor in chosen.values():
         by_topic.setdefault(cursor.split.topic, []).append(cursor)
@@ -190,19 +190,21 @@ def fetch_request(
     )
 
 
-def parts_by_cursor(asked: SplitRequest, response: Any) -> list[tuple[Cursor, str | None, Any]]:
+def parts_by_cursor(request: SplitRequest, response: Any) -> list[tuple[Cursor, str | None, Any]]:
     """Return each split asked for, with the name of an error and its part of the answer."""
-    by_id = asked.version >= BY_ID
-    found = {
+    by_id = request.version >= BY_ID
+    parts_by_key = {
         (topic.topic_id if by_id else topic.topic, part.partition_index): part
         for topic in response.responses or []
         for part in topic.partitions
     }
     whole_error = protocol.error_name(response.error_code or 0)
     parts = []
-    for cursor in asked.cursors:
+    for cursor in request.cursors:
         name = cursor.split.topic
-        part = found.get((asked.topic_ids.get(name) if by_id else name, cursor.split.partition))
+        part = parts_by_key.get(
+            (request.topic_ids.get(name) if by_id else name, cursor.split.partition)
+        )
         error_name = whole_error or (
             "an answer without it" if part is None else protocol.error_name(part.error_code)
         )
@@ -226,7 +228,10 @@ def part_of(cursor: Cursor, part: Any) -> Part:
             break
         next_offset = max(next_offset, min(base + delta + 1, stop_offset))
         at = end
-    aborted = [(each.producer_id, each.first_offset) for each in part.aborted_transactions or []]
+    aborted = [
+        (transaction.producer_id, transaction.first_offset)
+        for transaction in part.aborted_transactions or []
+    ]
     return Part(cursor, cursor.position, next_offset, records, aborted)
 
 
@@ -242,9 +247,9 @@ def records_expired(cursor: Cursor, earliest: int) -> RecordsExpiredError:
 
 def log_truncated(cursor: Cursor, end: int) -> LogTruncatedError:
     """Return the error for a log that became shorter than it was when the split was planned."""
-    found = "the log ends before it" if end < cursor.position else "the split is longer than that"
+    reason = "the log ends before it" if end < cursor.position else "the split is longer than that"
     return LogTruncatedError(
-        f"{_where(cursor)}, and {found}: its end is {end}. Records that Kafka had confirmed are "
+        f"{_where(cursor)}, and {reason}: its end is {end}. Records that Kafka had confirmed are "
         f"gone, by an unclean leader election or a lost disk. {_accept('truncated', 'resume')} to "
         f"go on with what is written from now on."
     )
@@ -253,27 +258,27 @@ def log_truncated(cursor: Cursor, end: int) -> LogTruncatedError:
 def partition_removed(cursor: Cursor, servers: str, policy: LossPolicy) -> PartitionRemovedError:
     """Return the error for a topic, or a partition of it, that does not exist."""
     split = cursor.split
-    found = (
+    problem = (
         f"{_where(cursor)}, and topic {split.topic!r} has no partition {split.partition} at "
         f"{servers}."
     )
     if policy.removed == KEEP:
         return PartitionRemovedError(
-            f"{found} when.removed=keep holds positions between epochs, and this epoch was planned "
-            f"while the topic was there. Wait for it to come back and start the query again. "
-            f"{_accept('removed', 'drop')} to give up what was unread."
+            f"{problem} when.removed=keep holds positions between epochs, and this epoch was "
+            f"planned while the topic was there. Wait for it to come back and start the query "
+            f"again. {_accept('removed', 'drop')} to give up what was unread."
         )
     return PartitionRemovedError(
-        f"{found} Was it deleted, or is this another cluster? What was unread in it is gone. "
+        f"{problem} Was it deleted, or is this another cluster? What was unread in it is gone. "
         f"{_accept('removed', 'drop')} to go on without it."
     )
 
 
-def topic_recreated(cursor: Cursor, found: UUID | None) -> TopicRecreatedError:
+def topic_recreated(cursor: Cursor, new_id: UUID | None) -> TopicRecreatedError:
     """Return the error for a topic of the planned name, but with another id."""
     return TopicRecreatedError(
         f"{_where(cursor)} of the topic with the id {topic_id_text(cursor.topic_id)}, but topic "
-        f"{cursor.split.topic!r} has the id {topic_id_text(found)}: it was deleted and created "
+        f"{cursor.split.topic!r} has the id {topic_id_text(new_id)}: it was deleted and created "
         f"again. What was unread in the old one is gone. {_accept('recreated', 'restart')} to read "
         f"the new one from its beginning."
     )

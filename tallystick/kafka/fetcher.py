@@ -92,8 +92,8 @@ def fetch(
     isolation: Isolation = "read_committed",
 ) -> Iterator[pa.RecordBatch]:
     """Read one split; see `fetch_all`."""
-    found = fetch_all(client, [split], headers=headers, max_bytes=max_bytes, isolation=isolation)
-    for _, batch in found:
+    batches = fetch_all(client, [split], headers=headers, max_bytes=max_bytes, isolation=isolation)
+    for _, batch in batches:
         yield batch
 
 
@@ -136,9 +136,9 @@ def fetch_all(
             while waiting:
                 part = waiting.popleft()
                 for batch in _decoded(part, headers, isolation, policy):
-                    left = time.monotonic()
+                    yielded_at = time.monotonic()
                     yield part.cursor.split, batch
-                    away_s = time.monotonic() - left
+                    away_s = time.monotonic() - yielded_at
                     if away_s > NOTICEABLE_S:
                         turns.forgive(away_s)
     finally:
@@ -201,21 +201,21 @@ class Turns:
             parts.extend(self._next_answer())
             self._ask()  # before any decoding
         elif self._homeless:
-            time.sleep(max(0.0, min(each.due for each in self._homeless) - time.monotonic()))
+            time.sleep(max(0.0, min(cursor.due for cursor in self._homeless) - time.monotonic()))
         return bool(parts or self._under_way or self._homeless or any(self._lines.values()))
 
     def forgive(self, seconds: float) -> None:
         """Subtract time in which the caller did other things."""
         cursors = list(self._homeless)
         cursors += [cursor for line in self._lines.values() for cursor in line]
-        cursors += [cursor for asked in self._under_way.values() for cursor in asked.cursors]
+        cursors += [cursor for request in self._under_way.values() for cursor in request.cursors]
         for cursor in cursors:
             cursor.forgive(seconds)
 
     def close(self) -> None:
         """Discard the answers that are under way."""
-        for asked in self._under_way.values():
-            self._client.network.discard(asked.posted)
+        for request in self._under_way.values():
+            self._client.network.discard(request.posted)
         self._under_way.clear()
 
     # --- ask ----------------------------------------------------------------------------------
@@ -253,10 +253,10 @@ class Turns:
     def _post(self, node: int, chosen: list[Cursor]) -> None:
         topic_ids = self._named_by(chosen)
         cursors = [
-            each
-            for each in chosen
-            if topic_ids[each.split.topic] is not None
-            and each.belongs_to(topic_ids[each.split.topic])
+            cursor
+            for cursor in chosen
+            if topic_ids[cursor.split.topic] is not None
+            and cursor.belongs_to(topic_ids[cursor.split.topic])
         ]
         for cursor in chosen:
             if cursor not in cursors:  # another split's look-up has shown another topic, or none
@@ -293,8 +293,8 @@ class Turns:
 
     def _next_answer(self) -> list[Part]:
         network = self._client.network
-        oldest = min(self._under_way.values(), key=lambda asked: asked.until)
-        posted = [asked.posted for asked in self._under_way.values()]
+        oldest = min(self._under_way.values(), key=lambda request: request.until)
+        posted = [request.posted for request in self._under_way.values()]
         answered = network.answered(posted, oldest.until)
         overdue = not answered or oldest.until <= time.monotonic()
         if overdue and oldest.posted not in answered:
@@ -302,20 +302,20 @@ class Turns:
             until = oldest.until
         else:  # however late: its answer may be there, not yet looked for
             until = self._client.deadline(self._client.config.request_timeout_ms)
-        asked = self._under_way.pop(answered[0].node)
+        request = self._under_way.pop(answered[0].node)
         try:
-            response = network.wait(asked.posted, until)
+            response = network.wait(request.posted, until)
         except OSError as error:
-            self._strand(asked.posted.node, asked.cursors, error)
+            self._strand(request.posted.node, request.cursors, error)
             return []
-        return self._sort(asked, response)
+        return self._sort(request, response)
 
-    def _sort(self, asked: SplitRequest, response: Any) -> list[Part]:
+    def _sort(self, request: SplitRequest, response: Any) -> list[Part]:
         """Sort the splits of an answer by those with records, without, and in trouble."""
         parts: list[Part] = []
         empty: list[tuple[Part, Any]] = []
         out_of_range: list[Cursor] = []
-        for cursor, error_name, answer in parts_by_cursor(asked, response):
+        for cursor, error_name, answer in parts_by_cursor(request, response):
             if error_name == "OffsetOutOfRange":
                 out_of_range.append(cursor)
             elif error_name is not None:
@@ -323,14 +323,14 @@ class Turns:
             else:
                 part = part_of(cursor, answer)
                 if part.stop > part.start:
-                    cursor.advance(part.stop, asked.topic_ids[cursor.split.topic])
+                    cursor.advance(part.stop, request.topic_ids[cursor.split.topic])
                     parts.append(part)
                 else:
                     empty.append((part, answer))
-        line = self._lines[asked.posted.node]
+        line = self._lines[request.posted.node]
         line.extend(part.cursor for part in parts if not part.cursor.is_done)
         for part, answer in reversed(empty):
-            if parts and part.cursor is not asked.cursors[0]:
+            if parts and part.cursor is not request.cursors[0]:
                 line.appendleft(part.cursor)  # the answer was full; the first one always gets some
             else:
                 self._wait_for_records(part, answer)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tallystick.kafka import protocol
 from tallystick.kafka.client import Client, Coordinator
-from tallystick.kafka.error_policy import said
+from tallystick.kafka.error_policy import kafka_message
 from tallystick.kafka.protocol import by_topic
 from tallystick.values import TopicPartition
 
@@ -44,23 +44,25 @@ def fetch(
         return {}
 
     def make() -> Any:
-        asked = None
+        wanted_topics = None
         if topics is not None:
             topic_class = group_class.OffsetFetchRequestTopics
-            asked = [
+            wanted_topics = [
                 topic_class(name=topic, partition_indexes=indexes)
                 for topic, indexes in topics.items()
             ]
         return protocol.OffsetFetchRequest(
-            groups=[group_class(group_id=group, topics=asked)], require_stable=stable, version=8
+            groups=[group_class(group_id=group, topics=wanted_topics)],
+            require_stable=stable,
+            version=8,
         )
 
     def codes(response: Any) -> list[tuple[int, str]]:
         about = f"group {group!r}"
-        return [(found.error_code, about) for found in response.groups] + [
+        return [(answer.error_code, about) for answer in response.groups] + [
             (part.error_code, f"{about}, {topic.name}-{part.partition_index}")
-            for found in response.groups
-            for topic in found.topics
+            for answer in response.groups
+            for topic in answer.topics
             for part in topic.partitions
         ]
 
@@ -70,8 +72,8 @@ def fetch(
             int(part.committed_offset),
             part.metadata or "",
         )
-        for found in response.groups
-        for topic in found.topics
+        for answer in response.groups
+        for topic in answer.topics
         for part in topic.partitions
         if part.committed_offset != NO_OFFSET
     }
@@ -91,13 +93,13 @@ def committing(request_class: Any, offsets: Offsets) -> list[Any]:
             committed_metadata=metadata,
         )
         parts.setdefault(partition.topic, []).append(part)
-    return [topic_class(name=topic, partitions=found) for topic, found in parts.items()]
+    return [topic_class(name=topic, partitions=partitions) for topic, partitions in parts.items()]
 
 
 def codes_of(response: Any) -> list[tuple[int, str]]:
     """Return the error codes of the answer to a request that commits offsets."""
     return [
-        (part.error_code, f"{topic.name}-{part.partition_index}{said(part)}")
+        (part.error_code, f"{topic.name}-{part.partition_index}{kafka_message(part)}")
         for topic in response.topics
         for part in topic.partitions
     ]

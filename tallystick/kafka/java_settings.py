@@ -161,7 +161,7 @@ CLAIMS = (
     "template.file",
 )
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys((f"sasl.oauthbearer.assertion.{each}" for each in CLAIMS), READ_TOKEN),
+    **dict.fromkeys((f"sasl.oauthbearer.assertion.{claim}" for claim in CLAIMS), READ_TOKEN),
     **dict.fromkeys(
         (
             "sasl.oauthbearer.client.id",

@@ -224,8 +224,8 @@ def _structure(name: str, fields: Sequence[dict[str, Any]], base: type[Kind]) ->
     kind.names = frozenset(field.name for field in kind.fields)
     for field in kind.fields:
         setattr(kind, field.name, field.default)
-    made: type[Kind] = kind
-    return made
+    structure: type[Kind] = kind
+    return structure
 
 
 def _version_range(text: str) -> range:

@@ -113,12 +113,15 @@ class Network:
     def answered(self, posted: Sequence[PendingRequest], deadline: float) -> list[PendingRequest]:
         """Return the requests whose answer begins to come, or never will; none if time is over."""
         ready = [
-            each
-            for each in posted
-            if each.connection.fileno() < 0 or each.connection.has_input(each.correlation_id)
+            request
+            for request in posted
+            if request.connection.fileno() < 0
+            or request.connection.has_input(request.correlation_id)
         ]
         poll = select.poll()
-        by_number = {each.connection.fileno(): each for each in posted if each not in ready}
+        by_number = {
+            request.connection.fileno(): request for request in posted if request not in ready
+        }
         for number in by_number:
             poll.register(number, select.POLLIN)
         patience_s = 0.0 if ready else max(0.0, deadline - time.monotonic())

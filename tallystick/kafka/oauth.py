@@ -85,9 +85,9 @@ def token_for(config: KafkaConfig, timeout_s: float) -> Token:
         return Token(Path(config.token_file).read_text().strip())
     if kept := _KEPT.find(config):
         return Token(kept, is_kept=True)
-    asked = time.monotonic()
+    requested_at = time.monotonic()
     text, lifetime_s = token_in(_ask(config, timeout_s), config.token_endpoint)
-    _KEPT.keep(config, text, asked + lifetime_s * KEPT_SHARE)
+    _KEPT.keep(config, text, requested_at + lifetime_s * KEPT_SHARE)
     return Token(text)
 
 
@@ -98,8 +98,8 @@ def token_in(answer: bytes, url: str) -> tuple[str, float]:
         OptionError: there is none in it.
     """
     try:
-        found = json.loads(answer)
-        text, lifetime_s = found["access_token"], float(found.get("expires_in") or 0)
+        fields = json.loads(answer)
+        text, lifetime_s = fields["access_token"], float(fields.get("expires_in") or 0)
         if not TOKEN.fullmatch(text) or not 0 <= lifetime_s < float("inf"):
             raise ValueError("no token")
     except UNREADABLE:  # its text may hold the token
@@ -171,11 +171,11 @@ def _refusal(config: KafkaConfig, status: int, answer: bytes) -> Exception:
 def _reason_in(answer: bytes) -> str:
     """Return the reason that an endpoint gives for its refusal (RFC 6749, 5.2)."""
     try:
-        found = json.loads(answer)
-        said = [str(found[name]) for name in ("error", "error_description") if name in found]
+        fields = json.loads(answer)
+        reasons = [str(fields[name]) for name in ("error", "error_description") if name in fields]
     except UNREADABLE:
         return ""
-    return f" ({': '.join(said)[:SHOWN_CHARACTERS_MAX]!r})" if said else ""
+    return f" ({': '.join(reasons)[:SHOWN_CHARACTERS_MAX]!r})" if reasons else ""
 
 
 def _trusted(location: str) -> ssl.SSLContext:

@@ -107,28 +107,28 @@ class TaskTransaction:
             ManifestError: it is no such text.
         """
         try:
-            held = json.loads(text)
-            produced = tuple(ProducedRange(**each) for each in held.pop("produced"))
-            found = cls(**held, produced=produced)
-            _check_types(found, *found.produced)
+            values = json.loads(text)
+            produced = tuple(ProducedRange(**entry) for entry in values.pop("produced"))
+            transaction = cls(**values, produced=produced)
+            _check_types(transaction, *transaction.produced)
         except UNREADABLE as error:
             raise ManifestError(
                 f"Kafka: a manifest describes a task's transaction as {text[:200]!r}, which no "
                 f"release writes: it was edited, or made by somebody else. Nothing was changed. "
                 f"Put a whole copy of the checkpoint back."
             ) from error
-        return found
+        return transaction
 
     def token_metadata(self, task: int) -> str:
         """Return the content of the token beside its offset."""
-        said = {
+        content = {
             "lineage": self.lineage,
             "task": task,
             "nonce": self.nonce,
             "producer_id": self.producer_id,
             "producer_epoch": self.producer_epoch,
         }
-        return json.dumps(said, sort_keys=True)
+        return json.dumps(content, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ class TaskToken:
     def read(cls, offset: int, metadata: str) -> Self:
         """Parse what Kafka holds; metadata of other software stands for no token."""
         try:
-            held = json.loads(metadata)
+            values = json.loads(metadata)
             return cls(
                 offset,
-                str(held["lineage"]),
-                str(held["nonce"]),
-                int(held["producer_id"]),
-                int(held["producer_epoch"]),
+                str(values["lineage"]),
+                str(values["nonce"]),
+                int(values["producer_id"]),
+                int(values["producer_epoch"]),
             )
         except UNREADABLE:
             return cls(offset)
@@ -165,9 +165,9 @@ class TaskToken:
 def _check_types(*values: TaskTransaction | ProducedRange) -> None:
     """Raise TypeError where a text or a number is not what the class says."""
     for value in values:
-        for each in fields(value):
-            if each.type in (int, str) and type(getattr(value, each.name)) is not each.type:
-                raise TypeError(f"{each.name}: expected {each.type}")
+        for field in fields(value):
+            if field.type in (int, str) and type(getattr(value, field.name)) is not field.type:
+                raise TypeError(f"{field.name}: expected {field.type}")
 
 
 class Fate(Enum):
@@ -313,10 +313,10 @@ def written(transaction: TaskTransaction) -> str:
     """Describe what a transaction wrote."""
     if not transaction.produced:
         return "what it wrote (not known)"
-    total = sum(each.record_count for each in transaction.produced)
+    total = sum(rows.record_count for rows in transaction.produced)
     places = ", ".join(
-        f"{each.topic_partition} offsets {each.first_offset}..{each.last_offset}"
-        for each in transaction.produced
+        f"{rows.topic_partition} offsets {rows.first_offset}..{rows.last_offset}"
+        for rows in transaction.produced
     )
     return f"{total} records in {places}"
 
@@ -348,15 +348,15 @@ def _doubt(client: Client, transaction: TaskTransaction, fate: Fate, age_ms: int
             "the transaction coordinator knows nothing of it, and Kafka holds no token (both are "
             "kept for 7 days by default: transactional.id.expiration.ms, offsets.retention.minutes)"
         )
-    told = cluster.cluster_facts(client).offsets_retention_minutes
-    minutes = RETENTION_ASSUMED_MINUTES if told is None else told
+    configured = cluster.cluster_facts(client).offsets_retention_minutes
+    minutes = RETENTION_ASSUMED_MINUTES if configured is None else configured
     if age_ms + CLOCK_SKEW_MAX_MS >= minutes * 60_000:
         return (
             f"Kafka holds no token, and keeps none for longer than {minutes} minutes "
             f"(offsets.retention.minutes); the transaction was begun {age_ms // 60_000} minutes ago"
         )
-    found = cluster.describe_topics(client, [transaction.token_topic])
-    topic = found.get(transaction.token_topic)
+    topics = cluster.describe_topics(client, [transaction.token_topic])
+    topic = topics.get(transaction.token_topic)
     if topic is None or topic.topic_id != transaction.token_topic_id:
         what = "is gone" if topic is None else "was deleted and created again"
         return f"topic {transaction.token_topic!r}, which its token was kept under, {what}"
@@ -417,10 +417,10 @@ def read_token(
         deadline: as in `Client.call`.
     """
     partition = TopicPartition(transaction.token_topic, 0)
-    found = group_offsets.fetch(
+    offsets = group_offsets.fetch(
         client, transaction.token_group, [partition], stable=stable, deadline=deadline
     )
-    return TaskToken.read(*found[partition]) if partition in found else None
+    return TaskToken.read(*offsets[partition]) if partition in offsets else None
 
 
 def age_ms(begun_ms: int) -> int:

@@ -33,8 +33,8 @@ def outlook(client: Client, facts: ClusterFacts) -> Iterator[CheckFinding]:
         facts: of it, with the copies of the output topics.
     """
     yield from retention(facts)
-    for topic, found in facts.replication.items():
-        yield from copies(topic, found)
+    for topic, replication in facts.replication.items():
+        yield from copies(topic, replication)
     yield from clock(client)
 
 
@@ -53,25 +53,25 @@ def retention(facts: ClusterFacts) -> Iterator[CheckFinding]:
         )
 
 
-def copies(topic: str, found: Replication) -> Iterator[CheckFinding]:
+def copies(topic: str, replication: Replication) -> Iterator[CheckFinding]:
     """Check that rows of an output topic outlive the loss of a broker."""
-    fewest = found.in_sync_min or 1
-    if found.in_sync < min(fewest, found.replicas):
+    fewest = replication.in_sync_min or 1
+    if replication.in_sync < min(fewest, replication.replicas):
         yield CheckFinding(
             Severity.ERROR,
             "topics",
-            f"output topic {topic!r}: a partition has {found.in_sync} copies in sync, and "
+            f"output topic {topic!r}: a partition has {replication.in_sync} copies in sync, and "
             f"min.insync.replicas is {fewest}",
             "It takes no rows until more brokers are back: epochs are aborted and run again.",
             f"kafka-topics --bootstrap-server SERVERS --describe --topic {topic}",
         )
-    if found.replicas == 1 or found.in_sync_min == 1:
-        is_small = found.brokers == 1
+    if replication.replicas == 1 or replication.in_sync_min == 1:
+        is_small = replication.brokers == 1
         yield CheckFinding(
             Severity.INFO if is_small else Severity.WARNING,
             "topics",
-            f"output topic {topic!r} has replication factor {found.replicas} and "
-            f"min.insync.replicas {fewest}, on {found.brokers} broker{'s' * (not is_small)}",
+            f"output topic {topic!r} has replication factor {replication.replicas} and "
+            f"min.insync.replicas {fewest}, on {replication.brokers} broker{'s' * (not is_small)}",
             "Rows that were committed are lost with one broker's disk.",
             ""
             if is_small

@@ -141,19 +141,19 @@ def check_all(checks: Iterable[Callable[[], None]]) -> None:
         AuthorizationError: a check raised one.
         OptionError: another check refuses the start.
     """
-    found: list[OptionError] = []
-    for each in checks:
+    problems: list[OptionError] = []
+    for check in checks:
         try:
-            each()
+            check()
         except OptionError as error:
-            found.append(error)
-    if not found:
+            problems.append(error)
+    if not problems:
         return
-    if len(found) == 1:
-        raise found[0]
-    is_right = any(isinstance(error, AuthorizationError) for error in found)
+    if len(problems) == 1:
+        raise problems[0]
+    is_right = any(isinstance(error, AuthorizationError) for error in problems)
     kind = AuthorizationError if is_right else OptionError
-    raise kind("; ".join(str(error).rstrip(".") for error in found))
+    raise kind("; ".join(str(error).rstrip(".") for error in problems))
 
 
 def _broker_problems(facts: ClusterFacts) -> Iterator[str]:
@@ -262,14 +262,14 @@ def missing_rights(client: Client, wanted: Iterable[Right]) -> tuple[Right, ...]
         BrokerUnavailableError: the deadline passed.
     """
     rights = sorted(set(wanted))
-    topics = _topic_operations(client, {each.name for each in rights if each.resource == TOPIC})
-    groups = _each(client, rights, GROUP, _group_operations)
-    ids = _each(client, rights, TRANSACTIONAL_ID, _transactional_operations)
-    held = {TOPIC: topics, GROUP: groups, TRANSACTIONAL_ID: ids}
+    topics = _topic_operations(client, {right.name for right in rights if right.resource == TOPIC})
+    groups = _operations_by_name(client, rights, GROUP, _group_operations)
+    ids = _operations_by_name(client, rights, TRANSACTIONAL_ID, _transactional_operations)
+    granted = {TOPIC: topics, GROUP: groups, TRANSACTIONAL_ID: ids}
     return tuple(
-        each
-        for each in rights
-        if OPERATION_CODES[each.operation] not in held[each.resource][each.name]
+        right
+        for right in rights
+        if OPERATION_CODES[right.operation] not in granted[right.resource][right.name]
     )
 
 
@@ -300,17 +300,17 @@ def _topic_operations(client: Client, topics: Iterable[str]) -> Mapping[str, Ope
     }
 
 
-def _each(
+def _operations_by_name(
     client: Client, rights: Iterable[Right], resource: str, ask: Callable[[Client, str], Operations]
 ) -> Mapping[str, Operations]:
     """Ask by name; a user who may not describe a resource is refused by its coordinator."""
-    held: dict[str, Operations] = {}
-    for name in (each.name for each in rights if each.resource == resource):
+    granted: dict[str, Operations] = {}
+    for name in (right.name for right in rights if right.resource == resource):
         try:
-            held[name] = ask(client, name)
+            granted[name] = ask(client, name)
         except AuthorizationError:
-            held[name] = NOTHING
-    return held
+            granted[name] = NOTHING
+    return granted
 
 
 def _group_operations(client: Client, group: str) -> Operations:
@@ -322,7 +322,9 @@ def _group_operations(client: Client, group: str) -> Operations:
             max_version=5,  # from 6 on nothing is said of a group that has no offsets yet
         ),
         Coordinator("group", group),
-        lambda response: [(found.error_code, f"group {group!r}") for found in response.groups],
+        lambda response: [
+            (description.error_code, f"group {group!r}") for description in response.groups
+        ],
     )
     return _operations(response.groups[0].authorized_operations)
 

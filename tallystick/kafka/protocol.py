@@ -84,10 +84,10 @@ def set_version(request: Any, broker_versions: Mapping[int, VersionRange], broke
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     """Return partition numbers by topic, as Kafka's requests want them."""
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for partition in partitions:
-        found.setdefault(partition.topic, []).append(partition.partition)
-    return found
+        numbers.setdefault(partition.topic, []).append(partition.partition)
+    return numbers
 
 
 def partitions_of(response: Any) -> Iterator[tuple[TopicPartition, Any]]:

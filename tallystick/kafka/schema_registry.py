@@ -147,9 +147,9 @@ class SchemaRegistry:
         answer = self._ask("GET", path)
         if answer is None:
             return None
-        found = answer.get("schemaType", AVRO)
-        if found != self.kind:
-            raise RecordError(f"its newest schema is of type {found}, not {self.kind}")
+        kind = answer.get("schemaType", AVRO)
+        if kind != self.kind:
+            raise RecordError(f"its newest schema is of type {kind}, not {self.kind}")
         return RegisteredSchema(self._id(answer), self._texts(answer, path))
 
     def find(self, subject: str, text: str) -> RegisteredSchema | None:
@@ -197,13 +197,13 @@ class SchemaRegistry:
         return f"{name}:{text}" if self.kind == PROTOBUF else text
 
     def _id(self, answer: dict[str, Any]) -> int:
-        found = answer.get("id")
-        if not isinstance(found, int) or not 0 <= found < 2**31:
+        schema_id = answer.get("id")
+        if not isinstance(schema_id, int) or not 0 <= schema_id < 2**31:
             raise RegistryUnavailableError(
-                f"the answer of {self.shown_url} names schema {found!r}, which is no id: is it a "
-                f"schema registry?"
+                f"the answer of {self.shown_url} names schema {schema_id!r}, which is no id: is it "
+                f"a schema registry?"
             )
-        return found
+        return schema_id
 
     def _add_references(
         self, answer: dict[str, Any], texts: dict[str, str], way: tuple[str, ...]
@@ -227,21 +227,25 @@ class SchemaRegistry:
                 )
             if len(texts) == REFERENCES_MAX:
                 raise RecordError(f"a schema refers to more than {REFERENCES_MAX} others")
-            found = self._ask("GET", path)
-            if found is None:
+            referenced = self._ask("GET", path)
+            if referenced is None:
                 raise RecordError(
                     f"a schema of the registry {self.shown_url} refers to version {version} of "
                     f"subject {subject!r}, which is not there: restore it in the registry"
                 )
-            self._add_references(found, texts, (*way, path))
-            texts[path] = self._named(name, self._text(found, path))
+            self._add_references(referenced, texts, (*way, path))
+            texts[path] = self._named(name, self._text(referenced, path))
 
     def _references(self, answer: dict[str, Any]) -> list[tuple[str, str, object]]:
         try:
-            found = answer.get("references") or ()
+            references = answer.get("references") or ()
             return [
-                (str(each.get("name", "")), str(each["subject"]), int(each["version"]))
-                for each in found
+                (
+                    str(reference.get("name", "")),
+                    str(reference["subject"]),
+                    int(reference["version"]),
+                )
+                for reference in references
             ]
         except UNREADABLE:
             raise RegistryUnavailableError(
@@ -376,10 +380,10 @@ def _read_schemas(path: str) -> dict[int, SchemaTexts]:
         else:
             files, place = pyarrow.fs.LocalFileSystem(), path
         if files.get_file_info(place).type is pyarrow.fs.FileType.Directory:
-            found = files.get_file_info(pyarrow.fs.FileSelector(place))
+            entries = files.get_file_info(pyarrow.fs.FileSelector(place))
             texts = {
                 info.base_name.removesuffix(".avsc"): _read(files, info.path)
-                for info in found
+                for info in entries
                 if info.base_name.endswith(".avsc")
             }
             return {_id(name, path): (text,) for name, text in texts.items()}
@@ -399,8 +403,8 @@ def _read_schemas(path: str) -> dict[int, SchemaTexts]:
         )
     # A schema may be written as itself, or, as a registry has it, as text.
     return {
-        _id(name, path): (each if isinstance(each, str) else json.dumps(each),)
-        for name, each in schemas.items()
+        _id(name, path): (schema if isinstance(schema, str) else json.dumps(schema),)
+        for name, schema in schemas.items()
     }
 
 

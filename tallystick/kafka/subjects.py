@@ -39,12 +39,12 @@ def value_writer(form: Format, default_subject: str, *, registers: bool) -> Valu
     """
     if isinstance(form, Json):
         return JsonWriter()
-    found = _found(form, form.subject or default_subject, registers)
+    registered = _registered(form, form.subject or default_subject, registers)
     if isinstance(form, Avro):
-        return AvroWriter(found.schema_id, found.texts)
+        return AvroWriter(registered.schema_id, registered.texts)
     if isinstance(form, Protobuf):
-        return ProtobufWriter(found.schema_id, found.texts, form.message)
-    return JsonSchemaWriter(found.schema_id, found.texts[-1])
+        return ProtobufWriter(registered.schema_id, registered.texts, form.message)
+    return JsonSchemaWriter(registered.schema_id, registered.texts[-1])
 
 
 @lru_cache(maxsize=FOUND_KEPT_MAX)
@@ -57,29 +57,31 @@ def columns_to_read(form: JsonSchema) -> pa.Schema:
         RegistryUnavailableError: it does not answer.
     """
     assert form.subject is not None, "checked for reading"
-    found = _found(form, form.subject, registers=False)
+    registered = _registered(form, form.subject, registers=False)
     try:
-        return columns_of(parse_shape(found.texts[-1]))
+        return columns_of(parse_shape(registered.texts[-1]))
     except OptionError as error:
         raise OptionError(f"subject {form.subject!r}: {error}") from error
 
 
-def _found(form: Avro | JsonSchema | Protobuf, subject: str, registers: bool) -> RegisteredSchema:
+def _registered(
+    form: Avro | JsonSchema | Protobuf, subject: str, registers: bool
+) -> RegisteredSchema:
     registry = registry_of(form)
     try:
         if isinstance(form, Protobuf) or form.schema is None:
-            found = registry.latest(subject)
+            registered = registry.latest(subject)
         else:
             _parse(form, form.schema)
             if form.register and not registers:
-                found = RegisteredSchema(NO_ID, (form.schema,))
+                registered = RegisteredSchema(NO_ID, (form.schema,))
             elif form.register:
-                found = registry.register(subject, form.schema)
+                registered = registry.register(subject, form.schema)
             else:
-                found = registry.find(subject, form.schema)
+                registered = registry.find(subject, form.schema)
     except RecordError as error:  # here it is no record that is wrong
         raise OptionError(f"subject {subject!r}: {error}") from error
-    if found is None:
+    if registered is None:
         what = "that schema" if form.schema is not None else "a schema"
         or_that = (
             ""
@@ -90,7 +92,7 @@ def _found(form: Avro | JsonSchema | Protobuf, subject: str, registers: bool) ->
             f"the registry {registry.shown_url} does not have {what} under subject {subject!r}: "
             f"register it there, or name another subject={or_that}"
         )
-    return found
+    return registered
 
 
 def _parse(form: Avro | JsonSchema, text: str) -> None:

@@ -200,12 +200,14 @@ class KafkaTaskSink:
         """See `TwoPhaseCommitSink.lingering`; transactions that are ending already are left out."""
         assert owner.sink == self._owner.sink, (owner, self._owner)
         self._limits.forget()  # an epoch may have failed
-        found = self._finder.open_transactions()
-        if not found:
+        open_transactions = self._finder.open_transactions()
+        if not open_transactions:
             return ()
         version = cluster.transaction_version(self._client) or 0
         cluster_id = cluster.cluster_id(self._client)
-        return tuple(_found(*each, version, cluster_id) for each in found.items())
+        return tuple(
+            _open_committable(*entry, version, cluster_id) for entry in open_transactions.items()
+        )
 
     def describe(self, committable: Committable) -> str:
         """See `TwoPhaseCommitSink.describe`."""
@@ -214,8 +216,8 @@ class KafkaTaskSink:
 
     def close(self) -> None:
         """See `TwoPhaseCommitSink.close`; what is open in Kafka stays open."""
-        for each in self._clients:
-            each.close()
+        for client in self._clients:
+            client.close()
         close_idle(self._output.config)
 
     def _here(self, committable: Committable, client: Client | None = None) -> TaskTransaction:
@@ -248,10 +250,12 @@ class KafkaTaskSink:
             # Speculation does no harm: each attempt has a transaction of its own.
             interval_ms = facts.trigger_interval_ms
             topics = () if missing or facts.are_checked else output.topics
-            found = cluster.cluster_facts(self._client, topics)
-            findings = check(found, output, trigger_interval_ms=interval_ms)
+            cluster_facts = cluster.cluster_facts(self._client, topics)
+            findings = check(cluster_facts, output, trigger_interval_ms=interval_ms)
             if not facts.are_checked:
-                concerns = (each for each in outlook(self._client, found) if each.is_logged)
+                concerns = (
+                    finding for finding in outlook(self._client, cluster_facts) if finding.is_logged
+                )
                 for warning in (*findings.warnings, *concerns):
                     logger.warning("%s", warning)
             problems = [*findings.problems, *check_recovery(output, interval_ms)]
@@ -277,14 +281,17 @@ def rights_of(output: KafkaOutput, owner: Owner, id_prefix: str) -> tuple[Right,
     return (*wanted, *committing(first, token_group(first), output.token_topic, prefix=prefix))
 
 
-def _found(
-    pooled_id: PooledId, found: TransactionDescription, transaction_version: int, cluster_id: str
+def _open_committable(
+    pooled_id: PooledId,
+    description: TransactionDescription,
+    transaction_version: int,
+    cluster_id: str,
 ) -> Committable:
     """Return the committable of a transaction that was found open."""
     transaction = TaskTransaction(
-        transactional_id=found.transactional_id,
-        producer_id=found.producer_id,
-        producer_epoch=found.producer_epoch,
+        transactional_id=description.transactional_id,
+        producer_id=description.producer_id,
+        producer_epoch=description.producer_epoch,
         transaction_version=transaction_version,
         cluster_id=cluster_id,
     )
@@ -294,6 +301,6 @@ def _found(
         task=pooled_id.task,
         name=transaction.name,
         record_count=0,
-        begun_ms=found.begun_ms,
+        begun_ms=description.begun_ms,
         details=transaction.to_json(),
     )

@@ -384,11 +384,11 @@ class Acks0Writer:
         Raises:
             BrokerUnavailableError: no leader could be reached within delivery.timeout.ms.
         """
-        left = deque((partition, stamp(encoded.data, NOBODY, 0)) for partition, encoded in frames)
+        unsent = deque((partition, stamp(encoded.data, NOBODY, 0)) for partition, encoded in frames)
         partitions = {partition for partition, _ in frames}
         attempts = Attempts(self._client.deadline(), "Produce", protocol.shortened(partitions))
-        while left:
-            partition, data = left[0]
+        while unsent:
+            partition, data = unsent[0]
             led = self._client.by_leader([partition], attempts.deadline)
             obstacle = self._client.leader_obstacle(partition)
             for node in led:
@@ -401,7 +401,7 @@ class Acks0Writer:
                     self._client.forget_leaders([partition])
                     obstacle = describe(error)
                 else:
-                    left.popleft()
+                    unsent.popleft()
                     obstacle = ""
             if obstacle:
                 attempts.pause(obstacle)

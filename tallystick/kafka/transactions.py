@@ -75,7 +75,7 @@ class Finder:
         self._client = client
         self._prefixes = frozenset(prefixes)
         self._sink = sink
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def open_transactions(self) -> dict[PooledId, TransactionDescription]:
         """Return all open transactions of the sink, by id.
@@ -85,9 +85,11 @@ class Finder:
         """
         allowed = {prefix for prefix in self._prefixes if self._may_describe(prefix)}
         ids = owned(list_open_ids(self._client), allowed, [self._sink])
-        described = ((each, describe(self._client, str(each))) for each in ids)
+        described = ((pooled_id, describe(self._client, str(pooled_id))) for pooled_id in ids)
         return {
-            each: state for each, state in described if state is not None and state.state == OPEN
+            pooled_id: state
+            for pooled_id, state in described
+            if state is not None and state.state == OPEN
         }
 
     def _may_describe(self, prefix: str) -> bool:
@@ -103,8 +105,8 @@ class Finder:
         return True
 
     def _tell(self, warning: str) -> None:
-        if warning not in self._told:
-            self._told.add(warning)
+        if warning not in self._warned:
+            self._warned.add(warning)
             logger.warning("%s", warning)
 
 
@@ -116,8 +118,8 @@ def found_open(client: Client) -> tuple[TransactionDescription, ...]:
         TallystickError: the brokers do not offer it, or refuse it.
     """
     ids = sorted(list_open_ids(client, LISTED))
-    states = (describe(client, each) for each in ids)
-    return tuple(each for each in states if each is not None and each.state in LISTED)
+    states = (describe(client, listed_id) for listed_id in ids)
+    return tuple(state for state in states if state is not None and state.state in LISTED)
 
 
 def describe(client: Client, transactional_id: str) -> TransactionDescription | None:
@@ -135,7 +137,7 @@ def describe(client: Client, transactional_id: str) -> TransactionDescription | 
         for topic in state.topics or []
         for partition in topic.partitions
     }
-    rows = {each for each in partitions if each.topic not in INTERNAL_TOPICS}
+    rows = {partition for partition in partitions if partition.topic not in INTERNAL_TOPICS}
     return TransactionDescription(
         transactional_id,
         str(state.transaction_state),
@@ -162,14 +164,14 @@ def list_open_ids(client: Client, states: Collection[str] = (OPEN,)) -> set[str]
     attempts = Attempts(client.deadline(), "ListTransactions", "all brokers")
     while True:
         nodes = [int(broker.node_id) for broker in client.metadata().brokers]
-        found: set[str] = set()
+        ids: set[str] = set()
         try:
             for node in nodes:
-                found |= _list_of(client, node, states, attempts.deadline)
+                ids |= _list_of(client, node, states, attempts.deadline)
         except BrokerUnavailableError as error:  # it may be gone, and its ids another's by now
             attempts.pause(str(error))
         else:
-            return found
+            return ids
 
 
 def _list_of(client: Client, node: int, states: Collection[str], deadline: float) -> set[str]:
@@ -184,7 +186,7 @@ def _list_of(client: Client, node: int, states: Collection[str], deadline: float
         lambda response: [(response.error_code, f"broker {node}")],
         deadline=min(deadline, time.monotonic() + NODE_TIMEOUT_MS / 1000),
     )
-    return {str(each.transactional_id) for each in response.transaction_states}
+    return {str(state.transactional_id) for state in response.transaction_states}
 
 
 def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> None:

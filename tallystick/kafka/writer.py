@@ -33,8 +33,8 @@ from tallystick.kafka.error_policy import (
     UNEXPLAINED,
     Attempts,
     describe,
+    kafka_message,
     refusal,
-    said,
     too_large,
 )
 from tallystick.kafka.network import PendingRequest
@@ -359,12 +359,12 @@ class PartitionWriter:
                 self._client.forget_leaders([partition])
         elif error_name in TOO_LARGE:
             failed[partition] = error_name
-            self._too_large[partition] = f"{error_name}{said(part)}"
+            self._too_large[partition] = f"{error_name}{kafka_message(part)}"
         elif error_name == UNEXPLAINED and self._is_transactional:
-            subject = f"{partition}{said(part)}"
+            subject = f"{partition}{kafka_message(part)}"
             raise unexplained(self._client, self._producer, "Produce", subject)
         else:
-            raise refusal(error_name, "Produce", f"{partition}{said(part)}")
+            raise refusal(error_name, "Produce", f"{partition}{kafka_message(part)}")
 
     def _divide(self, failed: dict[TopicPartition, str]) -> None:
         """Make smaller batches of what was refused as too large; the next flight takes them.

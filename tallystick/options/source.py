@@ -76,9 +76,9 @@ def _read_topics(text: str) -> TopicList:
 
 
 def _check_topics(topics: Iterable[str]) -> None:
-    for each in topics:
-        if problem := topic_problem(each):
-            raise ValueError(f"{each!r}: {problem}")
+    for topic in topics:
+        if problem := topic_problem(topic):
+            raise ValueError(f"{topic!r}: {problem}")
 
 
 def _read_pattern(text: str) -> TopicPattern:
@@ -93,12 +93,12 @@ def _read_assignment(text: str) -> Assignment:
     def partitions(listed: Any) -> dict[int, int]:
         if not isinstance(listed, list):
             raise TypeError
-        return {_integer(each): 0 for each in listed}
+        return {_integer(partition): 0 for partition in listed}
 
     assigned = _per_partition(text, '{"topic": [0, 1]}', partitions)
     if not assigned:
         raise ValueError("names no partition")
-    _check_topics(each.topic for each in assigned)
+    _check_topics(partition.topic for partition in assigned)
     return Assignment(tuple(sorted(assigned)))
 
 
@@ -125,16 +125,16 @@ def _per_partition(
     text: str, expected: str, read: Callable[[Any], dict[int, int]]
 ) -> dict[TopicPartition, int]:
     try:
-        found = {
+        offsets = {
             TopicPartition(topic, partition): offset
             for topic, column in json.loads(text).items()
             for partition, offset in read(column).items()
         }
     except (ValueError, AttributeError, TypeError):
         raise ValueError(f"expected {expected}") from None
-    if any(partition < 0 for _, partition in found):
+    if any(partition < 0 for _, partition in offsets):
         raise ValueError(f"partitions are numbered from 0: expected {expected}")
-    return found
+    return offsets
 
 
 def _by_index(column: Any) -> dict[int, int]:
@@ -156,10 +156,10 @@ def _read_limit(text: str) -> int | None:
 
 
 def _read_duration(text: str) -> int:
-    found = re.fullmatch(r"(\d+) ?(ms|s|m|min|h)", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"(\d+) ?(ms|s|m|min|h)", text.strip().lower())
+    if match is None:
         raise ValueError("expected a duration such as 500ms, 30s, 15m or 1h")
-    return int(found[1]) * _UNIT_MS[found[2]]
+    return int(match[1]) * _UNIT_MS[match[2]]
 
 
 def _read_columns(text: str) -> tuple[str, ...]:
@@ -295,7 +295,7 @@ class SourceOptions:
     @property
     def asks_registry(self) -> bool:
         """True if reading a record needs the writer's schema, from a registry."""
-        return any(isinstance(each, Avro | Protobuf) for each in (self.value, self.key))
+        return any(isinstance(form, Avro | Protobuf) for form in (self.value, self.key))
 
     @property
     def shown_group(self) -> str:
@@ -316,18 +316,18 @@ def parse_source_options(
     Raises:
         OptionError: an option is unknown, missing, contradictory, or not of its type.
     """
-    found = SOURCE.parse(options)
-    _refuse_misplaced(found, streaming)
-    check_values(found)
+    parsed = SOURCE.parse(options)
+    _refuse_misplaced(parsed, streaming)
+    check_values(parsed)
     return SourceOptions(
-        **found.fields,
-        subscription=_subscription(found),
-        config=KafkaConfig.from_options(found.client),
-        start=_start(found, streaming),
-        stop=_stop(found, streaming=bool(streaming)),
-        policy=_policy(found),
-        value=format_of(found, "value"),
-        key=format_of(found, "key"),
+        **parsed.fields,
+        subscription=_subscription(parsed),
+        config=KafkaConfig.from_options(parsed.client),
+        start=_start(parsed, streaming),
+        stop=_stop(parsed, streaming=bool(streaming)),
+        policy=_policy(parsed),
+        value=format_of(parsed, "value"),
+        key=format_of(parsed, "key"),
     )
 
 
@@ -336,89 +336,89 @@ def is_bounded(options: Mapping[str, str]) -> bool:
     return any(name.lower() == MAX_OFFSETS.lower() for name in options)
 
 
-def _refuse_misplaced(found: ParsedOptions, streaming: bool | None) -> None:
+def _refuse_misplaced(parsed: ParsedOptions, streaming: bool | None) -> None:
     if streaming is None:
         return
     other, here = ("batch", "spark.readStream") if streaming else ("stream", "spark.read")
-    for name in found.given:
+    for name in parsed.given:
         if SOURCE[name].only == other:
             raise OptionError(f"{name} means nothing for {here}: remove it (it is for a {other})")
 
 
-def _subscription(found: ParsedOptions) -> Subscription:
-    given = [name for name in ("subscribe", "subscribePattern", "assign") if name in found]
+def _subscription(parsed: ParsedOptions) -> Subscription:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if name in parsed]
     if len(given) != 1:
         raise OptionError(
             f"expected exactly one of subscribe, subscribePattern, assign; found "
             f"{', '.join(given) or 'none of them'}"
         )
-    subscription: Subscription = found[given[0]]
+    subscription: Subscription = parsed[given[0]]
     return subscription
 
 
-def _start(found: ParsedOptions, streaming: bool | None) -> Bound:
-    name = _the_one(found, "starting")
+def _start(parsed: ParsedOptions, streaming: bool | None) -> Bound:
+    name = _the_one(parsed, "starting")
     strategy, fallback = "startingOffsetsByTimestampStrategy", "committed.fallback"
-    if name == "startingOffsets" and strategy in found:
+    if name == "startingOffsets" and strategy in parsed:
         raise OptionError(
             f"{strategy} is for startingTimestamp and startingOffsetsByTimestamp: remove it"
         )
-    if fallback in found and found["startingOffsets"] != COMMITTED:
+    if fallback in parsed and parsed["startingOffsets"] != COMMITTED:
         raise OptionError("committed.fallback is for startingOffsets=committed: remove it")
     if name != "startingOffsets":
-        return _at_time(found, "starting", _FALLBACKS[found[strategy]])
-    if found[name] == COMMITTED:
-        if not found[GROUP_OPTION]:
+        return _at_time(parsed, "starting", _FALLBACKS[parsed[strategy]])
+    if parsed[name] == COMMITTED:
+        if not parsed[GROUP_OPTION]:
             raise OptionError(
                 f"startingOffsets=committed: whose offsets? Name the group in {GROUP_OPTION}"
             )
-        return AtCommitted(found[GROUP_OPTION], _FALLBACKS[found[fallback]])
-    if found[name] == "latest" and streaming is False:
+        return AtCommitted(parsed[GROUP_OPTION], _FALLBACKS[parsed[fallback]])
+    if parsed[name] == "latest" and streaming is False:
         raise OptionError(
             "startingOffsets=latest would read nothing in a batch: name offsets, a time, "
             "or earliest"
         )
-    return _at_offsets(found, name, "latest" if streaming else "earliest")
+    return _at_offsets(parsed, name, "latest" if streaming else "earliest")
 
 
-def _stop(found: ParsedOptions, *, streaming: bool) -> Bound | None:
-    name = _the_one(found, "ending")
+def _stop(parsed: ParsedOptions, *, streaming: bool) -> Bound | None:
+    name = _the_one(parsed, "ending")
     if name != "endingOffsets":
-        return _at_time(found, "ending", LATEST)
-    if streaming and name not in found:
+        return _at_time(parsed, "ending", LATEST)
+    if streaming and name not in parsed:
         return None
-    stop = _at_offsets(found, name, "latest")
+    stop = _at_offsets(parsed, name, "latest")
     if EARLIEST in (stop.default, *stop.partitions.values()):
         raise OptionError("endingOffsets: -2 or earliest would read nothing: name an offset, or -1")
     return stop
 
 
-def _the_one(found: ParsedOptions, side: str) -> str:
+def _the_one(parsed: ParsedOptions, side: str) -> str:
     """Return the name of the option given for a side; by default `startingOffsets` and the like."""
     names = [f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"]
-    given = [name for name in names if name in found]
+    given = [name for name in names if name in parsed]
     if len(given) > 1:
         raise OptionError(f"{' and '.join(given)} contradict each other: keep one")
     return given[0] if given else names[0]
 
 
-def _at_time(found: ParsedOptions, side: str, fallback: int | None) -> AtTime:
-    time, times = found[f"{side}Timestamp"], found[f"{side}OffsetsByTimestamp"]
+def _at_time(parsed: ParsedOptions, side: str, fallback: int | None) -> AtTime:
+    time, times = parsed[f"{side}Timestamp"], parsed[f"{side}OffsetsByTimestamp"]
     if time is not None:
         return AtTime(time, fallback=fallback)
     return AtTime(None, times, fallback)
 
 
-def _at_offsets(found: ParsedOptions, name: str, default: str) -> AtOffsets:
-    value = found[name] or default
+def _at_offsets(parsed: ParsedOptions, name: str, default: str) -> AtOffsets:
+    value = parsed[name] or default
     if isinstance(value, str):
         return AtOffsets(_MARKERS[value])
     return AtOffsets(_MARKERS[default], value)
 
 
-def _policy(found: ParsedOptions) -> LossPolicy:
-    base = LossPolicy() if found["failOnDataLoss"] else losses.LENIENT
+def _policy(parsed: ParsedOptions) -> LossPolicy:
+    base = LossPolicy() if parsed["failOnDataLoss"] else losses.LENIENT
     ways = ("expired", "removed", "recreated", "truncated", "unreadable")
     names = {way: f"when.{way}" for way in ways} | {"keep_ms": "when.removed.keep.ms"}
-    given = {way: found[name] for way, name in names.items() if name in found}
+    given = {way: parsed[name] for way, name in names.items() if name in parsed}
     return replace(base, **given)

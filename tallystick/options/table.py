@@ -160,7 +160,7 @@ class ParsedOptions:
     @property
     def fields(self) -> dict[str, Any]:
         """The values of options that become fields unchanged."""
-        return {each.field: self[each.name] for each in self.table.options if each.field}
+        return {option.field: self[option.name] for option in self.table.options if option.field}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class OptionTable:
     """Options of Spark's connector that no row depends on, and why they have no effect."""
 
     def __getitem__(self, name: str) -> Option:
-        return next(each for each in self.options if each.name == name)
+        return next(option for option in self.options if option.name == name)
 
     def parse(self, options: Mapping[str, str]) -> ParsedOptions:
         """Convert options to their types.
@@ -183,7 +183,7 @@ class OptionTable:
         Raises:
             OptionError: an option is unknown or not of its type, or no brokers are named.
         """
-        by_name = {each.name.lower(): each for each in self.options}
+        by_name = {option.name.lower(): option for option in self.options}
         without_effect = {name.lower(): name for name in self.passed_over}
         given: dict[str, Any] = {}
         client: dict[str, str] = {}
@@ -205,7 +205,7 @@ class OptionTable:
         return ParsedOptions(self, given, client)
 
     def _hint(self, name: str) -> str:
-        known = {each.name.lower(): each.name for each in self.options if each.section}
+        known = {option.name.lower(): option.name for option in self.options if option.section}
         if near := difflib.get_close_matches(name, known, n=1):
             return f"source: did you mean {known[near[0]]!r}?"
         return f"source: known: {', '.join([*known.values(), 'kafka.*'])}"
@@ -213,9 +213,9 @@ class OptionTable:
     def page(self) -> str:
         """Return the part of the docs that lists the options, a table per section."""
         head = "| option | type, unit | default | example |\n| --- | --- | --- | --- |"
-        shown = (each for each in self.options if each.section)
+        shown = (option for option in self.options if option.section)
         return "\n\n".join(
-            "\n".join([f"### {section}", "", head, *(each.row for each in options)])
+            "\n".join([f"### {section}", "", head, *(option.row for option in options)])
             for section, options in groupby(shown, key=lambda option: option.section)
         )
 

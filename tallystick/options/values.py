@@ -41,36 +41,36 @@ VALUE_OPTIONS = (
 )  # fmt: skip
 
 
-def check_values(found: ParsedOptions) -> None:
+def check_values(parsed: ParsedOptions) -> None:
     """Refuse options of values and keys that contradict each other.
 
     Raises:
         OptionError: the way out is named.
     """
-    value_format = found["value.format"]
-    _check_part(found, "value", "dest string")
-    _check_part(found, "key", "user string")
-    if value_format == found["key.format"] == "raw" and "value.mode" in found:
+    value_format = parsed["value.format"]
+    _check_part(parsed, "value", "dest string")
+    _check_part(parsed, "key", "user string")
+    if value_format == parsed["key.format"] == "raw" and "value.mode" in parsed:
         raise OptionError("value.mode is for a value.format: raw takes any bytes; remove it")
-    if value_format not in WITH_SCHEMA and found["metadata.prefix"]:
+    if value_format not in WITH_SCHEMA and parsed["metadata.prefix"]:
         raise OptionError(
             f"metadata.prefix is for values that become several columns, and "
             f"value.format={value_format} becomes one: remove it"
         )
-    if found["key.format"] == "raw":
-        if "key.prefix" in found:
+    if parsed["key.format"] == "raw":
+        if "key.prefix" in parsed:
             raise OptionError("key.prefix is for a key.format: raw is one column, key; remove it")
-    elif "key" not in found["metadata.columns"]:
+    elif "key" not in parsed["metadata.columns"]:
         raise OptionError(
-            f"key.format={found['key.format']} reads the key, which metadata.columns leaves out: "
+            f"key.format={parsed['key.format']} reads the key, which metadata.columns leaves out: "
             f"name key there, or remove key.format"
         )
 
 
-def _check_part(found: ParsedOptions, part: str, example: str) -> None:
-    form = found[f"{part}.format"]
-    has_schema = f"{part}.schema" in found or (
-        "value.registry.subject" in found and part == "value"
+def _check_part(parsed: ParsedOptions, part: str, example: str) -> None:
+    form = parsed[f"{part}.format"]
+    has_schema = f"{part}.schema" in parsed or (
+        "value.registry.subject" in parsed and part == "value"
     )
     if (form in WITH_SCHEMA) != has_schema:
         raise OptionError(
@@ -78,7 +78,7 @@ def _check_part(found: ParsedOptions, part: str, example: str) -> None:
             f"{part}.format=json, avro or protobuf: "
             f'give both, e.g. .option("{part}.format", "json").option("{part}.schema", "{example}")'
         )
-    registry = [name for name in found.given if name.startswith(f"{part}.registry.")]
+    registry = [name for name in parsed.given if name.startswith(f"{part}.registry.")]
     if registry and form not in _OF_REGISTRY:
         raise OptionError(
             f"{', '.join(registry)}: {part}.format={form} needs no registry: set it to avro, or "
@@ -86,42 +86,42 @@ def _check_part(found: ParsedOptions, part: str, example: str) -> None:
         )
 
 
-def format_of(found: ParsedOptions, part: str) -> Format | None:
+def format_of(parsed: ParsedOptions, part: str) -> Format | None:
     """Return the format that gives the value or the key columns of its own, or None.
 
     Args:
-        found: checked by `check_values`.
+        parsed: checked by `check_values`.
         part: "value" or "key".
     """
-    mode, schema = found["value.mode"], found[f"{part}.schema"]
-    if found[f"{part}.format"] == "json":
+    mode, schema = parsed["value.mode"], parsed[f"{part}.schema"]
+    if parsed[f"{part}.format"] == "json":
         return Json(schema, mode)
-    if found[f"{part}.format"] == "json_schema":
+    if parsed[f"{part}.format"] == "json_schema":
         form = JsonSchema(
             schema,
-            found[f"{part}.registry.url"],
-            found["value.registry.subject"] if part == "value" else None,
+            parsed[f"{part}.registry.url"],
+            parsed["value.registry.subject"] if part == "value" else None,
             mode=mode,
-            user_info=found[f"{part}.registry.user.info"],
-            ca=found[f"{part}.registry.ca"],
+            user_info=parsed[f"{part}.registry.user.info"],
+            ca=parsed[f"{part}.registry.ca"],
         )
         form.check_for_reading()
         return form
-    if found[f"{part}.format"] == "protobuf":
+    if parsed[f"{part}.format"] == "protobuf":
         return Protobuf(
             schema,
-            found[f"{part}.registry.url"],
+            parsed[f"{part}.registry.url"],
             mode=mode,
-            user_info=found[f"{part}.registry.user.info"],
-            ca=found[f"{part}.registry.ca"],
+            user_info=parsed[f"{part}.registry.user.info"],
+            ca=parsed[f"{part}.registry.ca"],
         )
-    if found[f"{part}.format"] != "avro":
+    if parsed[f"{part}.format"] != "avro":
         return None
     return Avro(
         schema,
-        registry=found[f"{part}.registry.url"],
-        schemas=found[f"{part}.registry.file"],
+        registry=parsed[f"{part}.registry.url"],
+        schemas=parsed[f"{part}.registry.file"],
         mode=mode,
-        user_info=found[f"{part}.registry.user.info"],
-        ca=found[f"{part}.registry.ca"],
+        user_info=parsed[f"{part}.registry.user.info"],
+        ca=parsed[f"{part}.registry.ca"],
     )

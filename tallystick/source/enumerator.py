@@ -66,8 +66,8 @@ class Enumerator:
         self._subscription = subscription
         self._policy = policy
         self._state: SourceOffsets | None = None
-        self._found: Mapping[str, FoundTopic] = {}
-        self._found_at_ms = 0
+        self._discovered: Mapping[str, FoundTopic] = {}
+        self._discovered_at_ms = 0
         self._missed_since: dict[str, int] = {}
         self._new_starts: dict[tuple[TopicPartition, str], int] = {}
         self._earliest: Positions = {}
@@ -86,19 +86,19 @@ class Enumerator:
         self._new_starts = {}
         self._compare()
 
-    def discovered(self, found: Mapping[str, FoundTopic], now_ms: int) -> None:
+    def discovered(self, topics: Mapping[str, FoundTopic], now_ms: int) -> None:
         """Take the topics as Kafka lists them now: all, or all that the subscription names.
 
         Raises:
             TopicRecreatedError, PartitionRemovedError: a topic that is being read was created again
                 or is gone, and the policy does not accept that.
         """
-        self._found = {
+        self._discovered = {
             topic: facts
-            for topic, facts in found.items()
+            for topic, facts in topics.items()
             if self._subscription.partitions(topic, facts.partition_count)
         }
-        self._found_at_ms = now_ms
+        self._discovered_at_ms = now_ms
         self._compare()
         self._check_removed()
         self._check_recreated()
@@ -120,7 +120,7 @@ class Enumerator:
 
     def found_id(self, topic: str) -> str:
         """Return the id under which a topic was found; "": it was not found, or has no id."""
-        facts = self._found.get(topic)
+        facts = self._discovered.get(topic)
         return "" if facts is None else facts.topic_id
 
     @property
@@ -173,20 +173,20 @@ class Enumerator:
             group=group,
             positions={p: self._start_of(p) for p in sorted(self._new)},
             initial=True,
-            topic_ids={topic: facts.topic_id for topic, facts in self._found.items()},
+            topic_ids={topic: facts.topic_id for topic, facts in self._discovered.items()},
             stops=stops,
         )
 
     def plan(
         self,
         offset_count_max: int | None = None,
-        held: Collection[TopicPartition] = frozenset(),
+        paused: Collection[TopicPartition] = frozenset(),
     ) -> Plan:
         """Plan the next epoch; the same plan for the same events.
 
         Args:
             offset_count_max: how many offsets it may span; None: all that are there.
-            held: partitions of which nothing is to be read.
+            paused: partitions of which nothing is to be read.
 
         Raises:
             TopicRecreatedError, PartitionRemovedError: as `discovered`, where it was called before
@@ -203,7 +203,7 @@ class Enumerator:
                 draft.start(partition, self._start_of(partition))
         self._skip_expired(draft)
         self._resume_truncated(draft)
-        return self._finish(draft, offset_count_max, held)
+        return self._finish(draft, offset_count_max, paused)
 
     # --- discovery against the restored plan ----------------------------------------------------
 
@@ -216,7 +216,7 @@ class Enumerator:
         """Recompute the new partitions and the missed topics, after a restore or a discovery."""
         logged = {} if self._state is None else self._state.gone
         before = {**logged, **self._missed_since}
-        self._missed_since = {t: before.get(t, self._found_at_ms) for t in self._removed()}
+        self._missed_since = {t: before.get(t, self._discovered_at_ms) for t in self._removed()}
         self._new = self._without_position()
 
     def _without_position(self) -> list[TopicPartition]:
@@ -225,14 +225,14 @@ class Enumerator:
             return []
         positions = {} if self._state is None else self._state.positions
         recreated = self._recreated()
-        found = (
+        discovered = (
             TopicPartition(topic, index)
-            for topic, facts in self._found.items()
+            for topic, facts in self._discovered.items()
             for index in self._subscription.partitions(topic, facts.partition_count)
         )
         return [
             partition
-            for partition in found
+            for partition in discovered
             if partition not in positions or partition.topic in recreated
         ]
 
@@ -247,7 +247,7 @@ class Enumerator:
         """
         if self._state is None:
             return set()
-        ids, found = self._state.topic_ids, self._found
+        ids, discovered = self._state.topic_ids, self._discovered
         by_id = {
             topic
             for topic, topic_id in ids.items()
@@ -256,15 +256,17 @@ class Enumerator:
         return by_id | {
             topic
             for topic, index in self._state.positions
-            if not ids.get(topic) and topic in found and index >= found[topic].partition_count
+            if not ids.get(topic)
+            and topic in discovered
+            and index >= discovered[topic].partition_count
         }
 
     def _removed(self) -> set[str]:
         """Return topics with a position that the last discovery did not find."""
-        if self._state is None or not self._found_at_ms:
+        if self._state is None or not self._discovered_at_ms:
             return set()
         covered = {p.topic for p in self._state.positions if self._subscription.covers(p)}
-        return covered - self._found.keys()
+        return covered - self._discovered.keys()
 
     # --- policies -------------------------------------------------------------------------------
 
@@ -304,7 +306,7 @@ class Enumerator:
     def _leave_removed(self, draft: "_Draft") -> None:
         draft.gone = dict(self._missed_since)
         for topic, since in sorted(self._missed_since.items()):
-            is_over = self._found_at_ms - since >= self._policy.keep_ms
+            is_over = self._discovered_at_ms - since >= self._policy.keep_ms
             if self._policy.removed == DROP or (self._policy.removed == KEEP and is_over):
                 draft.note(f"topic {topic!r} is gone; dropped {self._positions_text(topic)}")
                 draft.forget(topic)
@@ -348,13 +350,13 @@ class Enumerator:
     # --- the plan -------------------------------------------------------------------------------
 
     def _finish(
-        self, draft: "_Draft", offset_count_max: int | None, held: Collection[TopicPartition]
+        self, draft: "_Draft", offset_count_max: int | None, paused: Collection[TopicPartition]
     ) -> Plan:
         state = self._known()
         stops = state.stops or {}
         available = {
             partition: position
-            if partition in held
+            if partition in paused
             else max(position, min(self._ends.get(partition, position), limit))
             for partition, position in draft.positions.items()
             for limit in (stops.get(partition, 1 << 62),)
@@ -362,7 +364,7 @@ class Enumerator:
         waiting = sum(available[p] - draft.positions[p] for p in available)
         if not (waiting or draft.is_changed or state.initial):
             return Plan(state, 0, tuple(draft.notes))
-        ids = {topic: facts.topic_id for topic, facts in self._found.items() if facts.topic_id}
+        ids = {topic: facts.topic_id for topic, facts in self._discovered.items() if facts.topic_id}
         read = {partition.topic for partition in draft.positions}
         offsets = replace(
             state,

@@ -108,7 +108,7 @@ def _from_json(value: Mapping[str, Any]) -> SourceOffsets:
             f"to another source, or to another release: start with that one."
         )
     stops = value.get("stops")
-    found = SourceOffsets(
+    source = SourceOffsets(
         cluster_id=value["cluster"],
         group=value["group"],
         positions=_positions(value["topics"]),
@@ -125,26 +125,26 @@ def _from_json(value: Mapping[str, Any]) -> SourceOffsets:
         tick=value.get("tick", 0),
         input=value.get("input", ONLY_INPUT),
     )
-    texts = (found.cluster_id, found.group, found.input, *found.topic_ids.values())
-    skipped = (offset for ends in found.skipped.values() for offset in ends)
-    offsets = (*found.positions.values(), *found.starts.values(), *(found.stops or {}).values())
-    numbers = (*offsets, *found.gone.values(), *skipped, found.tick)
-    if not all(isinstance(each, str) for each in texts):
+    texts = (source.cluster_id, source.group, source.input, *source.topic_ids.values())
+    skipped = (offset for ends in source.skipped.values() for offset in ends)
+    offsets = (*source.positions.values(), *source.starts.values(), *(source.stops or {}).values())
+    numbers = (*offsets, *source.gone.values(), *skipped, source.tick)
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError("expected texts for cluster, group, input and topic ids")
-    if not all(type(each) is int for each in numbers) or type(found.initial) is not bool:
+    if not all(type(number) is int for number in numbers) or type(source.initial) is not bool:
         raise TypeError("expected whole numbers for offsets, times and tick")
-    return found
+    return source
 
 
 def from_text(text: str) -> SourceOffsets:
     """Return the positions of one of our sources from a manifest's text; see `from_json`."""
-    found = parse_source(text)
-    if found is None:
+    source = parse_source(text)
+    if source is None:
         raise ManifestError(
             f"offsets {text[:200]!r}: expected those of a Tallystick source; they were edited, or "
             f"made by somebody else."
         )
-    return found
+    return source
 
 
 def next_tick(start: SourceOffsets) -> SourceOffsets:
@@ -225,6 +225,6 @@ def requests(
     positions: Mapping[TopicPartition, int],
 ) -> Iterator[dict[TopicPartition, tuple[int, str]]]:
     """Yield the positions as (offset, metadata), a request's worth at a time."""
-    left = iter(positions.items())
-    while part := {p: (offset, "") for p, offset in islice(left, POSITIONS_PER_REQUEST)}:
+    remaining = iter(positions.items())
+    while part := {p: (offset, "") for p, offset in islice(remaining, POSITIONS_PER_REQUEST)}:
         yield part

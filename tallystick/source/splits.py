@@ -41,11 +41,11 @@ def fair_shares(waiting: Sequence[int], offset_count_max: int) -> list[int]:
     a backlog of one does not hold up another. Each input that has any gets at least one.
     """
     shares = [0] * len(waiting)
-    left = offset_count_max
+    remaining = offset_count_max
     by_size = sorted(range(len(waiting)), key=lambda at: waiting[at])
     for done, at in enumerate(by_size):
-        shares[at] = min(waiting[at], max(left // (len(by_size) - done), 1))
-        left = max(0, left - shares[at])
+        shares[at] = min(waiting[at], max(remaining // (len(by_size) - done), 1))
+        remaining = max(0, remaining - shares[at])
     return shares
 
 

@@ -132,48 +132,48 @@ class FileStorage:
 
     def get(self, path: str) -> bytes | None:
         """Read a whole file; None if there is none."""
-        found: bytes | None = None
+        content: bytes | None = None
         with self._reading(path, "reading") as place:
             if isinstance(place, Path):
-                found = place.read_bytes()
+                content = place.read_bytes()
             else:
                 files, whole = place
                 with files.open_input_stream(whole) as stream:
-                    found = bytes(stream.read())
-        return found
+                    content = bytes(stream.read())
+        return content
 
     def get_range(self, path: str, offset: int, length: int) -> bytes | None:
         """Read a part of a file; None if there is none. See `ports.Storage.get_range`."""
-        found: bytes | None = None
+        content: bytes | None = None
         with self._reading(path, f"reading {length} bytes of") as place:
             files, whole = _reached(place)
             with files.open_input_file(whole) as file:
                 size = file.size()
                 start = min(offset, size) if offset >= 0 else max(0, size + offset)
-                found = bytes(file.read_at(max(0, min(length, size - start)), start))
-        return found
+                content = bytes(file.read_at(max(0, min(length, size - start)), start))
+        return content
 
     def written_ms(self, path: str) -> int | None:
         """Return the time of a file's last write, in ms since 1970; None: there is no file."""
-        found: int | None = None
+        time_ms: int | None = None
         with self._reading(path, "looking at") as place:
             files, whole = _reached(place)
             written_ns = files.get_file_info(whole).mtime_ns
-            found = None if written_ns is None else written_ns // 1_000_000
-        return found
+            time_ms = None if written_ns is None else written_ns // 1_000_000
+        return time_ms
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted paths of a folder's files ("": the root's); none if it is missing."""
-        found: list[str] = []
+        names: list[str] = []
         with self._reading(folder, "listing") as place:
             if isinstance(place, Path):
-                found = [entry.name for entry in os.scandir(place)]
+                names = [entry.name for entry in os.scandir(place)]
             else:
                 files, whole = place
                 selector = fs.FileSelector(whole, allow_not_found=True)
-                found = [info.base_name for info in files.get_file_info(selector)]
+                names = [info.base_name for info in files.get_file_info(selector)]
         prefix = f"{folder}/" if folder else ""
-        return sorted(f"{prefix}{name}" for name in found if not name.startswith("."))
+        return sorted(f"{prefix}{name}" for name in names if not name.startswith("."))
 
     def delete(self, path: str) -> None:
         """Remove a file; nothing happens if there is none.
@@ -312,9 +312,9 @@ def without_secrets(text: str, uri: str) -> str:
     """Return an error's text about a URI, without the parts of the URI that `shown` leaves out."""
     base, _, query = uri.partition("?")
     scheme, _, rest = base.partition("://")
-    options = [value for _, _, value in (each.partition("=") for each in query.split("&"))]
+    options = [value for _, _, value in (option.partition("=") for option in query.split("&"))]
     secrets = [*re.split("[:/@]", rest[: _secret_length(rest, scheme)]), *options]
-    for secret in sorted({each for each in secrets if each}, key=len, reverse=True):
+    for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
         for form in (secret, unquote(secret)):
             text = text.replace(form, "…")
     return text

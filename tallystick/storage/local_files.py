@@ -91,8 +91,8 @@ def move_local(source: Path, target: Path) -> None:
     _remove_old_drafts(target.parent)
     draft = _draft_beside(target)
     try:
-        with open(source, "rb") as held, open(draft, "xb") as copy:
-            shutil.copyfileobj(held, copy, _COPIED_BYTES)
+        with open(source, "rb") as original, open(draft, "xb") as copy:
+            shutil.copyfileobj(original, copy, _COPIED_BYTES)
             copy.flush()
             os.fsync(copy.fileno())
         draft.rename(target)
@@ -120,10 +120,10 @@ def link_between(root: Path, place: Path) -> Path | None:
 
 def make_folder(folder: Path) -> None:
     """Create a local folder and its missing parents, durably."""
-    missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
+    missing = list(takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:  # each is a name in the one above it
-        fsync_folder(each.parent)
+    for path in missing:  # a folder is a name in the one above it
+        fsync_folder(path.parent)
 
 
 def fsync_folder(path: Path) -> None:

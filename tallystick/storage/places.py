@@ -58,10 +58,10 @@ def resolved(place: Place, what: str = "checkpoint location") -> str:
             f"{what} {text!r} has white space at an end, or a zero byte: another place than the "
             f"one of this name would be meant. Take it out"
         )
-    found = _WITH_SCHEME.fullmatch(text)
-    if found is None:
+    match = _WITH_SCHEME.fullmatch(text)
+    if match is None:
         return str(_at_home(text, what).absolute())
-    scheme, slashes, rest = found.groups()
+    scheme, slashes, rest = match.groups()
     if scheme.lower() == "file" and slashes:
         return str(_of_file_uri(text))
     known = HADOOPS_SCHEMES.get(scheme, scheme)
@@ -82,8 +82,8 @@ def local_path(place: Place) -> Path | None:
     Raises:
         OptionError: see `resolved`.
     """
-    found = resolved(place)
-    return Path(found) if found.startswith("/") else None
+    location = resolved(place)
+    return Path(location) if location.startswith("/") else None
 
 
 def _at_home(text: str, what: str) -> Path:
@@ -116,10 +116,10 @@ def _of_file_uri(text: str) -> Path:
             f"one's files can be reached. Nothing was changed. Write file:///{rest}, with three "
             f"slashes, if that is the path."
         )
-    found = unquote(slash + path)
-    if "\0" in found:
+    unquoted = unquote(slash + path)
+    if "\0" in unquoted:
         raise OptionError(f"{text}: %00 is a zero byte, which no path has. Take it out")
-    return Path(found)
+    return Path(unquoted)
 
 
 def _unknown(scheme: str, slashes: str, rest: str, what: str) -> OptionError:

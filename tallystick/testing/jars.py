@@ -92,17 +92,21 @@ def _ignore(*_: int) -> None:
     return
 
 
-def chosen_version(asked: str | None) -> str:
+def chosen_version(requested: str | None) -> str:
     """Return Kafka's version: the given one, else TALLYSTICK_KAFKA_VERSION, else the newest.
 
     Raises:
         OptionError: There is no lock file for that version.
     """
-    found = asked or os.environ.get(VERSION_VARIABLE) or KAFKA_VERSIONS[-1]
-    if found not in KAFKA_VERSIONS:
-        where = f"EmbeddedKafka(version={asked!r})" if asked else f"{VERSION_VARIABLE}={found}"
+    version = requested or os.environ.get(VERSION_VARIABLE) or KAFKA_VERSIONS[-1]
+    if version not in KAFKA_VERSIONS:
+        where = (
+            f"EmbeddedKafka(version={requested!r})"
+            if requested
+            else f"{VERSION_VARIABLE}={version}"
+        )
         raise OptionError(f"{where}: expected one of {', '.join(KAFKA_VERSIONS)}.")
-    return found
+    return version
 
 
 def lock_file(version: str) -> Path:
@@ -146,12 +150,12 @@ def damaged_jars(directory: Path, version: str) -> list[str]:
     for jar in locked_jars(version):
         try:
             with open(directory / jar.name, "rb") as file:
-                found = file_digest(file, "sha256").hexdigest()
+                digest = file_digest(file, "sha256").hexdigest()
         except OSError as error:
             problems.append(f"{jar.name}: {error.strerror}")
             continue
-        if found != jar.digest:
-            problems.append(f"{jar.name}: SHA-256 is {found}, expected {jar.digest}")
+        if digest != jar.digest:
+            problems.append(f"{jar.name}: SHA-256 is {digest}, expected {jar.digest}")
     return problems
 
 
@@ -221,17 +225,17 @@ def _module_list(version: str) -> str:
 
 def _ivy_jar() -> Path:
     spec = importlib.util.find_spec("pyspark")  # not imported: the jar is all we want of it
-    found = [
+    jars = [
         jar
         for folder in (spec and spec.submodule_search_locations) or []
         for jar in sorted(Path(folder, "jars").glob("ivy-*.jar"))
     ]
-    if not found:
+    if not jars:
         raise OptionError(
             "The Kafka jars are fetched through Ivy, which PySpark ships as jars/ivy-*.jar, and "
             "there is none in this environment: install the full package, `pip install pyspark`."
         )
-    return found[-1]
+    return jars[-1]
 
 
 def _network_options(work: Path) -> list[str]:

@@ -219,7 +219,7 @@ class EmbeddedKafka:
         """
         deadline = time.monotonic() + timeout_s
         for node in self._answering():
-            wanted = {each.node_id for each in self._answering()}
+            wanted = {peer.node_id for peer in self._answering()}
             self._wait_for(node, deadline, (), partial(names_all, wanted))
 
     def wait_until_in_sync(
@@ -239,7 +239,7 @@ class EmbeddedKafka:
         deadline = time.monotonic() + timeout_s
         names = None if topics is None else list(topics)
         for node in self._answering():
-            alive = {each.node_id for each in self._answering()}
+            alive = {peer.node_id for peer in self._answering()}
             self._wait_for(node, deadline, names, partial(is_in_sync, alive))
 
     def create_topic(

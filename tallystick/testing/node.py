@@ -132,7 +132,7 @@ def server_properties(
         protocol: The name of the listener for clients, PLAINTEXT or SASL_SSL.
         more: Properties that override all others.
     """
-    voters = ",".join(f"{each.node_id}@{HOST}:{each.controller_port}" for each in nodes)
+    voters = ",".join(f"{voter.node_id}@{HOST}:{voter.controller_port}" for voter in nodes)
     properties = {
         "process.roles": "broker,controller",
         "node.id": str(node.node_id),
@@ -207,8 +207,8 @@ def cluster_id_of(node: Node) -> str | None:
     if not node.is_formatted:
         return None
     text = (node.data_path / "meta.properties").read_text()
-    found = re.search(r"^cluster\.id=(.+)$", text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^cluster\.id=(.+)$", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 ASK_TIMEOUT_S = 2.0

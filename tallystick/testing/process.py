@@ -47,8 +47,8 @@ class ProcessGroup:
     ) -> subprocess.Popen[bytes]:
         """Start a command in the group, its output appended to a file; options are Popen's."""
         with open(log_path, "ab") as log:
-            said = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            return self.start(command, **said, **options)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            return self.start(command, **streams, **options)
 
     def start(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
         """Start a command in the group, as `subprocess.Popen` would."""

@@ -19,21 +19,21 @@ def read_to_end(consumer: Consumer, idle_s: float) -> list[Message]:
     Raises:
         TimeoutError: The end was not reached: a transaction is open, or a broker is out.
     """
-    found: list[Message] = []
-    left = {(each.topic, each.partition) for each in consumer.assignment()}
-    heard = time.monotonic()
+    output: list[Message] = []
+    unfinished = {(partition.topic, partition.partition) for partition in consumer.assignment()}
+    answered_at = time.monotonic()
     error: object = "no answer"
-    while left:
+    while unfinished:
         messages = consumer.consume(BATCH, timeout=POLL_S)
         if messages:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > idle_s:
+            answered_at = time.monotonic()
+        elif time.monotonic() - answered_at > idle_s:
             raise TimeoutError(f"the output could not be read to its end in {idle_s} s: {error}")
         for message in messages:
             if message.error() is None:
-                found.append(message)
+                output.append(message)
             elif message.error().name() == "_PARTITION_EOF":
-                left.discard((message.topic(), message.partition()))
+                unfinished.discard((message.topic(), message.partition()))
             else:
                 error = message.error()
-    return found
+    return output

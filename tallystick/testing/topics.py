@@ -6,7 +6,7 @@ from typing import Any
 from tallystick.errors import OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.error_policy import Attempts, said
+from tallystick.kafka.error_policy import Attempts, kafka_message
 
 
 def create_topic(
@@ -48,7 +48,8 @@ def create_topic(
 
     def codes(response: Any) -> list[tuple[int, str]]:
         return [
-            (topic.error_code, f"topic {topic.name!r}{said(topic)}") for topic in response.topics
+            (topic.error_code, f"topic {topic.name!r}{kafka_message(topic)}")
+            for topic in response.topics
         ]
 
     refused = frozenset(
@@ -64,7 +65,7 @@ def create_topic(
     answer = client.call(make, AnyBroker(), codes, accept=refused).topics[0]
     error_name = protocol.error_name(answer.error_code)
     if error_name not in (None, "TopicAlreadyExists"):
-        raise OptionError(f"topic {name!r} cannot be created: {error_name}{said(answer)}.")
+        raise OptionError(f"topic {name!r} cannot be created: {error_name}{kafka_message(answer)}.")
     _wait_for_leaders(client, name)
 
 

@@ -12,7 +12,7 @@ from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.error_policy import said
+from tallystick.kafka.error_policy import kafka_message
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.writer import PartitionWriter
@@ -94,7 +94,10 @@ def delete_topic(client: Client, name: str) -> None:
         )
 
     def codes(response: Any) -> list[tuple[int, str]]:
-        return [(topic.error_code, f"topic {name!r}{said(topic)}") for topic in response.responses]
+        return [
+            (topic.error_code, f"topic {name!r}{kafka_message(topic)}")
+            for topic in response.responses
+        ]
 
     client.call(make, AnyBroker(), codes, accept=frozenset({"UnknownTopicOrPartition"}))
 

@@ -200,8 +200,8 @@ def last_of_each_key(
         return keys, items, counts
     kept = np.sort(len(pairs) - 1 - from_end)
     taken = pa.array(kept)
-    left = np.bincount(owners[kept], minlength=len(counts)).astype(np.int64)
-    return keys.take(taken), items.take(taken), left
+    kept_counts = np.bincount(owners[kept], minlength=len(counts)).astype(np.int64)
+    return keys.take(taken), items.take(taken), kept_counts
 
 
 def _offsets(lengths: NDArray[np.integer], valid: Bytes) -> NDArray[np.int32]:

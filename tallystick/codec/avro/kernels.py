@@ -280,18 +280,18 @@ def _next_item(program, frame, slot, at, end, contexts, report):  # type: ignore
     repeat = program + INSTRUCTION_SIZE * (word_at(frame, 0) - 1)
     context = contexts + 16 * word_at(repeat, A)
     is_read = word_at(repeat, VALUES) != 0
-    left = word_at(frame, 3)
-    if left == 0:
-        left, at = _block(at, end, report)
+    remaining = word_at(frame, 3)
+    if remaining == 0:
+        remaining, at = _block(at, end, report)
         if at < 0:
             return slot, at
-        if left == 0:
+        if remaining == 0:
             if is_read:
                 parent = word_at(frame, 1)
                 put_word(word_at(repeat, VALUES), parent, word_at(context, 0) - word_at(frame, 2))
                 store8(word_at(repeat, VALID_BYTES) + parent, np.uint64(1))
             return np.int64(-1), at
-    put_word(frame, 3, left - 1)
+    put_word(frame, 3, remaining - 1)
     if is_read:
         slot = word_at(context, 0)
         if slot >= word_at(context, 1):

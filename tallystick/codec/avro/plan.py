@@ -143,16 +143,16 @@ class _Compiler:
     def record(
         self, node: Node, fields: Sequence[pa.Field], context: int, path: str
     ) -> tuple[Output, ...]:
-        wanted = {each.name: each.type for each in fields}
-        found: dict[str, Output] = {}
+        wanted = {field.name: field.type for field in fields}
+        outputs: dict[str, Output] = {}
         for name, part in node.fields:
             inner = f"{path}.{name}" if path else name
             if name in wanted:
-                found[name] = self._value(part, wanted[name], context, inner)
+                outputs[name] = self._value(part, wanted[name], context, inner)
             else:
                 self._skip(part, inner)
-        missing = (Output(each.type, context=context) for each in fields)
-        return tuple(found.get(f.name, gone) for f, gone in zip(fields, missing, strict=True))
+        missing = (Output(field.type, context=context) for field in fields)
+        return tuple(outputs.get(f.name, gone) for f, gone in zip(fields, missing, strict=True))
 
     def _value(self, node: Node, kind: pa.DataType, context: int, path: str) -> Output:
         if node.kind == "union":
@@ -204,7 +204,9 @@ class _Compiler:
         inner = self.context_count
         self.context_count += 1
         repeat = self.emit(kernels.REPEAT, path, column, inner)
-        outputs = tuple(self._value(part, each, inner, f"{path}[]") for part, each in parts)
+        outputs = tuple(
+            self._value(part, part_kind, inner, f"{path}[]") for part, part_kind in parts
+        )
         self.emit(kernels.NEXT, path)
         self.program[repeat][kernels.TARGET] = len(self.program)
         return Output(kind, SlotContent.REPEATED, column, context, outputs)

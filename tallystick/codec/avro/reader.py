@@ -64,8 +64,8 @@ class AvroReader:
         decoded = decode(plan, bodies)
         reasons = {}
         for index in np.flatnonzero(decoded.problems[0]).tolist():
-            code, pc, found = decoded.problems[:, index].tolist()
-            reasons[index] = _body_reason(code, schema_id, plan, pc, found)
+            code, pc, value = decoded.problems[:, index].tolist()
+            reasons[index] = _body_reason(code, schema_id, plan, pc, value)
         return DecodedBodies(decoded.arrays, reasons)
 
 
@@ -90,17 +90,17 @@ def warm_up() -> None:
 _BODY_REASONS: dict[int, Callable[[int], str]] = {
     kernels.TRUNCATED: lambda _: "the value ends inside of it",
     kernels.VARINT_TOO_LONG: lambda _: "a number goes on beyond 64 bits",
-    kernels.INT_RANGE: lambda found: f"{found} is no 32-bit int",
-    kernels.NOT_BOOLEAN: lambda found: f"byte {found} is no boolean, which is 0 or 1",
-    kernels.NEGATIVE_LENGTH: lambda found: f"a length is {found}",
+    kernels.INT_RANGE: lambda value: f"{value} is no 32-bit int",
+    kernels.NOT_BOOLEAN: lambda value: f"byte {value} is no boolean, which is 0 or 1",
+    kernels.NEGATIVE_LENGTH: lambda value: f"a length is {value}",
     kernels.NOT_UTF8: lambda _: "the string is not valid UTF-8",
-    kernels.ENUM_RANGE: lambda found: f"the enum has no symbol of index {found}",
-    kernels.UNION_RANGE: lambda found: f"the union has no branch of index {found}",
-    kernels.MILLIS_RANGE: lambda found: f"{found} ms is beyond a timestamp in microseconds",
+    kernels.ENUM_RANGE: lambda value: f"the enum has no symbol of index {value}",
+    kernels.UNION_RANGE: lambda value: f"the union has no branch of index {value}",
+    kernels.MILLIS_RANGE: lambda value: f"{value} ms is beyond a timestamp in microseconds",
     kernels.DECIMAL_RANGE: lambda _: "the number has more digits than the decimal type",
     kernels.DECIMAL_EMPTY: lambda _: "a decimal of no bytes is no number",
-    kernels.TOO_MANY_ITEMS: lambda found: (
-        f"a block says it has {found} items, more than bytes are left"
+    kernels.TOO_MANY_ITEMS: lambda value: (
+        f"a block says it has {value} items, more than bytes are left"
     ),
     kernels.TOO_DEEP: lambda _: (
         f"records are nested in themselves more than {kernels.FRAMES_MAX} deep"
@@ -108,26 +108,26 @@ _BODY_REASONS: dict[int, Callable[[int], str]] = {
 }
 
 
-def _body_reason(code: int, schema_id: int, plan: Plan, pc: int, found: int) -> str:
+def _body_reason(code: int, schema_id: int, plan: Plan, pc: int, value: int) -> str:
     if code == kernels.LEFT_OVER:
-        return f"{found} bytes are left over after the last field of schema {schema_id}"
-    what = _BODY_REASONS[code](found)
+        return f"{value} bytes are left over after the last field of schema {schema_id}"
+    what = _BODY_REASONS[code](value)
     return f"field {plan.paths[pc]!r} of schema {schema_id}: {what}"
 
 
 def _check_fields(fields: Sequence[pa.Field], path: str) -> None:
     check_names(fields, path, "Avro")
-    for each in fields:
-        _check_field(each, f"field {each.name!r} of {path}")
+    for field in fields:
+        _check_field(field, f"field {field.name!r} of {path}")
 
 
-def _check_field(each: pa.Field, path: str) -> None:
-    if not each.nullable:
+def _check_field(field: pa.Field, path: str) -> None:
+    if not field.nullable:
         raise OptionError(
             f"{path} is NOT NULL, but a writer's schema may lack it, and a tombstone is a row of "
             f"nulls: declare it nullable and filter"
         )
-    _check_type(each.type, path)
+    _check_type(field.type, path)
 
 
 def _check_type(kind: pa.DataType, path: str) -> None:

@@ -118,8 +118,8 @@ def _define(kind: str, schema: dict[str, Any], namespace: str, names: dict[str, 
             raise SchemaError(f"the size of fixed {name} is {node.size}")
         _with_logical_type(node, schema)
     else:
-        for each in schema["fields"]:
-            node.fields.append((str(each["name"]), _parse(each["type"], inner, names)))
+        for field in schema["fields"]:
+            node.fields.append((str(field["name"]), _parse(field["type"], inner, names)))
     return node
 
 

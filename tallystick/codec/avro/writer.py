@@ -108,21 +108,22 @@ class _Program:
         Raises:
             OptionError: a column does not fit, comes twice, has no field, or is missing.
         """
-        found: dict[str, pa.Array] = {}
+        column_of: dict[str, pa.Array] = {}
         known = [name for name, _ in node.fields]
-        for each, column in zip(fields, columns, strict=True):
-            if each.name in found:
-                raise OptionError(f"{_named(path, each.name)} is there twice: rename one")
-            if each.name not in known:
+        for arrow_field, column in zip(fields, columns, strict=True):
+            if arrow_field.name in column_of:
+                raise OptionError(f"{_named(path, arrow_field.name)} is there twice: rename one")
+            if arrow_field.name not in known:
                 raise OptionError(
-                    f"{_named(path, each.name)} would be lost: the Avro record {node.name} has no "
-                    f"such field, only {known}. Leave the column out, or add it to the schema"
+                    f"{_named(path, arrow_field.name)} would be lost: the Avro record {node.name} "
+                    f"has no such field, only {known}. Leave the column out, or add it to the "
+                    f"schema"
                 )
-            found[each.name] = column
+            column_of[arrow_field.name] = column
         for name, part in node.fields:
             inner = f"{path}.{name}" if path else name
-            if name in found:
-                self._value(part, found[name], inner, depth)
+            if name in column_of:
+                self._value(part, column_of[name], inner, depth)
             else:
                 self._absent(part, inner)
 
@@ -141,7 +142,7 @@ class _Program:
             column = column.dictionary_decode()
         value_branch, null_branch, inner = -1, -1, node
         if node.kind == "union":
-            others = [each for each in node.parts if each.kind != "null"]
+            others = [part for part in node.parts if part.kind != "null"]
             if len(others) > 1:
                 raise OptionError(
                     f"column {path!r} cannot be written: the Avro schema has it as a {node}, and "
@@ -149,7 +150,7 @@ class _Program:
                 )
             inner = others[0] if others else Node("null")
             value_branch = node.parts.index(others[0]) if others else -1
-            kinds = [each.kind for each in node.parts]
+            kinds = [part.kind for part in node.parts]
             null_branch = kinds.index("null") if "null" in kinds else -1
         if inner.kind == "null" or pa.types.is_null(column.type):
             is_writable = inner.kind == "null" or null_branch >= 0

@@ -50,12 +50,12 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 @inner_kernel
 def _put_varint(at, number):  # type: ignore[no-untyped-def]
     """Write a number in zigzag, in at most ten bytes; return the address after the number."""
-    left = np.uint64((number << 1) ^ (number >> 63))
-    while left >= np.uint64(0x80):
-        store8(at, (left & np.uint64(0x7F)) | np.uint64(0x80))
-        left >>= np.uint64(7)
+    remaining = np.uint64((number << 1) ^ (number >> 63))
+    while remaining >= np.uint64(0x80):
+        store8(at, (remaining & np.uint64(0x7F)) | np.uint64(0x80))
+        remaining >>= np.uint64(7)
         at += 1
-    store8(at, left)
+    store8(at, remaining)
     return at + 1
 
 

@@ -159,7 +159,7 @@ class MessagePlan:
         others: list[FieldPlan],
     ) -> "MessagePlan":
         """Return the plan of columns."""
-        fields = [each for each in columns if isinstance(each, FieldPlan)]
+        fields = [column for column in columns if isinstance(column, FieldPlan)]
         table = _table([*fields, *others])
         return cls(columns, fields, table, oneofs, others)
 
@@ -180,16 +180,16 @@ def make_plan(message: Message, columns: Sequence[pa.Field], path: str) -> Messa
     Raises:
         SchemaError: a field cannot be a column of its type.
     """
-    found = list[FieldPlan | pa.DataType]()
+    planned = list[FieldPlan | pa.DataType]()
     oneofs = dict[str, int]()
     members = list[list[int]]()
     count = 0
-    for each in columns:
-        field = message.fields_by_name.get(each.name)
+    for column in columns:
+        field = message.fields_by_name.get(column.name)
         if field is None:
-            found.append(each.type)
+            planned.append(column.type)
             continue
-        plan = _field(field, each.type, count, f"{path}.{each.name}" if path else each.name)
+        plan = _field(field, column.type, count, f"{path}.{column.name}" if path else column.name)
         one = field.containing_oneof
         if one is not None and len(one.fields) > 1:
             oneof = oneofs.setdefault(one.name, len(oneofs))
@@ -197,16 +197,16 @@ def make_plan(message: Message, columns: Sequence[pa.Field], path: str) -> Messa
             members[oneof].append(count)
             plan = replace(plan, oneof=oneof)
         count += 1
-        found.append(plan)
-    names = {each.name for each in columns}
+        planned.append(plan)
+    names = {column.name for column in columns}
     others = [
-        _other_member(each, oneofs[one.name])
+        _other_member(member, oneofs[one.name])
         for one in message.oneofs
         if one.name in oneofs
-        for each in one.fields
-        if each.name not in names
+        for member in one.fields
+        if member.name not in names
     ]
-    return MessagePlan.of(found, [tuple(each) for each in members], others)
+    return MessagePlan.of(planned, [tuple(indexes) for indexes in members], others)
 
 
 def _other_member(field: Field, oneof: int) -> FieldPlan:
@@ -219,11 +219,11 @@ def _other_member(field: Field, oneof: int) -> FieldPlan:
 
 def _table(fields: Sequence[FieldPlan]) -> NDArray[np.int64]:
     table = np.zeros((len(fields), kernels.FIELD_WORDS), np.int64)
-    for row, each in zip(table, fields, strict=True):
-        flags = (each.is_list, each.has_presence, each.is_packed)
-        row[: kernels.SYMBOLS] = (each.number, each.wire_kind, *flags, each.oneof)
-        if each.enum is not None and each.enum.is_closed:
-            numbers = each.enum.numbers
+    for row, field in zip(table, fields, strict=True):
+        flags = (field.is_list, field.has_presence, field.is_packed)
+        row[: kernels.SYMBOLS] = (field.number, field.wire_kind, *flags, field.oneof)
+        if field.enum is not None and field.enum.is_closed:
+            numbers = field.enum.numbers
             row[[kernels.SYMBOLS, kernels.SYMBOL_COUNT]] = numbers.ctypes.data, len(numbers)
     return table
 
@@ -240,7 +240,7 @@ def _field(field: Field, kind: pa.DataType, index: int, path: str) -> FieldPlan:
             raise unfit(field, kind, path)
         parts = [kind.key_field.with_name("key"), kind.item_field.with_name("value")]
         plan = make_plan(message, parts, path)
-        entry = MessagePlan.of([_always_there(each, path) for each in plan.columns], [], [])
+        entry = MessagePlan.of([_always_there(column, path) for column in plan.columns], [], [])
         return FieldPlan(**shared, kind=kind, item_kind=kind, is_list=True, entry=entry)
     is_list = field.is_repeated
     if is_list and not pa.types.is_list(kind):
@@ -288,8 +288,8 @@ def _enum_column(field: Field, kind: pa.DataType, path: str) -> EnumColumn | Non
 
 def _enum(field: Field, *, is_text: bool) -> EnumColumn:
     names = dict[int, str]()
-    for each in field.enum_type.values:
-        names.setdefault(each.number, each.name)
+    for value in field.enum_type.values:
+        names.setdefault(value.number, value.name)
     numbers = sorted(names)
     return EnumColumn(
         np.array(numbers, np.int64),
@@ -302,11 +302,11 @@ def _enum(field: Field, *, is_text: bool) -> EnumColumn:
 def unfit(field: Field, kind: pa.DataType, path: str) -> SchemaError:
     """Return the error of a field that cannot be a column of a type."""
     return SchemaError(
-        f"field {path!r} is {said(field)}, and its column is {kind}: {_usual(field)}"
+        f"field {path!r} is {type_name(field)}, and its column is {kind}: {_usual(field)}"
     )
 
 
-def said(field: Field) -> str:
+def type_name(field: Field) -> str:
     """Return a field's type as messages name it."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return "a map"

@@ -56,10 +56,10 @@ class ProtobufReader:
 
     def __post_init__(self) -> None:
         check_names(list(self.schema), "the Protobuf schema", "Protobuf")
-        for each in self.schema:
-            if not each.nullable:
+        for field in self.schema:
+            if not field.nullable:
                 raise OptionError(
-                    f"field {each.name!r} of the Protobuf schema is NOT NULL, but a writer's "
+                    f"field {field.name!r} of the Protobuf schema is NOT NULL, but a writer's "
                     f"schema may lack it: declare it nullable and filter"
                 )
 
@@ -95,7 +95,7 @@ class ProtobufReader:
             places[rows], absent[rows] = np.arange(len(rows)), False
         absent[list(reasons)] = True
         if absent.all():
-            return DecodedBodies([pa.nulls(count, each.type) for each in self.schema], reasons)
+            return DecodedBodies([pa.nulls(count, field.type) for field in self.schema], reasons)
         whole = pa.concat_batches(parts).take(pa.array(places, mask=absent))
         return DecodedBodies(whole.columns, reasons)
 
@@ -118,7 +118,7 @@ def _by_message(
     indexes = np.zeros((kernels.INDEXES_MAX, bodies.shape[1]), np.int64)
     if kernels.read_indexes(bodies, starts, indexes):
         return [((0,), np.arange(bodies.shape[1]))]
-    found = []
+    by_type = []
     if (indexes == indexes[:, :1]).all():
         kinds, of_row = indexes[:, :1], np.zeros(indexes.shape[1], np.int64)
     else:
@@ -129,8 +129,8 @@ def _by_message(
             why = "its message indexes are cut short, or more than can be"
             reasons |= dict.fromkeys(rows.tolist(), why)
         else:
-            found.append((tuple(kind[1 : 1 + kind[0]]), rows))
-    return found
+            by_type.append((tuple(kind[1 : 1 + kind[0]]), rows))
+    return by_type
 
 
 class _Decoder:
@@ -175,8 +175,8 @@ class _Decoder:
     def _wrong(self, records: Int64Array, index: int, why: str) -> None:
         self.reasons.setdefault(int(records[index]), why)
 
-    def _refuse(self, found: Bools, records: Int64Array, why: Callable[[int], str]) -> None:
-        for index in np.flatnonzero(found).tolist():
+    def _refuse(self, mask: Bools, records: Int64Array, why: Callable[[int], str]) -> None:
+        for index in np.flatnonzero(mask).tolist():
             self._wrong(records, index, why(index))
 
     def _field(self, field: FieldPlan, slots: "_Slots", records: Int64Array) -> pa.Array:
@@ -313,8 +313,8 @@ class _Slots:
 
     def read(self, spans: Int64Array) -> Int64Array:
         """Read what is there once, and count the rest; return the malformed messages."""
-        for each in (self._values, self._sizes, self._order, self.problems, self.strays):
-            each[:] = 0
+        for array in (self._values, self._sizes, self._order, self.problems, self.strays):
+            array[:] = 0
         self._run(spans)
         return np.flatnonzero(self.problems[0])
 

@@ -61,7 +61,7 @@ def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
     except (TypeError, KeyError, RecursionError) as error:  # a reference is missing, or deep
         raise SchemaError(f"its files do not fit together: {error}") from error
     by_name = file_type.message_types_by_name
-    return tuple(by_name[each.name] for each in files[name].message_type)
+    return tuple(by_name[message.name] for message in files[name].message_type)
 
 
 def _add_file(name: str, files: dict[str, Any], pool: Any, begun: dict[str, bool]) -> None:
@@ -115,7 +115,7 @@ def _known_files() -> dict[str, Any]:
         *(source_context_pb2, struct_pb2, timestamp_pb2, type_pb2, wrappers_pb2),
     )
     others: dict[str, Any] = dict(KNOWN_FILES)
-    return others | {each.DESCRIPTOR.name: each.DESCRIPTOR for each in modules}
+    return others | {module.DESCRIPTOR.name: module.DESCRIPTOR for module in modules}
 
 
 def _known_file(name: str) -> Any:
@@ -138,19 +138,19 @@ def message_at(texts: SchemaTexts, path: Sequence[int]) -> Message | None:
             they count them, and here it matters.
     """
     messages: Sequence[Message] = messages_of(texts)
-    found = None
+    message = None
     for index in path:
         if not 0 <= index < len(messages):
             return None
-        found = messages[index]
-        if any(each.GetOptions().map_entry for each in messages[: index + 1]):
+        message = messages[index]
+        if any(sibling.GetOptions().map_entry for sibling in messages[: index + 1]):
             raise SchemaError(
-                f"message {found.full_name} stands behind a map inside its outer message, and "
+                f"message {message.full_name} stands behind a map inside its outer message, and "
                 f"clients number such messages differently: declare it before the map, or at the "
                 f"top of the file"
             )
-        messages = found.nested_types
-    return found
+        messages = message.nested_types
+    return message
 
 
 def path_of(texts: SchemaTexts, name: str | None) -> tuple[int, ...]:
@@ -179,9 +179,9 @@ def path_of(texts: SchemaTexts, name: str | None) -> tuple[int, ...]:
 def _add_names(
     messages: Sequence[Message], way: tuple[int, ...], names: dict[str, tuple[int, ...]]
 ) -> None:
-    for index, each in enumerate(messages):
-        names[each.full_name] = (*way, index)
-        _add_names(each.nested_types, (*way, index), names)
+    for index, message in enumerate(messages):
+        names[message.full_name] = (*way, index)
+        _add_names(message.nested_types, (*way, index), names)
 
 
 def indexes_as_bytes(path: Sequence[int]) -> bytes:
@@ -191,11 +191,11 @@ def indexes_as_bytes(path: Sequence[int]) -> bytes:
     """
     if tuple(path) == (0,):
         return b"\0"
-    found = bytearray()
+    encoded = bytearray()
     for number in (len(path), *path):
-        left = number << 1
-        while left >= 0x80:
-            found.append(left & 0x7F | 0x80)
-            left >>= 7
-        found.append(left)
-    return bytes(found)
+        remaining = number << 1
+        while remaining >= 0x80:
+            encoded.append(remaining & 0x7F | 0x80)
+            remaining >>= 7
+        encoded.append(remaining)
+    return bytes(encoded)

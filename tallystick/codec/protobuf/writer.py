@@ -83,7 +83,7 @@ def _plan(
         message = message_at(texts, path_of(texts, name))
         fields = _fitted(message, list(columns), "")
         plan = _with_required(message, make_plan(message, fields, ""))
-        return [each.type for each in fields], plan
+        return [field.type for field in fields], plan
     except SchemaError as error:  # here it is no record that is wrong
         raise OptionError(f"the columns do not fit the Protobuf schema: {error}") from error
 
@@ -96,13 +96,13 @@ def _with_required(message: Message, plan: MessagePlan) -> MessagePlan:
     """
 
     def required(one: FieldPlan) -> FieldPlan:
-        held = message.fields_by_number[one.number]
+        descriptor = message.fields_by_number[one.number]
         inner, entry = one.message, one.entry
         if inner is not None:
-            inner = _with_required(held.message_type, inner)
+            inner = _with_required(descriptor.message_type, inner)
         if entry is not None:
-            entry = _with_required(held.message_type, entry)
-        has_presence = one.has_presence and not held.is_required
+            entry = _with_required(descriptor.message_type, entry)
+        has_presence = one.has_presence and not descriptor.is_required
         return replace(one, has_presence=has_presence, message=inner, entry=entry)
 
     columns = [required(one) if isinstance(one, FieldPlan) else one for one in plan.columns]
@@ -118,18 +118,18 @@ def _fitted(message: Message, columns: Sequence[pa.Field], path: str) -> list[pa
     """
     known = message.fields_by_name
     fitted = list[pa.Field]()
-    for each in columns:
-        inner = f"{path}.{each.name}" if path else each.name
-        if each.name not in known:
+    for column in columns:
+        inner = f"{path}.{column.name}" if path else column.name
+        if column.name not in known:
             raise SchemaError(
                 f"column {inner!r} would be lost, message {message.full_name} has no such field, "
                 f"only {list(known)}. Leave the column out, or add it to the schema"
             )
-        if any(each.name == other.name for other in fitted):
+        if any(column.name == other.name for other in fitted):
             raise SchemaError(f"column {inner!r} is there twice: rename one")
-        fitted.append(each.with_type(_type(known[each.name], each.type, inner)))
+        fitted.append(column.with_type(_type(known[column.name], column.type, inner)))
     for one in message.fields:
-        if one.is_required and all(one.name != each.name for each in columns):
+        if one.is_required and all(one.name != column.name for column in columns):
             raise SchemaError(
                 f"there is no column for field {one.name!r}, which message {message.full_name} "
                 f"requires"
@@ -208,9 +208,9 @@ def write_columns(
         if isinstance(one, FieldPlan)
     ]
     assert len(of_field) == len(columns), "each column has a field"
-    of_field.sort(key=lambda each: each[0].number)
+    of_field.sort(key=lambda pair: pair[0].number)
     _check_oneofs(plan, {one.index: column for one, column in of_field})
-    addresses = np.array([parts.column(*each) for each in of_field], np.int64)
+    addresses = np.array([parts.column(*pair) for pair in of_field], np.int64)
     table = plan.table[[one.index for one, _ in of_field]]
     before = np.frombuffer(prefix, np.uint8)
     offsets = np.zeros(row_count + 1, np.int64)
@@ -346,10 +346,10 @@ def _of_symbols(one: FieldPlan, column: pa.Array) -> Int64Array:
     unknown = pc.and_(column.is_valid(), pc.is_null(places))
     if pc.any(unknown).as_py():
         raise _beyond(one, f"{column.filter(unknown)[0].as_py()!r}")
-    found: Int64Array = one.enum.numbers[places.fill_null(0).to_numpy()]
-    return found
+    numbers: Int64Array = one.enum.numbers[places.fill_null(0).to_numpy()]
+    return numbers
 
 
-def _beyond(one: FieldPlan, found: str) -> RecordError:
+def _beyond(one: FieldPlan, value: str) -> RecordError:
     says = f"column {one.path!r} holds what its field in the Protobuf schema cannot"
-    return RecordError(f"{says}: {found}", without_values=says)
+    return RecordError(f"{says}: {value}", without_values=says)

@@ -84,8 +84,8 @@ class BatchHeader(NamedTuple):
 class DamagedBatchError(CorruptRecordError):
     """A batch is damaged, in a partition that the caller knows."""
 
-    def __init__(self, offset: int, found: str) -> None:
-        super().__init__(f"record batch at offset {offset}: {found}")
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"record batch at offset {offset}: {reason}")
 
 
 class UnreadableBatchError(DamagedBatchError):
@@ -95,13 +95,13 @@ class UnreadableBatchError(DamagedBatchError):
 
     Args:
         header: of the batch.
-        found: the reason.
+        reason: why its records are unreadable.
     """
 
-    def __init__(self, header: "BatchHeader", found: str) -> None:
+    def __init__(self, header: "BatchHeader", reason: str) -> None:
         super().__init__(
             header.base_offset,
-            f"{found}. Its checksum is right, so it is no damage: producer "
+            f"{reason}. Its checksum is right, so it is no damage: producer "
             f"{header.producer_id} (epoch {header.producer_epoch}; -1: without idempotence) wrote "
             f"it so, at {header.max_timestamp} ms since 1970, and every replica holds the same",
         )

@@ -311,8 +311,8 @@ def _headers_to_arrow(blocks: NDArray[np.int64], rows: int) -> pa.Array:
     count = int(counts.sum())
     keys = np.empty((2, count), np.int64)
     values = np.empty((2, count), np.int64)
-    found = kernels.scan_headers(blocks, keys, values)
-    assert found == count, (found, count)
+    scanned = kernels.scan_headers(blocks, keys, values)
+    assert scanned == count, (scanned, count)
     structs = pa.StructArray.from_arrays(
         [_readable(_gathered(keys, count, pa.binary())), _gathered(values, count, pa.binary())],
         fields=list(HEADERS_TYPE.value_type),

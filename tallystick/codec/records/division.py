@@ -43,7 +43,7 @@ def divided(
         batch_limit=batch_limit if known else None,
         now_ms=0,  # each has its own time
     )
-    return [each if header.is_transactional else plain(each) for each in pieces]
+    return [piece if header.is_transactional else plain(piece) for piece in pieces]
 
 
 def plain(encoded: EncodedBatch) -> EncodedBatch:
