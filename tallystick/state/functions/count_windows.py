@@ -159,8 +159,8 @@ class _Epoch:
         self._panes, self._rows = Panes(work, function.codec), work.rows
         self._codes, self._keys = self._panes.distinct_keys(work.rows)
         self._heads = self._panes.entries(self._keys, np.zeros(self._keys.num_rows, np.int64))
-        self._values, self._held = self._panes.read(self._heads)
-        self._before: Int64Array = self._held.column(_ROWS.name).fill_null(0).to_numpy()
+        self._values, self._committed = self._panes.read(self._heads)
+        self._before: Int64Array = self._committed.column(_ROWS.name).fill_null(0).to_numpy()
         self._counts = np.bincount(self._codes, minlength=self._keys.num_rows)
         self._after = self._before + self._counts
 
@@ -192,7 +192,7 @@ class _Epoch:
         added = self._folds.add(self._rows, times, pairs.numbers, keys)
         goes_on = self._before % self._windows.pane_rows > 0
         if goes_on.any():
-            filling = self._held.select(self._folds.schema.names).filter(pa.array(goes_on))
+            filling = self._committed.select(self._folds.schema.names).filter(pa.array(goes_on))
             numbers = np.concatenate([firsts[goes_on], np.arange(len(pairs.codes))])
             lines = pa.concat_batches([filling, added])
             added = self._folds.merge(lines, numbers.astype(np.int32), keys)
