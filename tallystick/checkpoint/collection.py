@@ -61,9 +61,8 @@ class Collection:
         self._state: tuple[StepState, ...] | None = None  # of the newest committed manifest
         self._epochs: deque[int] = deque(maxlen=EPOCHS_RETAINED)  # the newest committed ones
         self._dropped: dict[str, int] = {}  # files by the epoch that dropped them, ascending
-        self._collectable: deque[str] = (
-            deque()
-        )  # by a look: retained epochs name them, not the newest
+        # By a look: retained epochs name them, not the newest.
+        self._collectable: deque[str] = deque()
         self._due_at = self._look_at = 0
 
     def begin_beside(self) -> None:

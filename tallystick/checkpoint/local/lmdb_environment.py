@@ -252,9 +252,7 @@ def _with_room(take: Callable[[], Taken]) -> Taken:
 
 def _close_idle(count: int) -> int:
     """Close up to this many environments that are not being read, the longest unused first."""
-    idle = [environment for environment in _open.values() if environment.views == 0][
-        : max(0, count)
-    ]
+    idle = [env for env in _open.values() if env.views == 0][: max(0, count)]
     for environment in idle:
         environment.close()
     return len(idle)

@@ -64,9 +64,8 @@ class CheckpointReader:
         """Look now; an error becomes a finding."""
         looked_ms = now_ms()  # all that is found was there then, or came later
         findings = self._findings()
-        is_there = not any(
-            finding.check == "kafka" for finding in findings
-        )  # it is not waited for twice
+        # A Kafka that does not answer is not waited for twice.
+        is_there = not any(finding.check == "kafka" for finding in findings)
         kafka = _Kafka(self._config) if self._config is not None and is_there else None
         facts = PageFacts("", self._storage.location, looked_ms, kafka=kafka is not None)
         try:
