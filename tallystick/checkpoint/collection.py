@@ -61,7 +61,8 @@ class Collection:
         self._state: tuple[StepState, ...] | None = None  # of the newest committed manifest
         self._epochs: deque[int] = deque(maxlen=EPOCHS_RETAINED)  # the newest committed ones
         self._dropped: dict[str, int] = {}  # files by the epoch that dropped them, ascending
-        self._found: deque[str] = deque()  # by a look: retained epochs name them, not the newest
+        # By a look: retained epochs name them, not the newest.
+        self._collectable: deque[str] = deque()
         self._due_at = self._look_at = 0
 
     def begin_beside(self) -> None:
@@ -119,13 +120,13 @@ class Collection:
         self._state = committed.state
         if not self._epochs or self._epochs[-1] != epoch:
             self._epochs.append(epoch)
-        if self._found:
+        if self._collectable:
             named = {file.path for step in committed.state for file in step.files}
             self._drop((path for path in self._taken() if path not in named), epoch)
 
     def _taken(self) -> Iterable[str]:
-        while self._found:
-            yield self._found.popleft()
+        while self._collectable:
+            yield self._collectable.popleft()
 
     def _drop(self, paths: Iterable[str], epoch: int) -> None:
         for path in paths:
@@ -141,7 +142,9 @@ class Collection:
         if len(self._epochs) < EPOCHS_RETAINED:
             return []
         oldest = min(self._epochs)
-        return [path for path, _ in takewhile(lambda each: each[1] < oldest, self._dropped.items())]
+        return [
+            path for path, _ in takewhile(lambda entry: entry[1] < oldest, self._dropped.items())
+        ]
 
     def _remove(self, committed: Manifest, due: Sequence[str], *, is_look: bool) -> None:
         try:
@@ -162,11 +165,13 @@ class Collection:
         delete_all(storage, [*expired, *settled_notes(listed, epoch)], self._at_a_time)
         if is_look:
             kept = self._folder.manifests(names.retained_manifests(paths, epoch)).values()
-            retained = [committed.state, *(each.state for each in kept)]
+            retained = [committed.state, *(manifest.state for manifest in kept)]
             there = state_files(storage)
             due = [*due, *collectable(there, epoch, retained)]
             # The others that the newest does not name are due when their epochs are.
-            self._found.extend(set(collectable(there, epoch, [committed.state])).difference(due))
+            self._collectable.extend(
+                set(collectable(there, epoch, [committed.state])).difference(due)
+            )
         for start in range(0, len(due), COLLECTED_MAX):
             if self._ending.is_set():
                 return

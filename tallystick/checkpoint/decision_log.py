@@ -91,9 +91,9 @@ def transactional_ids(storage: Storage) -> frozenset[str]:
     Raises:
         ManifestError: a slot's file is damaged.
     """
-    found = ((slot, storage.get(slot_path(slot))) for slot in _slots(storage)[-NEWEST_SLOTS:])
-    entries = (_decode(slot, data) for slot, data in found if data is not None)
-    return frozenset(each.transactional_id for each in entries)
+    files = ((slot, storage.get(slot_path(slot))) for slot in _slots(storage)[-NEWEST_SLOTS:])
+    entries = (_decode(slot, data) for slot, data in files if data is not None)
+    return frozenset(entry.transactional_id for entry in entries)
 
 
 def decider_of(checkpoint: Storage) -> DeciderName | None:
@@ -266,13 +266,13 @@ def _implied_decider(checkpoint: Storage) -> DeciderName | None:
     return None if newest_entry(checkpoint) is None else LOG
 
 
-def _refuse_another(checkpoint: Storage, found: DeciderName | None, decider: DeciderName) -> None:
-    if found is None or found == decider:
+def _refuse_another(checkpoint: Storage, current: DeciderName | None, decider: DeciderName) -> None:
+    if current is None or current == decider:
         return
-    if found == decider._replace(cluster_id="") and found.decided_by == KAFKA:
+    if current == decider._replace(cluster_id="") and current.decided_by == KAFKA:
         return  # manifests do not name the cluster
     raise OptionError(
-        f"checkpoint {checkpoint.location}: its epochs are decided by {found}, and with these "
+        f"checkpoint {checkpoint.location}: its epochs are decided by {current}, and with these "
         f"settings they would be decided by {decider}. The decider of a checkpoint does not "
         f"change: which epoch was committed last is not asked elsewhere. Nothing was fenced or "
         f"written. Start as before (transactions=, transactional_id_prefix= and cluster of the "
@@ -289,32 +289,34 @@ def _decode_decider(data: bytes) -> DeciderName:
     return unseal(data, DECIDER, VERSION, remedy, _decider)
 
 
-def _decider(held: dict[str, Any]) -> DeciderName:
-    found = DeciderName(**held)
-    if found.decided_by not in (KAFKA, CHECKPOINT) or not all(isinstance(e, str) for e in found):
-        raise ValueError(f"{tuple(found)}: expected texts, the first one {KAFKA} or {CHECKPOINT}")
-    return found
+def _decider(fields: dict[str, Any]) -> DeciderName:
+    decider = DeciderName(**fields)
+    if decider.decided_by not in (KAFKA, CHECKPOINT) or not all(
+        isinstance(e, str) for e in decider
+    ):
+        raise ValueError(f"{tuple(decider)}: expected texts, the first one {KAFKA} or {CHECKPOINT}")
+    return decider
 
 
 def _slots(storage: Storage) -> list[int]:
-    found = (_NAME.fullmatch(path.rpartition("/")[2]) for path in storage.names(DECISIONS))
-    return sorted(int(name[1]) for name in found if name is not None)
+    matches = (_NAME.fullmatch(path.rpartition("/")[2]) for path in storage.names(DECISIONS))
+    return sorted(int(name[1]) for name in matches if name is not None)
 
 
 def _encode(entry: Entry) -> bytes:
     token = None if entry.token is None else encode_token(entry.token)
-    held: dict[str, Any] = {"run": entry.run, "token": token, "id": entry.transactional_id}
-    return seal(VERSION, held)
+    fields: dict[str, Any] = {"run": entry.run, "token": token, "id": entry.transactional_id}
+    return seal(VERSION, fields)
 
 
 def _decode(slot: int, data: bytes) -> Entry:
-    def entry(held: dict[str, Any]) -> Entry:
-        token = held["token"]
+    def entry(fields: dict[str, Any]) -> Entry:
+        token = fields["token"]
         decided = None if token is None else decode_token(*token)
-        found = Entry(slot, held["run"], decided, held["id"])
-        if not (isinstance(found.run, str) and isinstance(found.transactional_id, str)):
-            raise TypeError(f"{found}: expected texts")
-        return found
+        decoded = Entry(slot, fields["run"], decided, fields["id"])
+        if not (isinstance(decoded.run, str) and isinstance(decoded.transactional_id, str)):
+            raise TypeError(f"{decoded}: expected texts")
+        return decoded
 
     remedy = (
         "Which epoch is decided last is unknown. Nothing was changed. Put back a whole copy of "
@@ -324,8 +326,8 @@ def _decode(slot: int, data: bytes) -> Entry:
 
 
 def _fenced(newest: Entry | None) -> FencedError:
-    found = "no entry is left" if newest is None else f"run {newest.run}, slot {newest.slot}"
+    owner = "no entry is left" if newest is None else f"run {newest.run}, slot {newest.slot}"
     return FencedError(
-        f"the checkpoint's log of decisions belongs to another run now ({found}): this run stops. "
+        f"the checkpoint's log of decisions belongs to another run now ({owner}): this run stops. "
         f"Two runs must not use one checkpoint; the newer one goes on."
     )

@@ -88,12 +88,12 @@ class CheckpointFolder:
         Raises:
             DataLossError: the file with the id is damaged.
         """
-        found = self.lineage()
-        if found is None:  # if another run is quicker, its id counts
+        lineage = self.lineage()
+        if lineage is None:  # if another run is quicker, its id counts
             self.storage.put_new(METADATA, encode_lineage(str(uuid.uuid4())))
-            found = self.lineage()
-        assert found is not None, "it has one now"
-        return found
+            lineage = self.lineage()
+        assert lineage is not None, "it has one now"
+        return lineage
 
     # --- what it has of epochs ------------------------------------------------------------
 
@@ -139,8 +139,8 @@ class CheckpointFolder:
         Raises:
             ManifestError: one of them is damaged.
         """
-        found = ((path, self.manifest(path)) for path in paths)
-        return {path: manifest for path, manifest in found if manifest is not None}
+        manifests = ((path, self.manifest(path)) for path in paths)
+        return {path: manifest for path, manifest in manifests if manifest is not None}
 
     def newest_manifests(self, epochs: int) -> list[Manifest]:
         """Return the manifests of the newest epochs that have any, of all attempts.
@@ -150,8 +150,8 @@ class CheckpointFolder:
         """
         paths = self.manifest_paths()
         newest = sorted({names.epoch_of(path) for path in paths})[-epochs:]
-        found = self.manifests(path for path in paths if names.epoch_of(path) in newest)
-        return list(found.values())
+        manifests = self.manifests(path for path in paths if names.epoch_of(path) in newest)
+        return list(manifests.values())
 
     def put_manifest(self, manifest: Manifest, nonce: str, *, is_seed: bool = False) -> str:
         """Write a manifest, durably, and return its path.
@@ -203,13 +203,13 @@ def existing_lineage(folder: CheckpointFolder) -> str:
         OptionError: there is no checkpoint.
         DataLossError: the file with the id is damaged.
     """
-    found = folder.lineage()
-    if found is None:
+    lineage = folder.lineage()
+    if lineage is None:
         raise OptionError(
             f"{folder.location} is no checkpoint: expected a file {METADATA}, which the first "
             f"start of a pipeline or query writes. Nothing was changed. Check the path."
         )
-    return found
+    return lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,8 @@ def newest_whole(epochs: Iterable[RetainedEpoch]) -> int | None:
     Of several manifests of an epoch only one counts; which one is unknown here.
     """
     epochs = list(epochs)
-    broken = {each.number for each in epochs if each.problems}
-    return max({each.number for each in epochs} - broken, default=None)
+    broken = {epoch.number for epoch in epochs if epoch.problems}
+    return max({epoch.number for epoch in epochs} - broken, default=None)
 
 
 @dataclass
@@ -250,13 +250,13 @@ class Integrity:
 
     def epochs(self, committed_epoch: int) -> list[RetainedEpoch]:
         """Return the retained epochs up to the committed one, oldest first."""
-        found = []
+        retained = []
         paths = CheckpointFolder(self.storage).manifest_paths()
         for path in names.retained_manifests(paths, committed_epoch):
             epoch = names.epoch_of(path)
             if epoch <= committed_epoch:
-                found.append(RetainedEpoch(epoch, path, self._problems_of(path)))
-        return sorted(found, key=lambda epoch: epoch.number)
+                retained.append(RetainedEpoch(epoch, path, self._problems_of(path)))
+        return sorted(retained, key=lambda epoch: epoch.number)
 
     def newest_whole(self, committed_epoch: int) -> int | None:
         """Return the newest retained epoch that has all its files, or None."""

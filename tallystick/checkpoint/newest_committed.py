@@ -50,8 +50,8 @@ def newest_committed(
             f"{_not_settled(checkpoint, wanted)}"
         )
     path = path or _counting(checkpoint, epochs, epoch, ask)
-    if found := epochs.doubts(path):
-        raise call_failed(checkpoint, epoch, found)
+    if doubts := epochs.doubts(path):
+        raise call_failed(checkpoint, epoch, doubts)
     if epochs.is_denied(path, ask or ask_nobody):
         raise DataLossError(
             f"checkpoint {checkpoint.location}: {never_committed(epoch, path)} Nothing was changed."
@@ -99,8 +99,8 @@ def newest_decided(checkpoint: Storage, ask: Ask | None = None) -> int:
 def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) -> str:
     """Return the manifest of a settled epoch that counts; ask Kafka where nothing else shows it."""
     paths = epochs.of(epoch)
-    if not paths and (found := epochs.failures(epoch)):
-        raise call_failed(checkpoint, epoch, found)
+    if not paths and (failures := epochs.failures(epoch)):
+        raise call_failed(checkpoint, epoch, failures)
     if not paths:
         raise ManifestError(
             f"checkpoint {checkpoint.location}: epoch {epoch} is done, as Spark's log has it, but "
@@ -125,10 +125,12 @@ def _counting(checkpoint: Storage, epochs: Epochs, epoch: int, ask: Ask | None) 
     elif token is not None and token.manifest_path in paths:
         path = token.manifest_path
     if not path:
-        said = "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
+        answer = (
+            "nothing" if token is None else f"epoch {token.checkpoint_id} of {token.checkpoint}"
+        )
         raise DataLossError(
             f"{several}, and Kafka, asked for what pipeline {epochs.manifest(paths[0]).pipeline!r} "
-            f"committed last, says {said}{doubt and f' ({doubt})'}: which one counts is "
+            f"committed last, says {answer}{doubt and f' ({doubt})'}: which one counts is "
             f"unknown. Start the pipeline, so that it finishes an epoch; then try again."
         )
     return path
@@ -139,18 +141,18 @@ def _not_told(
 ) -> OptionError | DataLossError:
     """Return the error where nothing proves whether the newest epoch of a loop is decided."""
     known, begun = epochs.settled(), epochs.newest_begun
-    found = (
+    what = (
         f"checkpoint {checkpoint.location}: epoch {begun} has left a manifest, and what is decided "
         f"last is unknown: {doubt}"
     )
     if ask is None:
         return OptionError(
-            f"{found}. Give the servers of the cluster that the pipeline writes to; or stop the "
+            f"{what}. Give the servers of the cluster that the pipeline writes to; or stop the "
             f"pipeline, or wait until it has nothing to read, for then it notes what is done; or "
             f"save epoch {known} (`tallystick savepoint create --epoch {known}`)."
         )
     return DataLossError(
-        f"{found}. Nothing was changed. Give the servers of the cluster that decides; or start the "
+        f"{what}. Nothing was changed. Give the servers of the cluster that decides; or start the "
         f"pipeline, so that it finishes an epoch; then try again."
     )
 

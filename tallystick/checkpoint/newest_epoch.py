@@ -233,7 +233,7 @@ class Epochs:
             ask: Kafka; the log of decisions is asked where that decides.
         """
         manifest, epoch = self.manifest(path), epoch_of(path)
-        later = (each for each in self.paths if epoch_of(each) > epoch)
+        later = (other for other in self.paths if epoch_of(other) > epoch)
         if self.is_loops or manifest.origin is not None or len(self.of(epoch)) > 1:
             return False
         if path in map(self._base_of, later):
@@ -309,9 +309,9 @@ def logged_decision(checkpoint: Storage) -> Token | None:
     return token if token is not None and token.manifest_path else None
 
 
-def _no_token(transactional_id: str, found: Token | None) -> str:
-    held = "no token" if found is None else f"a token of lineage {found.lineage}"
+def _no_token(transactional_id: str, token: Token | None) -> str:
+    what = "no token" if token is None else f"a token of lineage {token.lineage}"
     return (
-        f"Kafka decides for this checkpoint, and holds {held} of {transactional_id!r}: is it "
+        f"Kafka decides for this checkpoint, and holds {what} of {transactional_id!r}: is it "
         f"another cluster that decides (--decider), or has another checkpoint taken over?"
     )

@@ -180,11 +180,11 @@ def _mark(folder: Storage, command: str) -> bool:
         if folder.put_new(MARKER, mark):
             return True
     except (OptionError, StorageError) as error:
-        found = folder.get(MARKER)  # whether it was created is unknown
-        if found is None:
+        marker = folder.get(MARKER)  # whether it was created is unknown
+        if marker is None:
             logger.warning("%s is not kept from other commands: %s", folder.location, error)
-        if found is None or found == mark:
-            return found is not None
+        if marker is None or marker == mark:
+            return marker is not None
     writer = _writer(folder)
     doing = "emptied" if writer.startswith(DELETION) else "filled"
     raise OptionError(

@@ -77,12 +77,12 @@ def parse_entry(data: bytes | None) -> LoggedBatch | None:
         return None
     if not all(_is_json(line) for line in lines[1:] if line.startswith("{")):
         return None
-    found = LoggedBatch((lines[0], lines[1]), tuple(lines[2:]))
+    batch = LoggedBatch((lines[0], lines[1]), tuple(lines[2:]))
     try:
-        _ = found.timestamp_ms
+        _ = batch.timestamp_ms
     except UNREADABLE:
         return None
-    return found
+    return batch
 
 
 class SparkLog:
@@ -100,36 +100,36 @@ class SparkLog:
         """
         path = _path(OFFSETS, batch_id)
         data = self._storage.get(path)
-        found = parse_entry(data)
-        if found is None:
+        entry = parse_entry(data)
+        if entry is None:
             what = "no such file" if data is None else f"{len(data)} bytes"
             raise DataLossError(
                 f"checkpoint {self._storage.location}: {path} should hold Spark's offsets of "
                 f"micro-batch {batch_id}, found {what}. Nothing was changed. Put a whole copy of "
                 f"the checkpoint back."
             )
-        if found.head[0] != FORMAT:
+        if entry.head[0] != FORMAT:
             raise OptionError(
-                f"checkpoint {self._storage.location}: {path} has format {found.head[0]}, which "
+                f"checkpoint {self._storage.location}: {path} has format {entry.head[0]}, which "
                 f"Spark writes with spark.sql.streaming.offsetLog.formatVersion=2; known is "
                 f"{FORMAT}. Nothing was changed. Start the query from a new checkpoint without "
                 f"that setting."
             )
-        return found
+        return entry
 
     def sources(self, batch_id: int) -> tuple[str, ...] | None:
         """Return the end offsets of a micro-batch; None if Spark has removed its entry."""
-        found = self._entry(batch_id)
-        return None if found is None else found.sources
+        entry = self._entry(batch_id)
+        return None if entry is None else entry.sources
 
     def sync(self, batch_id: int) -> None:
         """Make the entries durable that Spark needs to ask for a micro-batch again."""
         if self._synced is None:
             self._storage.sync(METADATA)
-        for each in (batch_id - 1, batch_id):
-            if each >= 0 and (self._synced is None or each > self._synced):
-                self._sync_sources(each)
-                self._storage.sync(_path(OFFSETS, each))
+        for number in (batch_id - 1, batch_id):
+            if number >= 0 and (self._synced is None or number > self._synced):
+                self._sync_sources(number)
+                self._storage.sync(_path(OFFSETS, number))
         self._synced = batch_id
 
     def _sync_sources(self, batch_id: int) -> None:
@@ -140,9 +140,9 @@ class SparkLog:
         """
         entry = self._entry(batch_id)
         for index, text in enumerate(() if entry is None else entry.sources):
-            found = _FILES.search(text)
-            if found:
-                path = f"{SOURCES}/{index}/{found[1]}"
+            match = _FILES.search(text)
+            if match:
+                path = f"{SOURCES}/{index}/{match[1]}"
                 self._storage.sync(path)
                 self._storage.sync(f"{path}.compact")
 
@@ -163,16 +163,16 @@ class SparkLog:
         manifests = manifest_paths(self._storage.names(FOLDER))
         logged = _numbers(self._storage.names(OFFSETS))
         prove_owner()
-        found = self._entry(batch_id)
-        assert found is not None, "it was compared"
+        entry = self._entry(batch_id)
+        assert entry is not None, "it was compared"
         for path in manifests:
             if epoch_of(path) > batch_id:
                 self._storage.delete(path)
-        for each in reversed(logged):  # so that a crash in between leaves no hole
-            if each > batch_id:
-                self._remove(OFFSETS, each)
-                self._remove(COMMITS, each)
-        self._write(batch_id, LoggedBatch(found.head, sources))
+        for number in reversed(logged):  # so that a crash in between leaves no hole
+            if number > batch_id:
+                self._remove(OFFSETS, number)
+                self._remove(COMMITS, number)
+        self._write(batch_id, LoggedBatch(entry.head, sources))
 
     def mend(self) -> None:
         """Mend the log after a power cut; called before Spark reads the log.
@@ -206,12 +206,12 @@ class SparkLog:
 
     def _write_from_manifests(self, epoch: int, paths: Iterable[str]) -> None:
         data = [(p, self._storage.get(p)) for p in paths if epoch_of(p) == epoch]
-        found = {decode(each, p).sources for p, each in data if each is not None}
-        if len(found) != 1:
+        sources = {decode(content, p).sources for p, content in data if content is not None}
+        if len(sources) != 1:
             return  # only the decision shows which of them counts: the driver asks for it
         before = self._entry(epoch - 1)
         head = (FORMAT, "{}") if before is None else before.head
-        self._write(epoch, LoggedBatch(head, found.pop()))
+        self._write(epoch, LoggedBatch(head, sources.pop()))
 
     def _is_usable(self, batch_id: int) -> bool:
         """True if Spark can start from an entry, for which the previous entry must exist too."""

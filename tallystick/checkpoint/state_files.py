@@ -99,15 +99,15 @@ class _Reader:
         start, stop = segments[0].offset, segments[-1].offset + segments[-1].length
         if stop > file.size:
             raise DamagedError(f"its index names bytes {start} to {stop} of {file.size}")
-        found = self.storage.get_range(file.path, start, stop - start)
-        data = self._fetched(file, found, stop - start)
+        fetched = self.storage.get_range(file.path, start, stop - start)
+        data = self._fetched(file, fetched, stop - start)
         yield from _decoded(data, start, segments, groups)
 
     def _index(self, file: StateFile) -> list[Segment]:
         if file.path not in self.indexes:
             start = file.size - file.index_size
-            found = self.storage.get_range(file.path, start, file.index_size)
-            tail = self._fetched(file, found, file.index_size)
+            fetched = self.storage.get_range(file.path, start, file.index_size)
+            tail = self._fetched(file, fetched, file.index_size)
             self.indexes[file.path] = parse_index(tail, file.checksum)
         return self.indexes[file.path]
 
@@ -133,9 +133,9 @@ def _decoded(
     data: bytes, start: int, segments: Sequence[Segment], groups: KeyGroupRange
 ) -> Iterator[pa.RecordBatch]:
     view = memoryview(data)
-    for each in segments:
-        at = each.offset - start
-        yield decode(view[at : at + each.length], each, groups)
+    for segment in segments:
+        at = segment.offset - start
+        yield decode(view[at : at + segment.length], segment, groups)
 
 
 def bring_forward(
@@ -172,11 +172,11 @@ def bring_forward(
 
 
 def _read(steps: Iterable[Step], reader: _Reader) -> Iterator[KeyGroupRange | pa.RecordBatch]:
-    for each in steps:
-        if isinstance(each, Load):
-            yield from reader.read(each)
+    for step in steps:
+        if isinstance(step, Load):
+            yield from reader.read(step)
         else:
-            yield each
+            yield step
 
 
 def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa.Table:
@@ -223,11 +223,11 @@ def changes_since(
     """
     reader, is_whole = _Reader(storage), False
     batches: list[pa.RecordBatch] = []
-    for each in _read(steps_from(step, have, groups), reader):
-        if isinstance(each, pa.RecordBatch):
-            batches.append(each)
+    for part in _read(steps_from(step, have, groups), reader):
+        if isinstance(part, pa.RecordBatch):
+            batches.append(part)
         else:
-            assert each == groups, "files of one copy speak for all of its key groups"
+            assert part == groups, "files of one copy speak for all of its key groups"
             is_whole, batches = True, []
     what = f"the entries of {step.uid}"
     newest = one_batch(newest_entries(batches), what, "narrow the rows that it keeps")

@@ -179,11 +179,11 @@ class Coordinator:
 
     def _look_back(self) -> Action:
         """Settle the newest epoch, if a run may not have done so; then plan the next."""
-        found = verdict.look_back(self._known, self._identity)
-        if isinstance(found, verdict.Refusal):
-            return self._refuse(found.error)
-        self._is_settling, self._request = found is not None, found
-        return self._plan() if found is None else self._decide()
+        unsettled = verdict.look_back(self._known, self._identity)
+        if isinstance(unsettled, verdict.Refusal):
+            return self._refuse(unsettled.error)
+        self._is_settling, self._request = unsettled is not None, unsettled
+        return self._plan() if unsettled is None else self._decide()
 
     def _plan(self) -> Action:
         if self._only_recovers:
@@ -217,18 +217,18 @@ class Coordinator:
 
     def _decide(self) -> Action:
         """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
-        known, asked = self._known, self._asked
-        match judged := verdict.judge(asked, known, self._identity):
+        known, wanted = self._known, self._wanted
+        match judged := verdict.judge(wanted, known, self._identity):
             case verdict.Open(base_path):
                 self._become(Phase.OPENING)
-                if asked.start and not base_path:
+                if wanted.start and not base_path:
                     beginning = self._identity.manifest(
-                        asked.checkpoint_id - 1, asked.start, self._producer, self._decided_by
+                        wanted.checkpoint_id - 1, wanted.start, self._producer, self._decided_by
                     )
                     return protocol.WriteManifest(beginning, is_seed=True)
                 # A user's function may have left out epochs after its base.
-                bases = {each.path: each.manifest.checkpoint_id for each in known.bases}
-                epoch = bases.get(base_path, asked.checkpoint_id - 1)
+                bases = {base.path: base.manifest.checkpoint_id for base in known.bases}
+                epoch = bases.get(base_path, wanted.checkpoint_id - 1)
                 token = self._identity.token(epoch, base_path)
                 return protocol.CommitTransaction(self._producer, token, opens=True)
             case verdict.Run() | verdict.AlreadyCommitted():
@@ -247,7 +247,7 @@ class Coordinator:
     @property
     def _is_to_recover(self) -> bool:
         """At the start and after a failure; and now and then, for what failed attempts left."""
-        return not self._is_recovered or self._asked.checkpoint_id % RECOVER_EVERY == 0
+        return not self._is_recovered or self._wanted.checkpoint_id % RECOVER_EVERY == 0
 
     def _go_on(self, judged: verdict.Run | verdict.AlreadyCommitted) -> Action:
         match judged:
@@ -268,10 +268,10 @@ class Coordinator:
         return self._run(self._known.manifest, "" if token is None else token.manifest_path)
 
     def _run(self, base: Manifest | None, base_path: str) -> Action:
-        asked, self._base_path = self._asked, base_path
+        wanted, self._base_path = self._wanted, base_path
         self._become(Phase.RUNNING)
-        state, start = ((), asked.start) if base is None else (base.state, base.sources)
-        return protocol.RunEpoch(asked.checkpoint_id, self._producer, state, start, asked.sources)
+        state, start = ((), wanted.start) if base is None else (base.state, base.sources)
+        return protocol.RunEpoch(wanted.checkpoint_id, self._producer, state, start, wanted.sources)
 
     def _after_participants(self, event: protocol.ParticipantsDone) -> Action:
         match event:
@@ -286,7 +286,7 @@ class Coordinator:
         if self._request is None:
             return self._end_without_epoch()
         known = self._known
-        judged = verdict.judge(self._asked, known, self._identity)
+        judged = verdict.judge(self._wanted, known, self._identity)
         if isinstance(judged, verdict.Refusal):
             return self._refuse(judged.error)
         assert isinstance(judged, verdict.Run | verdict.AlreadyCommitted), "judged so before"
@@ -325,7 +325,7 @@ class Coordinator:
         self._has_strays = ran.has_strays
         self._manifest = replace(
             self._identity.manifest(
-                self._asked.checkpoint_id, self._asked.sources, self._producer, self._decided_by
+                self._wanted.checkpoint_id, self._wanted.sources, self._producer, self._decided_by
             ),
             produced=tuple(sorted(ran.produced)),
             state=ran.state,
@@ -336,19 +336,19 @@ class Coordinator:
 
     def _complete(self, path: str) -> Action:
         if self.phase is Phase.OPENING:
-            token = self._identity.token(self._asked.checkpoint_id - 1, path)
+            token = self._identity.token(self._wanted.checkpoint_id - 1, path)
             return protocol.CommitTransaction(self._producer, token, opens=True)
         self._become(Phase.COMPLETED)
         manifest = self._in_flight
         token = self._identity.token(manifest.checkpoint_id, path)
         self._committed = CommittedEpoch(token, manifest, manifest_exists=True)
         return protocol.CountOutput(
-            self._producer, manifest.produced, token, self._asked.sources, manifest.committables
+            self._producer, manifest.produced, token, self._wanted.sources, manifest.committables
         )
 
     def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
         """Commit only what the reporting tasks wrote: Kafka cannot distinguish their attempts."""
-        epoch, token = self._asked.checkpoint_id, self._known.token
+        epoch, token = self._wanted.checkpoint_id, self._known.token
         assert token is not None, "the epoch's own, since its manifest is written"
         reported = {p.topic_partition: p.last_sequence for p in self._in_flight.produced}
         if last_sequences is not None and dict(last_sequences) != reported:
@@ -372,13 +372,13 @@ class Coordinator:
         epoch = self._in_flight.checkpoint_id
         if foreign_rows and refusals.foreign_rows_word(epoch) not in self._identity.accepted:
             return self._stop(refusals.foreign_rows_found(epoch, foreign_rows))
-        if epoch < self._asked.checkpoint_id:
+        if epoch < self._wanted.checkpoint_id:
             return self._run_after_newest()
         self._become(Phase.READY)
         if self._is_settling:
             self._is_settling = False
             return self._plan()
-        return protocol.EndEpoch(self._asked)
+        return protocol.EndEpoch(self._wanted)
 
     def _broken(self, error: Exception) -> Action:
         """Fence and ask after an error that may pass; abort and raise after any other."""
@@ -444,7 +444,7 @@ class Coordinator:
         return () if self._known.manifest is None else self._known.manifest.committables
 
     @property
-    def _asked(self) -> Request:
+    def _wanted(self) -> Request:
         assert self._request is not None, "an epoch runs only when it was asked for"
         return self._request
 

@@ -41,4 +41,4 @@ class CheckFinding:
     def __str__(self) -> str:
         """Return observation, consequence and remedy as one line, for a log."""
         sentences = (f"{self.check}: {self.found}", self.meaning, self.remedy)
-        return " ".join(f"{each.rstrip('.')}." for each in sentences if each)
+        return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)

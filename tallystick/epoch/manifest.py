@@ -44,9 +44,9 @@ _NAME = re.compile(r"\d+-\d+-.+\.json", re.ASCII)
 Built = TypeVar("Built")
 
 
-def seal(version: int, held: Mapping[str, Any]) -> bytes:
-    """Return the content of a file; `held` consists of JSON's own types."""
-    line = json.dumps({"version": version, **held}, sort_keys=True).encode()
+def seal(version: int, fields: Mapping[str, Any]) -> bytes:
+    """Return the content of a file; `fields` consist of JSON's own types."""
+    line = json.dumps({"version": version, **fields}, sort_keys=True).encode()
     return line + b"\n%08x\n" % zlib.crc32(line)
 
 
@@ -76,14 +76,14 @@ def unseal(
             f"edited. {remedy}"
         )
     try:
-        held: dict[str, Any] = json.loads(line)
-        found = held.pop("version", None)
-        if found != version:
+        fields: dict[str, Any] = json.loads(line)
+        file_version = fields.pop("version", None)
+        if file_version != version:
             raise ManifestError(
-                f"{what}: format version {found}, this release reads version {version}. "
+                f"{what}: format version {file_version}, this release reads version {version}. "
                 f"Run the release that wrote it, or a newer one."
             )
-        return build(held)
+        return build(fields)
     except UNREADABLE as error:
         raise ManifestError(
             f"{what}: its checksum fits, but no release writes what it says: "
@@ -182,7 +182,7 @@ class Manifest:
         """Return the fields that `from_fields` reads back, in JSON's own types."""
         return asdict(replace(self, state=(), committables=())) | {
             "state": [step.to_json() for step in self.state],
-            "committables": [each.to_fields() for each in self.committables],
+            "committables": [committable.to_fields() for committable in self.committables],
         }
 
     def encode(self) -> bytes:

@@ -66,7 +66,11 @@ def traces_between(paths: Iterable[str], first: int, stop: int) -> tuple[int, ..
 
 def failures(paths: Iterable[str], epoch: int) -> list[str]:
     """Return the notes that a call for an epoch failed, after a manifest or before any."""
-    return [path for path, kind, each in _notes(paths) if kind == "failed" and each == epoch]
+    return [
+        path
+        for path, kind, noted_epoch in _notes(paths)
+        if kind == "failed" and noted_epoch == epoch
+    ]
 
 
 def doubts(paths: Iterable[str], manifest_path: str, base_of: Callable[[str], str]) -> list[str]:
@@ -81,12 +85,12 @@ def doubts(paths: Iterable[str], manifest_path: str, base_of: Callable[[str], st
         base_of: returns the path of the manifest that another one goes on from.
     """
     listed, epoch = list(paths), epoch_of(manifest_path)
-    found = failures(listed, epoch)
-    found += [path for path in listed if path == partial_path(manifest_path)]
+    notes = failures(listed, epoch)
+    notes += [path for path in listed if path == partial_path(manifest_path)]
     later = (path for path in manifests(listed) if epoch_of(path) > epoch)
-    if found and any(base_of(path) == manifest_path for path in later):
+    if notes and any(base_of(path) == manifest_path for path in later):
         return []
-    return found
+    return notes
 
 
 def newest_settled(paths: Iterable[str]) -> int:

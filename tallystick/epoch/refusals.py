@@ -97,7 +97,7 @@ def token_lost_after_savepoint(
 
 def other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataLossError:
     """Another checkpoint owns the pipeline's name."""
-    found = (
+    what = (
         f"pipeline {identity.pipeline!r}: Kafka committed epoch {token.checkpoint_id} last from "
         f"checkpoint {token.checkpoint} (lineage {token.lineage}); this run uses checkpoint "
         f"{identity.checkpoint} (lineage {identity.lineage})"
@@ -105,10 +105,10 @@ def other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataLo
     if seed is None:
         consequence = "Going on would repeat or skip what the two differ in"
     else:
-        found += f", restored from a savepoint of epoch {seed.manifest.checkpoint_id}"
+        what += f", restored from a savepoint of epoch {seed.manifest.checkpoint_id}"
         consequence = _consequence(seed)
     return DataLossError(
-        f"{found}. {consequence}. Use that checkpoint, or give this pipeline a name of its own; "
+        f"{what}. {consequence}. Use that checkpoint, or give this pipeline a name of its own; "
         f"or, if this checkpoint is meant to take over, start once with "
         f"accept={new_lineage_word(token)!r}."
     )
@@ -293,7 +293,9 @@ def partial(token: Token, identity: Identity) -> DataLossError:
 
 
 def miscount(
-    checkpoint_id: int, reported: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]
+    checkpoint_id: int,
+    reported: Mapping[TopicPartition, int],
+    in_kafka: Mapping[TopicPartition, int],
 ) -> EpochAbortedError:
     """Rows of an attempt that did not report are in the transaction, or reported ones are not.
 
@@ -303,9 +305,9 @@ def miscount(
     """
     strays = [
         f"{partition}: last sequence reported {reported.get(partition)}, Kafka has "
-        f"{found.get(partition)}"
-        for partition in sorted({*reported, *found})
-        if reported.get(partition) != found.get(partition)
+        f"{in_kafka.get(partition)}"
+        for partition in sorted({*reported, *in_kafka})
+        if reported.get(partition) != in_kafka.get(partition)
     ]
     return EpochAbortedError(
         f"epoch {checkpoint_id}: the open transaction does not hold what the tasks "
@@ -347,7 +349,7 @@ def is_invisible(manifest: Manifest, lost: tuple[Lost, ...]) -> bool:
     """True if all output is lost, with nothing in the transaction of a deciding producer."""
     if manifest.decided_by != CHECKPOINT or manifest.produced:
         return False
-    return {each.committable for each in lost} == set(manifest.committables)
+    return {loss.committable for loss in lost} == set(manifest.committables)
 
 
 def accepting_word(manifest: Manifest) -> str:
@@ -374,8 +376,8 @@ def output_lost(
         else "The other output of the epoch is visible, and its state and positions count, so "
         "running it again would repeat records."
     )
-    known = sum(each.committable.record_count for each in lost)
-    shown = "; ".join(each.what for each in lost[:LOST_SHOWN_MAX])
+    known = sum(loss.committable.record_count for loss in lost)
+    shown = "; ".join(loss.what for loss in lost[:LOST_SHOWN_MAX])
     more = f"; and {len(lost) - LOST_SHOWN_MAX} more" if len(lost) > LOST_SHOWN_MAX else ""
     ends = [
         f"{partition} up to offset {offset}"
@@ -404,7 +406,7 @@ def again_and_again(
     """An epoch was lost as often as it ran; unless some output is visible, nothing is amiss."""
     if not is_invisible(manifest, lost):
         return output_lost(identity, manifest, lost)
-    shown = "; ".join(each.what for each in lost[:LOST_SHOWN_MAX])
+    shown = "; ".join(loss.what for loss in lost[:LOST_SHOWN_MAX])
     return EpochAbortedError(
         f"pipeline {identity.pipeline!r}: epoch {manifest.checkpoint_id} was decided, and all of "
         f"its {len(lost)} transactions were aborted before they could be committed, by a timeout "
@@ -416,7 +418,7 @@ def again_and_again(
 
 def no_sinks(identity: Identity, decided: tuple[Committable, ...]) -> OptionError:
     """Sinks that have decided transactions are gone from the pipeline."""
-    uids = sorted({each.sink for each in decided})
+    uids = sorted({committable.sink for committable in decided})
     return OptionError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} holds {len(decided)} "
         f"decided transactions of sinks that the pipeline no longer has: "

@@ -82,7 +82,7 @@ def lacking(missing: Sequence[Right], user: str) -> str:
         user: the name of the login; "": it has none.
     """
     wanted = ", ".join(map(str, sorted(missing)))
-    grants = "; ".join(each.grant for each in sorted(missing))
+    grants = "; ".join(right.grant for right in sorted(missing))
     who = f"user {user!r}" if user else "the user of this connection"
     principal = f"User:{user}" if user else "User:<its name>"
     return (

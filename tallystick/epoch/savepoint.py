@@ -48,8 +48,8 @@ class Savepoint:
 
     def encode(self) -> bytes:
         """Return the content of `savepoint.json`."""
-        held = {each.name: getattr(self, each.name) for each in fields(self)}
-        return seal(VERSION, {**held, "manifest": self.manifest.to_fields()})
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        return seal(VERSION, {**content, "manifest": self.manifest.to_fields()})
 
 
 def decode(data: bytes, path: str) -> Savepoint:
@@ -65,16 +65,18 @@ def decode(data: bytes, path: str) -> Savepoint:
     return unseal(data, f"savepoint {path}", VERSION, remedy, _savepoint)
 
 
-def _savepoint(held: dict[str, Any]) -> Savepoint:
-    found = Savepoint(**held | {"manifest": from_fields(held["manifest"])})
-    names = (found.name, found.created, found.checkpoint, found.manifest_path)
-    if not all(isinstance(each, str) for each in (*names, *found.spark, *found.spark.values())):
+def _savepoint(content: dict[str, Any]) -> Savepoint:
+    savepoint = Savepoint(**content | {"manifest": from_fields(content["manifest"])})
+    names = (savepoint.name, savepoint.created, savepoint.checkpoint, savepoint.manifest_path)
+    if not all(
+        isinstance(text, str) for text in (*names, *savepoint.spark, *savepoint.spark.values())
+    ):
         raise TypeError("expected texts for names, paths and the content of Spark's log")
-    logs = log_paths(found.manifest.checkpoint_id) if found.spark else ()
-    for each in sorted(found.spark.keys() ^ {*logs}):
-        if each in logs or not is_sources_path(each):
-            raise ValueError(f"Spark's log {[*found.spark]}: expected {logs}, and sources/…")
-    return found
+    logs = log_paths(savepoint.manifest.checkpoint_id) if savepoint.spark else ()
+    for path in sorted(savepoint.spark.keys() ^ {*logs}):
+        if path in logs or not is_sources_path(path):
+            raise ValueError(f"Spark's log {[*savepoint.spark]}: expected {logs}, and sources/…")
+    return savepoint
 
 
 def unfinished_deletion(location: str) -> str:

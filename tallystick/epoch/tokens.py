@@ -70,7 +70,7 @@ def decode_token(offset: int, metadata: str) -> Token:
             )
         texts = (fields["lineage"], fields["checkpoint"], fields["manifest"])
         takeovers = fields.get("takeovers", 0)
-        if not all(isinstance(each, str) for each in texts) or type(takeovers) is not int:
+        if not all(isinstance(text, str) for text in texts) or type(takeovers) is not int:
             raise TypeError("expected three texts and a whole number")
         return Token(offset - 1, *texts, takeovers)
     except UNREADABLE as error:
@@ -82,19 +82,19 @@ def decode_token(offset: int, metadata: str) -> Token:
         ) from error
 
 
-def newest_token(found: Held, place: TopicPartition, lineage: str) -> Token | None:
+def newest_token(group_tokens: Held, place: TopicPartition, lineage: str) -> Token | None:
     """Return the token that counts: the lineage's newest of the last take-over, else the place's.
 
     A place that could not be written keeps an older token, which may be this lineage's own.
 
     Args:
-        found: the tokens that the group holds.
+        group_tokens: the tokens that the group holds.
         place: where the sink keeps its token now.
         lineage: of the checkpoint that asks.
     """
-    held = _decoded(found)
-    last = max((token.takeover_count for token in held.values()), default=0)
-    tokens = {at: token for at, token in held.items() if token.takeover_count == last}
+    decoded = _decoded(group_tokens)
+    last = max((token.takeover_count for token in decoded.values()), default=0)
+    tokens = {at: token for at, token in decoded.items() if token.takeover_count == last}
     own = [token for token in tokens.values() if token.lineage == lineage]
     if own:
         return max(own, key=lambda token: token.checkpoint_id)
@@ -103,19 +103,19 @@ def newest_token(found: Held, place: TopicPartition, lineage: str) -> Token | No
     return next(iter(tokens.values()), None)
 
 
-def takeover_count(found: Held, lineage: str) -> int:
+def takeover_count(group_tokens: Held, lineage: str) -> int:
     """Return the count of a lineage's next token: beyond that of every other lineage.
 
     Args:
-        found: what the group holds before.
+        group_tokens: what the group holds before.
         lineage: of the checkpoint that commits.
     """
-    tokens = _decoded(found).values()
+    tokens = _decoded(group_tokens).values()
     return max(
         (token.takeover_count + (token.lineage != lineage) for token in tokens),
         default=0,
     )
 
 
-def _decoded(found: Held) -> dict[TopicPartition, Token]:
-    return {at: decode_token(*held) for at, held in sorted(found.items())}
+def _decoded(group_tokens: Held) -> dict[TopicPartition, Token]:
+    return {at: decode_token(*encoded) for at, encoded in sorted(group_tokens.items())}

@@ -169,11 +169,11 @@ def owned(
         prefixes: every prefix that the pipeline has ever used.
         sinks: the uids of the sinks.
     """
-    found = (parse(each) for each in listed)
+    parsed = (parse(listed_id) for listed_id in listed)
     return tuple(
         sorted(
-            each
-            for each in found
-            if each is not None and each.prefix in prefixes and each.sink in sinks
+            pooled
+            for pooled in parsed
+            if pooled is not None and pooled.prefix in prefixes and pooled.sink in sinks
         )
     )

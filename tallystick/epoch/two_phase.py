@@ -37,7 +37,7 @@ class Guarantee(Enum):
 
 def guarantee_problem(guarantee: str) -> str | None:
     """Return the problem with a guarantee as a user names it; None: there is none."""
-    known = [each.value for each in Guarantee]
+    known = [member.value for member in Guarantee]
     if guarantee in known:
         return None
     return f"guarantee={guarantee!r}: expected one of {', '.join(map(repr, known))}"
@@ -119,11 +119,11 @@ class Committable:
         Raises:
             TypeError: a field is missing, unknown or of another type.
         """
-        found = cls(**fields)
+        committable = cls(**fields)
         for name, kind in cls.__annotations__.items():
-            if type(getattr(found, name)) is not kind:
+            if type(getattr(committable, name)) is not kind:
                 raise TypeError(f"{name} of a committable: expected {kind}")
-        return found
+        return committable
 
 
 class Transaction(Protocol):
@@ -427,5 +427,9 @@ def to_abort(
     Called after the decided ones were tried: a decided committable that could not be committed yet
     still lingers, and must stay.
     """
-    named = {(each.sink, each.name) for each in decided}
-    return tuple(each for each in lingering if (each.sink, each.name) not in named)
+    named = {(committable.sink, committable.name) for committable in decided}
+    return tuple(
+        committable
+        for committable in lingering
+        if (committable.sink, committable.name) not in named
+    )

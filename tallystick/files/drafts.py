@@ -84,9 +84,13 @@ class Drafts(NamedTuple):
             ManifestError: the details would lead to files other than drafts, markers and results.
         """
         try:
-            held = json.loads(committable.details)
-            files = None if held["files"] is None else tuple(File(*each) for each in held["files"])
-            drafts = cls(held["location"], held["hidden"], committable.name, files)
+            details = json.loads(committable.details)
+            files = (
+                None
+                if details["files"] is None
+                else tuple(File(*values) for values in details["files"])
+            )
+            drafts = cls(details["location"], details["hidden"], committable.name, files)
             is_ours = _is_ours(drafts)
         except UNREADABLE:
             is_ours = False
@@ -156,8 +160,8 @@ def name_of(place: Place) -> str:
 
 def parse_name(name: str) -> tuple[int, int] | None:
     """Return the epoch and the task of a name; None: the name is no attempt's."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
     epoch, task, *_ = name.split("-")
     return int(epoch), int(task)
@@ -165,8 +169,8 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 def parse_draft(path: str, size: int) -> File | None:
     """Return the file of a draft in its pending folder; None: the path is no draft's."""
-    found = _FINAL.fullmatch(path.removesuffix(DRAFT)) if path.endswith(DRAFT) else None
-    return found and File(found[1] or "", int(found[3] or 0), size)
+    match = _FINAL.fullmatch(path.removesuffix(DRAFT)) if path.endswith(DRAFT) else None
+    return match and File(match[1] or "", int(match[3] or 0), size)
 
 
 def _is_ours(drafts: Drafts) -> bool:
@@ -216,15 +220,15 @@ class Commits:
         folder = self._folder.at(drafts.location)
         files = drafts.files
         if files is None:
-            files = _found(folder, drafts)
-        left = _left(folder, drafts, files)
+            files = _pending_files(folder, drafts)
+        remaining = _remaining(folder, drafts, files)
         if folder.get(drafts.marker) is None:
-            is_had = self._is_had(folder, committable, drafts, files, left)
+            is_had = self._is_had(folder, committable, drafts, files, remaining)
             if not is_had:
                 folder.remove(drafts.pending)
                 return Outcome.LOST
             folder.put(drafts.marker, committable.details.encode())
-        folder.reveal((path, drafts.final(file)) for path, file in left.items())
+        folder.reveal((path, drafts.final(file)) for path, file in remaining.items())
         folder.remove(drafts.pending)
         self._prune(folder, drafts.hidden, committable.checkpoint_id)
         return Outcome.COMMITTED
@@ -235,26 +239,26 @@ class Commits:
         committable: Committable,
         drafts: Drafts,
         files: tuple[File, ...],
-        left: dict[str, File],
+        remaining: dict[str, File],
     ) -> bool:
         """True if every file exists, as a draft or visible; False if none does.
 
         Raises:
             DataLossError: only some exist, or visible files of so old an epoch may be gone.
         """
-        absent = [file for file in files if drafts.draft(file) not in left]
+        absent = [file for file in files if drafts.draft(file) not in remaining]
         visible = _sized(folder, {drafts.final(file): file for file in absent})
         gone = [drafts.final(file) for file in absent if drafts.final(file) not in visible]
         if files and not gone:
             return True
-        if left or visible:
+        if remaining or visible:
             raise DataLossError(
                 f"file sink {drafts.location}: epoch {committable.checkpoint_id} was decided, and "
                 f"of the {len(files)} files of task {committable.task}, {len(gone)} are gone that "
                 f"were never made visible: {_some(gone)}. Of the others, {len(visible)} are "
-                f"visible, and the drafts of {len(left)} lie in {drafts.pending}. Somebody, or a "
-                f"lifecycle rule, removed them from there. Bring them back (versions or a backup "
-                f"of the bucket or disk) and start again."
+                f"visible, and the drafts of {len(remaining)} lie in {drafts.pending}. Somebody, "
+                f"or a lifecycle rule, removed them from there. Bring them back (versions or a "
+                f"backup of the bucket or disk) and start again."
             )
         kept_from = _kept_from(folder, drafts.hidden)
         if kept_from is None or committable.checkpoint_id < kept_from:
@@ -307,14 +311,14 @@ class Commits:
 
 def _kept_from(folder: Folder, hidden: str) -> int | None:
     """Return the first epoch from which all markers are kept; None: the file is empty or cut."""
-    held = folder.get(f"{marker_folder(hidden)}/{KEPT_FROM}")
-    if held is None:
+    content = folder.get(f"{marker_folder(hidden)}/{KEPT_FROM}")
+    if content is None:
         return 0
-    digits, end, rest = held.partition(b"\n")
+    digits, end, rest = content.partition(b"\n")
     return int(digits) if digits.isdigit() and end and not rest else None
 
 
-def _left(folder: Folder, drafts: Drafts, files: tuple[File, ...]) -> dict[str, File]:
+def _remaining(folder: Folder, drafts: Drafts, files: tuple[File, ...]) -> dict[str, File]:
     """Return the drafts that still exist, by path; raise if a size differs from the task's."""
     sizes = folder.sizes(drafts.draft(file) for file in files)
     for file in files:
@@ -334,10 +338,10 @@ def _sized(folder: Folder, expected: dict[str, File]) -> dict[str, File]:
     return {path: file for path, file in expected.items() if sizes.get(path) == file.size}
 
 
-def _found(folder: Folder, drafts: Drafts) -> tuple[File, ...]:
+def _pending_files(folder: Folder, drafts: Drafts) -> tuple[File, ...]:
     """Return the files in the pending folder, for a recovery without a manifest."""
-    found = folder.files(drafts.pending)
-    files = {path: parse_draft(path, size) for path, size in found.items()}
+    sizes = folder.files(drafts.pending)
+    files = {path: parse_draft(path, size) for path, size in sizes.items()}
     for path in files:
         if folder.end(f"{drafts.pending}/{path}", len(PARQUET_END)) != PARQUET_END:
             raise DataLossError(

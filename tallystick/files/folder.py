@@ -113,7 +113,9 @@ class Folder:
         """Return the sizes of the files that exist."""
         paths = list(paths)
         with self._doing("looking for", paths[0] if paths else ""):
-            infos = self._each(lambda path: self._files.get_file_info(self._whole(path)), paths)
+            infos = self._concurrently(
+                lambda path: self._files.get_file_info(self._whole(path)), paths
+            )
         return {
             path: info.size
             for path, info in zip(paths, infos, strict=True)
@@ -139,7 +141,7 @@ class Folder:
         }
         root = Path(self._root)
         with self._doing("syncing", ""):
-            for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+            for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
                 fsync_folder(root / folder)
             fsync_folder(root.parent)
 
@@ -156,7 +158,7 @@ class Folder:
                     self._files.copy_file(self._whole(draft), self._whole(final))
 
         moves = list(moves)
-        self._each(one, moves)
+        self._concurrently(one, moves)
         self.sync_folders(final for _, final in moves)
 
     def names(self, folder: str) -> list[str]:
@@ -214,7 +216,7 @@ class Folder:
     def _whole(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def _each(self, do: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+    def _concurrently(self, do: Callable[[Item], Result], items: list[Item]) -> list[Result]:
         if self.is_local or len(items) < 2:
             return [do(item) for item in items]
         with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(items))) as pool:

@@ -144,11 +144,11 @@ def conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     if rows.schema.equals(schema):
         return rows
-    found = bare_schema(rows.schema)
-    if not found.equals(schema):
+    actual = bare_schema(rows.schema)
+    if not actual.equals(schema):
         raise RecordError(
             f"file sink: one file has one schema: expected {_shown(schema)}; found "
-            f"{_shown(found)}. Cast the rows before the sink, or state the columns by schema=."
+            f"{_shown(actual)}. Cast the rows before the sink, or state the columns by schema=."
         )
     return pa.RecordBatch.from_arrays(
         [pc.cast(column, field.type) for column, field in zip(rows.columns, schema, strict=True)],

@@ -108,8 +108,10 @@ def ask_kafka(
             state = transactions.describe(client, transactional_id)
             if state is not None and state.state.startswith("Prepare"):
                 return TokenAnswer(None, f"Kafka is just ending {transactional_id!r}: try again")
-        held = group_offsets.fetch(client, token_group(transactional_id), None, stable=stable)
-        return TokenAnswer(newest_token(held, NOWHERE, lineage))
+        group_tokens = group_offsets.fetch(
+            client, token_group(transactional_id), None, stable=stable
+        )
+        return TokenAnswer(newest_token(group_tokens, NOWHERE, lineage))
     except DataLossError as error:
         return TokenAnswer(None, str(error))
     except AuthorizationError as error:
@@ -149,7 +151,11 @@ def owners_of(
     Besides the default names of sinks without a uid: the kind, and a number.
     """
     numbered = (f"{system}-{number}" for number in range(1, SINKS_OF_A_KIND + 1))
-    named = {each.sink for it in _manifests(checkpoint).values() for each in it.committables}
+    named = {
+        committable.sink
+        for it in _manifests(checkpoint).values()
+        for committable in it.committables
+    }
     uids = sorted({*named, *uids, *numbered})
     return tuple(Owner(view.pipeline, uid, view.lineage) for uid in uids)
 
@@ -158,8 +164,10 @@ def _look(checkpoint: Storage, ask: Ask, stated: StatedPipeline) -> CheckpointVi
     lineage, epochs = existing_lineage(CheckpointFolder(checkpoint)), Epochs(checkpoint)
     last = epochs.last(ask, lineage)
     manifests = _manifests(checkpoint)  # after the question: what is decided is among them
-    own = {path: each for path, each in manifests.items() if each.lineage == lineage}
-    pipeline = next((each.pipeline for each in reversed(own.values())), stated.pipeline or "")
+    own = {path: manifest for path, manifest in manifests.items() if manifest.lineage == lineage}
+    pipeline = next(
+        (manifest.pipeline for manifest in reversed(own.values())), stated.pipeline or ""
+    )
     if stated.pipeline not in (None, pipeline):
         raise OptionError(
             f"checkpoint {checkpoint.location} is one of pipeline {pipeline!r}, and --pipeline "
@@ -177,14 +185,14 @@ def _look(checkpoint: Storage, ask: Ask, stated: StatedPipeline) -> CheckpointVi
         pipeline=pipeline,
         lineage=lineage,
         is_loops=epochs.is_loops,
-        prefixes=prefixes | {checkpoint_prefix(each, lineage) for each in prefixes},
+        prefixes=prefixes | {checkpoint_prefix(prefix, lineage) for prefix in prefixes},
         decided_path=path,
         decided=decided,
         doubt=doubt,
         undecided=tuple(
-            (each, manifest)
-            for each, manifest in own.items()
-            if each != path and epoch_of(each) >= newest
+            (other_path, manifest)
+            for other_path, manifest in own.items()
+            if other_path != path and epoch_of(other_path) >= newest
         ),
     )
 
@@ -197,12 +205,12 @@ def _manifests(checkpoint: Storage) -> dict[str, Manifest]:
 
 def _prefixes(manifests: Iterable[Manifest], lineage: str) -> frozenset[str]:
     """Return the id prefixes that manifests prove, and the prefix of a query on the checkpoint."""
-    found = {default_prefix(lineage)}
+    prefixes = {default_prefix(lineage)}
     for manifest in manifests:
         if manifest.origin is None:
-            found.add(manifest.producer.transactional_id)
-        for each in manifest.committables:
-            pooled = parse(each.name.rsplit(":", 2)[0])
-            if pooled is not None and pooled.sink == each.sink:
-                found.add(pooled.prefix)
-    return frozenset(found)
+            prefixes.add(manifest.producer.transactional_id)
+        for committable in manifest.committables:
+            pooled = parse(committable.name.rsplit(":", 2)[0])
+            if pooled is not None and pooled.sink == committable.sink:
+                prefixes.add(pooled.prefix)
+    return frozenset(prefixes)

@@ -78,7 +78,7 @@ def examine(
     given |= {} if servers is None else {"bootstrap.servers": servers}
     with watched("examining") as work:
         work.expect(lambda: checkpoint_bytes(checkpoint))
-        found = diagnose(
+        diagnosis = diagnose(
             checkpoint,
             {**options, **given},
             pipeline=pipeline,
@@ -87,29 +87,30 @@ def examine(
             on_check=lambda name: work.say(f"checking {name}"),
         )
     if as_json:
-        findings = [{**asdict(each), "severity": each.severity.name.lower()}
-                    for each in found.findings]  # fmt: skip
-        fields = {"checkpoint": found.checkpoint, "exit_code": found.exit_code}
-        typer.echo(cli_show.as_json({**fields, "checks": found.checks, "findings": findings}))
+        findings = [{**asdict(finding), "severity": finding.severity.name.lower()}
+                    for finding in diagnosis.findings]  # fmt: skip
+        fields = {"checkpoint": diagnosis.checkpoint, "exit_code": diagnosis.exit_code}
+        typer.echo(cli_show.as_json({**fields, "checks": diagnosis.checks, "findings": findings}))
     else:
-        _show(found, cli_show.console())
-    sys.exit(found.exit_code)
+        _show(diagnosis, cli_show.console())
+    sys.exit(diagnosis.exit_code)
 
 
-def _show(found: "Diagnosis", out: "Console") -> None:
+def _show(diagnosis: "Diagnosis", out: "Console") -> None:
     from tallystick.ops.cli_show import plain
 
-    for each in found.findings:
-        word = each.severity.name
+    for finding in diagnosis.findings:
+        word = finding.severity.name
         out.print(
-            f"[{STYLES[word]}]{word.lower()}[/] {each.check}: {plain(each.found)}", soft_wrap=True
+            f"[{STYLES[word]}]{word.lower()}[/] {finding.check}: {plain(finding.found)}",
+            soft_wrap=True,
         )
-        for text in (each.meaning, each.remedy and f"-> {each.remedy}"):
+        for text in (finding.meaning, finding.remedy and f"-> {finding.remedy}"):
             if text:
                 out.print(f"    {plain(text)}", soft_wrap=True)
-    made = f"{len(found.checks)} checks: {', '.join(found.checks)}"
-    counts = [sum(each.severity == level for each in found.findings) for level in (2, 1)]
+    summary = f"{len(diagnosis.checks)} checks: {', '.join(diagnosis.checks)}"
+    counts = [sum(finding.severity == level for finding in diagnosis.findings) for level in (2, 1)]
     if any(counts):
-        out.print(f"Errors: {counts[0]}, warnings: {counts[1]}. {made}.", soft_wrap=True)
+        out.print(f"Errors: {counts[0]}, warnings: {counts[1]}. {summary}.", soft_wrap=True)
     else:
-        out.print(f"Nothing is wrong. {made}.", soft_wrap=True)
+        out.print(f"Nothing is wrong. {summary}.", soft_wrap=True)

@@ -166,8 +166,8 @@ def checkpoint_bytes(checkpoint: str) -> int:
         TallystickError: a manifest cannot be read.
     """
     folder = CheckpointFolder(FileStorage(checkpoint))
-    found = folder.manifests(folder.manifest_paths()).values()
-    return _bytes_of(step for manifest in found for step in manifest.state)
+    manifests = folder.manifests(folder.manifest_paths()).values()
+    return _bytes_of(step for manifest in manifests for step in manifest.state)
 
 
 def epoch_bytes(checkpoint: str, epoch: int | None) -> int:
@@ -178,7 +178,9 @@ def epoch_bytes(checkpoint: str, epoch: int | None) -> int:
     """
     folder = CheckpointFolder(FileStorage(checkpoint))
     paths = [path for path in folder.manifest_paths() if epoch in (None, epoch_of(path))]
-    return _bytes_of(step for each in folder.manifests(paths[-1:]).values() for step in each.state)
+    return _bytes_of(
+        step for manifest in folder.manifests(paths[-1:]).values() for step in manifest.state
+    )
 
 
 def savepoint_bytes(savepoint: str) -> int:

@@ -88,18 +88,18 @@ def list_savepoints(
 
     with errors_as_messages():
         there = savepoints.find(folder)
-    found, damaged = [], []
+    intact, damaged = [], []
     for location, saved in there:
         try:
             if isinstance(saved, TallystickError):
                 raise saved
-            found.append(cli_show.savepoint_json(location, saved))
+            intact.append(cli_show.savepoint_json(location, saved))
         except TallystickError as error:
             damaged.append(str(error))
     if as_json:
-        typer.echo(cli_show.as_json(found))
-    elif found:
-        cli_show.show_savepoints(found, cli_show.console())
+        typer.echo(cli_show.as_json(intact))
+    elif intact:
+        cli_show.show_savepoints(intact, cli_show.console())
     elif not damaged:
         damaged = [f"{shown(folder)} holds no savepoint, or there is no such folder."]
     for message in damaged:

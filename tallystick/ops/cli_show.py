@@ -111,14 +111,14 @@ def _show_outputs(report: Report, out: Console) -> None:
     """Print the decider of each epoch, and the output made visible in each sink."""
     table = Table("epoch", "decided by", "its output is", "rows in the deciding transaction",
                   "prepared in other sinks", title="output", title_justify="left")  # fmt: skip
-    for each in report.outputs[-SHOWN_MAX:]:
+    for output in report.outputs[-SHOWN_MAX:]:
         sinks = [
             f"{sink.uid}: {sink.records} rows in {sink.transactions} transaction"
             + "s" * (sink.transactions != 1)
-            for sink in each.sinks
+            for sink in output.sinks
         ]
-        decided_by = "Kafka" if each.decided_by == KAFKA else "the checkpoint"
-        table.add_row(str(each.epoch), decided_by, each.standing, str(each.records),
+        decided_by = "Kafka" if output.decided_by == KAFKA else "the checkpoint"
+        table.add_row(str(output.epoch), decided_by, output.standing, str(output.records),
                       plain("; ".join(sinks)) or "nothing")  # fmt: skip
     out.print(table)
     _say_more(len(report.outputs), out)
@@ -180,7 +180,7 @@ def _source(text: str) -> Any:
 def printable(text: str) -> str:
     """Return a text without control characters: parts of a message may come from a file."""
     return "".join(
-        each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text
+        char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text
     )
 
 
@@ -189,17 +189,17 @@ def plain(text: str) -> str:
     return escape(printable(text))
 
 
-def show_savepoints(found: list[dict[str, Any]], out: Console) -> None:
+def show_savepoints(savepoints: list[dict[str, Any]], out: Console) -> None:
     """Print savepoints, a line each."""
     table = Table("name", "created (UTC)", "pipeline", "epoch", "size", "of")
-    for each in found:
+    for savepoint in savepoints:
         cells = (
-            each["name"],
-            each["created"],
-            each["pipeline"],
-            str(each["epoch"]),
-            size_text(each["bytes"]),
-            each["checkpoint"],
+            savepoint["name"],
+            savepoint["created"],
+            savepoint["pipeline"],
+            str(savepoint["epoch"]),
+            size_text(savepoint["bytes"]),
+            savepoint["checkpoint"],
         )
         table.add_row(*map(plain, cells))
     out.print(table)
@@ -214,20 +214,20 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def show_transactions(found: list[dict[str, Any]], out: Console) -> None:
+def show_transactions(transactions: list[dict[str, Any]], out: Console) -> None:
     """Print transactions that linger, a line each; see `cli_transactions` for their fields."""
     table = Table()
     for title in ("transaction", "state", "producer", "age", "timeout", "rows in", "what it is"):
         table.add_column(title, overflow="fold")  # no name is cut short
-    for each in found:
+    for transaction in transactions:
         cells = (
-            each["transaction"],
-            state_of(each),
-            producer_of(each),
-            time_text(each["age_ms"]),
-            time_text(each["timeout_ms"]) if each["timeout_ms"] else "never",
-            _few(each["partitions"]),
-            each["says"],
+            transaction["transaction"],
+            state_of(transaction),
+            producer_of(transaction),
+            time_text(transaction["age_ms"]),
+            time_text(transaction["timeout_ms"]) if transaction["timeout_ms"] else "never",
+            _few(transaction["partitions"]),
+            transaction["says"],
         )
         table.add_row(*map(escape, cells))
     out.print(table)

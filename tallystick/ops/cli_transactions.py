@@ -92,10 +92,10 @@ def list_transactions(
             KafkaConfig.from_options({**options, "bootstrap.servers": servers})
             for servers in (bootstrap_servers, decider or bootstrap_servers)
         )
-        found, view = _look(kafka, deciding, checkpoint, stated, elsewhere)
+        lingering, view = _look(kafka, deciding, checkpoint, stated, elsewhere)
     if stated.prefixes:
-        found = of_prefixes(found, view, stated.prefixes)
-    fields = [_fields(each, view) for each in in_order(found, view)]
+        lingering = of_prefixes(lingering, view, stated.prefixes)
+    fields = [_fields(transaction, view) for transaction in in_order(lingering, view)]
     if as_json:
         typer.echo(cli_show.as_json({"transactions": fields}))
     elif fields:
@@ -134,14 +134,14 @@ def _look(
         if not view.pipeline:
             why = "no manifest has the pipeline's name"
             elsewhere = _only_kafka(elsewhere, "--pipeline", why)
-        found = list(cluster.lingering())
+        lingering = list(cluster.lingering())
         if elsewhere.files is not None:
             owners = owners_of(storage, view, elsewhere.sinks, transactions.FILES)
-            found += transactions.lingering_in_files(elsewhere.files, owners)
+            lingering += transactions.lingering_in_files(elsewhere.files, owners)
         if elsewhere.postgres is not None:
             owners = owners_of(storage, view, elsewhere.sinks, transactions.POSTGRES)
-            found += transactions.lingering_in_postgres(elsewhere.postgres, owners)
-        return found, look(storage, decider.ask, stated)
+            lingering += transactions.lingering_in_postgres(elsewhere.postgres, owners)
+        return lingering, look(storage, decider.ask, stated)
 
 
 def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
@@ -164,9 +164,10 @@ def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") ->
     """Return one line of `--json`, a public format: fields stay."""
     from tallystick.ops.transactions import KAFKA, TransactionStatus, describe
 
-    said, pooled = describe(lingering, view), lingering.pooled
-    named = said.named or lingering.found
-    is_kafka, is_foreign = lingering.system == KAFKA, said.standing is TransactionStatus.FOREIGN
+    description, pooled = describe(lingering, view), lingering.pooled
+    named = description.named or lingering.committable
+    is_kafka = lingering.system == KAFKA
+    is_foreign = description.standing is TransactionStatus.FOREIGN
     age_ms = max(0, time.time_ns() // 1_000_000 - lingering.begun_ms)
     return {
         "system": lingering.system,
@@ -179,16 +180,16 @@ def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") ->
         "begun_ms": lingering.begun_ms,
         "age_ms": age_ms if lingering.begun_ms else None,
         "timeout_ms": lingering.timeout_ms,
-        "partitions": [str(each) for each in lingering.partitions],
-        "standing": said.standing.value,
-        "says": said.says,
+        "partitions": [str(partition) for partition in lingering.partitions],
+        "standing": description.standing.value,
+        "says": description.says,
         "pipeline": "" if view is None or is_foreign else view.pipeline,
         "lineage": "" if view is None or is_foreign else view.lineage,
         "sink": lingering.sink or ("" if pooled is None else pooled.sink),
         "task": pooled.task if pooled is not None else None if named is None else named.task,
         "epoch": None if named is None else named.checkpoint_id,
         "records": None if named is None else named.record_count,
-        "manifest": said.manifest_path,
+        "manifest": description.manifest_path,
     }
 
 
@@ -196,7 +197,7 @@ def _remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
     """Return the command that settles the pipeline's transactions; "": there are none."""
     from tallystick.ops.transactions import OURS
 
-    if view is None or not any(each["standing"] in {one.value for one in OURS} for each in fields):
+    if view is None or not any(line["standing"] in {one.value for one in OURS} for line in fields):
         return ""
     what = f"What is of pipeline {view.pipeline!r} is settled when it starts"
     if not view.is_loops:

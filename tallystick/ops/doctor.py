@@ -59,7 +59,7 @@ class Diagnosis:
     @property
     def exit_code(self) -> int:
         """0: nothing but information; 1: warnings; 2: errors."""
-        return max((int(each.severity) for each in self.findings), default=0)
+        return max((int(finding.severity) for finding in self.findings), default=0)
 
 
 @dataclass(slots=True)
@@ -67,19 +67,19 @@ class _Round:
     """The checks made so far, and their findings, each listed once."""
 
     on_check: Callable[[str], None]
-    made: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     findings: list[CheckFinding] = field(default_factory=list)
 
     def make(self, name: str, check: Callable[[], Iterable[CheckFinding]]) -> list[CheckFinding]:
         """Make a check; a check that cannot be finished is a finding too."""
         self.on_check(name)
-        self.made.append(name)
+        self.names.append(name)
         try:
-            found = list(check())
+            findings = list(check())
         except TallystickError as error:
-            found = [_unfinished(name, error)]
-        self.findings += [each for each in found if each not in self.findings]
-        return found
+            findings = [_unfinished(name, error)]
+        self.findings += [finding for finding in findings if finding not in self.findings]
+        return findings
 
 
 def diagnose(
@@ -110,35 +110,35 @@ def diagnose(
     """
     storage = storage_of(checkpoint)
     config = KafkaConfig.from_options({"delivery.timeout.ms": str(patience_ms), **options})
-    client, asked = Client(config), KafkaCluster(config)
-    its = _Round(on_check)
-    its.make("versions", versions)
-    its.make("disk", lambda: disk_space(storage.uri))
+    client, kafka = Client(config), KafkaCluster(config)
+    checks = _Round(on_check)
+    checks.make("versions", versions)
+    checks.make("disk", lambda: disk_space(storage.uri))
     try:
-        unreachable = its.make("kafka", lambda: _brokers(client))
-        ask = ask_nobody if unreachable else asking_again(asked.ask)
+        unreachable = checks.make("kafka", lambda: _brokers(client))
+        ask = ask_nobody if unreachable else asking_again(kafka.ask)
         files = partial(checkpoint_files, storage, ask, verify=verify, may_be_new=bool(pipeline))
-        damage = its.make("checkpoint", files)
+        damage = checks.make("checkpoint", files)
         subject = None
         if not unreachable and CheckpointFolder(storage).is_begun:
-            look_at = partial(_subject, storage, ask, asked, options, client, trigger_interval_ms)
-            subject = _known(look_at, its, damage)
+            look_at = partial(_subject, storage, ask, kafka, options, client, trigger_interval_ms)
+            subject = _known(look_at, checks, damage)
         if subject is not None:
             for name, check in CHECKS.items():
                 if pipeline is None or name not in GUESSED:
-                    its.make(name, partial(check, subject))
+                    checks.make(name, partial(check, subject))
         if pipeline is not None:
             written = () if subject is None else subject.output_topics
-            _check_pipeline(its, pipeline, storage, written, trigger_interval_ms)
+            _check_pipeline(checks, pipeline, storage, written, trigger_interval_ms)
     finally:
-        asked.close()
+        kafka.close()
         client.close()
-    worst_first = sorted(its.findings, key=lambda each: -each.severity)
-    return Diagnosis(storage.location, tuple(its.made), tuple(worst_first))
+    worst_first = sorted(checks.findings, key=lambda finding: -finding.severity)
+    return Diagnosis(storage.location, tuple(checks.names), tuple(worst_first))
 
 
 def _check_pipeline(
-    its: _Round,
+    checks: _Round,
     pipeline: "DeclaredPipeline",
     storage: FileStorage,
     written: Collection[str],
@@ -148,13 +148,13 @@ def _check_pipeline(
 
     declared = DeclaredSubject(pipeline, storage, written, trigger_interval_ms)
     for name, check in PIPELINE_CHECKS.items():
-        its.make(name, partial(check, declared))
+        checks.make(name, partial(check, declared))
 
 
 def _subject(
     storage: FileStorage,
     ask: Ask,
-    asked: KafkaCluster,
+    kafka: KafkaCluster,
     options: Mapping[str, str],
     client: Client,
     trigger_interval_ms: int | None,
@@ -164,24 +164,24 @@ def _subject(
     return Subject(
         options=options,
         client=client,
-        open_transactions=asked.lingering,
+        open_transactions=kafka.lingering,
         view=view,
-        manifests=tuple(each for each in retained if each.lineage == view.lineage),
+        manifests=tuple(manifest for manifest in retained if manifest.lineage == view.lineage),
         decider=decider_of(storage),
         trigger_interval_ms=trigger_interval_ms,
     )
 
 
 def _known(
-    look_at: Callable[[], Subject], its: _Round, damage: list[CheckFinding]
+    look_at: Callable[[], Subject], checks: _Round, damage: list[CheckFinding]
 ) -> Subject | None:
     """Return the subject of further checks; None, and a finding, if damage makes it unreadable."""
     try:
         return look_at()
     except TallystickError as error:
-        found = _unfinished("decision", error)
-        is_known = found.found in {each.found for each in damage}
-        its.make("decision", lambda: [] if is_known else [found])
+        finding = _unfinished("decision", error)
+        is_known = finding.found in {other.found for other in damage}
+        checks.make("decision", lambda: [] if is_known else [finding])
         return None
 
 
@@ -254,8 +254,8 @@ def checkpoint_files(
 def file_findings(report: Report) -> Iterator[CheckFinding]:
     """Report missing and damaged files of a checkpoint, and the notes about it."""
     name, location = "checkpoint", report.location
-    for problem in dict.fromkeys(each for epoch in report.epochs for each in epoch.problems):
-        counts = any(problem in each.problems for each in report.epochs[-1:])
+    for problem in dict.fromkeys(problem for epoch in report.epochs for problem in epoch.problems):
+        counts = any(problem in epoch.problems for epoch in report.epochs[-1:])
         whole = report.newest_whole
         yield CheckFinding(
             Severity.ERROR if counts else Severity.WARNING,

@@ -40,7 +40,7 @@ def decision(subject: Subject) -> Iterator[CheckFinding]:
             "Give the servers of that cluster as --bootstrap-servers.",
         )
         return
-    has_run = any(each.origin is None for each in subject.manifests)
+    has_run = any(manifest.origin is None for manifest in subject.manifests)
     if has_run and (view.doubt or (is_kafkas(decider) and view.decided is None)):
         yield CheckFinding(
             Severity.ERROR,
@@ -58,21 +58,21 @@ def decision(subject: Subject) -> Iterator[CheckFinding]:
 def lingering(subject: Subject) -> Iterator[CheckFinding]:
     """Look for transactions of the pipeline that are open for long."""
     view = subject.view
-    for each in subject.open_transactions():
-        said = describe(each, view)
-        if said.standing not in OURS:
+    for transaction in subject.open_transactions():
+        description = describe(transaction, view)
+        if description.standing not in OURS:
             continue
-        age_ms = max(0, outlook.now_ms() - each.begun_ms)
-        is_due = said.standing is TransactionStatus.DUE
-        is_old = age_ms >= min(LINGERS_MS, each.timeout_ms // 2 or LINGERS_MS)
-        left = f"Kafka aborts it after {time_text(each.timeout_ms)}"
+        age_ms = max(0, outlook.now_ms() - transaction.begun_ms)
+        is_due = description.standing is TransactionStatus.DUE
+        is_old = age_ms >= min(LINGERS_MS, transaction.timeout_ms // 2 or LINGERS_MS)
+        consequence = f"Kafka aborts it after {time_text(transaction.timeout_ms)}"
         command = recovery(view)
         remedy = f"If the pipeline is dead: {command}" if command else "Start the query."
         yield CheckFinding(
             (Severity.ERROR if is_due else Severity.WARNING) if is_old else Severity.INFO,
             "transactions",
-            f"{each.transactional_id} is open for {time_text(age_ms)}: {said.says}",
-            f"Readers of committed records wait for it. {left}"
+            f"{transaction.transactional_id} is open for {time_text(age_ms)}: {description.says}",
+            f"Readers of committed records wait for it. {consequence}"
             + (", and rows of a decided epoch are gone from the output then." if is_due else "."),
             remedy if is_old else "",
         )
@@ -81,16 +81,16 @@ def lingering(subject: Subject) -> Iterator[CheckFinding]:
 def settings(subject: Subject) -> Iterator[CheckFinding]:
     """Make the pre-flight check of a start, with the timeout that the last run had."""
     timeout_ms = TRANSACTION_TIMEOUT_MS
-    for each in subject.transactional_ids[:1]:
-        state = transaction_state(subject.client, each)
+    for transactional_id in subject.transactional_ids[:1]:
+        state = transaction_state(subject.client, transactional_id)
         timeout_ms = timeout_ms if state is None else int(state.transaction_timeout_ms)
     config = KafkaConfig.from_options(subject.options, transaction_timeout_ms=timeout_ms)
     output = KafkaOutput(config, None, "", transaction_timeout_ms=timeout_ms)
     facts = cluster.cluster_facts(subject.client)
-    found = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
-    for problem in found.problems:
+    preflight = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
+    for problem in preflight.problems:
         yield CheckFinding(Severity.ERROR, "settings", problem, "The next start is refused.")
-    for warning in found.warnings:
+    for warning in preflight.warnings:
         yield CheckFinding(Severity.WARNING, "settings", warning)
     yield from judge_brokers(facts)
     if facts.transaction_version is not None:
@@ -111,7 +111,7 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
                 f"a source reads cluster {source.cluster_id!r}; its topics were not looked at",
             )
             continue
-        named = {each.topic for each in source.positions} - set(source.gone)
+        named = {partition.topic for partition in source.positions} - set(source.gone)
         there = cluster.describe_topics(subject.client, named)
         for topic in sorted(named):
             expected = source.topic_ids.get(topic, "")
@@ -123,8 +123,8 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
                     f"positions are of id {expected}: it was deleted and created again"
                 )
     there = cluster.describe_topics(subject.client, subject.output_topics)
-    for topic, found in cluster.cluster_facts(subject.client, there).replication.items():
-        yield from outlook.copies(topic, found)
+    for topic, replication in cluster.cluster_facts(subject.client, there).replication.items():
+        yield from outlook.copies(topic, replication)
     for topic in subject.output_topics:
         if topic not in there:
             yield CheckFinding(
@@ -136,11 +136,11 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
             )
 
 
-def _topic_lost(found: str) -> CheckFinding:
+def _topic_lost(observation: str) -> CheckFinding:
     return CheckFinding(
         Severity.ERROR,
         "topics",
-        found,
+        observation,
         "The records after the checkpoint's positions are gone. What the next epoch does is up to "
         "the source's LossPolicy: by default it stops.",
         "Look who removed it; then choose losses=LossPolicy(...) of the KafkaSource.",
@@ -151,12 +151,12 @@ def authorization(subject: Subject) -> Iterator[CheckFinding]:
     """Ask the brokers which rights of the next start this login lacks, as the start does."""
     client = subject.client
     wanted: list[Right] = [*writing(subject.output_topics)]
-    for each in subject.transactional_ids:
-        group = token_group(each)
-        wanted += committing(each, group, "")[:2]
+    for transactional_id in subject.transactional_ids:
+        group = token_group(transactional_id)
+        wanted += committing(transactional_id, group, "")[:2]
     for source in subject.sources:
         if source.cluster_id == client.cluster_id:
-            named = {each.topic for each in source.positions}
+            named = {partition.topic for partition in source.positions}
             wanted += showing(source.group, named) if source.group else reading(named)
     missing = missing_rights(client, wanted)
     if missing:

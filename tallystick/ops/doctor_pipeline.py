@@ -68,19 +68,19 @@ class DeclaredSubject:
 
 def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
     """Check that the checkpoint belongs to the pipeline and fits its inputs and steps."""
-    its = subject.pipeline
-    if its.other_sinks:
-        uids = ", ".join(its.other_sinks)
+    declared = subject.pipeline
+    if declared.other_sinks:
+        uids = ", ".join(declared.other_sinks)
         text = f"only a start looks at sinks that are not Kafka's: {uids}"
         yield CheckFinding(Severity.INFO, "pipeline", text)
     try:
-        manifest = newest_manifest(subject.storage, its.run.name)
+        manifest = newest_manifest(subject.storage, declared.run.name)
     except TallystickError as error:
         yield _refusal("pipeline", error)
         return
-    inputs = [each.uid for each in its.run.all_inputs]
+    inputs = [planned_input.uid for planned_input in declared.run.all_inputs]
     for check_it in (
-        lambda: its.run.keyed.check(() if manifest is None else manifest.state),
+        lambda: declared.run.keyed.check(() if manifest is None else manifest.state),
         lambda: check_none_gone(by_input(() if manifest is None else manifest.sources), inputs),
     ):
         try:
@@ -100,14 +100,14 @@ def source(subject: DeclaredSubject) -> Iterator[CheckFinding]:
 
 def rights(subject: DeclaredSubject) -> Iterator[CheckFinding]:
     """Ask the brokers which rights each Kafka sink's login lacks; call `source` before."""
-    its = subject.pipeline
-    for uid, output in its.outputs.items():
+    declared = subject.pipeline
+    for uid, output in declared.outputs.items():
         with _asking(output) as client:
-            wanted: list[Right] = [*_wanted(its, uid, output)]
+            wanted: list[Right] = [*_wanted(declared, uid, output)]
             if output.topic is None:
                 wanted += writing(subject.written)
-            if uid == its.decider:
-                wanted += its.run.shown_rights(cluster.cluster_id(client))
+            if uid == declared.decider:
+                wanted += declared.run.shown_rights(cluster.cluster_id(client))
             if missing := missing_rights(client, wanted):
                 text = f"sink {uid}: {lacking(missing, output.config.sasl_username)}"
                 yield CheckFinding(
@@ -121,8 +121,8 @@ def rights(subject: DeclaredSubject) -> Iterator[CheckFinding]:
 
 def settings(subject: DeclaredSubject) -> Iterator[CheckFinding]:
     """Make the pre-flight check of a start for each Kafka sink, with its own settings."""
-    its = subject.pipeline
-    for uid, output in its.outputs.items():
+    declared = subject.pipeline
+    for uid, output in declared.outputs.items():
         with _asking(output) as client:
             there = cluster.describe_topics(client, output.topics | {output.token_topic})
             for topic in sorted((output.topics | {output.token_topic}) - there.keys()):
@@ -137,14 +137,14 @@ def settings(subject: DeclaredSubject) -> Iterator[CheckFinding]:
             if output.guarantee is not Guarantee.EXACTLY_ONCE:
                 continue
             facts = cluster.cluster_facts(client, output.topics & there.keys())
-            found = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
-            problems = list(found.problems)
-            if uid != its.decider and uid not in its.sharing:
+            preflight = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
+            problems = list(preflight.problems)
+            if uid != declared.decider and uid not in declared.sharing:
                 problems += check_recovery(output, subject.trigger_interval_ms)
             for problem in problems:
                 text = f"sink {uid}: {problem}"
                 yield CheckFinding(Severity.ERROR, "settings", text, "The next start is refused.")
-            for warning in found.warnings:
+            for warning in preflight.warnings:
                 yield CheckFinding(Severity.WARNING, "settings", f"sink {uid}: {warning}")
             yield from outlook(client, facts)
 
@@ -155,12 +155,12 @@ def _asking(output: KafkaOutput) -> Iterator[Client]:
         yield client
 
 
-def _wanted(its: DeclaredPipeline, uid: str, output: KafkaOutput) -> tuple[Right, ...]:
-    if uid == its.decider:
-        return decider_rights(output, its.run.name)
-    if uid in its.sharing:
+def _wanted(declared: DeclaredPipeline, uid: str, output: KafkaOutput) -> tuple[Right, ...]:
+    if uid == declared.decider:
+        return decider_rights(output, declared.run.name)
+    if uid in declared.sharing:
         return writing(output.topics)
-    owner = Owner(its.run.name, uid, "")
+    owner = Owner(declared.run.name, uid, "")
     prefix = checkpoint_prefix(f"{output.id_prefix}{owner.pipeline}", owner.lineage)
     return rights_of(output, owner, prefix)
 

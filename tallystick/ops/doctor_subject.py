@@ -38,20 +38,25 @@ class Subject:
         """The positions of the sources that are ours."""
         newest = self.view.decided or next(reversed(self.manifests), None)
         texts = () if newest is None else newest.sources
-        return [each for each in map(parse_source, texts) if each is not None]
+        return [source for source in map(parse_source, texts) if source is not None]
 
     @property
     def output_topics(self) -> list[str]:
         """The topics that the retained epochs have rows in."""
-        return sorted({rows.topic for each in self.manifests for rows in each.produced})
+        return sorted({rows.topic for manifest in self.manifests for rows in manifest.produced})
 
     @property
     def transactional_ids(self) -> list[str]:
         """The ids that the next start writes with: that of the decider first, then of tasks."""
         decides = [] if self.decider is None else [self.decider.transactional_id]
-        names = {each.name for manifest in self.manifests for each in manifest.committables}
+        names = {
+            committable.name for manifest in self.manifests for committable in manifest.committables
+        }
         ids = sorted({name.rsplit(":", 2)[0] for name in names})
-        return [*filter(None, decides), *(each for each in ids if parse(each) is not None)]
+        return [
+            *filter(None, decides),
+            *(pooled_id for pooled_id in ids if parse(pooled_id) is not None),
+        ]
 
 
 def is_kafkas(decider: DeciderName | None) -> bool:

@@ -217,7 +217,7 @@ class _Look:
             logged=max(self.known.newest_begun, self.committed),
             origin="" if manifest.origin is None else manifest.origin.savepoint,
             positions=_positions(manifest),
-            inputs=tuple(each.input for each in map(parse_source, manifest.sources) if each),
+            inputs=tuple(source.input for source in map(parse_source, manifest.sources) if source),
             steps=tuple(self._step(step) for step in manifest.state),
             epochs=tuple(epochs),
             newest_whole=newest_whole(epochs),
@@ -232,26 +232,26 @@ class _Look:
 
         Damage to one is reported with the epochs.
         """
-        token, found = self.last.decided, []
+        token, outputs = self.last.decided, []
         for path in sorted(retained_manifests(self.paths, self.committed), key=attempt_of):
             try:
                 manifest = CheckpointFolder(self.storage).read_manifest(path)
                 standing = self._standing(path, manifest)
             except ManifestError:
                 continue
-            found.append(_output(path, manifest, standing))
+            outputs.append(_output(path, manifest, standing))
         if self.known.is_loops and self.last.doubt:
             doubt = f"what is decided after epoch {self.committed} is not known: {self.last.doubt}"
-            return tuple(found), (f"{doubt}.",)
+            return tuple(outputs), (f"{doubt}.",)
         if token is None or token.checkpoint_id <= self.committed:
-            return tuple(found), ()
+            return tuple(outputs), ()
         note = (
             f"epoch {token.checkpoint_id} is decided, and nothing says yet that it is settled: "
             f"what its sinks have prepared may not be committed in all of them. A run that is at "
             f"work, the next start, or a pipeline's `tallystick recover` settles it; `tallystick "
             f"transactions list` shows what is open."
         )
-        return tuple(found), (note,)
+        return tuple(outputs), (note,)
 
     def _decided_last(self) -> CheckpointEnd:
         try:
@@ -281,8 +281,8 @@ class _Look:
         paths = self.known.of(self.committed)
         if self.last.settled_path or len(paths) == 1:
             return self.last.settled_path or paths[0], ()
-        if not paths and (found := self.known.failures(self.committed)):
-            raise call_failed(self.storage, self.committed, found)
+        if not paths and (failures := self.known.failures(self.committed)):
+            raise call_failed(self.storage, self.committed, failures)
         if not paths:
             raise ManifestError(
                 f"checkpoint {self.storage.location}: Spark logged epoch {self.committed} as done, "
@@ -301,10 +301,10 @@ class _Look:
 
     def _doubts(self, path: str, outputs: Iterable[Output]) -> tuple[str, ...]:
         """Return the reasons why the newest written manifest may not count, or does not."""
-        if found := self.known.doubts(path):
-            return (str(call_failed(self.storage, self.committed, found)),)
+        if doubts := self.known.doubts(path):
+            return (str(call_failed(self.storage, self.committed, doubts)),)
         is_denied = any(
-            each.manifest_path == path for each in outputs if each.standing == UNDECIDED
+            output.manifest_path == path for output in outputs if output.standing == UNDECIDED
         )
         return (never_committed(self.committed, path),) if is_denied else ()
 
@@ -365,10 +365,10 @@ class _Look:
         """Return key groups and bytes of each segment; a damaged file counts as one."""
         tail = self.storage.get_range(file.path, -file.index_size, file.index_size)
         try:
-            found = parse_index(tail or b"", file.checksum)
+            segments = parse_index(tail or b"", file.checksum)
         except DamagedError:
             return [(file.first, file.last, file.size)]
-        return [(each.first, each.last, each.length) for each in found]
+        return [(segment.first, segment.last, segment.length) for segment in segments]
 
 
 def state_text(state: StateField) -> str:
@@ -381,14 +381,14 @@ def state_text(state: StateField) -> str:
 
 def _output(path: str, manifest: Manifest, standing: str) -> Output:
     sinks: dict[str, list[int]] = {}
-    for each in manifest.committables:
-        sinks.setdefault(each.sink, []).append(each.record_count)
+    for committable in manifest.committables:
+        sinks.setdefault(committable.sink, []).append(committable.record_count)
     return Output(
         epoch=manifest.checkpoint_id,
         manifest_path=path,
         decided_by=manifest.decided_by,
         standing=standing,
-        records=sum(each.record_count for each in manifest.produced),
+        records=sum(produced.record_count for produced in manifest.produced),
         sinks=tuple(
             SinkOutput(uid, len(counts), sum(counts)) for uid, counts in sorted(sinks.items())
         ),

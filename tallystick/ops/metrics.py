@@ -119,7 +119,7 @@ class SourceMetrics(Collector):
         with self._lock:
             if progress is None:
                 self._latest.pop(query, None)
-                self._entries = {at: each for at, each in self._entries.items() if at[0] != query}
+                self._entries = {at: count for at, count in self._entries.items() if at[0] != query}
                 return
             sources = source_progress(progress)
             if not sources:
@@ -141,7 +141,7 @@ class SourceMetrics(Collector):
     def _count(self, query: str, progress: Mapping[str, Any]) -> None:
         """Add the counts in a pipeline's progress to the metrics."""
         files = progress["files"]
-        found = {
+        counts = {
             "tallystick_read_offsets_total": progress["epochSize"]["offsets"],
             "tallystick_read_records_total": progress["numInputRows"],
             "tallystick_read_bytes_total": progress["bytes"]["read"],
@@ -149,7 +149,7 @@ class SourceMetrics(Collector):
             "tallystick_written_files_total": files["written"],
             "tallystick_written_file_bytes_total": files["bytes"],
         }
-        for name, count in found.items():
+        for name, count in counts.items():
             self._counts[name, (query,)] += count
         for step in progress["tasks"]:
             of_step = (query, step["step"])
@@ -161,16 +161,16 @@ class SourceMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client`."""
-        found: defaultdict[str, list[Sample]] = defaultdict(list)
+        by_name: defaultdict[str, list[Sample]] = defaultdict(list)
         for sample in self._samples():
-            found[sample[0]].append(sample)
-        for each in TABLE:
-            if each.kind == HISTOGRAM:
+            by_name[sample[0]].append(sample)
+        for metric in TABLE:
+            if metric.kind == HISTOGRAM:
                 yield from self._seconds.collect()
                 continue
-            made = CounterMetricFamily if each.kind == COUNTER else GaugeMetricFamily
-            family = made(each.name, each.meaning, labels=each.labels)
-            for _, labels, value in found[each.name]:
+            family_class = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
+            family = family_class(metric.name, metric.meaning, labels=metric.labels)
+            for _, labels, value in by_name[metric.name]:
                 family.add_metric(labels, value)
             yield family
 
@@ -229,15 +229,15 @@ def serve(port: int, host: str = "127.0.0.1") -> None:
 def page() -> str:
     """Return the part of the docs that lists the metrics."""
     rows = ["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"]
-    for each in TABLE:
-        only = " Pipelines only." if each.pipelines_only else ""
-        labels = ", ".join(each.labels)
-        rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.meaning}{only} |")
+    for metric in TABLE:
+        only = " Pipelines only." if metric.pipelines_only else ""
+        labels = ", ".join(metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning}{only} |")
     return "\n".join(rows)
 
 
 def _of(name: str) -> MetricEntry:
-    return next(each for each in TABLE if each.name == name)
+    return next(metric for metric in TABLE if metric.name == name)
 
 
 def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:

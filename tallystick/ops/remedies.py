@@ -150,16 +150,16 @@ REMEDIES = (
 
 def remedy_of(kind: type[BaseException]) -> Remedy:
     """Return the row of an error's class, or of the nearest class above it."""
-    rows = {each: row for row in REMEDIES for each in row.errors}
-    return next((rows[each] for each in kind.__mro__ if each in rows), rows[Exception])
+    rows = {error: row for row in REMEDIES for error in row.errors}
+    return next((rows[error] for error in kind.__mro__ if error in rows), rows[Exception])
 
 
 def page() -> str:
     """Return the table in Markdown."""
     lines = ["| error | means | what to do |", "| --- | --- | --- |"]
     for row in REMEDIES:
-        names = ", ".join("any other" if each is Exception else f"`{each.__name__}`"
-                          for each in row.errors)  # fmt: skip
+        names = ", ".join("any other" if error is Exception else f"`{error.__name__}`"
+                          for error in row.errors)  # fmt: skip
         parts = (row.action, row.command and f"`{row.command}`", row.link and f"({row.link})")
         lines.append(f"| {names} | {row.meaning} | {' '.join(filter(None, parts))} |")
     return "\n".join(lines)

@@ -138,7 +138,7 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
             f"sources/<number>/<name>, and a savepoint holds no others. Nothing was saved. Stop "
             f"the query and copy the whole checkpoint folder."
         )
-    found = {}
+    contents = {}
     for path in (*log_paths(epoch), *sources):
         data = checkpoint.get(path)
         if data is None:
@@ -149,13 +149,13 @@ def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
                 f"checkpoint folder."
             )
         try:
-            found[path] = data.decode()
+            contents[path] = data.decode()
         except UnicodeDecodeError:
             raise OptionError(
                 f"checkpoint {checkpoint.location}: {path} is no text, and a savepoint holds no "
                 f"others. Nothing was saved. Stop the query and copy the whole checkpoint folder."
             ) from None
-    return found
+    return contents
 
 
 def read(location: Storage) -> Savepoint:
@@ -192,19 +192,19 @@ def find(parent: str) -> list[tuple[str, Savepoint | TallystickError]]:
     kept = FileStorage(parent)
     home = whole_uri(kept.location)
     is_local = local_path(home) is not None
-    found: list[tuple[str, Savepoint | TallystickError]] = []
+    listed: list[tuple[str, Savepoint | TallystickError]] = []
     for name in ("", *kept.names("")):
         location = f"{home}/{quote(name) if is_local else name}".rstrip("/")
         try:
             folder = f"{name}/" if name else ""
             data = kept.get(folder + FILE)
             if data is not None:
-                found.append((location, decode(data, f"{location}/{FILE}")))
+                listed.append((location, decode(data, f"{location}/{FILE}")))
             elif kept.get(folder + TOMBSTONE) is not None:
-                found.append((location, OptionError(unfinished_deletion(location))))
+                listed.append((location, OptionError(unfinished_deletion(location))))
         except TallystickError as error:
-            found.append((location, error))
-    return found
+            listed.append((location, error))
+    return listed
 
 
 def restore(savepoint_at: Storage, checkpoint: Storage) -> Savepoint:
@@ -341,7 +341,7 @@ def _snapshots(
             nonce,
             view,
             groups,
-            state_ids=[each.state_id for each in step.fields],
+            state_ids=[field.state_id for field in step.fields],
         )
 
 

@@ -64,12 +64,13 @@ def read_state(
     ask = None
     if bootstrap_servers is not None:
         ask = asking(client_config(bootstrap_servers, options or {}))
-    found = _step(storage, step, ask)
+    step_state = _step(storage, step, ask)
     count = min(
-        found.max_parallelism, max(found.parallelism, spark.sparkContext.defaultParallelism)
+        step_state.max_parallelism,
+        max(step_state.parallelism, spark.sparkContext.defaultParallelism),
     )
-    reading = _ReadPlan(storage.uri, found, count)
-    schema = from_arrow_schema(schema_of(found))
+    reading = _ReadPlan(storage.uri, step_state, count)
+    schema = from_arrow_schema(schema_of(step_state))
     return spark.range(0, count, 1, count).mapInArrow(reading.read, schema)
 
 
@@ -101,12 +102,12 @@ def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
         state = savepoints.read(storage).manifest.state
     else:
         state = newest_committed(storage, ask).manifest.state
-    found = [step for step in state if uid in (None, step.uid)]
-    if len(found) != 1:
+    steps = [step for step in state if uid in (None, step.uid)]
+    if len(steps) != 1:
         names = ", ".join(repr(step.uid) for step in state) or "none"
         wanted = "name the step" if uid is None else f"there is no step {uid!r}"
         raise OptionError(f"{storage.location}: {wanted}; its keyed steps are: {names}.")
-    return found[0]
+    return steps[0]
 
 
 KEY_GROUP, TIMERS = "key_group", "timers"
@@ -142,12 +143,12 @@ def schema_of(step: StepState) -> pa.Schema:
     fields.append(pa.field(TIMERS, pa.list_(pa.int64())))
     names: set[str] = set()
     unique = []
-    for each in fields:
-        name = each.name
+    for column in fields:
+        name = column.name
         while name in names:
             name += "_"
         names.add(name)
-        unique.append(each.with_name(name))
+        unique.append(column.with_name(name))
     return pa.schema(unique)
 
 
@@ -163,24 +164,26 @@ def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
     """
     codec = KeyCodec.from_text(step.key_schema)
     ids = ids_of(entries.column(0))
-    found = {
-        state_id: _found(codec, entries.filter(pa.array(ids == state_id)), ttl_ms)
+    by_state = {
+        state_id: _entries_of(codec, entries.filter(pa.array(ids == state_id)), ttl_ms)
         for state_id, ttl_ms in _readable(step)
     }
-    keys = pa.concat_arrays([each.keys for each in found.values()]).dictionary_encode()
+    keys = pa.concat_arrays([decoded.keys for decoded in by_state.values()]).dictionary_encode()
     groups = np.zeros(len(keys.dictionary), np.int32)
     at = 0
     codes = {}
-    for state_id, each in found.items():
-        codes[state_id] = keys.indices[at : at + len(each.keys)].to_numpy().astype(np.int64)
-        groups[codes[state_id]] = each.groups
-        at += len(each.keys)
+    for state_id, state_entries in by_state.items():
+        codes[state_id] = (
+            keys.indices[at : at + len(state_entries.keys)].to_numpy().astype(np.int64)
+        )
+        groups[codes[state_id]] = state_entries.groups
+        at += len(state_entries.keys)
     columns = [*codec.decode(keys.dictionary).columns, pa.array(groups)]
     for state in step.fields:
-        each = found[state.state_id]
-        columns += _read(state, each, codes[state.state_id], len(groups))
-    timers = found[TIMERS_BY_KEY]
-    times = pa.array([int.from_bytes(each, "big") - _SIGN for each in timers.rest], pa.int64())
+        state_entries = by_state[state.state_id]
+        columns += _read(state, state_entries, codes[state.state_id], len(groups))
+    timers = by_state[TIMERS_BY_KEY]
+    times = pa.array([int.from_bytes(rest, "big") - _SIGN for rest in timers.rest], pa.int64())
     columns.append(_lists(times, codes[TIMERS_BY_KEY], len(groups)))
     return pa.RecordBatch.from_arrays(columns, schema=schema_of(step))
 
@@ -216,7 +219,7 @@ def _struct(text: str) -> pa.StructType:
     return pa.struct(list(to_arrow_schema(struct_from_text(text), timezone="UTC")))
 
 
-def _found(codec: KeyCodec, entries: pa.RecordBatch, ttl_ms: int) -> _Entries:
+def _entries_of(codec: KeyCodec, entries: pa.RecordBatch, ttl_ms: int) -> _Entries:
     after_id = tails(entries.column(0), REST_AT)
     rows, sizes = codec.decode_start(after_id)
     values = entries.column(1)
@@ -232,32 +235,36 @@ def _groups(keys: pa.BinaryArray) -> NDArray[np.int32]:
     return np.array([int.from_bytes(key[:2], "big") for key in keys.to_pylist()], np.int32)
 
 
-def _read(state: StateField, found: _Entries, codes: Int64Array, count: int) -> list[pa.Array]:
+def _read(
+    state: StateField, state_entries: _Entries, codes: Int64Array, count: int
+) -> list[pa.Array]:
     """Return the columns of one state, a value for each of `count` keys."""
     if state.kind in (COLUMNS, TABLE, ELEMENTS):
-        rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
+        rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(state_entries.values)
         return [column.take(_positions(codes, count)) for column in rows.columns]
     if state.kind == PANES:
-        rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(found.values)
+        rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(state_entries.values)
         # As a column of a key: a byte that says that there is one, and its order as unsigned.
-        starts = [int.from_bytes(each[1:], "big") - _SIGN for each in found.rest]
+        starts = [int.from_bytes(rest[1:], "big") - _SIGN for rest in state_entries.rest]
         columns = [pa.array(starts, pa.int64()), *rows.columns]
         panes = pa.StructArray.from_arrays(columns, fields=list(_pane(state)))
         return [_lists(panes, codes, count)]
     # A family has an entry under its own name, which counts the elements of a list.
-    is_part = np.array([len(rest) > 0 for rest in found.rest], np.bool_)
+    is_part = np.array([len(rest) > 0 for rest in state_entries.rest], np.bool_)
     if state.kind == ROWS:
         columns = schema_from_text(state.value_schema)
-        entries, stored = stored_rows(columns, found.values, is_part)
+        entries, stored = stored_rows(columns, state_entries.values, is_part)
         return [_lists(stored, codes[entries], count)]
     kind = _struct(state.value_schema)
     if state.kind == VALUE:
-        return [_structs(state.value_schema, kind, found.values).take(_positions(codes, count))]
-    values = _structs(state.value_schema, kind, found.values.filter(pa.array(is_part)))
+        return [
+            _structs(state.value_schema, kind, state_entries.values).take(_positions(codes, count))
+        ]
+    values = _structs(state.value_schema, kind, state_entries.values.filter(pa.array(is_part)))
     if state.kind == LIST:
         return [_lists(values, codes[is_part], count)]
     assert state.kind == MAP, state
-    packed = pa.array([rest for rest in found.rest if rest], pa.binary())
+    packed = pa.array([rest for rest in state_entries.rest if rest], pa.binary())
     keys = _structs(state.key_schema, _struct(state.key_schema), packed)
     return [_maps(keys, values, codes[is_part], count)]
 
@@ -266,7 +273,7 @@ def _structs(schema_text: str, kind: pa.StructType, data: pa.BinaryArray) -> pa.
     codec = ValueCodec("state", struct_from_text(schema_text), as_stored=True)
     names = kind.names
     values: list[Any] = [
-        dict(zip(names, codec.decode(each), strict=True)) for each in data.to_pylist()
+        dict(zip(names, codec.decode(encoded), strict=True)) for encoded in data.to_pylist()
     ]
     return pa.array(values, kind)
 

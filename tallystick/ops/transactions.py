@@ -42,7 +42,7 @@ class LingeringTransaction:
         timeout_ms: the system aborts the transaction after this time; 0: never.
         partitions: of a Kafka transaction, those with rows.
         sink: the uid, where the system knows it; "": the id names the sink.
-        found: the committable that the sink found; None: a transaction of Kafka.
+        committable: the committable that the sink found; None: a transaction of Kafka.
     """
 
     system: str
@@ -56,7 +56,7 @@ class LingeringTransaction:
     timeout_ms: int = 0
     partitions: tuple[TopicPartition, ...] = ()
     sink: str = ""
-    found: Committable | None = None
+    committable: Committable | None = None
 
     @property
     def prefix(self) -> str:
@@ -151,33 +151,35 @@ def recovery(view: CheckpointView) -> str:
 
 
 def of_prefixes(
-    found: Iterable[LingeringTransaction], view: CheckpointView | None, prefixes: Collection[str]
+    lingering: Iterable[LingeringTransaction],
+    view: CheckpointView | None,
+    prefixes: Collection[str],
 ) -> list[LingeringTransaction]:
     """Return the transactions of a pipeline, by its checkpoint, or else by the prefix of the id."""
     if view is not None:
-        return [each for each in found if _is_ours(each, view)]
+        return [transaction for transaction in lingering if _is_ours(transaction, view)]
     return [
-        each
-        for each in found
-        if each.transactional_id in prefixes
-        or (each.pooled is not None and _begins(each.pooled.prefix, prefixes))
+        transaction
+        for transaction in lingering
+        if transaction.transactional_id in prefixes
+        or (transaction.pooled is not None and _begins(transaction.pooled.prefix, prefixes))
     ]
 
 
 def in_order(
-    found: Iterable[LingeringTransaction], view: CheckpointView | None
+    lingering: Iterable[LingeringTransaction], view: CheckpointView | None
 ) -> list[LingeringTransaction]:
     """Sort transactions: the pipeline's first, then possible ones, then the others; each by id."""
 
-    def rank(each: LingeringTransaction) -> tuple[int, str]:
+    def rank(transaction: LingeringTransaction) -> tuple[int, str]:
         if view is not None:
-            return (0 if _is_ours(each, view) else 1, each.transactional_id)
+            return (0 if _is_ours(transaction, view) else 1, transaction.transactional_id)
         return (
-            int(describe(each, None).standing is TransactionStatus.FOREIGN),
-            each.transactional_id,
+            int(describe(transaction, None).standing is TransactionStatus.FOREIGN),
+            transaction.transactional_id,
         )
 
-    return sorted(found, key=rank)
+    return sorted(lingering, key=rank)
 
 
 class KafkaCluster:
@@ -199,17 +201,17 @@ class KafkaCluster:
         return tuple(
             LingeringTransaction(
                 system=KAFKA,
-                transactional_id=each.transactional_id,
-                name=each.name,
-                state=each.state,
-                prepared=each.has_offsets,
-                producer_id=each.producer_id,
-                producer_epoch=each.producer_epoch,
-                begun_ms=each.begun_ms,
-                timeout_ms=each.timeout_ms,
-                partitions=each.partitions,
+                transactional_id=transaction.transactional_id,
+                name=transaction.name,
+                state=transaction.state,
+                prepared=transaction.has_offsets,
+                producer_id=transaction.producer_id,
+                producer_epoch=transaction.producer_epoch,
+                begun_ms=transaction.begun_ms,
+                timeout_ms=transaction.timeout_ms,
+                partitions=transaction.partitions,
             )
-            for each in kafka_transactions.found_open(self._client)
+            for transaction in kafka_transactions.found_open(self._client)
         )
 
     def ask(self, transactional_id: str, lineage: str) -> TokenAnswer:
@@ -281,21 +283,21 @@ def _lingering_in(
     state_of: Callable[[Committable], str],
 ) -> tuple[LingeringTransaction, ...]:
     try:
-        found = [each for owner in owners for each in sink.lingering(owner)]
+        committables = [committable for owner in owners for committable in sink.lingering(owner)]
     finally:
         sink.close()
     return tuple(
         LingeringTransaction(
             system=system,
-            transactional_id=each.name,
-            name=each.name,
-            state=state_of(each),
-            prepared=state_of(each) != ONGOING,
-            begun_ms=each.begun_ms,
-            sink=each.sink,
-            found=each,
+            transactional_id=committable.name,
+            name=committable.name,
+            state=state_of(committable),
+            prepared=state_of(committable) != ONGOING,
+            begun_ms=committable.begun_ms,
+            sink=committable.sink,
+            committable=committable,
         )
-        for each in found
+        for committable in committables
     )
 
 
@@ -318,7 +320,7 @@ def _named(
     lingering: LingeringTransaction, committables: Iterable[Committable]
 ) -> Committable | None:
     """Return the committable of that name; names in files and tables are unique within a sink."""
-    for each in committables:
-        if each.name == lingering.name and lingering.sink in ("", each.sink):
-            return each
+    for committable in committables:
+        if committable.name == lingering.name and lingering.sink in ("", committable.sink):
+            return committable
     return None

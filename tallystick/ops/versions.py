@@ -44,19 +44,21 @@ def judge_pyspark(text: str) -> Iterator[CheckFinding]:
     oldest, newest = PYSPARKS
     install = f"pip install 'pyspark>={_text(oldest)},<5'"
     if not text:
-        found, meaning = "PySpark is not installed", "No pipeline can start from here."
-        yield CheckFinding(Severity.ERROR, "versions", found, meaning, install)
+        observation, meaning = "PySpark is not installed", "No pipeline can start from here."
+        yield CheckFinding(Severity.ERROR, "versions", observation, meaning, install)
     elif _number(text) < oldest:
-        found = f"PySpark {text} is installed, and {_text(oldest)} is the oldest that works"
-        yield CheckFinding(Severity.ERROR, "versions", found, "Every start is refused.", install)
+        observation = f"PySpark {text} is installed, and {_text(oldest)} is the oldest that works"
+        yield CheckFinding(
+            Severity.ERROR, "versions", observation, "Every start is refused.", install
+        )
     elif _number(text) > newest:
         yield _untried(f"PySpark {text}", newest)
     elif _number(text) < PYSPARK_FOR_QUERIES:
-        found = (
+        observation = (
             f"PySpark {text} runs pipelines; Structured Streaming queries of your own need "
             f"{_text(PYSPARK_FOR_QUERIES)}"
         )
-        yield CheckFinding(Severity.INFO, "versions", found)
+        yield CheckFinding(Severity.INFO, "versions", observation)
 
 
 def judge_brokers(facts: ClusterFacts) -> Iterator[CheckFinding]:
@@ -68,8 +70,8 @@ def judge_brokers(facts: ClusterFacts) -> Iterator[CheckFinding]:
     if release:
         newest = max(KAFKA_RELEASES)
         later = " or later" if level > newest else ""
-        found = f"the brokers are of Kafka {release}{later} (metadata.version {level})"
-        yield CheckFinding(Severity.INFO, "versions", found)
+        observation = f"the brokers are of Kafka {release}{later} (metadata.version {level})"
+        yield CheckFinding(Severity.INFO, "versions", observation)
     else:
         yield CheckFinding(
             Severity.ERROR,

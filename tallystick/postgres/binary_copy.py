@@ -148,12 +148,12 @@ def binary_copy(
     for rows in batches:
         for start in range(0, rows.num_rows, CHUNK_ROWS):
             columns = rows.slice(start, CHUNK_ROWS).columns
-            exact = [each.exact(array) for each, array in zip(encoders, columns, strict=True)]
+            exact = [encoder.exact(array) for encoder, array in zip(encoders, columns, strict=True)]
             chunk = pa.RecordBatch.from_arrays(exact, [str(n) for n in range(len(exact))])
             if stream is None:
                 builders = {
-                    written.name: each.builder(written)
-                    for each, written in zip(encoders, chunk.schema, strict=True)
+                    written.name: encoder.builder(written)
+                    for encoder, written in zip(encoders, chunk.schema, strict=True)
                 }
                 stream = ArrowToPostgresBinaryEncoder.new_with_encoders(chunk.schema, builders)
                 yield stream.write_header()

@@ -88,8 +88,8 @@ idle_connections: WorkerCache[str, tuple[Connection, int]] = WorkerCache(
 def query(text: str) -> LiteralString:
     """Return SQL whose names were quoted by the server or by `quoted`, for psycopg's types."""
     checked: Any = text
-    found: LiteralString = checked
-    return found
+    sql: LiteralString = checked
+    return sql
 
 
 def quoted(name: str) -> str:
@@ -129,16 +129,16 @@ def _connected(
     """
     secrets, settings = secrets_of(dsn), _settings(dsn, patience_s)
     with ours("connecting", secrets):
-        made = psycopg.connect(dsn, **settings)
+        connection = psycopg.connect(dsn, **settings)
     try:
-        with ours("setting up the session", secrets), cut_off(made, patience_s):
-            pid = _set_up(made)
+        with ours("setting up the session", secrets), cut_off(connection, patience_s):
+            pid = _set_up(connection)
             if has_no_end:
-                made.execute(_WITHOUT_END)
+                connection.execute(_WITHOUT_END)
     except BaseException:
-        made.close()
+        connection.close()
         raise
-    return made, pid
+    return connection, pid
 
 
 def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
@@ -152,12 +152,12 @@ def _settings(dsn: str, patience_s: float | None) -> dict[str, Any]:
             "PostgreSQL: dsn is not a connection string: expected 'host=… dbname=… user=…' or "
             "'postgresql://user@host/database'"
         )
-    said = given.get("connect_timeout") or CONNECT_TIMEOUT_S
+    wanted = given.get("connect_timeout") or CONNECT_TIMEOUT_S
     try:
-        wanted_s = int(said)
+        wanted_s = int(wanted)
     except ValueError:
         raise OptionError(
-            f"PostgreSQL: connect_timeout={said!r} in dsn: expected whole seconds"
+            f"PostgreSQL: connect_timeout={wanted!r} in dsn: expected whole seconds"
         ) from None
     settings: dict[str, Any] = {name: it for name, it in _DEFAULTS.items() if name not in given}
     if patience_s is not None:
@@ -214,8 +214,8 @@ def lend(dsn: str, application: str = "") -> tuple[Connection, int]:
     begin = f"{BEGIN}; {USERS_PATH}"
     if application:
         begin += f"; SET LOCAL application_name = {literal(application)}"
-    while found := idle_connections.take(dsn):
-        connection, pid = found
+    while idle := idle_connections.take(dsn):
+        connection, pid = idle
         try:
             with answered(dsn, connection, pid):
                 connection.execute(query(begin))
@@ -277,9 +277,9 @@ def cut_off(
         nonlocal why
         wait_s = patience_s + _GRACE_S
         while not is_over.wait(wait_s):
-            found = trouble()
-            if found and not is_over.is_set():
-                why = found
+            reason = trouble()
+            if reason and not is_over.is_set():
+                why = reason
                 with suppress(OSError):
                     line.shutdown(socket.SHUT_RDWR)
                 return

@@ -34,7 +34,7 @@ from tallystick.postgres.connection import Connection, Session, query
 from tallystick.postgres.names import (
     NAME_BYTES_MAX,
     application_prefix,
-    found,
+    committable_of,
     name_from,
     owner_prefix,
     prefix_of,
@@ -123,7 +123,7 @@ class PostgresCommitter:
 
     def _commit(self, committable: Committable, until: float | None) -> Outcome:
         details = Details.from_text(committable.details)
-        if found(committable.name, committable.sink, committable.details) is None:
+        if committable_of(committable.name, committable.sink, committable.details) is None:
             raise ManifestError(
                 f"PostgreSQL: a manifest names the transaction {committable.name!r}, as no task "
                 f"does: it was edited, or made by somebody else. Nothing was changed. Put a whole "
@@ -179,10 +179,15 @@ class PostgresCommitter:
         def look(connection: Connection) -> list[Committable]:
             # In the order that a transaction goes through: what moves on meanwhile is seen twice.
             # Both stay: another user's row or session may have the name of a transaction of ours.
-            made = self._open(connection, owner)
-            made += self._prepared(connection, owner)
-            made += self._staged(connection, owner)
-            return list({(each.name, each.details): each for each in made}.values())
+            committables = self._open(connection, owner)
+            committables += self._prepared(connection, owner)
+            committables += self._staged(connection, owner)
+            return list(
+                {
+                    (committable.name, committable.details): committable
+                    for committable in committables
+                }.values()
+            )
 
         with self._lock:
             return self._session.run("looking for what is pending", look)
@@ -229,7 +234,7 @@ class PostgresCommitter:
         return self._readable(ours)
 
     def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
-        made: list[Committable] = []
+        committables: list[Committable] = []
         schemas = connection.execute(query(_REGISTRIES), [self._plan.details.schema]).fetchall()
         for schema, is_ours in schemas:
             registry, is_mine = registry_of(schema), schema == self._plan.details.schema
@@ -262,17 +267,17 @@ class PostgresCommitter:
                 known = self._known(connection, schema, target, staging)
                 text = _details(self._plan.details, "staged", schema, known)
                 begun_ms = begun_ms if 0 <= begun_ms <= now_ms else 0
-                made += self._readable([(name, owner.sink, text, count, begun_ms)])
-        return made
+                committables += self._readable([(name, owner.sink, text, count, begun_ms)])
+        return committables
 
     def _look_elsewhere(self, connection: Connection, registry: str, owner: Owner) -> None:
         """Warn of rows that an earlier run may have staged in a registry of another role."""
-        problem, found = "it has triggers, rules or policies", None
+        problem, rows = "it has triggers, rules or policies", None
         try:
             with connection.transaction():
                 connection.execute(query(f"SET LOCAL statement_timeout = {_LOOK_MS}"))
                 if lock_without_code(connection, registry, ("name", "text"), nowait=True):
-                    found = connection.execute(
+                    rows = connection.execute(
                         query(
                             f"SELECT name FROM ONLY {registry} WHERE starts_with(name, $1) LIMIT 1"
                         ),
@@ -282,15 +287,15 @@ class PostgresCommitter:
             if connection.closed:
                 raise
             problem = str(error.diag.message_primary)
-        if found is None:
+        if rows is None:
             self._warn(
                 f"{registry} belongs to another role, and cannot be looked into ({problem}): if "
                 f"this pipeline staged rows there, with another table=, they stay"
             )
-        elif found:
+        elif rows:
             self._warn(
                 f"{registry} belongs to another role, and has rows of this pipeline, such as "
-                f"{found[0][0][:NAME_BYTES_MAX]!r}: they stay. If it staged them itself, with "
+                f"{rows[0][0][:NAME_BYTES_MAX]!r}: they stay. If it staged them itself, with "
                 f"another table=, run ALTER TABLE {registry} OWNER TO its role, and start again"
             )
 
@@ -311,17 +316,17 @@ class PostgresCommitter:
 
     def _readable(self, rows: Iterable[tuple[str, str, str, int, int]]) -> list[Committable]:
         """Return the committables of the rows with names of our tasks; warn of the others."""
-        made = []
-        for each in rows:
-            name, committable = each[0], found(*each)
+        committables = []
+        for row in rows:
+            name, committable = row[0], committable_of(*row)
             if committable is None:
                 self._warn(
                     f"{name[:NAME_BYTES_MAX]!r} begins like the names of this pipeline's "
                     f"transactions, and is none: somebody else has made it, and it is left alone"
                 )
             else:
-                made.append(committable)
-        return made
+                committables.append(committable)
+        return committables
 
     def _warn(self, warning: str) -> None:
         """Log a warning once: its cause may stay for long."""
@@ -363,7 +368,7 @@ class PostgresCommitter:
         try:
             self._session.run(
                 "deleting old tokens",
-                lambda each: prune(each, prefix, details.schema, epoch - EPOCHS_PROVED),
+                lambda connection: prune(connection, prefix, details.schema, epoch - EPOCHS_PROVED),
                 until,
             )
         except (RetriableError, OptionError, RecordError) as error:

@@ -38,7 +38,7 @@ def secrets_of(dsn: str) -> tuple[str, ...]:
     except psycopg.Error:
         return (dsn,)
     named = [given.get(name) for name in _SECRETS] + [os.environ.get("PGPASSWORD")]
-    return tuple(sorted((str(each) for each in [dsn, *named] if each), key=len, reverse=True))
+    return tuple(sorted((str(secret) for secret in [dsn, *named] if secret), key=len, reverse=True))
 
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
@@ -74,11 +74,11 @@ def translate(
 ) -> TallystickError:
     """Return the error of ours for an error of psycopg."""
     state = error.sqlstate or ""
-    said = error.diag.message_primary or str(error)
-    text = f"PostgreSQL: {doing}: {scrubbed(said, secrets)}{f' ({state})' if state else ''}"
+    message = error.diag.message_primary or str(error)
+    text = f"PostgreSQL: {doing}: {scrubbed(message, secrets)}{f' ({state})' if state else ''}"
     if not state:
         refused = isinstance(error, psycopg.ProgrammingError | psycopg.NotSupportedError)
-        if refused or any(each in said for each in _REFUSED):
+        if refused or any(phrase in message for phrase in _REFUSED):
             return OptionError(text)
         return RetriableError(text)
     if state == "42710":  # a name of ours is drawn again for each attempt
@@ -112,8 +112,8 @@ def _where(error: psycopg.Error, columns: Mapping[str, str]) -> str:
         column and f"column {column}{_type_of(column, columns)}",
         copied and f"row {copied[1]} of those sent together",
     ]
-    said = ", ".join(part for part in parts if part)
-    return f"; {said}" if said else ""
+    place = ", ".join(part for part in parts if part)
+    return f"; {place}" if place else ""
 
 
 def _type_of(column: str, columns: Mapping[str, str]) -> str:

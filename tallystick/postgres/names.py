@@ -55,8 +55,8 @@ def application_of(name: str) -> str:
     Empty if the name would be too long, which takes numbers that no pipeline reaches.
     """
     prefix = prefix_of(name)
-    made = _application_prefix(prefix) + name.removeprefix(prefix)
-    return made if len(made) <= _APPLICATION_MAX else ""
+    session_name = _application_prefix(prefix) + name.removeprefix(prefix)
+    return session_name if len(session_name) <= _APPLICATION_MAX else ""
 
 
 def application_prefix(owner: Owner) -> str:
@@ -73,7 +73,7 @@ def _application_prefix(prefix: str) -> str:
     return f"tallystick:{_hash(prefix)}:"
 
 
-def found(
+def committable_of(
     name: str, sink: str, details: str, record_count: int = 0, begun_ms: int = 0
 ) -> Committable | None:
     """Return the committable of a name that a recovery found; None: `name_of` did not make it.
@@ -121,8 +121,8 @@ def insert_token(
 
 def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence[str]) -> str:
     """Return a digest of a row of the registry, to detect a change by another role."""
-    said = json.dumps([target, staging, list(columns), list(key)])
-    return sha256(said.encode()).hexdigest()[:32]
+    content = json.dumps([target, staging, list(columns), list(key)])
+    return sha256(content.encode()).hexdigest()[:32]
 
 
 def move(
@@ -149,9 +149,9 @@ def move(
     if not key:
         return f"{into} {source} WHERE {_OF_ONE} ORDER BY {POSITION}"
     keys = ", ".join(map(quoted, key))
-    equal = ", ".join(changed.get(each, quoted(each)) for each in key)
-    others = [quoted(each) for each in columns if each not in key]
-    changes = ", ".join(f"{each} = EXCLUDED.{each}" for each in others)
+    equal = ", ".join(changed.get(name, quoted(name)) for name in key)
+    others = [quoted(name) for name in columns if name not in key]
+    changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
     return (
         f"{into} (SELECT DISTINCT ON ({equal}) {names} FROM {source} WHERE {_OF_ONE} "
         f"ORDER BY {equal}, {POSITION} DESC) AS last "

@@ -323,8 +323,8 @@ def abort_open(
     # The server also says "no" of one that had ended by itself when it was its turn. And it shows
     # one transaction the same sessions throughout.
     with as_who_connected(connection):
-        left = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
-    if ended == (False,) and left:
+        remaining = connection.execute(query(f"SELECT {sessions}"), [application]).rowcount
+    if ended == (False,) and remaining:
         raise RetriableError(
             f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
         )
@@ -401,7 +401,7 @@ def _tokens(
         query(f"SELECT name, lost, checkpoint_id FROM {tokens} WHERE name IN ($1, $2)"),
         [name, mark],
     ).fetchall()
-    return [(each, (lost, checkpoint_id)) for each, lost, checkpoint_id in found_rows]
+    return [(found_name, (lost, checkpoint_id)) for found_name, lost, checkpoint_id in found_rows]
 
 
 def _both(statement: tuple[str, list[object]]) -> tuple[LiteralString, list[object]]:

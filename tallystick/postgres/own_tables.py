@@ -20,7 +20,7 @@ from tallystick.postgres.connection import (
     query,
     quoted,
 )
-from tallystick.postgres.names import NAME_BYTES_MAX, found, prefix_of
+from tallystick.postgres.names import NAME_BYTES_MAX, committable_of, prefix_of
 from tallystick.postgres.schema import (
     ID,
     POSITION,
@@ -135,8 +135,8 @@ def ensure_staging(connection: Connection, table: Table) -> None:
     # NOT NULL does not, since a column that rows leave out gets its default at the commit only;
     # for the same reason `_differences` takes CHECKs of such columns away.
     loosened = [
-        f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(each.name)} DROP NOT NULL"
-        for each in _attributes_not_null(connection, table)
+        f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(column.name)} DROP NOT NULL"
+        for column in _attributes_not_null(connection, table)
     ]
     _ensure(
         connection,
@@ -159,23 +159,23 @@ def ensure_staging(connection: Connection, table: Table) -> None:
                 _retype_rows(connection, table)
             if changes := _differences(connection, table):
                 ddl = [f"ALTER TABLE {table.staging} {', '.join(changes)}"]
-                held = columns_of(connection, table.staging)
+                staged = columns_of(connection, table.staging)
                 ddl += [
                     f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
                     for name in _domain_defaults(connection, table)
-                    if name not in held
+                    if name not in staged
                 ]
                 _run_ddl(connection, ddl, table.staging)
 
 
 def _attributes_not_null(connection: Connection, table: Table) -> list[TableColumn]:
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT attname FROM pg_attribute WHERE attrelid = $1::regclass AND attnotnull "
         "AND attnum > 0 AND NOT attisdropped",
         [table.sql],
     ).fetchall()
-    names = {row[0] for row in found}
-    return [each for each in table.columns if each.name in names]
+    names = {row[0] for row in rows}
+    return [column for column in table.columns if column.name in names]
 
 
 def refuse_loss(
@@ -205,9 +205,9 @@ def refuse_loss(
     if not changed:
         return {}
     connection.execute(OWN_PATH_MEANWHILE)
-    held, wanted = columns_of(connection, staging), columns_of(connection, target)
+    staged, wanted = columns_of(connection, staging), columns_of(connection, target)
     for name in columns:
-        old, new = held[name], wanted[name]
+        old, new = staged[name], wanted[name]
         if old.type_name != new.type_name:
             with _lossless(connection, (staging, target), old, new, f"{ID} = {number}"):
                 pass
@@ -224,9 +224,9 @@ def _retype_rows(connection: Connection, table: Table) -> None:
     Raises:
         OptionError: a cast would cut, pad, round or shift a value, or there is no cast.
     """
-    held = columns_of(connection, table.staging)
+    staged = columns_of(connection, table.staging)
     for new in table.columns:
-        old = held.get(new.name)
+        old = staged.get(new.name)
         if old is not None and old.type_name != new.type_name:
             # Without USING, since an explicit cast cuts and pads without a word.
             change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
@@ -244,9 +244,9 @@ def _whose(connection: Connection, table: Table) -> str:
     person removes the rows of a checkpoint that was given up.
     """
     staging, registry = table.staging, registry_of(table.schema)
-    asked = _WHOSE.format(staging=staging, registry=registry, id=ID)
+    statement = _WHOSE.format(staging=staging, registry=registry, id=ID)
     counts: dict[tuple[str, str], int] = {}
-    for name, number, count in connection.execute(query(asked)).fetchall():
+    for name, number, count in connection.execute(query(statement)).fetchall():
         whose = _removal(staging, registry, name, number)
         counts[whose] = counts.get(whose, 0) + count
     shown = list(counts)[:_OWNERS_SHOWN]
@@ -266,7 +266,8 @@ def _removal(staging: str, registry: str, name: str | None, number: int) -> tupl
         known = f"SELECT FROM {registry} WHERE id = {staging}.{ID}"
         return "no transaction", f"DELETE FROM {staging} WHERE NOT EXISTS ({known})"
     whose, which = prefix_of(name), f"starts_with(name, {literal(prefix_of(name))})"
-    if found(name, "", "") is None:  # of others, and maybe what the names of all begin with
+    # Rows of others, whose name may be what the names of all begin with.
+    if committable_of(name, "", "") is None:
         whose, which = name[:NAME_BYTES_MAX], f"id = {number}"
     return repr(whose), (
         f"WITH gone AS (DELETE FROM {registry} WHERE {which} "
@@ -306,8 +307,8 @@ def _lossless(
         refused = "a value would not stay as it is"
         try:
             with connection.transaction():
-                asked = f"SELECT FROM {staging} WHERE {which} AND {rounded} LIMIT 1"
-                if not connection.execute(query(asked)).rowcount:
+                statement = f"SELECT FROM {staging} WHERE {which} AND {rounded} LIMIT 1"
+                if not connection.execute(query(statement)).rowcount:
                     yield
                     return
         except (errors.DataError, errors.CannotCoerce, errors.DatatypeMismatch) as error:
@@ -339,27 +340,27 @@ def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:
 
     Waiting rows do not have these columns, and their commit leaves the columns out.
     """
-    found = connection.execute(_DOMAIN_DEFAULTS, [table.sql]).fetchall()
-    strict = {each.name for each in table.columns if each.not_null}
-    return {name: default for name, default in found if name in strict}
+    defaults = connection.execute(_DOMAIN_DEFAULTS, [table.sql]).fetchall()
+    strict = {column.name for column in table.columns if column.not_null}
+    return {name: default for name, default in defaults if name in strict}
 
 
 def _differences(connection: Connection, table: Table) -> list[str]:
     """Return the changes that bring the staging table up to date with the user's."""
-    found = columns_of(connection, table.staging)
+    staged = columns_of(connection, table.staging)
     defaults = _domain_defaults(connection, table)
     changes = []
     for column in table.columns:
         name, kind = quoted(column.name), column.type_name
-        if column.name not in found:
+        if column.name not in staged:
             if column.generated:
                 continue  # rows never have it, and it may be null nowhere
             default = defaults.get(column.name)
             filled_with = f" DEFAULT {default}" if default else ""
             changes.append(f"ADD COLUMN {name} {column.declared}{filled_with}")
-        elif found[column.name].declared != column.declared:
+        elif staged[column.name].declared != column.declared:
             changes.append(f"ALTER COLUMN {name} TYPE {column.declared} USING {name}::{kind}")
-    filled = [each.name for each in table.columns if each.has_default or each.generated]
+    filled = [column.name for column in table.columns if column.has_default or column.generated]
     if not connection.execute(_IS_REPLICATED, [table.staging]).rowcount:
         changes.append(_DELETES_ARE_PUBLISHED)
     unfit = connection.execute(_UNFIT_CHECKS, [table.staging, table.sql, filled]).fetchall()
@@ -373,10 +374,11 @@ def _ensure(
         _run_ddl(connection, ddl, table)
     if problem := strangers_hand(connection, table, target.sql):
         raise OptionError(problem)
-    asked = [
-        f"has_table_privilege({literal(table)}, {literal(each)})" for each in privileges.split(", ")
+    conditions = [
+        f"has_table_privilege({literal(table)}, {literal(privilege)})"
+        for privilege in privileges.split(", ")
     ]
-    if connection.execute(query(f"SELECT {' AND '.join(asked)}")).fetchone() != (True,):
+    if connection.execute(query(f"SELECT {' AND '.join(conditions)}")).fetchone() != (True,):
         raise OptionError(
             f"the role lacks privileges on {table}: run GRANT {privileges} ON {table} TO it"
         )

@@ -224,8 +224,8 @@ def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
     try:
         with connection.transaction():
             connection.execute(USERS_PATH)
-            found = connection.execute(_FOUND, [table]).fetchone()
-        row = connection.execute(_TABLE, found).fetchone()
+            identity = connection.execute(_FOUND, [table]).fetchone()
+        row = connection.execute(_TABLE, identity).fetchone()
     except (errors.SyntaxError, errors.InvalidName) as error:
         reason = f": {error.diag.message_primary}"
     if row is None:
@@ -261,11 +261,11 @@ def columns_of(connection: Connection, table: str) -> dict[str, TableColumn]:
     """
     row = connection.execute(_FOUND, [table]).fetchone()
     assert row is not None
-    return {each.name: each for each in _columns(connection, row[0])}
+    return {column.name: column for column in _columns(connection, row[0])}
 
 
 def _columns(connection: Connection, oid: object) -> tuple[TableColumn, ...]:
-    return tuple(TableColumn(*each) for each in connection.execute(_COLUMNS, [oid]).fetchall())
+    return tuple(TableColumn(*row) for row in connection.execute(_COLUMNS, [oid]).fetchall())
 
 
 def retyped(
@@ -278,15 +278,15 @@ def retyped(
         tables: as SQL, with columns of those names and types.
         columns: as they were.
     """
-    known = {each.name: each for each in columns}
-    found = [
+    known = {column.name: column for column in columns}
+    types = [
         (known[name], f"{now} COLLATE {collation}" if collation else now, exact)
         for name, now, collation, *exact in connection.execute(_TYPES, tables).fetchall()
         if name in known
     ]
     changed = {
         f"column {quoted(was.name)} is {now} now, and was {was.declared}"
-        for was, now, exact in found
+        for was, now, exact in types
         if exact != [was.type_id, was.type_modifier, was.collation_id]
     }
     return sorted(changed)
@@ -295,7 +295,7 @@ def retyped(
 def _key_problems(
     connection: Connection, oid: int, columns: Sequence[TableColumn], key: Sequence[str]
 ) -> list[str]:
-    missing = sorted(set(key) - {each.name for each in columns})
+    missing = sorted(set(key) - {column.name for column in columns})
     if missing:
         return [f"has no column {', '.join(map(repr, missing))}, named in key="]
     indexes = connection.execute(query(_UNIQUE), [oid, list(key)]).fetchall()
@@ -361,7 +361,7 @@ def strangers_hand(connection: Connection, ours: str, target: str) -> str:
     return ""
 
 
-def staging_named(connection: Connection, schema: str, said: str) -> str | None:
+def staging_named(connection: Connection, schema: str, staging: str) -> str | None:
     """Return the staging table that a row names, as SQL; None: the schema has no such table.
 
     `strangers_hand` checks its owner.
@@ -369,9 +369,9 @@ def staging_named(connection: Connection, schema: str, said: str) -> str | None:
     Args:
         connection: to the server.
         schema: of the registry, quoted.
-        said: the name in the row, as `Table.staging`; compared letter by letter.
+        staging: the name in the row, as `Table.staging`; compared letter by letter.
     """
-    row = connection.execute(query(_STAGING), [schema, said]).fetchone()
+    row = connection.execute(query(_STAGING), [schema, staging]).fetchone()
     return None if row is None else f"{schema}.{quoted(row[0])}"
 
 
@@ -392,8 +392,8 @@ def lock_without_code(
     # Where it is on, planning a query evaluates what CHECKs call.
     connection.execute("SET LOCAL constraint_exclusion = off")
     for is_locked in (False, True):
-        asked = [table, *column]
-        if not connection.execute(query(_WITHOUT_CODE), asked).rowcount:
+        parameters = [table, *column]
+        if not connection.execute(query(_WITHOUT_CODE), parameters).rowcount:
             return False
         if not is_locked:
             # Against new statistics and indexes; then against triggers, and so all stronger locks.

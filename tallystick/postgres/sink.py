@@ -117,11 +117,11 @@ class PostgresSink:
         session = connection.Session(self.dsn)
         try:
             table = session.run(
-                f"checking table {self.table}", lambda each: self._checked(each, facts)
+                f"checking table {self.table}", lambda conn: self._checked(conn, facts)
             )
             server, database = session.run("asking who it is", outcome.identity)
             tokens = schema.tokens_of(table.schema)
-            tokens_id = session.run("asking", lambda each: outcome.table_id_of(each, tokens))
+            tokens_id = session.run("asking", lambda conn: outcome.table_id_of(conn, tokens))
         except BaseException:
             session.close()
             raise

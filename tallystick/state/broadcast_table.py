@@ -54,7 +54,7 @@ class TableCodec:
                 raise OptionError(f"key column {name!r}: the rows have {columns.names}")
         self.columns = columns
         self.key = KeyCodec(pa.schema([columns.field(name) for name in key]))
-        others = [each for each in columns if each.name not in key]
+        others = [column for column in columns if column.name not in key]
         if not others:
             raise OptionError(
                 f"there are no columns beside the key {list(key)}: add one, such as Kafka's "
@@ -84,10 +84,10 @@ class TableCodec:
     def rows(self, entries: pa.RecordBatch) -> pa.Table:
         """Decode rows from entries without deletions."""
         keys, values = self.key.decode(bodies(entries.column(0))), self._values
-        found = dict(zip(keys.schema.names, keys.columns, strict=True))
+        by_name = dict(zip(keys.schema.names, keys.columns, strict=True))
         others = values.decode(entries.column(1))
-        found |= dict(zip(others.schema.names, others.columns, strict=True))
-        return pa.table([found[name] for name in self.columns.names], schema=self.columns)
+        by_name |= dict(zip(others.schema.names, others.columns, strict=True))
+        return pa.table([by_name[name] for name in self.columns.names], schema=self.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +159,8 @@ class KeyIndex:
         if not len(self._keys):
             return np.full(len(wanted), -1, np.int64)
         if not self._is_plain:  # two keys of one hash: Arrow makes an index for each batch
-            found = pc.index_in(wanted, value_set=self._keys).fill_null(-1)
-            places: Int64Array = found.to_numpy().astype(np.int64)
+            indices = pc.index_in(wanted, value_set=self._keys).fill_null(-1)
+            places: Int64Array = indices.to_numpy().astype(np.int64)
             return places
         hashes = _hashes(wanted)
         at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)

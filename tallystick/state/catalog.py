@@ -93,7 +93,7 @@ class StateFile:
             raise ValueError(f"{file.path}: kind {file.kind!r}: expected {SNAPSHOT} or {CHANGELOG}")
         numbers = [getattr(file, name) for name in _NUMBERS]
         numbers.append(0 if file.first_epoch is None else file.first_epoch)
-        if not (all(type(each) is int for each in numbers) and min(numbers) >= 0):
+        if not (all(type(number) is int for number in numbers) and min(numbers) >= 0):
             raise ValueError(f"{file.path}: {numbers}: expected whole numbers from 0")
         if not (file.first <= file.last < MAX_PARALLELISM_MAX and file.index_size <= file.size):
             raise ValueError(
@@ -166,12 +166,12 @@ class PartitionTime(NamedTuple):
         Raises:
             TypeError: a value has the wrong type.
         """
-        found = cls(*value)
-        latest_ms = 0 if found.latest_ms is None else found.latest_ms
-        numbers = (found.partition, latest_ms, found.seen_ms)
-        if not (isinstance(found.topic, str) and all(type(each) is int for each in numbers)):
+        times = cls(*value)
+        latest_ms = 0 if times.latest_ms is None else times.latest_ms
+        numbers = (times.partition, latest_ms, times.seen_ms)
+        if not (isinstance(times.topic, str) and all(type(number) is int for number in numbers)):
             raise TypeError(f"partition_times {value!r}: expected a topic and three whole numbers")
-        return found
+        return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,8 @@ class StepState:
         return {
             **_shallow(self, but="partition_times"),
             **(times if self.partition_times else {}),
-            "fields": [each.to_json() for each in self.fields],
-            "files": [_shallow(each) for each in self.files],
+            "fields": [field.to_json() for field in self.fields],
+            "files": [_shallow(file) for file in self.files],
             "trail": _trail_json(self.trail),
         }
 
@@ -238,7 +238,7 @@ class StepState:
                 "files": tuple(StateFile.from_json(file) for file in value["files"]),
                 "trail": _trail_of(value["trail"]),
                 "partition_times": tuple(
-                    PartitionTime.from_json(each) for each in value.get("partition_times", ())
+                    PartitionTime.from_json(entry) for entry in value.get("partition_times", ())
                 ),
             }
         )
@@ -251,7 +251,7 @@ class StepState:
                 f"step {step.uid}: parallelism {step.parallelism} of {step.max_parallelism} key "
                 f"groups: expected 1 to {MAX_PARALLELISM_MAX}"
             )
-        beyond = [each.path for each in step.files if each.last >= step.max_parallelism]
+        beyond = [file.path for file in step.files if file.last >= step.max_parallelism]
         if beyond:
             raise ValueError(
                 f"step {step.uid}: {beyond[0]} has key groups beyond the {step.max_parallelism} "
@@ -259,10 +259,10 @@ class StepState:
             )
         if step.files and not step.trail:
             raise ValueError(f"step {step.uid}: {len(step.files)} files, and no version of them")
-        strange = [each.path for each in step.files if each.path.split("/")[1] != step.uid]
+        strange = [file.path for file in step.files if file.path.split("/")[1] != step.uid]
         if strange:
             raise ValueError(f"step {step.uid}: {strange[0]} is a file of another step")
-        names = {each.path for each in step.files}
+        names = {file.path for file in step.files}
         if len(names) < len(step.files):
             raise ValueError(f"step {step.uid}: {len(step.files)} files with {len(names)} names")
         return step
@@ -301,13 +301,13 @@ def _trail_of(parts: Iterable[int | str]) -> tuple[Version, ...]:
 
 def _check_types(value: StateField | StepState) -> None:
     """Raise TypeError if a field for a number or a text holds another type."""
-    for each in fields(value):
-        found = getattr(value, each.name)
-        if each.type in (int, str) and type(found) is not each.type:
-            raise TypeError(f"{each.name} {found!r}: expected {each.type}")
-        if each.type == int | None and not (found is None or type(found) is int):
-            raise TypeError(f"{each.name} {found!r}: expected a whole number, or none")
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if field.type in (int, str) and type(content) is not field.type:
+            raise TypeError(f"{field.name} {content!r}: expected {field.type}")
+        if field.type == int | None and not (content is None or type(content) is int):
+            raise TypeError(f"{field.name} {content!r}: expected a whole number, or none")
 
 
 def _shallow(value: StateFile | StateField | StepState, but: str = "") -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value) if each.name != but}
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.name != but}

@@ -130,16 +130,20 @@ def parse_index(tail: bytes, checksum: int) -> list[Segment]:
         raise DamagedError(f"format {magic!r}, this release reads {MAGIC!r}")
     segments = [Segment(*line) for line in np.frombuffer(index, _LINE).tolist()]
     stop = first = 0
-    for each in segments:
-        if each.offset < stop or not first <= each.first <= each.last:
+    for segment in segments:
+        if segment.offset < stop or not first <= segment.first <= segment.last:
             raise DamagedError("its index names segments that are out of order")
-        first, stop = each.last, each.offset + each.length
+        first, stop = segment.last, segment.offset + segment.length
     return segments
 
 
 def segments_of(segments: Sequence[Segment], groups: KeyGroupRange) -> list[Segment]:
     """Return the segments that may hold a range of key groups: neighbours in the file."""
-    return [each for each in segments if each.last >= groups.first and each.first <= groups.last]
+    return [
+        segment
+        for segment in segments
+        if segment.last >= groups.first and segment.first <= groups.last
+    ]
 
 
 def decode(blob: bytes | memoryview, segment: Segment, groups: KeyGroupRange) -> pa.RecordBatch:
@@ -224,7 +228,7 @@ def damage_of(file: StateFile, data: bytes) -> str:
     except DamagedError as error:
         return str(error)
     view = memoryview(data)
-    for each in segments:
-        if zlib.crc32(view[each.offset : each.offset + each.length]) != each.checksum:
-            return f"{each.length} bytes at {each.offset} fail their checksum"
+    for segment in segments:
+        if zlib.crc32(view[segment.offset : segment.offset + segment.length]) != segment.checksum:
+            return f"{segment.length} bytes at {segment.offset} fail their checksum"
     return ""

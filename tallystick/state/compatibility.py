@@ -57,13 +57,13 @@ def settle(
         OptionError: a state has another kind, schema or meaning in the checkpoint, or there are too
             many states.
     """
-    held = {field.name: field for field in base.fields} if base else {}
+    by_name = {field.name: field for field in base.fields} if base else {}
     next_id = base.next_id if base else 1
     for state in declared:
         if state.kind == DELETED:
-            held.pop(state.name, None)
-        elif state.name in held:
-            held[state.name] = _same(uid, state, held[state.name])
+            by_name.pop(state.name, None)
+        elif state.name in by_name:
+            by_name[state.name] = _same(uid, state, by_name[state.name])
         else:
             if next_id > STATE_ID_MAX:
                 raise OptionError(
@@ -71,7 +71,7 @@ def settle(
                     f"were declared over the life of this checkpoint, and ids are not used twice. "
                     f"Give the step a new uid, or start from a new checkpoint"
                 )
-            held[state.name] = StateField(
+            by_name[state.name] = StateField(
                 state.name,
                 next_id,
                 state.kind,
@@ -81,13 +81,13 @@ def settle(
                 state.meaning,
             )
             next_id += 1
-    return tuple(held.values()), next_id
+    return tuple(by_name.values()), next_id
 
 
-def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
+def _same(uid: str, state: StateDeclaration, base: StateField) -> StateField:
     # How long entries live may change; whether they end at all is part of how they are stored.
     now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
-    before = _shape(held.kind, held.key_schema, held.value_schema, held.ttl_ms)
+    before = _shape(base.kind, base.key_schema, base.value_schema, base.ttl_ms)
     if now != before and state.kind in (COLUMNS, PANES, ROWS, TABLE, ELEMENTS):
         raise OptionError(
             f"step {uid}: the checkpoint holds {before}, and the function's state is {now}. "
@@ -100,7 +100,7 @@ def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
             f"declares it as {now}. Declare it as it was; or give the new one another name, and "
             f"call deleteIfExists({state.name!r}) in init() to drop what is held"
         )
-    if differing := "; ".join(change.text for change in changes(held.meaning, state.meaning)):
+    if differing := "; ".join(change.text for change in changes(base.meaning, state.meaning)):
         raise OptionError(
             f"step {uid}: {differing}: what the checkpoint holds would count as something else "
             f"from now on. Set it back (a column that only has another name gets its old one in a "
@@ -108,7 +108,7 @@ def _same(uid: str, state: StateDeclaration, held: StateField) -> StateField:
             f"state, and start once with allow_dropped_state=[{uid!r}] to give up what is held"
         )
     # Releases that did not write a meaning, or not all of it, are believed: from now on it stands.
-    return replace(held, key_schema=state.key_schema, ttl_ms=state.ttl_ms, meaning=state.meaning)
+    return replace(base, key_schema=state.key_schema, ttl_ms=state.ttl_ms, meaning=state.meaning)
 
 
 def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:
@@ -178,28 +178,28 @@ def check(
     """
     by_uid = {step.uid: step for step in wanted}
     kept = {}
-    for held in state:
-        if held.uid in by_uid:
-            _check_same(by_uid[held.uid], held)
-            kept[held.uid] = held
-        elif held.uid not in allow_dropped:
-            raise _gone(held, by_uid.keys() - kept.keys())
+    for step in state:
+        if step.uid in by_uid:
+            _check_same(by_uid[step.uid], step)
+            kept[step.uid] = step
+        elif step.uid not in allow_dropped:
+            raise _gone(step, by_uid.keys() - kept.keys())
     return kept
 
 
-def starting_point(wanted: StepRequirement, held: StepState | None, task_count: int) -> StepState:
+def starting_point(wanted: StepRequirement, base: StepState | None, task_count: int) -> StepState:
     """Return the state from which an epoch of a step starts, with the epoch's parallelism.
 
     Args:
         wanted: the step.
-        held: the step's committed state; None: a new step.
+        base: the step's committed state; None: a new step.
         task_count: how many tasks Spark runs at a time.
 
     Raises:
         OptionError: more tasks are asked for than there are key groups.
     """
-    if held is not None:
-        most = held.max_parallelism
+    if base is not None:
+        most = base.max_parallelism
     else:
         most = wanted.max_parallelism or default_max_parallelism(wanted.parallelism or task_count)
     parallelism = wanted.parallelism or min(task_count, most)
@@ -209,8 +209,8 @@ def starting_point(wanted: StepRequirement, held: StepState | None, task_count: 
             f"(max_parallelism), and a task without any would have nothing to do: ask for at most "
             f"{most}, or have the state rewritten with `tallystick savepoint migrate`"
         )
-    if held is not None:
-        return replace(held, parallelism=parallelism, time_mode=wanted.time_mode)
+    if base is not None:
+        return replace(base, parallelism=parallelism, time_mode=wanted.time_mode)
     return StepState(
         uid=wanted.uid,
         max_parallelism=most,
@@ -221,42 +221,42 @@ def starting_point(wanted: StepRequirement, held: StepState | None, task_count: 
     )
 
 
-def _check_same(wanted: StepRequirement, held: StepState) -> None:
-    if wanted.max_parallelism not in (None, held.max_parallelism):
+def _check_same(wanted: StepRequirement, step: StepState) -> None:
+    if wanted.max_parallelism not in (None, step.max_parallelism):
         raise OptionError(
-            f"step {held.uid}: max_parallelism={wanted.max_parallelism}, but its state has "
-            f"{held.max_parallelism} key groups, and every key's group would be another one. Set "
+            f"step {step.uid}: max_parallelism={wanted.max_parallelism}, but its state has "
+            f"{step.max_parallelism} key groups, and every key's group would be another one. Set "
             f"it back, or leave it out. To change it, take a savepoint, have it rewritten with "
             f"`tallystick savepoint migrate`, and start from that"
         )
-    if wanted.key_schema != held.key_schema:
+    if wanted.key_schema != step.key_schema:
         raise OptionError(
-            f"step {held.uid}: its key is now {wanted.key_schema}, but its state belongs to the "
-            f"key {held.key_schema}, and is not to be found under any other. Use that key; or give "
+            f"step {step.uid}: its key is now {wanted.key_schema}, but its state belongs to the "
+            f"key {step.key_schema}, and is not to be found under any other. Use that key; or give "
             f"the step a new uid, so that it begins without state"
         )
-    if held.hash_version != HASH_VERSION:
+    if step.hash_version != HASH_VERSION:
         raise OptionError(
-            f"step {held.uid}: the key groups of its state come from hash version "
-            f"{held.hash_version}, and this release has version {HASH_VERSION}. Run the release "
+            f"step {step.uid}: the key groups of its state come from hash version "
+            f"{step.hash_version}, and this release has version {HASH_VERSION}. Run the release "
             f"that wrote the checkpoint; or take a savepoint with it, and have that rewritten with "
             f"`tallystick savepoint migrate`"
         )
 
     # Spark refuses any other mode; without a time there was nothing yet that another could change.
-    if wanted.time_mode != held.time_mode != NO_TIME:
+    if wanted.time_mode != step.time_mode != NO_TIME:
         raise OptionError(
-            f"step {held.uid}: its time mode is now {wanted.time_mode!r}, but its state has timers "
-            f"and expiries by {held.time_mode!r}, which would be due by the wrong clock, or never. "
+            f"step {step.uid}: its time mode is now {wanted.time_mode!r}, but its state has timers "
+            f"and expiries by {step.time_mode!r}, which would be due by the wrong clock, or never. "
             f"Set it back; or give the step a new uid, so that it begins without state"
         )
 
 
-def _gone(held: StepState, new: Collection[str]) -> OptionError:
-    renamed = f" If it was renamed, set uid={held.uid!r} on {sorted(new)[0]!r}." if new else ""
+def _gone(step: StepState, new: Collection[str]) -> OptionError:
+    renamed = f" If it was renamed, set uid={step.uid!r} on {sorted(new)[0]!r}." if new else ""
     return OptionError(
-        f"the checkpoint holds state of step {held.uid!r} ({sum(f.size for f in held.files)} bytes "
-        f"in {len(held.files)} files), and the pipeline has no process step with that uid: the "
+        f"the checkpoint holds state of step {step.uid!r} ({sum(f.size for f in step.files)} bytes "
+        f"in {len(step.files)} files), and the pipeline has no process step with that uid: the "
         f"state would be lost.{renamed} To give it up, start once with "
-        f"allow_dropped_state=[{held.uid!r}]"
+        f"allow_dropped_state=[{step.uid!r}]"
     )

@@ -75,18 +75,18 @@ def distinct_keys(
     columns = key.columns(rows)
     if len(columns) == 1 and not pa.types.is_floating(columns[0].type):
         coded = columns[0].dictionary_encode(null_encoding="encode")
-        found = pa.RecordBatch.from_arrays([coded.dictionary], schema=key.schema)
-        key_bytes = key.encode(found)
+        key_columns = pa.RecordBatch.from_arrays([coded.dictionary], schema=key.schema)
+        key_bytes = key.encode(key_columns)
     else:  # equal keys have equal bytes, which Arrow does not know of NaN and -0.0
         coded = key.encode(rows).dictionary_encode()
         key_bytes = coded.dictionary
-        found = key.decode(key_bytes)
-    groups = key_groups_of(key.hash_codes(found), max_parallelism)
+        key_columns = key.decode(key_bytes)
+    groups = key_groups_of(key.hash_codes(key_columns), max_parallelism)
     entries = entry_keys(groups, state_id, key_bytes)
     order = pc.sort_indices(entries)
     number = np.empty(len(order), np.int32)
     number[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
-    return number[coded.indices.to_numpy()], Keys(found.take(order), entries.take(order))
+    return number[coded.indices.to_numpy()], Keys(key_columns.take(order), entries.take(order))
 
 
 def keys_of(entries: pa.BinaryArray, key: KeyCodec) -> Keys:

@@ -47,7 +47,7 @@ def steps_from(step: StepState, have: Version | None, groups: KeyGroupRange) -> 
     is_known = have is not None and have in step.trail
     files = touching(step.files, groups)
     if is_known and have is not None:
-        files = [each for each in files if each.epoch > have.epoch]
+        files = [file for file in files if file.epoch > have.epoch]
     steps: list[Step] = [] if is_known else [groups]
     for load in needed(files, groups):
         if is_known and load.file.kind == SNAPSHOT:
@@ -59,7 +59,7 @@ def steps_from(step: StepState, have: Version | None, groups: KeyGroupRange) -> 
 def touching(files: Iterable[StateFile], groups: KeyGroupRange) -> list[StateFile]:
     """Return the files that cover any key group of a range."""
     first, last = groups.first, groups.last
-    return [each for each in files if each.first <= last and each.last >= first]
+    return [file for file in files if file.first <= last and file.last >= first]
 
 
 def needed(files: Sequence[StateFile], groups: KeyGroupRange) -> list[Load]:
@@ -100,15 +100,15 @@ class Coverage:
     def left_of(self, file: StateFile) -> tuple[KeyGroupRange, ...]:
         """Return the key groups of an earlier file for which no added file supersedes the file."""
         window = self._window(file)
-        left = window & ~self._snapshot
-        if file.kind != SNAPSHOT and left & self._merged:
+        remaining = window & ~self._snapshot
+        if file.kind != SNAPSHOT and remaining & self._merged:
             start = file.epochs.start
             for first_epoch, merged in self._merged_from.items():
                 if start >= first_epoch:
-                    left &= ~merged
-        if left == window:
+                    remaining &= ~merged
+        if remaining == window:
             return (file.groups.intersection(self._groups),) if window else ()
-        return tuple(_runs(left, self._groups.first))
+        return tuple(_runs(remaining, self._groups.first))
 
     def _window(self, file: StateFile) -> int:
         first, last = max(file.first, self._groups.first), min(file.last, self._groups.last)
@@ -177,7 +177,7 @@ def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> Ste
     """
     before = base.version.epoch if base.version else None
     assert before is None or version.epoch > before, f"epoch {version.epoch} is not after {before}"
-    ordered = sorted(files, key=lambda each: (each.epoch, each.kind == CHANGELOG, each.first))
+    ordered = sorted(files, key=lambda file: (file.epoch, file.kind == CHANGELOG, file.first))
     for file in ordered:
         assert file.epoch in (before, version.epoch), file
         assert (file.epoch == before) == _is_rewrite(file), file
@@ -205,10 +205,10 @@ def due_snapshots(
         logs = [load for load in loads if load.file.kind == CHANGELOG]
         if sum(map(_share, logs)) <= changed_bytes_min:
             continue
-        changed, held = _bytes(loads, groups, CHANGELOG), _bytes(loads, groups, SNAPSHOT)
-        edges = _edges(groups.count, max(held.sum(), changed.sum()))
+        changed, snapshots = _bytes(loads, groups, CHANGELOG), _bytes(loads, groups, SNAPSHOT)
+        edges = _edges(groups.count, max(snapshots.sum(), changed.sum()))
         weights = np.add.reduceat(changed, edges[:-1]) / np.maximum(
-            np.add.reduceat(held, edges[:-1]), changed_bytes_min
+            np.add.reduceat(snapshots, edges[:-1]), changed_bytes_min
         )
         heaviest = int(weights.argmax())
         if weights[heaviest] > 1:
@@ -237,8 +237,8 @@ def due_merges(
         logs = [load for load in loads if load.file.kind == CHANGELOG]
         if len(logs) < files_min:
             continue
-        held = sum(_share(load) for load in loads if load.file.kind == SNAPSHOT)
-        bytes_max = max(MERGED_BYTES_MAX, held / SNAPSHOTS_PER_RANGE_MAX)
+        snapshot_bytes = sum(_share(load) for load in loads if load.file.kind == SNAPSHOT)
+        bytes_max = max(MERGED_BYTES_MAX, snapshot_bytes / SNAPSHOTS_PER_RANGE_MAX)
         total, first_epoch = _to_merge(logs, bytes_max)
         # The merged file will stand for everything from there on, so it must have everything.
         chosen = [load for load in logs if load.file.epochs.start >= first_epoch]
@@ -282,7 +282,7 @@ def renamed(before: Iterable[StepState], after: Iterable[StepState]) -> tuple[li
         if others[: len(files)] == files:  # most epochs only add some
             added += [file.path for file in others[len(files) :]]
             continue
-        names, other_names = ([file.path for file in each] for each in (files, others))
+        names, other_names = ([file.path for file in listed] for listed in (files, others))
         added += set(other_names).difference(names)
         gone += set(names).difference(other_names)
     return added, gone
@@ -290,8 +290,8 @@ def renamed(before: Iterable[StepState], after: Iterable[StepState]) -> tuple[li
 
 def epoch_of(name: str) -> int | None:
     """Return the epoch in a state file's name; None for a name of another form."""
-    found = _NAME.fullmatch(name.rpartition("/")[2])
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(name.rpartition("/")[2])
+    return int(match[1]) if match else None
 
 
 def _is_rewrite(file: StateFile) -> bool:
@@ -347,4 +347,4 @@ def _edges(group_count: int, size: float) -> list[int]:
     """Halve a range until parts have about `SNAPSHOT_BYTES`; so edges stay when the state grows."""
     wanted = min(math.ceil(size / SNAPSHOT_BYTES), SNAPSHOTS_PER_RANGE_MAX, group_count)
     count = min(1 << max(0, wanted - 1).bit_length(), group_count)
-    return [group_count * each // count for each in range(count + 1)]
+    return [group_count * part // count for part in range(count + 1)]

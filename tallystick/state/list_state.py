@@ -56,11 +56,13 @@ def repartitioned(
     Returns:
         The shares of each new task, by the name of the state.
     """
-    found, start = {}, 0
+    by_name, start = {}, 0
     for name in sorted(sizes, key=_place_in_hash_map):
         old = sizes[name]
         if len(old) == parallelism:
-            found[name] = [[Share(task, 0, size)] if size else [] for task, size in enumerate(old)]
+            by_name[name] = [
+                [Share(task, 0, size)] if size else [] for task, size in enumerate(old)
+            ]
             continue
         least, more = divmod(sum(old), parallelism)
         ends = np.concatenate([[0], np.cumsum(old)]).tolist()
@@ -70,9 +72,9 @@ def repartitioned(
             stop = at + least + (number < more)
             shares[(start + number) % parallelism] = _shares(ends, at, stop)
             at = stop
-        found[name] = shares
+        by_name[name] = shares
         start = (start + more) % parallelism
-    return found
+    return by_name
 
 
 def in_union(sizes: Sequence[int], parallelism: int) -> list[list[Share]]:
@@ -153,8 +155,8 @@ def shared_values(
     else:
         (shares,) = repartitioned({STATE_NAME: sizes.tolist()}, parallelism).values()
     parts = [
-        entries.column(1).slice(starts[each.task] + each.start, each.stop - each.start)
-        for each in shares[task]
+        entries.column(1).slice(starts[share.task] + share.start, share.stop - share.start)
+        for share in shares[task]
     ]
     return pa.concat_arrays([pa.array([], pa.binary()), *parts])
 

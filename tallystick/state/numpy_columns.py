@@ -36,8 +36,8 @@ def numpy_type_of(kind: pa.DataType) -> np.dtype[Any]:
         return np.dtype(np.int64)
     if is_type.is_decimal128(kind):
         return np.dtype([("low", "<u8"), ("high", "<i8")])
-    found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-    return found
+    numpy_type: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return numpy_type
 
 
 def values_of(column: pa.Array) -> NDArray[Any]:
@@ -45,13 +45,13 @@ def values_of(column: pa.Array) -> NDArray[Any]:
     kind = column.type
     if pa.types.is_boolean(kind):
         column = pc.cast(column, pa.uint8())
-    found = np.frombuffer(column.buffers()[1] or b"", numpy_type_of(kind))
-    found = found[column.offset : column.offset + len(column)]
+    values = np.frombuffer(column.buffers()[1] or b"", numpy_type_of(kind))
+    values = values[column.offset : column.offset + len(column)]
     if column.null_count:  # what stands under a null is undefined
-        found = found.copy()
-        found[column.is_null().to_numpy(zero_copy_only=False)] = np.zeros(1, found.dtype)[0]
-    found.flags.writeable = False
-    return found
+        values = values.copy()
+        values[column.is_null().to_numpy(zero_copy_only=False)] = np.zeros(1, values.dtype)[0]
+    values.flags.writeable = False
+    return values
 
 
 def valid_of(column: pa.Array) -> NDArray[np.bool_]:
@@ -115,8 +115,8 @@ def explode(columns: list[pa.ListArray]) -> tuple[Int64Array, list[pa.Array]]:
 def places_in(counts: Int64Array) -> Int64Array:
     """Return the numbers from 0 to below each count, end to end."""
     ends = np.cumsum(counts)
-    found: Int64Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return found
+    places: Int64Array = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return places
 
 
 def lists_of(counts: NDArray[np.int64], elements: pa.Array) -> pa.ListArray:

@@ -124,9 +124,9 @@ class Overlay:
         if key in self._read:
             return self._read[key]
         # For a single key a scan costs an eighth of two Arrow arrays.
-        found = next((value for _, value in self._view.scan(key, key + b"\x00")), None)
-        self._read[key] = found
-        return found
+        committed = next((value for _, value in self._view.scan(key, key + b"\x00")), None)
+        self._read[key] = committed
+        return committed
 
     def prefetch(self, keys: pa.BinaryArray) -> None:
         """Read the committed values of keys ahead of `get`, and forget earlier read values."""
@@ -179,11 +179,11 @@ class Overlay:
             self._sorted = sorted(self._changes)
         start, stop = bisect.bisect_left(self._sorted, first), bisect.bisect_left(self._sorted, end)
         changed = self._sorted[start:stop]
-        found: dict[bytes, bytes | None] = dict(self._view.scan(first, end))
+        entries: dict[bytes, bytes | None] = dict(self._view.scan(first, end))
         if not changed:
-            return [(key, value) for key, value in found.items() if value is not None]
-        found.update((key, self._changes[key]) for key in changed)
-        return sorted((key, value) for key, value in found.items() if value is not None)
+            return [(key, value) for key, value in entries.items() if value is not None]
+        entries.update((key, self._changes[key]) for key in changed)
+        return sorted((key, value) for key, value in entries.items() if value is not None)
 
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """Return the committed value of each key, or null.

@@ -261,10 +261,10 @@ def _list_from(
     else:
         counts = np.empty(len(offsets) - 1, np.int64)
         places, lengths = np.empty((2, len(data) // row_kernels.LENGTH_SIZE), np.int64)
-        found = row_kernels.find_elements(data, offsets[:-1], offsets[1:], counts, places, lengths)
-        if found < 0:
+        count = row_kernels.find_elements(data, offsets[:-1], offsets[1:], counts, places, lengths)
+        if count < 0:
             return None
-        elements = _elements_at(data, places[:found], lengths[:found], kind)
+        elements = _elements_at(data, places[:count], lengths[:count], kind)
         ends = np.concatenate([[0], np.cumsum(counts)])
     present_buffer, null_count = validity_of(valid)
     buffers = [present_buffer, pa.py_buffer(ends.astype(np.int32))]

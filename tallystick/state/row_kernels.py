@@ -105,26 +105,26 @@ def write_elements(data, starts, lengths, out, offsets):  # type: ignore[no-unty
 @numba.njit(cache=True, nogil=True)
 def find_elements(data, starts, ends, counts, places, lengths):  # type: ignore[no-untyped-def]
     """Find the elements of each list; return the number of all, or -1."""
-    found = 0
+    count = 0
     for row in range(len(starts)):
         at, end = starts[row], ends[row]
         if at < 0 or end > len(data):
             return -1
-        before = found
+        before = count
         while at < end:
-            if at + LENGTH_SIZE > end or found >= len(places):
+            if at + LENGTH_SIZE > end or count >= len(places):
                 return -1
             length = np.int64(np.int8(data[at + 3]))
             for place in range(2, -1, -1):
                 length = (length << 8) | np.int64(data[at + place])
             at += LENGTH_SIZE
-            places[found], lengths[found] = at, length
+            places[count], lengths[count] = at, length
             at += max(length, 0)
             if length < -1 or at > end:
                 return -1
-            found += 1
-        counts[row] = found - before
-    return found
+            count += 1
+        counts[row] = count - before
+    return count
 
 
 @numba.njit(cache=True, nogil=True)
@@ -137,7 +137,7 @@ def differs(data, starts, lengths, other, other_starts, other_lengths, out):  # 
             continue
         one = data[starts[row] : starts[row] + length]
         two = other[other_starts[row] : other_starts[row] + length]
-        found = np.uint8(0)
+        difference = np.uint8(0)
         for place in range(length):
-            found |= one[place] ^ two[place]
-        out[row] = found != 0
+            difference |= one[place] ^ two[place]
+        out[row] = difference != 0

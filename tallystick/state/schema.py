@@ -74,12 +74,12 @@ def type_from_text(text: str) -> pa.DataType:
     """
     if text in _NAMED:
         return _NAMED[text]
-    if found := _ZONED.fullmatch(text):
-        return pa.timestamp("us", tz=found[1])
-    if found := _DECIMAL.fullmatch(text):
-        return pa.decimal128(int(found[1]), int(found[2]))
-    if found := _LIST.fullmatch(text):
-        return pa.list_(type_from_text(found[1]))
+    if match := _ZONED.fullmatch(text):
+        return pa.timestamp("us", tz=match[1])
+    if match := _DECIMAL.fullmatch(text):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    if match := _LIST.fullmatch(text):
+        return pa.list_(type_from_text(match[1]))
     raise ManifestError(
         f"a schema in the checkpoint has a column of type {text!r}, which this release does not "
         f"know: use the release that wrote it, or a newer one."
@@ -175,11 +175,11 @@ def schema_of(schema: str | pa.Schema, name: str) -> pa.Schema:
             f"{name}: expected DDL like 'n bigint, total double' or a pyarrow.Schema, not "
             f"{type(schema).__name__}."
         )
-    found = arrow_schema(ddl.columns(schema, name), name)
-    names = [each.lower() for each in found.names]
-    if repeated := {each for each in names if names.count(each) > 1}:
+    parsed = arrow_schema(ddl.columns(schema, name), name)
+    names = [column.lower() for column in parsed.names]
+    if repeated := {column for column in names if names.count(column) > 1}:
         raise OptionError(f"{name}: {schema!r} has {sorted(repeated)[0]!r} twice.")
-    return found
+    return parsed
 
 
 def type_of(text: str, name: str) -> pa.DataType:
@@ -216,9 +216,12 @@ def _ddl_of_type(kind: pa.DataType) -> str:
 def _fields(struct: dict[str, Any], name: str) -> list[pa.Field]:
     return [
         _field(
-            each["name"], each["type"], f"{name}, column {each['name']}", nullable=each["nullable"]
+            field["name"],
+            field["type"],
+            f"{name}, column {field['name']}",
+            nullable=field["nullable"],
         )
-        for each in struct["fields"]
+        for field in struct["fields"]
     ]
 
 
@@ -231,8 +234,8 @@ def _field(field: str, kind: Json, name: str, *, nullable: bool) -> pa.Field:
 def _plain(kind: str, name: str) -> pa.DataType:
     if kind in _PLAIN:
         return _PLAIN[kind]
-    if (found := _DDL_DECIMAL.fullmatch(kind)) and int(found[1]) > 0:
-        return pa.decimal128(int(found[1]), int(found[2]))
+    if (match := _DDL_DECIMAL.fullmatch(kind)) and int(match[1]) > 0:
+        return pa.decimal128(int(match[1]), int(match[2]))
     if _DDL_DURATION.fullmatch(kind):
         return pa.duration("us")
     for start, arrow in _DDL_STARTS.items():

@@ -524,7 +524,7 @@ def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(step
     for state, _, event, order in steps:
         if isinstance(order, c.RecoverParticipants):
             known = state._known if isinstance(event, c.EpochRequested) else event.committed
-            asked = state._asked if isinstance(event, c.CommittedRead) else event.request
+            asked = state._wanted if isinstance(event, c.CommittedRead) else event.request
             is_newest = known.token.checkpoint_id == asked.checkpoint_id or known.has_failed
             named = () if known.manifest is None else known.manifest.committables
             assert (order.committables, order.settled) == (
@@ -590,7 +590,7 @@ def test_no_epoch_follows_one_whose_end_in_sparks_log_is_another_and_the_manifes
     for state, committed, error in stops:
         assert state._refused_before
         assert error.sources == committed.manifest.sources
-    asked = {(state._asked.checkpoint_id, error.checkpoint_id) for state, _, error in stops}
+    asked = {(state._wanted.checkpoint_id, error.checkpoint_id) for state, _, error in stops}
     assert asked >= {(0, 0), (1, 0), (1, 1)}
 
 

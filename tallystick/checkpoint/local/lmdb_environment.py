@@ -113,10 +113,10 @@ class Environment:
 
     def is_bloated(self) -> bool:
         """True if the unused file is much larger than its content: LMDB never gives pages back."""
-        found = self.lmdb.stat()
-        pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+        stat = self.lmdb.stat()
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         size = (self.path / "data.mdb").stat().st_size
-        return size > BLOAT * pages * found["psize"] + BLOAT_BYTES_MIN and self.views == 0
+        return size > BLOAT * pages * stat["psize"] + BLOAT_BYTES_MIN and self.views == 0
 
     def rewrite(self) -> None:
         """Replace the file with a compacted copy; the caller holds the folder's lock."""
@@ -160,12 +160,12 @@ def environment_at(path: Path, *, is_locked: bool = False) -> Environment:
     Raises:
         StorageError: it cannot be opened: disk or rights are missing.
     """
-    found = _open.pop(path, None)
-    if found is not None:
-        if found.is_current:
-            _open[path] = found  # at the end: the one used last
-            return found
-        _leave(found)
+    environment = _open.pop(path, None)
+    if environment is not None:
+        if environment.is_current:
+            _open[path] = environment  # at the end: the one used last
+            return environment
+        _leave(environment)
     _close_idle(len(_open) - OPEN_MAX + 1)
     with contextlib.nullcontext() if is_locked else locked(path):
         try:
@@ -252,16 +252,16 @@ def _with_room(take: Callable[[], Taken]) -> Taken:
 
 def _close_idle(count: int) -> int:
     """Close up to this many environments that are not being read, the longest unused first."""
-    idle = [each for each in _open.values() if each.views == 0][: max(0, count)]
-    for each in idle:
-        each.close()
+    idle = [env for env in _open.values() if env.views == 0][: max(0, count)]
+    for environment in idle:
+        environment.close()
     return len(idle)
 
 
-def _leave(found: Environment) -> None:
+def _leave(environment: Environment) -> None:
     """Close an environment that was replaced, or that belongs to the process we forked from."""
-    if found.views == 0:
-        found.lmdb.close()
+    if environment.views == 0:
+        environment.lmdb.close()
     # Else a view of it is open: closing would end that, and the last one to go closes the file.
 
 
@@ -277,10 +277,10 @@ def _is_taken(descriptor: int) -> bool:
 
 def _inode(path: Path) -> tuple[int, int] | None:
     try:
-        found = (path / "data.mdb").stat()
+        status = (path / "data.mdb").stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _map_bytes() -> int:

@@ -256,8 +256,8 @@ class LmdbView:
         wanted = keys.to_pylist()
         if not (self._long_keys and _has_long_keys(keys)):
             return pa.array(list(map(self._txn.get, wanted)), pa.binary())
-        found = map(self._txn.get, map(_stored_key, wanted))
-        return pa.array(list(map(_user_value, wanted, found)), pa.binary())
+        values = map(self._txn.get, map(_stored_key, wanted))
+        return pa.array(list(map(_user_value, wanted, values)), pa.binary())
 
     def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See `StateView.scan`."""
@@ -265,8 +265,8 @@ class LmdbView:
             return self._stored(first, end)
         # The _bounds may be long keys themselves: all that begins as they do is looked at.
         widest = end if len(end) <= PREFIX_BYTES else end[:PREFIX_BYTES] + b"\xff" * 33
-        found = _in_order(self._stored(first[:PREFIX_BYTES], widest))
-        return (entry for entry in found if first <= entry[0] < end)
+        entries = _in_order(self._stored(first[:PREFIX_BYTES], widest))
+        return (entry for entry in entries if first <= entry[0] < end)
 
     def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """See `StateView.batches`."""
@@ -318,10 +318,10 @@ def _user_entry(key: bytes, value: bytes) -> tuple[bytes, bytes]:
     return value[start:stop], value[stop:]
 
 
-def _user_value(key: bytes, found: bytes | None) -> bytes | None:
-    if found is None or len(key) < STORED_KEY_MAX:
-        return found
-    return found[_LENGTH.size + len(key) :]
+def _user_value(key: bytes, value: bytes | None) -> bytes | None:
+    if value is None or len(key) < STORED_KEY_MAX:
+        return value
+    return value[_LENGTH.size + len(key) :]
 
 
 def _chunks(steps: Iterable[KeyGroupRange | pa.RecordBatch]) -> Iterator[_Steps]:
@@ -363,8 +363,8 @@ def _delete(txn: "lmdb.Transaction[bytes]", keys: list[bytes]) -> None:
 
 
 def _about(txn: "lmdb.Transaction[bytes]") -> _About:
-    found = txn.get(_ABOUT)
-    if found is None:
+    data = txn.get(_ABOUT)
+    if data is None:
         return _About()
-    version, change, long_keys = json.loads(found)
+    version, change, long_keys = json.loads(data)
     return _About(None if version is None else Version(*version), change, long_keys)

@@ -62,7 +62,7 @@ def state_root() -> Path:
     root = state_folder()
     if os.environ.get(ROOT_VARIABLE):
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = root.stat()  # a link of the administrator's may be what is named
+        status = root.stat()  # a link of the administrator's may be what is named
         refused, what = _WRITABLE_BY_OTHERS, "that only this user can change"
         remedy = (
             f"Name a folder in it that is not there yet in {ROOT_VARIABLE}, or give this one to "
@@ -70,13 +70,13 @@ def state_root() -> Path:
         )
     else:
         root.mkdir(mode=0o700, exist_ok=True)
-        found = root.lstat()
+        status = root.lstat()
         refused, what = _OPEN_TO_OTHERS, "that only this user can use"
         remedy = f"Remove it, or name another folder in {ROOT_VARIABLE}"
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not is_ours or stat.S_IMODE(found.st_mode) & refused:
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_ours or stat.S_IMODE(status.st_mode) & refused:
         raise OptionError(
-            f"{root}: expected a folder {what}, for copies of state; it is of user {found.st_uid}, "
-            f"mode {stat.S_IMODE(found.st_mode):o}. {remedy}"
+            f"{root}: expected a folder {what}, for copies of state; it is of user "
+            f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}. {remedy}"
         )
     return root

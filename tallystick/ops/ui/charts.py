@@ -22,17 +22,17 @@ VALUES_MIN = 4
 def charts(facts: PageFacts) -> dict[str, Any]:
     """Return all charts as JSON: values of each epoch, ends of axes, and values cut off."""
     epochs = facts.epochs
-    parts = [dict(each.parts_ms) for each in epochs]
-    took_ms = [each.took_ms for each in epochs]
-    read, rows = [each.read for each in epochs], [each.rows for each in epochs]
+    parts = [dict(epoch.parts_ms) for epoch in epochs]
+    took_ms = [epoch.took_ms for epoch in epochs]
+    read, rows = [epoch.read for epoch in epochs], [epoch.rows for epoch in epochs]
     times = list(_throughput(epochs))
-    per_s = [each[1] for each in times], [each[2] for each in times]
-    numbers = [each.number for each in epochs]
+    per_s = [point[1] for point in times], [point[2] for point in times]
+    numbers = [epoch.number for epoch in epochs]
     return {
         "readName": facts.read_name,
         "parts": {
             "epochs": numbers,
-            "ms": {name: [each.get(name) for each in parts] for name in PARTS},
+            "ms": {name: [part.get(name) for part in parts] for name in PARTS},
             "end": end_of(took_ms),
             "cut": cut_text(numbers, took_ms, "ms"),
         }
@@ -46,7 +46,7 @@ def charts(facts: PageFacts) -> dict[str, Any]:
             "cut": _both(cut_text(numbers, read, "in"), cut_text(numbers, rows, "out")),
         },
         "throughput": {
-            "x": [each[0] for each in times],
+            "x": [point[0] for point in times],
             "in": per_s[0],
             "out": per_s[1],
             "ends": [end_of(per_s[0]), end_of(per_s[1])],
@@ -57,7 +57,7 @@ def charts(facts: PageFacts) -> dict[str, Any]:
 
 def end_of(values: Sequence[float | None]) -> float | None:
     """Return the end of an axis; None: the axis ends with the largest value."""
-    known = sorted(each for each in values if each is not None)
+    known = sorted(value for value in values if value is not None)
     if len(known) < VALUES_MIN:
         return None
     usual = known[-1 - max(1, len(known) // 20)]
@@ -67,12 +67,12 @@ def end_of(values: Sequence[float | None]) -> float | None:
 def cut_text(numbers: Sequence[int], values: Sequence[float | None], unit: str) -> str:
     """Name the epochs that an axis cuts off; "": none."""
     end = end_of(values)
-    found = [
+    cut = [
         f"epoch {number}: {value:,.0f} {unit}"
         for number, value in zip(numbers, values, strict=True)
         if end is not None and value is not None and value > end
     ]
-    return ", ".join(found)
+    return ", ".join(cut)
 
 
 def _both(*texts: str) -> str:
@@ -83,7 +83,7 @@ def _throughput(
     epochs: Sequence[EpochFact],
 ) -> Iterator[tuple[float, float | None, float | None]]:
     """Yield an epoch's time of decision, in s, and the records read and rows put out per s."""
-    known = [each for each in epochs if each.decided_ms is not None]
+    known = [epoch for epoch in epochs if epoch.decided_ms is not None]
     for before, epoch in pairwise(known):
         took_s = (epoch.decided_ms or 0) / 1000 - (before.decided_ms or 0) / 1000
         if took_s > 0:

@@ -57,21 +57,22 @@ class CheckpointReader:
         self._config = None
         if options is not None:
             patience = {"delivery.timeout.ms": PATIENCE_MS, "request.timeout.ms": PATIENCE_MS - 1}
-            told = {name: str(value) for name, value in patience.items()}
-            self._config = KafkaConfig.from_options({**options, **told})
+            timeouts = {name: str(value) for name, value in patience.items()}
+            self._config = KafkaConfig.from_options({**options, **timeouts})
 
     def read(self) -> PageFacts:
         """Look now; an error becomes a finding."""
         looked_ms = now_ms()  # all that is found was there then, or came later
         findings = self._findings()
-        is_there = not any(each.check == "kafka" for each in findings)  # it is not waited for twice
+        # A Kafka that does not answer is not waited for twice.
+        is_there = not any(finding.check == "kafka" for finding in findings)
         kafka = _Kafka(self._config) if self._config is not None and is_there else None
         facts = PageFacts("", self._storage.location, looked_ms, kafka=kafka is not None)
         try:
             facts = self._read(facts, kafka)
         except (TallystickError, OSError) as error:
-            told = {each.found for each in findings}
-            if str(error) not in told:
+            known = {finding.found for finding in findings}
+            if str(error) not in known:
                 findings = (CheckFinding(Severity.ERROR, "page", str(error)), *findings)
         finally:
             if kafka is not None:
@@ -81,8 +82,8 @@ class CheckpointReader:
     def _findings(self) -> tuple[CheckFinding, ...]:
         if self._options is not None:
             place = self._storage.uri
-            found = diagnose(place, self._options, verify=False, patience_ms=PATIENCE_MS)
-            return found.findings
+            diagnosis = diagnose(place, self._options, verify=False, patience_ms=PATIENCE_MS)
+            return diagnosis.findings
         try:
             report = inspect(self._storage)
         except TallystickError as error:
@@ -90,8 +91,8 @@ class CheckpointReader:
         return tuple(file_findings(report))
 
     def _read(self, facts: PageFacts, kafka: "_Kafka | None") -> PageFacts:
-        open_now = () if kafka is None else kafka.asked.lingering()
-        ask = ask_nobody if kafka is None else asking_again(kafka.asked.ask)
+        open_now = () if kafka is None else kafka.cluster.lingering()
+        ask = ask_nobody if kafka is None else asking_again(kafka.cluster.ask)
         view = look(self._storage, ask)
         decider = decider_of(self._storage)
         facts = replace(
@@ -116,9 +117,9 @@ class CheckpointReader:
     def _epochs(self, report: Report) -> tuple[EpochFact, ...]:
         """Return the retained epochs that count, as far as is known."""
         paths = [
-            each.manifest_path
-            for each in report.outputs
-            if each.standing not in (FAILED, UNDECIDED)
+            output.manifest_path
+            for output in report.outputs
+            if output.standing not in (FAILED, UNDECIDED)
         ]
         known = CheckpointFolder(self._storage).manifests(paths)
         befores = [None, *known.values()]
@@ -142,12 +143,12 @@ class _Kafka:
 
     def __init__(self, config: KafkaConfig) -> None:
         self.client = Client(config)
-        self.asked = KafkaCluster(config)
+        self.cluster = KafkaCluster(config)
 
     def close(self) -> None:
         """Close the connections."""
         self.client.close()
-        self.asked.close()
+        self.cluster.close()
 
 
 def now_ms() -> int:
@@ -157,21 +158,21 @@ def now_ms() -> int:
 
 def rows_of(manifest: Manifest) -> int:
     """Return the number of rows that an epoch put out, in all sinks."""
-    rows = sum(each.record_count for each in manifest.produced)
-    return rows + sum(each.record_count for each in manifest.committables)
+    rows = sum(produced.record_count for produced in manifest.produced)
+    return rows + sum(committable.record_count for committable in manifest.committables)
 
 
 def _sources(manifest: Manifest) -> list[SourceOffsets]:
     """Return the positions of the sources that are ours."""
-    found = map(parse_source, manifest.sources)
-    return [each for each in found if each is not None]
+    parsed = map(parse_source, manifest.sources)
+    return [source for source in parsed if source is not None]
 
 
 def _offsets_between(before: Manifest | None, manifest: Manifest) -> int | None:
     """Return the number of offsets read by an epoch; None if the manifest before is gone."""
     if before is None or before.checkpoint_id != manifest.checkpoint_id - 1:
         return None
-    starts = {each.input: each for each in _sources(before)}
+    starts = {source.input: source for source in _sources(before)}
     return sum(
         split.offset_count
         for stop in _sources(manifest)
@@ -183,16 +184,16 @@ def _offsets_between(before: Manifest | None, manifest: Manifest) -> int | None:
 
 def _partitions(manifest: Manifest, kafka: _Kafka | None) -> tuple[PartitionFact, ...]:
     """Return the position of each partition, and its end if the partition's cluster is asked."""
-    found = []
+    facts = []
     for source in _sources(manifest):
         ends: Mapping[TopicPartition, int] = {}
         if kafka is not None and source.cluster_id == cluster.cluster_id(kafka.client):
             ends = cluster.list_offsets(kafka.client, source.positions, LATEST, absent_after_s=0.0)
-        found += [
-            PartitionFact(*of_input(source.input, each), position, ends.get(each))
-            for each, position in sorted(source.positions.items())
+        facts += [
+            PartitionFact(*of_input(source.input, partition), position, ends.get(partition))
+            for partition, position in sorted(source.positions.items())
         ]
-    return tuple(found)
+    return tuple(facts)
 
 
 def _step(step: StepReport) -> StepFact:
@@ -208,27 +209,32 @@ def _step(step: StepReport) -> StepFact:
 
 
 def _transactions(
-    found: Iterable[LingeringTransaction], view: CheckpointView
+    lingering: Iterable[LingeringTransaction], view: CheckpointView
 ) -> tuple[TransactionFact, ...]:
     """Return the transactions that belong to the pipeline."""
-    told = [(each, describe(each, view)) for each in in_order(found, view)]
+    described = [
+        (transaction, describe(transaction, view)) for transaction in in_order(lingering, view)
+    ]
     return tuple(
         TransactionFact(
-            name=each.transactional_id,
-            state=each.state,
-            age_ms=max(0, now_ms() - each.begun_ms) if each.begun_ms else None,
-            timeout_ms=each.timeout_ms,
-            partitions=tuple(map(str, each.partitions)),
-            says=said.says,
+            name=transaction.transactional_id,
+            state=transaction.state,
+            age_ms=max(0, now_ms() - transaction.begun_ms) if transaction.begun_ms else None,
+            timeout_ms=transaction.timeout_ms,
+            partitions=tuple(map(str, transaction.partitions)),
+            says=description.says,
         )
-        for each, said in told
-        if said.standing in OURS or said.standing is TransactionStatus.ENDING
+        for transaction, description in described
+        if description.standing in OURS or description.standing is TransactionStatus.ENDING
     )
 
 
 def _producer(manifest: Manifest) -> str:
     """Return the writer of an epoch, in words."""
-    its = manifest.producer
-    if not its.transactional_id:
+    producer = manifest.producer
+    if not producer.transactional_id:
         return ""
-    return f"{its.transactional_id}, producer {its.producer_id}, epoch {its.producer_epoch}"
+    return (
+        f"{producer.transactional_id}, producer {producer.producer_id}, "
+        f"epoch {producer.producer_epoch}"
+    )

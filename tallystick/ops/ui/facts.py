@@ -239,16 +239,16 @@ class PageFacts:
     @property
     def read_name(self) -> str:
         """The name of the count in `EpochFact.read`."""
-        is_told = any(each.records is not None for each in self.epochs)
+        is_told = any(epoch.records is not None for epoch in self.epochs)
         return "Records in" if is_told else "Offsets in"
 
     @property
     def lag(self) -> int | None:
         """The lag of all partitions; None where an end is not known."""
-        known = [each.lag for each in self.partitions if each.lag is not None]
+        known = [partition.lag for partition in self.partitions if partition.lag is not None]
         return sum(known) if len(known) == len(self.partitions) and known else None
 
     @property
     def by_lag(self) -> list[PartitionFact]:
         """The partitions, those with the most lag first."""
-        return sorted(self.partitions, key=lambda each: -(each.lag or 0))
+        return sorted(self.partitions, key=lambda partition: -(partition.lag or 0))

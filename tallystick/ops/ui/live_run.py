@@ -97,9 +97,9 @@ class LiveRun:
 
     def _commit(self, number: int, ran: protocol.EpochRan) -> None:
         outputs: list[ProducedRange | Committable] = [*ran.produced, *ran.committables]
-        for each in outputs:
-            self._rows[_place(each)] += each.record_count
-        self._decided[number] = _now_ms(), sum(each.record_count for each in outputs)
+        for output in outputs:
+            self._rows[_place(output)] += output.record_count
+        self._decided[number] = _now_ms(), sum(output.record_count for output in outputs)
         while len(self._decided) > PROGRESS_COUNT:
             del self._decided[next(iter(self._decided))]
         self._first_ms = self._first_ms or _now_ms()
@@ -135,10 +135,10 @@ class LiveRun:
     def _steps(self, facts: PageFacts, query: Query) -> Any:
         counts, rebuilt, reused = PIPELINES[query.name], Counter[str](), Counter[str]()
         for progress in query.recentProgress:
-            for its in progress["tasks"]:
-                rebuilt[its["step"]] += its.get("rebuiltCopies", 0)
-                reused[its["step"]] += its.get("reusedCopies", 0)
-        watermarks = {each.uid: each.watermark_ms for each in counts.state}
+            for task in progress["tasks"]:
+                rebuilt[task["step"]] += task.get("rebuiltCopies", 0)
+                reused[task["step"]] += task.get("reusedCopies", 0)
+        watermarks = {step.uid: step.watermark_ms for step in counts.state}
         return tuple(
             replace(
                 step,
@@ -185,7 +185,7 @@ class LiveRun:
 
     def _run(self, query: Query, epochs: tuple[EpochFact, ...]) -> RunFact:
         newest = epochs[-THROUGHPUT_EPOCHS:]
-        took_s = sum(each.took_ms for each in newest) / 1000
+        took_s = sum(epoch.took_ms for epoch in newest) / 1000
         status = "Failed" if query.exception() is not None else query.status["message"]
         return RunFact(
             status=status,
@@ -197,8 +197,8 @@ class LiveRun:
             aborted=tuple(sorted(self._aborted.items())),
             rows_by_topic=tuple(sorted(self._rows.items())),
             dead_letter_topic=self._dead_letter_topic,
-            records_per_s=sum(each.records or 0 for each in newest) / took_s if took_s else 0.0,
-            rows_per_s=sum(each.rows or 0 for each in newest) / took_s if took_s else 0.0,
+            records_per_s=sum(epoch.records or 0 for epoch in newest) / took_s if took_s else 0.0,
+            rows_per_s=sum(epoch.rows or 0 for epoch in newest) / took_s if took_s else 0.0,
             epoch_open_ms=self._open_ms if query.isActive else None,
         )
 
@@ -234,31 +234,31 @@ def _partitions(
 
     The run's own look may be old: a run that hangs no longer looks.
     """
-    ends = {(each.topic, each.partition): each.end for each in looked}
-    found = []
+    ends = {(partition.topic, partition.partition): partition.end for partition in looked}
+    facts = []
     for source in source_progress(progress):
-        for each, position in sorted(source.positions.items()):
-            name = of_input(source.input, each)
-            known = (source.latest.get(each), ends.get(name))
+        for partition, position in sorted(source.positions.items()):
+            name = of_input(source.input, partition)
+            known = (source.latest.get(partition), ends.get(name))
             end = max((it for it in known if it is not None), default=None)
-            found.append(PartitionFact(*name, position, end))
-    return tuple(found)
+            facts.append(PartitionFact(*name, position, end))
+    return tuple(facts)
 
 
 def _event_times(progress: Mapping[str, Any] | None) -> EventTimesFact | None:
     """Return the event times of partitions in the newest epoch."""
-    found = (progress or {}).get("eventTimes")
-    if found is None:
+    event_times = (progress or {}).get("eventTimes")
+    if event_times is None:
         return None
-    counts = found["counts"]
+    counts = event_times["counts"]
     return EventTimesFact(
         waited_for=counts["waitedFor"],
-        slowest=found["slowest"] or "",
+        slowest=event_times["slowest"] or "",
         idle_count=counts["idle"],
-        idle=tuple(found["idle"][:EVENT_TIMES_SHOWN]),
+        idle=tuple(event_times["idle"][:EVENT_TIMES_SHOWN]),
         ended_count=counts["ended"],
         held_count=counts["held"],
-        held=tuple(found["held"][:EVENT_TIMES_SHOWN]),
+        held=tuple(event_times["held"][:EVENT_TIMES_SHOWN]),
     )
 
 

@@ -43,7 +43,7 @@ def sections(facts: PageFacts) -> dict[str, str]:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -51,10 +51,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    made.filters |= {"count": _count, "size": size_text, "duration": time_text, "utc": _utc}
-    made.tests["final"] = is_final
-    made.globals |= {"worst": _worst, "Severity": Severity}
-    return made
+    environment.filters |= {"count": _count, "size": size_text, "duration": time_text, "utc": _utc}
+    environment.tests["final"] = is_final
+    environment.globals |= {"worst": _worst, "Severity": Severity}
+    return environment
 
 
 def _shown(value: Any) -> Any:
@@ -82,6 +82,6 @@ def _utc(ms: int | None) -> str:
 def _worst(facts: PageFacts) -> Mapping[str, int]:
     """Count the errors and the warnings among the findings."""
     return {
-        "errors": sum(each.severity == Severity.ERROR for each in facts.findings),
-        "warnings": sum(each.severity == Severity.WARNING for each in facts.findings),
+        "errors": sum(finding.severity == Severity.ERROR for finding in facts.findings),
+        "warnings": sum(finding.severity == Severity.WARNING for finding in facts.findings),
     }

@@ -394,13 +394,13 @@ def vectorised_aggregate(
     schema = ColumnsCodec(schema_of(accumulators, "accumulators"), "accumulators").schema
     kind = type_of(type, "vectorised_aggregate")
 
-    def checked(found: Mapping[str, PerKey], count: int) -> Columns:
-        if sorted(found) != sorted(schema.names):
+    def checked(returned: Mapping[str, PerKey], count: int) -> Columns:
+        if sorted(returned) != sorted(schema.names):
             raise OptionError(
-                f"an aggregate's function returned the columns {sorted(found)}: its accumulators "
-                f"are {sorted(schema.names)}. Return all of them"
+                f"an aggregate's function returned the columns {sorted(returned)}: its "
+                f"accumulators are {sorted(schema.names)}. Return all of them"
             )
-        return [as_column(own_values(found[field.name]), field, count) for field in schema]
+        return [as_column(own_values(returned[field.name]), field, count) for field in schema]
 
     fold = Fold(
         schema,

@@ -82,11 +82,11 @@ class CoKeyedBatch:
         Raises:
             OptionError: there is no such input.
         """
-        found = self._parts.get(name)
-        if found is None:
+        part = self._parts.get(name)
+        if part is None:
             columns = columns_of_input(self.together.rows.schema, name, "co_process")
-            found = self._parts[name] = self._part(name, columns)
-        return found
+            part = self._parts[name] = self._part(name, columns)
+        return part
 
     def rows(self, name: str) -> pa.RecordBatch:
         """Return the rows of one input in the order of arrival, with the input's own columns."""

@@ -64,13 +64,13 @@ class CountWindows:
 
     def first_pane(self, ends: Int64Array) -> Int64Array:
         """Return the first pane of the windows that end after so many rows of a key."""
-        found: Int64Array = np.maximum(ends - self.size, 0) // self.pane_rows
-        return found
+        panes: Int64Array = np.maximum(ends - self.size, 0) // self.pane_rows
+        return panes
 
     def next_end(self, counts: Int64Array) -> Int64Array:
         """Return the number of rows at which a key's next window ends, from its rows so far."""
-        found: Int64Array = (counts // self.every + 1) * self.every
-        return found
+        ends: Int64Array = (counts // self.every + 1) * self.every
+        return ends
 
 
 def count_window(size: int, *, every: int | None = None) -> CountWindows:
@@ -159,8 +159,8 @@ class _Epoch:
         self._panes, self._rows = Panes(work, function.codec), work.rows
         self._codes, self._keys = self._panes.distinct_keys(work.rows)
         self._heads = self._panes.entries(self._keys, np.zeros(self._keys.num_rows, np.int64))
-        self._values, self._held = self._panes.read(self._heads)
-        self._before: Int64Array = self._held.column(_ROWS.name).fill_null(0).to_numpy()
+        self._values, self._committed = self._panes.read(self._heads)
+        self._before: Int64Array = self._committed.column(_ROWS.name).fill_null(0).to_numpy()
         self._counts = np.bincount(self._codes, minlength=self._keys.num_rows)
         self._after = self._before + self._counts
 
@@ -183,20 +183,20 @@ class _Epoch:
         ordinals = np.empty(len(order), np.int64)
         ordinals[order] = places_in(self._counts)
         ordinals += self._before[self._codes]
-        found = numbered(self._codes, ordinals // self._windows.pane_rows)
-        firsts = np.searchsorted(found.codes, np.arange(len(self._counts)))
-        keys = self._keys.take(pa.array(found.codes))
+        pairs = numbered(self._codes, ordinals // self._windows.pane_rows)
+        firsts = np.searchsorted(pairs.codes, np.arange(len(self._counts)))
+        keys = self._keys.take(pa.array(pairs.codes))
         # Its number is a row's time: the first and the last value are so by arrival. Where the
         # count begins anew with each window, so do the numbers.
         times = ordinals % self._windows.size if self._windows.is_single else ordinals
-        added = self._folds.add(self._rows, times, found.numbers, keys)
+        added = self._folds.add(self._rows, times, pairs.numbers, keys)
         goes_on = self._before % self._windows.pane_rows > 0
         if goes_on.any():
-            filling = self._held.select(self._folds.schema.names).filter(pa.array(goes_on))
-            numbers = np.concatenate([firsts[goes_on], np.arange(len(found.codes))])
+            filling = self._committed.select(self._folds.schema.names).filter(pa.array(goes_on))
+            numbers = np.concatenate([firsts[goes_on], np.arange(len(pairs.codes))])
             lines = pa.concat_batches([filling, added])
             added = self._folds.merge(lines, numbers.astype(np.int32), keys)
-        return _NewPanes(found.codes, found.moments, firsts, added)
+        return _NewPanes(pairs.codes, pairs.moments, firsts, added)
 
     def _stored(self, begins: Int64Array, ends: Int64Array) -> pa.BinaryArray:
         """Return the entries of each key's whole panes from `begins` to before `ends`."""
@@ -214,8 +214,8 @@ class _Epoch:
         lows = np.where(counts > 0, np.minimum(windows.first_pane(first_ends), begun), begun)
         values, columns = self._panes.read(self._stored(lows, begun))
         assert not values.null_count, "whole panes are kept for as long as a window needs them"
-        held = columns.select(self._folds.schema.names)
-        lines = pa.concat_batches([held, filled.accumulators])
+        stored = columns.select(self._folds.schema.names)
+        lines = pa.concat_batches([stored, filled.accumulators])
         offsets = np.cumsum(begun - lows) - (begun - lows)
 
         codes = np.repeat(np.arange(len(counts)), counts)
@@ -228,7 +228,7 @@ class _Epoch:
             panes, key = firsts[window] + places_in(until - firsts), own[window]
             is_stored = panes < begun[key]
             of_stored = offsets[key] + panes - lows[key]
-            of_filled = held.num_rows + filled.firsts[key] + panes - begun[key]
+            of_filled = stored.num_rows + filled.firsts[key] + panes - begun[key]
             parts = lines.take(pa.array(np.where(is_stored, of_stored, of_filled)))
             keys = self._keys.take(pa.array(own))
             yield self._output(own, self._folds.merge(parts, window.astype(np.int32), keys))
@@ -242,7 +242,8 @@ class _Epoch:
         """Keep the whole panes that windows to come need, and drop the others."""
         windows, begun = self._windows, self._before // self._windows.pane_rows
         lows, next_lows = (
-            windows.first_pane(windows.next_end(each)) for each in (self._before, self._after)
+            windows.first_pane(windows.next_end(row_counts))
+            for row_counts in (self._before, self._after)
         )
         self._panes.delete(self._stored(lows, np.minimum(next_lows, begun)))
         is_kept = is_whole & (filled.panes >= next_lows[filled.codes])

@@ -199,16 +199,16 @@ def merge_sessions(codes, starts, ends, counts, gap):  # type: ignore[no-untyped
 
     The intervals are sorted by key, then by start.
     """
-    left = -1
+    last = -1
     for row in range(len(codes)):
-        if left >= 0 and codes[row] == codes[left] and starts[row] - ends[left] <= gap:
-            ends[left] = max(ends[left], ends[row])
-            counts[left] += counts[row]
+        if last >= 0 and codes[row] == codes[last] and starts[row] - ends[last] <= gap:
+            ends[last] = max(ends[last], ends[row])
+            counts[last] += counts[row]
             continue
-        left += 1
-        codes[left], starts[left] = codes[row], starts[row]
-        ends[left], counts[left] = ends[row], counts[row]
-    return left + 1
+        last += 1
+        codes[last], starts[last] = codes[row], starts[row]
+        ends[last], counts[last] = ends[row], counts[row]
+    return last + 1
 
 
 @numba.njit(cache=True, nogil=True)

@@ -93,9 +93,9 @@ class Folds:
         """The accumulators of all folds: `name`, or `name.part` where a fold has several."""
         fields = []
         for name, fold in self.by_name.items():
-            for each in fold.schema:
-                text = f"{name}.{each.name}" if len(fold.schema) > 1 else name
-                fields.append(pa.field(text, each.type))
+            for column in fold.schema:
+                text = f"{name}.{column.name}" if len(fold.schema) > 1 else name
+                fields.append(pa.field(text, column.type))
         return pa.schema(fields)
 
     @property
@@ -143,12 +143,12 @@ class Folds:
         return pa.RecordBatch.from_arrays(values, schema=self.output)
 
     def _parts(self, lines: pa.RecordBatch) -> list[tuple[Fold, pa.RecordBatch]]:
-        found, at = [], 0
+        parts, at = [], 0
         for fold in self.by_name.values():
             own = lines.columns[at : at + len(fold.schema)]
-            found.append((fold, pa.RecordBatch.from_arrays(own, schema=fold.schema)))
+            parts.append((fold, pa.RecordBatch.from_arrays(own, schema=fold.schema)))
             at += len(fold.schema)
-        return found
+        return parts
 
 
 def _batch(rows: pa.RecordBatch, codes: NDArray[np.int32], keys: pa.RecordBatch) -> KeyedBatch:

@@ -174,27 +174,27 @@ class _Epoch:
         work, clock = self._work, self._function.clock
         codes, keys = self.panes.distinct_keys(work.rows)
         times = clock.times_us(work)
-        rows, found = work.rows, numbered(codes, self._windows.edges_at(times))
-        late = self._windows.ends_of(found.moments)[1] <= self._gone
+        rows, pairs = work.rows, numbered(codes, self._windows.edges_at(times))
+        late = self._windows.ends_of(pairs.moments)[1] <= self._gone
         if late.any():
-            is_late = late[found.numbers]
+            is_late = late[pairs.numbers]
             yield from clock.late_rows(work, rows.filter(pa.array(is_late)))
             if is_late.all():
                 return
             rows, times = rows.filter(pa.array(~is_late)), times[~is_late]
-            left = (np.cumsum(~late) - 1).astype(np.int32)
-            numbers = left[found.numbers[~is_late]]
-            found = found._replace(
-                numbers=numbers, codes=found.codes[~late], moments=found.moments[~late]
+            new_numbers = (np.cumsum(~late) - 1).astype(np.int32)
+            numbers = new_numbers[pairs.numbers[~is_late]]
+            pairs = pairs._replace(
+                numbers=numbers, codes=pairs.codes[~late], moments=pairs.moments[~late]
             )
-        pane_keys = keys.take(pa.array(found.codes))
-        entries = self.panes.entries(pane_keys, found.moments)
-        before, held = self.panes.read(entries)
+        pane_keys = keys.take(pa.array(pairs.codes))
+        entries = self.panes.entries(pane_keys, pairs.moments)
+        before, stored = self.panes.read(entries)
         known = before.is_valid().to_numpy(zero_copy_only=False)
         names = self._folds.schema.names
-        after = self._folds.add(rows, times, found.numbers, pane_keys)
+        after = self._folds.add(rows, times, pairs.numbers, pane_keys)
         if known.any():
-            both = pa.concat_batches([held.select(names).filter(pa.array(known)), after])
+            both = pa.concat_batches([stored.select(names).filter(pa.array(known)), after])
             numbers = np.concatenate([np.flatnonzero(known), np.arange(len(known))])
             after = self._folds.merge(both, numbers.astype(np.int32), pane_keys)
         is_open = pa.array(np.ones(len(known), np.bool_))
@@ -206,8 +206,8 @@ class _Epoch:
             ),
         )
         new = pa.array(~known)
-        self.panes.set_timers(entries.filter(new), self._next_ms(found.moments[~known]))
-        yield from self._changed(keys, found.codes, found.moments, after)
+        self.panes.set_timers(entries.filter(new), self._next_ms(pairs.moments[~known]))
+        yield from self._changed(keys, pairs.codes, pairs.moments, after)
 
     def _next_ms(self, starts: Int64Array) -> Int64Array:
         """Return the next due time of each pane: the end of a window, or the end of lateness."""
@@ -216,8 +216,8 @@ class _Epoch:
         following = first + np.maximum((self._closed - first) // every + 1, 0) * every
         at_end = self._windows.closes_ms(np.minimum(following, last))
         waits = np.where(following > last, self._function.clock.lateness_ms, 0)
-        found: Int64Array = at_end + waits
-        return found
+        next_ms: Int64Array = at_end + waits
+        return next_ms
 
     def _changed(
         self, keys: pa.RecordBatch, codes: Int64Array, starts: Int64Array, after: pa.RecordBatch

@@ -81,13 +81,13 @@ class CarriedColumns:
             OptionError: the input has no such column.
         """
         needed = self.needed.get(name, ())
-        wanted = self.chosen.get(name, [each for each in columns if each not in kafkas])
+        wanted = self.chosen.get(name, [column for column in columns if column not in kafkas])
         if unknown := sorted({*wanted} - {*columns}):
             raise OptionError(
                 f"columns= names {unknown[0]!r} of input {name!r}, which has only "
                 f"{', '.join(columns)}"
             )
-        return tuple(each for each in columns if each in wanted or each in needed)
+        return tuple(column for column in columns if column in wanted or column in needed)
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class KeyedInputs:
     def __post_init__(self) -> None:
         first = self.inputs[0]
         kinds = _key_types(first)
-        for each in self.inputs[1:]:
-            if _key_types(each) != kinds:
+        for other in self.inputs[1:]:
+            if _key_types(other) != kinds:
                 raise OptionError(
-                    f"the key of input {each.name!r} has types {_names(_key_types(each))}, that "
+                    f"the key of input {other.name!r} has types {_names(_key_types(other))}, that "
                     f"of {first.name!r} {_names(kinds)}: rows of equal keys go to one task, so "
                     f"cast one of them in a map_batches"
                 )
@@ -126,32 +126,37 @@ class KeyedInputs:
                 *(first.columns.field(name).with_nullable(True) for name in first.key),
                 pa.field(INPUT, pa.int8()),
                 pa.field(TIME, pa.int64()),
-                *(pa.field(each.name, pa.struct(list(each.travelling))) for each in self.inputs),
+                *(
+                    pa.field(keyed_input.name, pa.struct(list(keyed_input.travelling)))
+                    for keyed_input in self.inputs
+                ),
             ]
         )
 
     def numbered(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Convert rows of one input to rows of the table."""
-        its = self.inputs[number]
+        own_input = self.inputs[number]
         count = rows.num_rows
         time = pa.nulls(count, pa.int64())
-        if its.event_time is not None:
-            time = _in_ms(rows.column(its.event_time))
+        if own_input.event_time is not None:
+            time = _in_ms(rows.column(own_input.event_time))
         structs = [
-            _struct(rows, each.travelling)
-            if each is its
-            else pa.nulls(count, pa.struct(list(each.travelling)))
-            for each in self.inputs
+            _struct(rows, keyed_input.travelling)
+            if keyed_input is own_input
+            else pa.nulls(count, pa.struct(list(keyed_input.travelling)))
+            for keyed_input in self.inputs
         ]
-        keys = [rows.column(name) for name in its.key]
+        keys = [rows.column(name) for name in own_input.key]
         numbers = pa.array(np.full(count, number, np.int8))
         return pa.RecordBatch.from_arrays([*keys, numbers, time, *structs], schema=self.columns)
 
     def rows_of(self, number: int, table: pa.RecordBatch) -> pa.RecordBatch:
         """Extract the rows of one input from the table, in order, with the input's own columns."""
-        its = self.inputs[number]
+        own_input = self.inputs[number]
         of_it = table.filter(pc.equal(table.column(INPUT), number))
-        return pa.RecordBatch.from_arrays(of_it.column(its.name).flatten(), schema=its.travelling)
+        return pa.RecordBatch.from_arrays(
+            of_it.column(own_input.name).flatten(), schema=own_input.travelling
+        )
 
 
 def _struct(rows: pa.RecordBatch, columns: pa.Schema) -> pa.StructArray:
@@ -160,8 +165,8 @@ def _struct(rows: pa.RecordBatch, columns: pa.Schema) -> pa.StructArray:
     return pa.StructArray.from_arrays(arrays, fields=list(columns), mask=mask)
 
 
-def _key_types(each: KeyedInput) -> list[pa.DataType]:
-    return [each.columns.field(name).type for name in each.key]
+def _key_types(keyed_input: KeyedInput) -> list[pa.DataType]:
+    return [keyed_input.columns.field(name).type for name in keyed_input.key]
 
 
 def _names(kinds: Sequence[pa.DataType]) -> str:

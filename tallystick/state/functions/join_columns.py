@@ -66,8 +66,8 @@ def carried(
     """
     given = {} if columns is None else columns
     is_right = isinstance(given, Mapping) and all(
-        not isinstance(each, str) and all(isinstance(name, str) for name in each)
-        for each in given.values()
+        not isinstance(chosen, str) and all(isinstance(name, str) for name in chosen)
+        for chosen in given.values()
     )
     if not is_right or given.keys() - set(names):
         raise OptionError(
@@ -126,18 +126,18 @@ class JoinColumns:
     own: tuple[pa.Field, ...] = ()
 
     def __post_init__(self) -> None:
-        left, right = self.names
-        if left == right:
+        left_name, right_name = self.names
+        if left_name == right_name:
             raise OptionError(
-                f"{self.function}: both sides are {left!r}: to join an input with itself, read it "
-                f"twice, under two names"
+                f"{self.function}: both sides are {left_name!r}: to join an input with itself, "
+                f"read it twice, under two names"
             )
         inputs_in(self.rows, self.function)
         repeated = [name for name in self.output.names if self.output.names.count(name) > 1]
         if repeated:
             raise OptionError(
                 f"{self.function}: the output would have {repeated[0]!r} twice: rename the column "
-                f"in a map_batches of {right!r}"
+                f"in a map_batches of {right_name!r}"
             )
 
     @cached_property
@@ -148,31 +148,33 @@ class JoinColumns:
     @cached_property
     def sides(self) -> tuple[pa.Schema, pa.Schema]:
         """The columns of each side besides the key's, under their own names."""
-        left, right = (
+        left_columns, right_columns = (
             pa.schema(
                 [
-                    pa.field(each.name, each.type)
-                    for each in columns_of_input(self.rows, name, self.function)
-                    if each.name not in self.key.names
+                    pa.field(column.name, column.type)
+                    for column in columns_of_input(self.rows, name, self.function)
+                    if column.name not in self.key.names
                 ]
             )
             for name in self.names
         )
-        return left, right
+        return left_columns, right_columns
 
     @cached_property
     def output(self) -> pa.Schema:
         """The columns of the output."""
-        left, right = self.sides
-        head = [pa.field(each.name, each.type) for each in (*self.key, *self.own, *left)]
-        taken = {each.name for each in head}
+        left_columns, right_columns = self.sides
+        head = [
+            pa.field(column.name, column.type) for column in (*self.key, *self.own, *left_columns)
+        ]
+        taken = {column.name for column in head}
         prefix = self.names[RIGHT]
         return pa.schema(
             [
                 *head,
                 *(
-                    each.with_name(f"{prefix}_{each.name}") if each.name in taken else each
-                    for each in right
+                    column.with_name(f"{prefix}_{column.name}") if column.name in taken else column
+                    for column in right_columns
                 ),
             ]
         )
@@ -197,14 +199,14 @@ class JoinColumns:
             times: the time columns of the rows, as `input.column`.
             sides: the lag of the times of either side, in ms; None: any time.
         """
-        own = [(side, each.name) for side, of_it in enumerate(self.sides) for each in of_it]
+        own = [(side, column.name) for side, of_it in enumerate(self.sides) for column in of_it]
         put_out = self.output.names[len(self.output) - len(own) :]
-        found = {}
+        lags_ms = {}
         for (side, name), column in zip(own, put_out, strict=True):
             lag_ms = sides[side]
             if lag_ms is not None and f"{self.names[side]}.{name}" in times:
-                found[column] = lag_ms
-        return found
+                lags_ms[column] = lag_ms
+        return lags_ms
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of the left and the right input."""
@@ -214,22 +216,24 @@ class JoinColumns:
     def joined(
         self,
         keys: Sequence[pa.Array],
-        left: Sequence[pa.Array] | None,
-        right: Sequence[pa.Array] | None,
+        left_columns: Sequence[pa.Array] | None,
+        right_columns: Sequence[pa.Array] | None,
         own: Sequence[pa.Array] = (),
     ) -> pa.RecordBatch:
         """Return rows of output.
 
         Args:
             keys: the key's columns.
-            left: the left side's columns; None: there is no partner.
-            right: the right side's.
+            left_columns: the left side's columns; None: there is no partner.
+            right_columns: the right side's.
             own: the function's columns.
         """
         count = len(keys[0])
         sides = [
-            [pa.nulls(count, each.type) for each in self.sides[at]] if columns is None else columns
-            for at, columns in enumerate((left, right))
+            [pa.nulls(count, column.type) for column in self.sides[at]]
+            if columns is None
+            else columns
+            for at, columns in enumerate((left_columns, right_columns))
         ]
         arrays = [*keys, *own, *sides[LEFT], *sides[RIGHT]]
         return pa.RecordBatch.from_arrays(arrays, schema=self.output)
@@ -242,8 +246,8 @@ class JoinColumns:
         if len(at) < len(structs):
             structs = structs.take(pa.array(at))
         columns = structs.flatten()
-        kept = [structs.type.get_field_index(each.name) for each in self.sides[side]]
-        return at, tuple(columns[each] for each in kept)
+        kept = [structs.type.get_field_index(column.name) for column in self.sides[side]]
+        return at, tuple(columns[index] for index in kept)
 
     def times_of(self, side: int, rows: pa.RecordBatch, at: Int64Array) -> Int64Array:
         """Return the event times of rows of a side in ms.
@@ -259,8 +263,8 @@ class JoinColumns:
                 f"give event_time= its column, and filter out rows in which it is null"
             )
         check_event_times(times, what)
-        found: Int64Array = times.to_numpy()
-        return found
+        values: Int64Array = times.to_numpy()
+        return values
 
 
 def in_time(times: Int64Array, watermark_ms: int | None) -> NDArray[np.bool_]:

@@ -79,8 +79,8 @@ class KeyedBatch:
         column = self.state.column(name)
         if column.null_count:
             column = column.fill_null(pa.scalar(default, column.type))
-        found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return found if found.flags.writeable else found.copy()
+        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return values if values.flags.writeable else values.copy()
 
     def first_rows(self) -> Int64Array:
         """Return the number of each key's first row; -1 for a key without rows."""
@@ -177,9 +177,9 @@ class KeyedBatch:
         values = values_of(_widened(source, wide))
         best, counts = np.empty(len(self) * size, values.dtype), np.zeros(len(self), np.int64)
         if start is not None:
-            numbers, (held,) = explode([start])
-            held = values_of(_widened(held, wide))
-            fold_kernels.keep_greatest(numbers, held, _ALL_VALID, size, best, counts)
+            numbers, (start_values,) = explode([start])
+            start_values = values_of(_widened(start_values, wide))
+            fold_kernels.keep_greatest(numbers, start_values, _ALL_VALID, size, best, counts)
         valid = self._valid(source)
         fold_kernels.keep_greatest(self.codes, values, valid, size, best, counts)
         is_there = np.arange(size) < counts[:, None]
@@ -187,9 +187,9 @@ class KeyedBatch:
         return lists_of(counts, _narrowed(kept, np.ones(len(kept), np.bool_), source.type))
 
     def _edges(self) -> Int64Array:
-        found = np.full((2, len(self)), -1, np.int64)
-        fold_kernels.edges(self.codes, found[0], found[1])
-        return found
+        edges = np.full((2, len(self)), -1, np.int64)
+        fold_kernels.edges(self.codes, edges[0], edges[1])
+        return edges
 
     def _counts(self, start: PerKey | None) -> Int64Array:
         if start is None:
@@ -198,8 +198,8 @@ class KeyedBatch:
         return values_of(column.cast(pa.int64())).copy()
 
     def _valid(self, column: Column | None) -> BoolArray:
-        found = None if column is None else self.column(column)
-        return valid_of(found) if found is not None and found.null_count else _ALL_VALID
+        source = None if column is None else self.column(column)
+        return valid_of(source) if source is not None and source.null_count else _ALL_VALID
 
     def _start(self, start: PerKey | None, wide: pa.DataType) -> tuple[NDArray[Any], BoolArray]:
         """Return the total with which each key starts, and a mask of the keys that have one."""

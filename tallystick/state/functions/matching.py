@@ -73,13 +73,13 @@ def order_of(codes: Int64Array, times: Int64Array) -> Int64Array:
 
 def least(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
     """Return the least value of each code; `otherwise` for a code without values."""
-    found = np.full(count, otherwise, np.int64)
-    np.minimum.at(found, codes, values)
-    return found
+    by_code = np.full(count, otherwise, np.int64)
+    np.minimum.at(by_code, codes, values)
+    return by_code
 
 
 def greatest(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
     """Return the greatest value of each code; `otherwise` for a code without values."""
-    found = np.full(count, otherwise, np.int64)
-    np.maximum.at(found, codes, values)
-    return found
+    by_code = np.full(count, otherwise, np.int64)
+    np.maximum.at(by_code, codes, values)
+    return by_code

@@ -72,12 +72,12 @@ def numbered(codes: NDArray[np.int64] | NDArray[np.int32], moments: Int64Array) 
     if width * key_count <= _DENSE * len(codes) + (1 << 16):
         is_there = np.zeros(width * key_count, np.bool_)
         is_there[pairs] = True
-        found = np.flatnonzero(is_there)
+        distinct_pairs = np.flatnonzero(is_there)
         numbers = (np.cumsum(is_there, dtype=np.int32) - 1)[pairs].astype(np.int32)
     else:
-        found, inverse = np.unique(pairs, return_inverse=True)
+        distinct_pairs, inverse = np.unique(pairs, return_inverse=True)
         numbers = inverse.astype(np.int32)
-    return Pairs(numbers, found // width, distinct[found % width])
+    return Pairs(numbers, distinct_pairs // width, distinct[distinct_pairs % width])
 
 
 class Due(NamedTuple):
@@ -132,10 +132,12 @@ class Panes:
         """Return the panes with timers up to a moment, or None."""
         if until_ms is None:
             return None
-        found = list(due_entries(self._work.overlay, self._work.groups, until_ms, TIMERS_BY_TIME))
-        if not found:
+        due_keys = list(
+            due_entries(self._work.overlay, self._work.groups, until_ms, TIMERS_BY_TIME)
+        )
+        if not due_keys:
             return None
-        timers = pa.array(found, pa.binary())
+        timers = pa.array(due_keys, pa.binary())
         spans = spans_of(timers, "timer")
         words = spans.data[spans.starts[:, None] + np.arange(REST_AT, REST_AT + TIME_SIZE)]
         times = (np.ascontiguousarray(words).view(">u8").ravel().astype(np.uint64) ^ _SIGN).view(

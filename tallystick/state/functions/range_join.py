@@ -133,7 +133,7 @@ class Window:
     @property
     def lags_ms(self) -> tuple[int, int, Mapping[str, int]]:
         """See `Reach.lags_ms`."""
-        whole, (first, last) = self.size - 1, (each.name for each in self.fields)
+        whole, (first, last) = self.size - 1, (field.name for field in self.fields)
         return whole, whole, {first: whole, last: 0}
 
 
@@ -213,12 +213,12 @@ def _range_join(
     how: str,
     columns: Mapping[str, Collection[str]] | None,
 ) -> ByColumns:
-    outer, its = outer_sides(function, how), carried(function, names, columns)
+    outer, carried_columns = outer_sides(function, how), carried(function, names, columns)
 
     def make(rows: pa.Schema) -> RangeJoin:
         return RangeJoin(JoinColumns(function, rows, names, reach.fields), reach, outer)
 
-    return ByColumns(make, None, EVENT_TIME, has_timers=True, carried=its)
+    return ByColumns(make, None, EVENT_TIME, has_timers=True, carried=carried_columns)
 
 
 class RangeJoin:
@@ -242,15 +242,15 @@ class RangeJoin:
                 # Who had a partner is only noted in chunks where it is asked for.
                 f"{columns.function}, {'outer' if outer[side] else 'inner'} side",
                 f"{columns.function}, input {columns.names[side]!r}",
-                its,
+                side_columns,
                 columns.meaning(outer),
             )
-            for side, (name, its) in enumerate(zip(SIDES, columns.sides, strict=True))
+            for side, (name, side_columns) in enumerate(zip(SIDES, columns.sides, strict=True))
         )
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return a state of rows for each side."""
-        return tuple(each.declaration for each in self.states)
+        return tuple(state.declaration for state in self.states)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """Return the columns of the key and of both sides."""
@@ -296,7 +296,7 @@ def visits(
         stop = min(first + KEYS_MAX, len(keys.entries))
         count = stop - first
         some = Keys(keys.columns.slice(first, count), keys.entries.slice(first, count))
-        yield some, [each.of_keys(first, stop) for each in new]
+        yield some, [side_rows.of_keys(first, stop) for side_rows in new]
 
 
 class _Visit:
@@ -315,17 +315,18 @@ class _Visit:
         self._until = -NEVER if until is None else until
         entries = [of_state(keys.entries, work.fields[name].state_id) for name in SIDES]
         self._heads: list[Head] = [
-            state.load(work.overlay, its) for state, its in zip(join.states, entries, strict=True)
+            state.load(work.overlay, state_entries)
+            for state, state_entries in zip(join.states, entries, strict=True)
         ]
         self._chunks = [head.chunks for head in self._heads]
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield the output of the keys; the state is written at the end."""
-        left, right = (head.rows for head in self._heads)
+        left_rows, right_rows = (head.rows for head in self._heads)
         new_left, new_right = self._new
-        yield from self._pairs(LEFT, new_left, right)
+        yield from self._pairs(LEFT, new_left, right_rows)
         yield from self._pairs(LEFT, new_left, new_right)
-        yield from self._pairs(RIGHT, new_right, left)
+        yield from self._pairs(RIGHT, new_right, left_rows)
         for side in (LEFT, RIGHT):
             yield from self._visit_chunks(side)
         dues = []
@@ -369,11 +370,13 @@ class _Visit:
         self,
         codes: Int64Array,
         times: Int64Array,
-        left: list[pa.Array] | None,
-        right: list[pa.Array] | None,
+        left_columns: list[pa.Array] | None,
+        right_columns: list[pa.Array] | None,
     ) -> pa.RecordBatch:
         keys = taken(self._keys.columns.columns, codes)
-        return self._join.columns.joined(keys, left, right, self._join.reach.values(times))
+        return self._join.columns.joined(
+            keys, left_columns, right_columns, self._join.reach.values(times)
+        )
 
     def _visit_chunks(self, side: int) -> Iterator[pa.RecordBatch]:
         """Match a side's chunks with the other side's new rows, and end the rows that are due."""
@@ -384,7 +387,7 @@ class _Visit:
         last = self._ends(side, chunks.lasts)
         starts, stops = ranges(chunks.codes, first, last, theirs.codes, theirs.times)
         wanted = (stops > starts) | (chunks.dues <= self._until)
-        left = [chunks.take(~wanted)]
+        remaining = [chunks.take(~wanted)]
         for part in chunks.take(wanted).parts():
             state = self._join.states[side]
             loaded = state.load_chunks(self._work.overlay, self._heads[side], part)
@@ -397,8 +400,11 @@ class _Visit:
             if self._join.outer[side]:
                 changed = loaded.lines[loaded.rows.matched != matched]
                 rewritten = is_due | (np.bincount(changed, minlength=len(is_due)) > 0)
-            left += [part.take(~rewritten), self._written_again(side, loaded, ~ended, rewritten)]
-        self._chunks[side] = Chunks.of_all(left)
+            remaining += [
+                part.take(~rewritten),
+                self._written_again(side, loaded, ~ended, rewritten),
+            ]
+        self._chunks[side] = Chunks.of_all(remaining)
 
     def _written_again(
         self, side: int, loaded: LoadedChunks, kept: BoolArray, which: BoolArray

@@ -76,7 +76,7 @@ def aggregate(
 def _aggregate(
     columns: Mapping[str, Aggregate],
     rows: pa.Schema,
-    each: str,
+    frequency: str,
     keep: tuple[str, ...],
     reads: frozenset[str],
 ) -> VectorisedFunction:
@@ -110,7 +110,7 @@ def _aggregate(
         picks = {name: one.pick for name, one in columns.items()}
         return {**passed, **picked(picks, times, LATEST)}
 
-    function = per_epoch if each == EACH_EPOCH else per_record
+    function = per_epoch if frequency == EACH_EPOCH else per_record
     meaning = meaning_of(
         "aggregate", {f"columns.{name}": one.text for name, one in columns.items()}
     )
@@ -232,8 +232,8 @@ def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
         }
         columns = dict(zip(keys.schema.names, keys.columns, strict=True))
         output = pa.record_batch({**columns, **values})
-        left = tuple(column[~ended] for column in intervals)
-        return _sessions_kept(batch, left, closes_ms[~ended], output)
+        open_sessions = tuple(column[~ended] for column in intervals)
+        return _sessions_kept(batch, open_sessions, closes_ms[~ended], output)
 
     def output(key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         return beside_key(key, [], _SESSION)
@@ -253,8 +253,8 @@ def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
 
 def _sessions_merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int64Array, ...]:
     """Merge all open sessions by key and time: key number, start, end, count."""
-    codes, held = explode([batch.state.column(name) for name in _SESSIONS.names])
-    starts, ends, counts = (column.to_numpy() for column in held)
+    codes, stored = explode([batch.state.column(name) for name in _SESSIONS.names])
+    starts, ends, counts = (column.to_numpy() for column in stored)
     if batch.rows.num_rows:
         times = event_times(batch.column(time_column), f"sessions: column {time_column!r}")
         codes = np.concatenate([codes, batch.codes])
@@ -264,8 +264,8 @@ def _sessions_merged(batch: KeyedBatch, time_column: str, gap: int) -> tuple[Int
     if not fold_kernels.is_sorted(codes[order], starts[order]):  # mostly rows come in time's order
         order = np.lexsort((starts, codes))
     intervals = tuple(column[order] for column in (codes, starts, ends, counts))
-    left = fold_kernels.merge_sessions(*intervals, gap)
-    return tuple(column[:left] for column in intervals)
+    session_count = fold_kernels.merge_sessions(*intervals, gap)
+    return tuple(column[:session_count] for column in intervals)
 
 
 def _sessions_kept(

@@ -93,9 +93,9 @@ class Chunks:
     @classmethod
     def of_all(cls, lists: Sequence["Chunks"]) -> "Chunks":
         """Merge several lists of chunks, sorted by key and number."""
-        columns = zip(*(each._columns for each in lists), strict=True)
-        found = cls(*(np.concatenate(column) for column in columns))
-        return found.take(order_of(found.codes, found.numbers))
+        columns = zip(*(chunks._columns for chunks in lists), strict=True)
+        merged = cls(*(np.concatenate(column) for column in columns))
+        return merged.take(order_of(merged.codes, merged.numbers))
 
     def parts(self) -> Iterator["Chunks"]:
         """Yield the chunks in runs that fit into memory together."""
@@ -213,7 +213,7 @@ class RowState:
             pa.nulls(count, pa.binary()) if before is None else before,
             values,
         )
-        found = Chunks(
+        chunks = Chunks(
             codes,
             numbers,
             least(rows.times, rows.codes, count, NEVER),
@@ -221,7 +221,7 @@ class RowState:
             dues,
             np.bincount(rows.codes, rows.sizes, count).astype(np.int64),
         )
-        return found.take(np.bincount(rows.codes, minlength=count) > 0)
+        return chunks.take(np.bincount(rows.codes, minlength=count) > 0)
 
     def move_to_chunks(
         self,
@@ -325,16 +325,16 @@ def _to_be_chunks(
     is_large = np.bincount(rows.codes, sizes, key_count) > OPEN_BYTES
     is_large |= np.bincount(rows.codes, minlength=key_count) > OPEN_ROWS
     leaving = is_large[rows.codes]
-    left = rows.take(np.flatnonzero(leaving))
+    leaving_rows = rows.take(np.flatnonzero(leaving))
     costs = np.maximum(sizes[leaving], CHUNK_BYTES // CHUNK_ROWS)
     before = np.cumsum(costs) - costs
-    is_first = np.diff(left.codes, prepend=-1) > 0
+    is_first = np.diff(leaving_rows.codes, prepend=-1) > 0
     starts = np.maximum.accumulate(np.where(is_first, before, 0))
     parts = (before - starts) // CHUNK_BYTES
     is_new = is_first | (np.diff(parts, prepend=-1) != 0)
-    numbers = next_numbers[left.codes] + parts
-    places = left.codes[is_new], numbers[is_new]
-    return leaving, replace(left, codes=np.cumsum(is_new) - 1), places
+    numbers = next_numbers[leaving_rows.codes] + parts
+    places = leaving_rows.codes[is_new], numbers[is_new]
+    return leaving, replace(leaving_rows, codes=np.cumsum(is_new) - 1), places
 
 
 def stored_fields(columns: pa.Schema) -> pa.StructType:

@@ -127,8 +127,8 @@ class _Panes:
     columns: pa.RecordBatch
 
     def column(self, field: pa.Field) -> Int64Array:
-        found: Int64Array = self.columns.column(field.name).to_numpy()
-        return found
+        values: Int64Array = self.columns.column(field.name).to_numpy()
+        return values
 
     def filter(self, mask: BoolArray) -> "_Panes":
         return _Panes(self.codes[mask], self.starts[mask], self.columns.filter(pa.array(mask)))
@@ -163,26 +163,26 @@ class _Epoch:
         values = work.overlay.get_many(keys.entries)
         bounds = _BOUNDS_CODEC.decode(values)
         of_key, held_bounds = explode(bounds.columns)
-        held = _Bounds(of_key, *(each.to_numpy() for each in held_bounds))
-        is_gone = held.ends + self._gap <= self._gone
+        committed = _Bounds(of_key, *(column.to_numpy() for column in held_bounds))
+        is_gone = committed.ends + self._gap <= self._gone
 
-        times = self._function.clock.times_us(work) if len(row_codes) else held.starts[:0]
-        merged = self._merged(held.filter(~is_gone), row_codes, times)
+        times = self._function.clock.times_us(work) if len(row_codes) else committed.starts[:0]
+        merged = self._merged(committed.filter(~is_gone), row_codes, times)
         rows, late = work.rows, merged.is_late[merged.of_rows]
         if late.any():
             yield from self._function.clock.late_rows(work, rows.filter(pa.array(late)))
             rows, times = rows.filter(pa.array(~late)), times[~late]
         of_rows = merged.of_rows[~late]
 
-        of_held = np.full(len(held.codes), -1, np.int64)
+        of_held = np.full(len(committed.codes), -1, np.int64)
         of_held[~is_gone] = merged.of_held
         is_changed = np.zeros(len(merged.codes) + 1, np.bool_)
         is_changed[of_rows] = True
         in_changed = is_changed[of_held]  # the last element, never true, is for gone sessions
-        is_due = self._are_due(held, due, codes[work.rows.num_rows :])
+        is_due = self._are_due(committed, due, codes[work.rows.num_rows :])
         # Gone sessions are due, unless the lateness was longer before: they go with the rest.
         is_read = is_due | in_changed | is_gone
-        before, entries, texts = self._read(held.filter(is_read), keys.columns)
+        before, entries, texts = self._read(committed.filter(is_read), keys.columns)
         yield from self._close(before.filter(is_due[is_read]), keys.columns)
 
         changed = self._changed(
@@ -203,10 +203,13 @@ class _Epoch:
     def _bounds_id(self) -> int:
         return self._work.fields[BOUNDS].state_id
 
-    def _merged(self, held: _Bounds, row_codes: Int64Array, times: Int64Array) -> "_Merge":
+    def _merged(self, committed: _Bounds, row_codes: Int64Array, times: Int64Array) -> "_Merge":
         """Merge committed sessions and new rows that are at most a gap apart."""
-        codes = np.concatenate([held.codes, row_codes])
-        starts, ends = np.concatenate([held.starts, times]), np.concatenate([held.ends, times])
+        codes = np.concatenate([committed.codes, row_codes])
+        starts, ends = (
+            np.concatenate([committed.starts, times]),
+            np.concatenate([committed.ends, times]),
+        )
         order = np.lexsort((starts, codes))
         numbers = np.empty(len(order), np.int64)
         ordered = codes[order], starts[order], ends[order]
@@ -220,22 +223,24 @@ class _Epoch:
             ordered[1][firsts],
             latest,
             latest + self._gap <= self._gone,
-            number_of[: len(held.codes)],
-            number_of[len(held.codes) :],
+            number_of[: len(committed.codes)],
+            number_of[len(committed.codes) :],
         )
 
-    def _are_due(self, held: _Bounds, due: Due | None, due_codes: NDArray[np.int32]) -> BoolArray:
+    def _are_due(
+        self, committed: _Bounds, due: Due | None, due_codes: NDArray[np.int32]
+    ) -> BoolArray:
         """Return a mask of the due sessions, and delete due panes without a session.
 
         Release 0.1.0 left such panes when `allowed_lateness` was made smaller.
         """
         if due is None:
-            return np.zeros(len(held.codes), np.bool_)
-        codes = np.concatenate([held.codes, due_codes])
-        found = numbered(codes, np.concatenate([held.starts, due.starts]))
-        is_due = np.zeros(len(found.codes), np.bool_)
-        is_due[found.numbers[len(held.codes) :]] = True
-        of_sessions, of_due = np.split(found.numbers, [len(held.codes)])
+            return np.zeros(len(committed.codes), np.bool_)
+        codes = np.concatenate([committed.codes, due_codes])
+        pairs = numbered(codes, np.concatenate([committed.starts, due.starts]))
+        is_due = np.zeros(len(pairs.codes), np.bool_)
+        is_due[pairs.numbers[len(committed.codes) :]] = True
+        of_sessions, of_due = np.split(pairs.numbers, [len(committed.codes)])
         strays = ~np.isin(of_due, of_sessions)
         if strays.any():
             entries = due.entries.filter(pa.array(strays))
@@ -245,13 +250,13 @@ class _Epoch:
         return which
 
     def _read(
-        self, held: _Bounds, keys: pa.RecordBatch
+        self, sessions: _Bounds, keys: pa.RecordBatch
     ) -> tuple[_Panes, pa.BinaryArray, pa.BinaryArray]:
         """Read sessions; return the panes, the panes' entries, and the entries' values."""
-        entries = self._panes.entries(keys.take(pa.array(held.codes)), held.starts)
+        entries = self._panes.entries(keys.take(pa.array(sessions.codes)), sessions.starts)
         values, columns = self._panes.read(entries)
         assert not values.null_count, "each session has its pane"
-        return _Panes(held.codes, held.starts, columns), entries, values
+        return _Panes(sessions.codes, sessions.starts, columns), entries, values
 
     def _close(self, due: _Panes, keys: pa.RecordBatch) -> Output:
         """Yield the due sessions that close now; other due sessions had waited for late rows."""
@@ -307,14 +312,14 @@ class _Epoch:
     ) -> None:
         """Write the changed sessions, and their changed timers."""
         codes = np.concatenate([before.codes, after.codes])
-        found = numbered(codes, np.concatenate([before.starts, after.starts]))
-        old, new = np.full((2, len(found.codes)), -1, np.int64)
-        old[found.numbers[: len(before.codes)]] = np.arange(len(before.codes))
-        new[found.numbers[len(before.codes) :]] = np.arange(len(after.codes))
-        is_over = new[found.numbers[: len(before.codes)]] < 0
+        pairs = numbered(codes, np.concatenate([before.starts, after.starts]))
+        old, new = np.full((2, len(pairs.codes)), -1, np.int64)
+        old[pairs.numbers[: len(before.codes)]] = np.arange(len(before.codes))
+        new[pairs.numbers[len(before.codes) :]] = np.arange(len(after.codes))
+        is_over = new[pairs.numbers[: len(before.codes)]] < 0
         self._panes.delete(entries.filter(pa.array(is_over)))
         own = self._panes.entries(keys.take(pa.array(after.codes)), after.starts)
-        place = old[found.numbers[len(before.codes) :]]
+        place = old[pairs.numbers[len(before.codes) :]]
         self._panes.put(own, values.take(pa.array(place, mask=place < 0)), after.columns)
 
         was, now = before.column(_TIMER), after.column(_TIMER)
@@ -330,7 +335,9 @@ class _Epoch:
         self, entries: pa.BinaryArray, before: pa.BinaryArray, sessions: _Bounds
     ) -> None:
         counts = np.bincount(sessions.codes, minlength=len(entries))
-        lists = [lists_of(counts, pa.array(each)) for each in (sessions.starts, sessions.ends)]
+        lists = [
+            lists_of(counts, pa.array(moments)) for moments in (sessions.starts, sessions.ends)
+        ]
         after = _BOUNDS_CODEC.encode(pa.RecordBatch.from_arrays(lists, schema=_BOUNDS_CODEC.schema))
         changed = pa.array(changed_rows(before, after))
         self._work.overlay.put_many(entries.filter(changed), after.filter(changed))

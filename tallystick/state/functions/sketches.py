@@ -64,8 +64,8 @@ def distinct_count(column: str, kind: pa.DataType) -> Fold:
         return [_greatest(codes, _entries(_hashes(values)), len(batch))]
 
     def merge(batch: KeyedBatch) -> Columns:
-        lines, (held,) = explode([batch.column("registers")])
-        entries = held.to_numpy().astype(np.int64)
+        lines, (registers,) = explode([batch.column("registers")])
+        entries = registers.to_numpy().astype(np.int64)
         return [_greatest(batch.codes[lines].astype(np.int64), entries, len(batch))]
 
     schema = pa.schema([("registers", _BUCKETS)])
@@ -90,12 +90,12 @@ def _hashes(values: pa.Array) -> UInt64Array:
         bits = np.empty(len(values), np.uint64)
         key_kernels.hash_long(spans.data, spans.starts, spans.lengths, bits)
         return _mixed(bits)
-    found: NDArray[Any] = values_of(values)
+    numbers: NDArray[Any] = values_of(values)
     if pa.types.is_decimal128(kind):
-        return _mixed(found["low"] ^ _mixed(found["high"].view(np.uint64)))
-    if found.dtype.kind == "f":
-        return _mixed(one_of_each(found.astype(np.float64)).view(np.uint64))
-    return _mixed(found.astype(np.int64).view(np.uint64))
+        return _mixed(numbers["low"] ^ _mixed(numbers["high"].view(np.uint64)))
+    if numbers.dtype.kind == "f":
+        return _mixed(one_of_each(numbers.astype(np.float64)).view(np.uint64))
+    return _mixed(numbers.astype(np.int64).view(np.uint64))
 
 
 def _mixed(bits: UInt64Array) -> UInt64Array:
@@ -127,15 +127,15 @@ def _greatest(codes: Int64Array, entries: Int64Array, count: int) -> pa.ListArra
 
 
 def _estimates(registers: pa.ListArray) -> pa.Int64Array:
-    codes, (held,) = explode([registers])
-    ranks = held.to_numpy() & ((1 << _RANK_BITS) - 1)
+    codes, (entries,) = explode([registers])
+    ranks = entries.to_numpy() & ((1 << _RANK_BITS) - 1)
     weights = np.ldexp(1.0, -ranks.astype(np.int64))
     count = len(registers)
     total = np.bincount(codes, weights, minlength=count)
     empty = (REGISTERS - np.bincount(codes, minlength=count)) / REGISTERS
     with np.errstate(divide="ignore"):
-        found = REGISTERS**2 / (2 * np.log(2)) / (REGISTERS * _sigma(empty) + total)
-    return pa.array(np.rint(found).astype(np.int64))
+        estimates = REGISTERS**2 / (2 * np.log(2)) / (REGISTERS * _sigma(empty) + total)
+    return pa.array(np.rint(estimates).astype(np.int64))
 
 
 def _sigma(empty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -217,10 +217,10 @@ def _quantiles(lines: pa.RecordBatch, at: Sequence[float]) -> pa.ListArray:
     ends = np.cumsum(counts.to_numpy())
     before = np.concatenate([[0], np.cumsum(totals)[:-1]]) if count else totals
     is_there = totals > 0
-    found = np.zeros((count, len(at)))
+    results = np.zeros((count, len(at)))
     for place, share in enumerate(at):
         ranks = np.maximum(np.ceil(share * totals).astype(np.int64), 1)
         places = np.searchsorted(ends, (before + ranks)[is_there])
-        found[is_there, place] = _middles(buckets.to_numpy()[places].astype(np.int64))
-    values = pa.array(found[is_there].reshape(-1))
+        results[is_there, place] = _middles(buckets.to_numpy()[places].astype(np.int64))
+    values = pa.array(results[is_there].reshape(-1))
     return pc.cast(lists_of(is_there * len(at), values), pa.list_(pa.float64()))

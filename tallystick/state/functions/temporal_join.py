@@ -65,12 +65,12 @@ def temporal_join(
         OptionError: an argument has a wrong type or value.
     """
     is_outer, _ = outer_sides("temporal_join", how, (INNER, LEFT_OUTER))
-    its = carried("temporal_join", (left, right), columns)
+    carried_columns = carried("temporal_join", (left, right), columns)
 
     def make(rows: pa.Schema) -> TemporalJoin:
         return TemporalJoin(JoinColumns("temporal_join", rows, (left, right)), is_outer)
 
-    return ByColumns(make, None, EVENT_TIME, has_timers=True, carried=its)
+    return ByColumns(make, None, EVENT_TIME, has_timers=True, carried=carried_columns)
 
 
 class TemporalJoin:
@@ -94,15 +94,15 @@ class TemporalJoin:
                 name,
                 "temporal_join",
                 f"temporal_join, input {columns.names[side]!r}",
-                its,
+                side_columns,
                 meaning,
             )
-            for side, (name, its) in enumerate(zip(SIDES, columns.sides, strict=True))
+            for side, (name, side_columns) in enumerate(zip(SIDES, columns.sides, strict=True))
         )
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return a state of rows for each side."""
-        return tuple(each.declaration for each in self.states)
+        return tuple(state.declaration for state in self.states)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """Return the columns of the key and of both sides."""
@@ -138,15 +138,15 @@ class _Visit:
         """Yield the left rows whose time has come; the state is written at the end."""
         before = np.minimum(*(head.due for head in self._heads))
         is_due = before <= self._until
-        versions, right, right_chunks = self._versions(is_due)
-        left = self._heads[LEFT].rows
-        ended = left.times <= self._until
-        yield from self._looked_up(left.filter(ended), versions)
+        versions, right_rows, right_chunks = self._versions(is_due)
+        left_rows = self._heads[LEFT].rows
+        ended = left_rows.times <= self._until
+        yield from self._looked_up(left_rows.filter(ended), versions)
         left_chunks: list[Chunks] = []
         yield from self._left_ended(versions, left_chunks)
         dues = [
-            self._write(LEFT, left.filter(~ended), Chunks.of_all(left_chunks)),
-            self._write(RIGHT, right, right_chunks),
+            self._write(LEFT, left_rows.filter(~ended), Chunks.of_all(left_chunks)),
+            self._write(RIGHT, right_rows, right_chunks),
         ]
         move_timers(self._work.overlay, self._keys.entries, before, np.minimum(*dues))
 
@@ -167,7 +167,7 @@ class _Visit:
         in_chunks, in_head = kept[: len(loaded.rows)], kept[len(loaded.rows) :]
         rewritten = np.bincount(loaded.lines[~in_chunks], minlength=len(some.codes)) > 0
         part = some.take(rewritten)
-        left = state.write_chunks(
+        rewritten_chunks = state.write_chunks(
             self._work.overlay,
             head,
             (part.codes, part.numbers),
@@ -175,14 +175,14 @@ class _Visit:
             part.lasts,
             loaded.before.filter(pa.array(rewritten)),
         )
-        chunks = Chunks.of_all([head.chunks.take(~wanted), some.take(~rewritten), left])
+        chunks = Chunks.of_all([head.chunks.take(~wanted), some.take(~rewritten), rewritten_chunks])
         return rows.take(order[is_past]), head.rows.filter(in_head), chunks
 
-    def _left_ended(self, versions: Rows, left: list[Chunks]) -> Iterator[pa.RecordBatch]:
-        """Yield the ended rows in chunks of the left side; add the chunks that stay to `left`."""
+    def _left_ended(self, versions: Rows, remaining: list[Chunks]) -> Iterator[pa.RecordBatch]:
+        """Yield the ended rows in chunks of the left side; add chunks that stay to `remaining`."""
         head, state = self._heads[LEFT], self._join.states[LEFT]
         wanted = head.chunks.firsts <= self._until
-        left.append(head.chunks.take(~wanted))
+        remaining.append(head.chunks.take(~wanted))
         for part in head.chunks.take(wanted).parts():
             loaded = state.load_chunks(self._work.overlay, head, part)
             ended = loaded.rows.times <= self._until
@@ -190,7 +190,7 @@ class _Visit:
             rows = loaded.by_line(~ended, np.ones(len(part.codes), np.bool_))
             firsts = least(rows.times, rows.codes, len(part.codes), NEVER)
             places = (part.codes, part.numbers)
-            left.append(
+            remaining.append(
                 state.write_chunks(self._work.overlay, head, places, rows, firsts, loaded.before)
             )
 
@@ -198,11 +198,11 @@ class _Visit:
         """Yield left rows, each joined with its version of the right side."""
         always = np.full(len(rows), -NEVER)
         starts, stops = ranges(rows.codes, always, rows.times, versions.codes, versions.times)
-        found = stops > starts
-        at = np.arange(len(rows)) if self._join.is_outer else np.flatnonzero(found)
+        has_version = stops > starts
+        at = np.arange(len(rows)) if self._join.is_outer else np.flatnonzero(has_version)
         for first in range(0, len(at), OUTPUT_ROWS):
             some = at[first : first + OUTPUT_ROWS]
-            partners = pa.array(stops[some] - 1, mask=~found[some])
+            partners = pa.array(stops[some] - 1, mask=~has_version[some])
             yield self._join.columns.joined(
                 taken(self._keys.columns.columns, rows.codes[some]),
                 taken(rows.columns, some),

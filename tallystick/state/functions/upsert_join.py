@@ -80,8 +80,11 @@ def upsert_join(
                 f"upsert_join: {option} names {name!r}: expected {left!r} or {right!r}"
             )
 
-    read = {name: [each[name] for each in (orders, gone) if name in each] for name in (left, right)}
-    its = carried("upsert_join", (left, right), columns, read)
+    read = {
+        name: [option[name] for option in (orders, gone) if name in option]
+        for name in (left, right)
+    }
+    carried_columns = carried("upsert_join", (left, right), columns, read)
 
     def make(rows: pa.Schema) -> VectorisedFunction:
         own = (pa.field(CHANGE, pa.string()),)
@@ -102,7 +105,7 @@ def upsert_join(
             meaning=both.meaning(outer, arguments),
         )
 
-    return ByColumns(make, None, carried=its)
+    return ByColumns(make, None, carried=carried_columns)
 
 
 @dataclass(frozen=True)
@@ -123,22 +126,22 @@ class _Table:
 
     def __post_init__(self) -> None:
         name = self.columns.names[self.side]
-        its = columns_of_input(self.columns.rows, name, "upsert_join")
+        schema = columns_of_input(self.columns.rows, name, "upsert_join")
         for option, column, fits, expected in (
             ("newest_by", self.order, _is_ordered, "whole numbers, date or timestamp"),
             ("deleted", self.deleted, pa.types.is_boolean, "boolean"),
         ):
             if column is None:
                 continue
-            if column not in its.names:
+            if column not in schema.names:
                 raise OptionError(
                     f"upsert_join: {option} of {name!r} is {column!r}, which is none of its "
-                    f"columns {', '.join(its.names)}"
+                    f"columns {', '.join(schema.names)}"
                 )
-            if not fits(its.field(column).type):
+            if not fits(schema.field(column).type):
                 raise OptionError(
                     f"upsert_join: {option} of {name!r}: column {column!r} is "
-                    f"{its.field(column).type}, expected {expected}"
+                    f"{schema.field(column).type}, expected {expected}"
                 )
 
     @property
@@ -157,7 +160,10 @@ class _Table:
         return [
             pa.field(f"${name}", pa.bool_()),
             pa.field(f"${name}_version", pa.int64()),
-            *(each.with_name(f"{name}_{each.name}") for each in self.columns.sides[self.side]),
+            *(
+                column.with_name(f"{name}_{column.name}")
+                for column in self.columns.sides[self.side]
+            ),
         ]
 
     def column(self, rows: pa.RecordBatch, at: Int64Array, name: str) -> pa.Array:
@@ -181,31 +187,31 @@ class _Table:
             )
         if pa.types.is_date32(column.type):
             column = column.cast(pa.int32())
-        found: Int64Array = column.cast(pa.int64()).to_numpy()
-        return found
+        numbers: Int64Array = column.cast(pa.int64()).to_numpy()
+        return numbers
 
-    def after(self, batch: KeyedBatch, held: list[pa.Array]) -> list[pa.Array]:
+    def after(self, batch: KeyedBatch, state: list[pa.Array]) -> list[pa.Array]:
         """Return the state of this side after the rows of the batch."""
         at, columns = self.columns.part_of(self.side, batch.rows)
         if not len(at):
-            return held
+            return state
         codes, versions = batch.codes[at].astype(np.int64), self.versions(batch.rows, at)
         order = order_of(codes, versions)
         newest = order[np.append(np.diff(codes[order]) > 0, True)]
         row = np.full(len(batch), -1)
         row[codes[newest]] = newest
-        before = held[1].fill_null(np.iinfo(np.int64).min).to_numpy()
+        before = state[1].fill_null(np.iinfo(np.int64).min).to_numpy()
         wins = (row >= 0) & (versions[row] >= before)
         is_gone = np.zeros(len(at), np.bool_)
         if self.deleted is not None:
             flags = self.column(batch.rows, at, self.deleted).fill_null(False)
             is_gone = flags.to_numpy(zero_copy_only=False)
-        is_there = np.where(wins, ~is_gone[row], _is_true(held[0]))
-        is_known = is_there | ((wins | valid_of(held[1])) & (self.order is not None))
+        is_there = np.where(wins, ~is_gone[row], _is_true(state[0]))
+        is_known = is_there | ((wins | valid_of(state[1])) & (self.order is not None))
         version = np.where(wins, versions[row], before)
         source = np.where(wins, len(batch) + row, np.arange(len(batch)))
         chosen = pa.array(source, mask=~is_there)
-        pairs = zip(held[2:], columns, strict=True)
+        pairs = zip(state[2:], columns, strict=True)
         return [
             pa.array(is_there, mask=~is_known),
             pa.array(version, mask=~is_known),
@@ -249,9 +255,9 @@ class _UpsertJoin:
 
     def _is_joined(self, state: list[pa.Array], width: int) -> BoolArray:
         """Return a mask of the keys with a joined row."""
-        left, right = _is_true(state[0]), _is_true(state[width])
-        with_left = left & (right | self.outer[LEFT])
-        joined: BoolArray = with_left | (right & (left | self.outer[RIGHT]))
+        has_left, has_right = _is_true(state[0]), _is_true(state[width])
+        with_left = has_left & (has_right | self.outer[LEFT])
+        joined: BoolArray = with_left | (has_right & (has_left | self.outer[RIGHT]))
         return joined
 
     def _seen(self, state: list[pa.Array], width: int) -> pa.RecordBatch:
@@ -268,8 +274,8 @@ def _named_or(column: str | None, otherwise: str) -> str:
 
 
 def _is_true(flags: pa.BooleanArray) -> BoolArray:
-    found: BoolArray = flags.fill_null(False).to_numpy(zero_copy_only=False)
-    return found
+    mask: BoolArray = flags.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _is_ordered(kind: pa.DataType) -> bool:

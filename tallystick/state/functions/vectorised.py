@@ -185,22 +185,22 @@ class VectorisedFunction:
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch | SideRows]:
         """Call the function for the rows, then for the due keys; write the changed state."""
-        held = None
+        states = None
         if work.rows.num_rows:
             codes, keys = distinct_keys(work.rows, work.key, work.max_parallelism, self._id(work))
-            held = self._read(work, keys)
-            held, output = self._call(work, held, work.rows, codes, is_due=False)
+            states = self._read(work, keys)
+            states, output = self._call(work, states, work.rows, codes, is_due=False)
             yield from output
         until_ms = self._until_ms(work)
         if until_ms is not None:
-            held, due = self._split_due(work, held, until_ms)
+            states, due = self._split_due(work, states, until_ms)
             if due is not None:
                 nobody = np.zeros(0, np.int32)
                 due, output = self._call(work, due, work.rows[:0], nobody, is_due=True)
                 yield from output
                 self._write(work, due)
-        if held is not None:
-            self._write(work, held)
+        if states is not None:
+            self._write(work, states)
 
     def _id(self, work: Work) -> int:
         return work.fields[STATE].state_id if self._codec else 0
@@ -229,7 +229,7 @@ class VectorisedFunction:
     def _call(
         self,
         work: Work,
-        held: "_KeyStates",
+        states: "_KeyStates",
         rows: pa.RecordBatch,
         codes: NDArray[np.int32],
         *,
@@ -237,18 +237,25 @@ class VectorisedFunction:
     ) -> tuple["_KeyStates", Iterator[pa.RecordBatch | SideRows]]:
         """Call the function for keys; return the keys' new state, and the output."""
         batch = KeyedBatch(
-            rows, codes, held.keys.columns, held.state, held.known, work.time, held.timers, is_due
+            rows,
+            codes,
+            states.keys.columns,
+            states.state,
+            states.known,
+            work.time,
+            states.timers,
+            is_due,
         )
         update = self._function(batch)
         if not isinstance(update, Update):
             raise OptionError(
                 f"the function of a keyed step returned {type(update).__name__}: expected an Update"
             )
-        state = held.state if update.state is None else self._checked(update.state, len(batch))
-        timers = pa.nulls(len(batch), pa.int64()) if is_due else held.timers
+        state = states.state if update.state is None else self._checked(update.state, len(batch))
+        timers = pa.nulls(len(batch), pa.int64()) if is_due else states.timers
         if update.timers is not None:
             timers = self._checked_timers(update.timers, len(batch))
-        return replace(held, state=state, timers=timers), _put_out(update)
+        return replace(states, state=state, timers=timers), _put_out(update)
 
     def _checked(self, state: pa.RecordBatch | Mapping[str, PerKey], count: int) -> pa.RecordBatch:
         """Check the state of an update, and cast the columns to the declared types."""
@@ -271,38 +278,38 @@ class VectorisedFunction:
         return as_column(timers, pa.field("timers", pa.int64()), count)
 
     def _split_due(
-        self, work: Work, held: "_KeyStates | None", until_ms: int
+        self, work: Work, states: "_KeyStates | None", until_ms: int
     ) -> tuple["_KeyStates | None", "_KeyStates | None"]:
         """Return the keys of the rows without due timers, and all keys with due timers."""
         entries = due_keys(work.overlay, work.groups, until_ms, self._id(work))
-        if held is None:
+        if states is None:
             return None, self._read(work, keys_of(entries, work.key)) if len(entries) else None
         # A key with rows may have another timer by now than the committed one.
         if len(entries):
-            entries = entries.filter(pc.invert(pc.is_in(entries, held.keys.entries)))
-        is_due = pc.fill_null(pc.less_equal(held.timers, until_ms), False)
-        due = replace(held.filter(is_due), known=np.ones(pc.sum(is_due).as_py() or 0, np.bool_))
+            entries = entries.filter(pc.invert(pc.is_in(entries, states.keys.entries)))
+        is_due = pc.fill_null(pc.less_equal(states.timers, until_ms), False)
+        due = replace(states.filter(is_due), known=np.ones(pc.sum(is_due).as_py() or 0, np.bool_))
         if len(entries):
             due = due.merged_with(self._read(work, keys_of(entries, work.key)))
-        return held.filter(pc.invert(is_due)), due if len(due.keys.entries) else None
+        return states.filter(pc.invert(is_due)), due if len(due.keys.entries) else None
 
-    def _write(self, work: Work, held: "_KeyStates") -> None:
+    def _write(self, work: Work, states: "_KeyStates") -> None:
         if self._codec is None:
             return
-        stored = held.state
-        if held.timers is not None:
-            arrays = [*stored.columns, held.timers]
+        stored = states.state
+        if states.timers is not None:
+            arrays = [*stored.columns, states.timers]
             stored = pa.RecordBatch.from_arrays(arrays, schema=self._codec.schema)
         after = self._codec.encode(stored)
-        changed = pa.array(changed_rows(held.before, after))
-        work.overlay.put_many(held.keys.entries.filter(changed), after.filter(changed))
-        if held.timers is None or held.timers_before is None:
+        changed = pa.array(changed_rows(states.before, after))
+        work.overlay.put_many(states.keys.entries.filter(changed), after.filter(changed))
+        if states.timers is None or states.timers_before is None:
             return
-        gone = pc.and_not_kleene(held.timers_before.is_valid(), _same(held))
-        new = pc.and_not_kleene(held.timers.is_valid(), _same(held))
-        for which, timers, value in ((gone, held.timers_before, None), (new, held.timers, b"")):
+        gone = pc.and_not_kleene(states.timers_before.is_valid(), _same(states))
+        new = pc.and_not_kleene(states.timers.is_valid(), _same(states))
+        for which, timers, value in ((gone, states.timers_before, None), (new, states.timers, b"")):
             entries = time_keys(
-                held.keys.entries.filter(which), timers.filter(which), TIMERS_BY_TIME
+                states.keys.entries.filter(which), timers.filter(which), TIMERS_BY_TIME
             )
             values = pa.array([value], pa.binary()).take(pa.array(np.zeros(len(entries), np.int8)))
             work.overlay.put_many(entries, values)
@@ -374,9 +381,9 @@ class _KeyStates:
         )
 
 
-def _same(held: _KeyStates) -> pa.BooleanArray:
+def _same(states: _KeyStates) -> pa.BooleanArray:
     """Return a mask of the timers that equal the committed timers."""
-    return pc.fill_null(pc.equal(held.timers, held.timers_before), False)
+    return pc.fill_null(pc.equal(states.timers, states.timers_before), False)
 
 
 def _together(one: pa.RecordBatch, two: pa.RecordBatch, order: pa.Array) -> pa.RecordBatch:

@@ -113,7 +113,7 @@ class WindowOutput:
         is_final: NDArray[np.bool_],
     ) -> pa.RecordBatch:
         """Return a row per window."""
-        moments = [pa.array(each).cast(MOMENT) for each in (starts, ends)]
+        moments = [pa.array(edges).cast(MOMENT) for edges in (starts, ends)]
         final = [pa.array(is_final)] if self.has_updates else []
         bounds = [pa.field(name, MOMENT) for name in (WINDOW_START, WINDOW_END)]
         last = [pa.field(IS_FINAL, pa.bool_())] if self.has_updates else []

@@ -116,13 +116,13 @@ def _by_count(windows: CountWindows, aggregates: Mapping[str, Aggregate]) -> ByC
 
 
 def _reads(aggregates: Mapping[str, Aggregate]) -> frozenset[str]:
-    return frozenset[str]().union(*(each.reads for each in aggregates.values()))
+    return frozenset[str]().union(*(aggregate.reads for aggregate in aggregates.values()))
 
 
 def _folds(aggregates: Mapping[str, Aggregate], rows: pa.Schema) -> Folds:
     return Folds(
-        {name: each.folded(name, rows) for name, each in aggregates.items()},
-        {name: each.pick for name, each in aggregates.items()},
+        {name: aggregate.folded(name, rows) for name, aggregate in aggregates.items()},
+        {name: aggregate.pick for name, aggregate in aggregates.items()},
     )
 
 

@@ -48,25 +48,25 @@ class Windows:
     time_zone: str | None = None
 
     def __post_init__(self) -> None:
-        said = f"{self.kind}: size {self.size_us // US_PER_MS} ms"
+        what = f"{self.kind}: size {self.size_us // US_PER_MS} ms"
         if not 0 < self.every_us <= self.size_us:
             raise OptionError(
-                f"{said}, {self._step_name} {self.every_us // US_PER_MS} ms: expected more than 0, "
+                f"{what}, {self._step_name} {self.every_us // US_PER_MS} ms: expected more than 0, "
                 f"and at most the size, or rows between windows would be lost"
             )
         if self.kind == CUMULATIVE and self.size_us % self.every_us:
-            raise OptionError(f"{said}: expected whole steps of {self.every_us // US_PER_MS} ms")
+            raise OptionError(f"{what}: expected whole steps of {self.every_us // US_PER_MS} ms")
         object.__setattr__(self, "offset_us", self.offset_us % self.period_us)
         if self.size_us // self.pane_us > WINDOWS_PER_PANE_MAX:
             raise OptionError(
-                f"{said} in panes of {self.pane_us // US_PER_MS} ms: a window would have more than "
+                f"{what} in panes of {self.pane_us // US_PER_MS} ms: a window would have more than "
                 f"{WINDOWS_PER_PANE_MAX}. Let {self._step_name} divide the size, or make it longer"
             )
         if self.time_zone is None:
             return
         if self.size_us % _DAY_US or self.every_us % _DAY_US:
             raise OptionError(
-                f"{said}: a time zone is for windows of whole days, which there have 23 to 25 "
+                f"{what}: a time zone is for windows of whole days, which there have 23 to 25 "
                 f"hours; shorter ones are the same in each, up to an offset="
             )
         try:
@@ -114,8 +114,8 @@ class Windows:
         edges = self._floor(_at_zone(times, self.time_zone), self.pane_us)
         # A clock that was put back may show a time before an edge again: a day begins only once.
         after = edges + self.pane_us
-        found: Int64Array = np.where(times >= self.instants(after), after, edges)
-        return found
+        last_edges: Int64Array = np.where(times >= self.instants(after), after, edges)
+        return last_edges
 
     def instants(self, edges: Int64Array) -> Int64Array:
         """Return the moment of each edge."""
@@ -126,8 +126,8 @@ class Windows:
         moments = pc.assume_timezone(
             local, self.time_zone, ambiguous="earliest", nonexistent="latest"
         )
-        found: Int64Array = moments.cast(pa.int64()).to_numpy()[numbers]
-        return found
+        instants: Int64Array = moments.cast(pa.int64()).to_numpy()[numbers]
+        return instants
 
     def ends_of(self, panes: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the end of the first and of the last window that each pane is in.
@@ -178,8 +178,8 @@ def last_ms(ends: Int64Array) -> Int64Array:
 def _at_zone(times: Int64Array, zone: str) -> Int64Array:
     """Return the local time of a zone at each moment, in microseconds."""
     local = pc.local_timestamp(pa.array(times).cast(pa.timestamp("us", zone)))
-    found: Int64Array = local.cast(pa.int64()).to_numpy()
-    return found
+    local_us: Int64Array = local.cast(pa.int64()).to_numpy()
+    return local_us
 
 
 def _us(name: str, duration: str | int) -> int:

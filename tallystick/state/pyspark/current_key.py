@@ -61,9 +61,9 @@ class TimeIndex:
     def due(self, groups: KeyGroupRange, until_ms: int) -> list[tuple[int, bytes, bytes]]:
         """Return the items due at or before a moment, by time: (time, what, group)."""
         committed = due_entries(self._overlay, groups, until_ms, self._id[0])
-        found = {key for key in committed if self._changed.get(key, True)}
-        found.update(key for key, is_there in self._changed.items() if is_there)
-        parts = ((time_of(key[REST_AT:_TIME_END]), key[_TIME_END:], key[:ID_AT]) for key in found)
+        keys = {key for key in committed if self._changed.get(key, True)}
+        keys.update(key for key, is_there in self._changed.items() if is_there)
+        parts = ((time_of(key[REST_AT:_TIME_END]), key[_TIME_END:], key[:ID_AT]) for key in keys)
         return sorted(part for part in parts if part[0] <= until_ms)
 
 

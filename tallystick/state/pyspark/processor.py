@@ -126,13 +126,13 @@ class RowTask:
         returned, is_pandas = self._returned, self._is_pandas
         for data, group, key, rows in self._visits(keyed):
             go_to(group, data)
-            made = handle_rows(key, rows, times)
-            if made is None:
+            output = handle_rows(key, rows, times)
+            if output is None:
                 raise _returned_nothing()
             if is_pandas:
-                yield from self._frames(made)
+                yield from self._frames(output)
             else:
-                returned.extend(made)
+                returned.extend(output)
                 if len(returned) >= OUTPUT_ROWS:
                     yield from self._batches_left()
 
@@ -227,10 +227,10 @@ class RowTask:
         spans = list(itertools.pairwise(starts))
         if self._is_pandas:
             return (iter([frame]) for frame in as_frames(rows, spans))
-        made = as_rows(rows)
-        if len(made) == len(spans):
-            return (iter((row,)) for row in made)
-        return (iter(made[start:stop]) for start, stop in spans)
+        python_rows = as_rows(rows)
+        if len(python_rows) == len(spans):
+            return (iter((row,)) for row in python_rows)
+        return (iter(python_rows[start:stop]) for start, stop in spans)
 
     def _sorted(self, rows: pa.RecordBatch) -> KeyedRows:
         work = self._work
@@ -433,6 +433,6 @@ def _collected(initial_state: Any) -> pa.Table:
         return pa.Table.from_batches([initial_state])
     if isinstance(initial_state, pa.Table):
         return initial_state
-    found = initial_state.toArrow()
-    assert isinstance(found, pa.Table), type(found)
-    return found
+    table = initial_state.toArrow()
+    assert isinstance(table, pa.Table), type(table)
+    return table

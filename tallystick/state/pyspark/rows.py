@@ -50,8 +50,10 @@ def _maker(names: tuple[str, ...]) -> RowMaker:
         name: vars(getters)[f"c{at}"] for at, name in enumerate(names) if not hasattr(Row, name)
     }
     # As an attribute of the class, so that none has to be set per row.
-    made = type("Row", (Row,), {"__module__": Row.__module__, "__fields__": list(names)} | columns)
-    return cast(RowMaker, partial(tuple.__new__, made))
+    row_class = type(
+        "Row", (Row,), {"__module__": Row.__module__, "__fields__": list(names)} | columns
+    )
+    return cast(RowMaker, partial(tuple.__new__, row_class))
 
 
 if TYPE_CHECKING:
@@ -171,8 +173,8 @@ def python_values(column: pa.Array) -> list[Any]:
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if is_text or (is_number and not column.null_count):
-        found: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-        return found
+        from_numpy: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        return from_numpy
     values: list[Any] = column.to_pylist()
     return values
 
@@ -270,9 +272,9 @@ def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
         for part in _parts_of(name, values, kind):
             _check_whole(*part)
     elif (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and any(
-        issubclass(each, _FRACTIONAL) for each in set(map(type, values))
+        issubclass(value_type, _FRACTIONAL) for value_type in set(map(type, values))
     ):
-        value = next(each for each in values if isinstance(each, _FRACTIONAL))
+        value = next(value for value in values if isinstance(value, _FRACTIONAL))
         raise TypeError(f"{name}: {value!r} is a {type(value).__name__}, expected {kind}")
 
 

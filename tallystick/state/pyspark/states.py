@@ -93,8 +93,8 @@ class OurListState(ListState):
         family = self._entries.key()
         if not self._next(family):
             return iter(())
-        found = self._entries.walk(family)
-        return iter([self._codec.decode(data) for key, data in found if key != family])
+        entries = self._entries.walk(family)
+        return iter([self._codec.decode(data) for key, data in entries if key != family])
 
     def put(self, newState: Iterable[Any]) -> None:
         """Replace all elements; an empty list is an error."""
@@ -226,14 +226,14 @@ class DeclaredFields:
         self, name: str, kind: str, key_schema: Schema | None, value_schema: Schema, ttl_ms: int
     ) -> StateField:
         """Return the field that the driver settled."""
-        found = self._lookup(name)
-        if found is None or found.kind != kind or found.ttl_ms != ttl_ms:
-            what = f"a {found.kind} state with TTL {found.ttl_ms}" if found else "no such state"
+        field = self._lookup(name)
+        if field is None or field.kind != kind or field.ttl_ms != ttl_ms:
+            what = f"a {field.kind} state with TTL {field.ttl_ms}" if field else "no such state"
             raise StateError(
                 f"init() asks for {kind} state {name!r} with TTL {ttl_ms}, and on the driver it "
                 f"declared {what}: it has to declare the same states each time"
             )
-        return found
+        return field
 
     def drop(self, name: str) -> None:
         """Do nothing: the driver has dropped the state."""

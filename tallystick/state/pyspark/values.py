@@ -41,10 +41,10 @@ def struct_of(schema: types.StructType | str) -> types.StructType:
         return schema
     if not isinstance(schema, str):
         raise OptionError(f"{schema!r} is no schema: give a StructType, or DDL like 'n bigint'")
-    found = type_from_ddl(schema, "the schema")
-    if not isinstance(found, types.StructType):
+    parsed = type_from_ddl(schema, "the schema")
+    if not isinstance(parsed, types.StructType):
         raise OptionError(f"the schema {schema!r} is one type: name its columns, e.g. 'n bigint'")
-    return found
+    return parsed
 
 
 def type_from_ddl(text: str, name: str) -> types.DataType:
