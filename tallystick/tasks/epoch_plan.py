@@ -97,16 +97,16 @@ class KeyedSteps:
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""
         wanted = [*map(wanted_of_step, self.steps), *map(wanted_of_table, self.tables)]
-        wanted += [wanted_of_list(each, self.task_count) for each in self.lists]
+        wanted += [wanted_of_list(step, self.task_count) for step in self.lists]
         kept = check(wanted, state, self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
-        declared += [(each.codec.declaration,) for each in self.lists]
+        declared += [(step.codec.declaration,) for step in self.lists]
         bases = []
-        for its, states in zip(wanted, declared, strict=True):
-            held = kept.get(its.uid)
-            base = starting_point(its, held, self.task_count)
-            fields, next_id = settle(its.uid, states, held)
+        for requirement, states in zip(wanted, declared, strict=True):
+            kept_state = kept.get(requirement.uid)
+            base = starting_point(requirement, kept_state, self.task_count)
+            fields, next_id = settle(requirement.uid, states, kept_state)
             bases.append(replace(base, fields=fields, next_id=next_id))
         return tuple(bases)
 
@@ -184,7 +184,7 @@ class KeyedSteps:
     ) -> frozenset[TopicPartition]:
         """Return the partitions that are to wait; see `event_times.ahead`."""
         uid = None if self.first_timed is None else self.first_timed.uid
-        times = [it for each in state if each.uid == uid for it in each.partition_times]
+        times = [it for step in state if step.uid == uid for it in step.partition_times]
         return ahead(times, source, self.max_drift_ms, mute)
 
     def is_watermark_due(
@@ -200,20 +200,20 @@ class KeyedSteps:
         first = self.first_timed
         assert first is not None, "asked where partitions may become idle"
         standing = replace(first.watermark_rule, idle_advance=False)
-        for each in state:
-            if each.uid != first.uid:
+        for step_state in state:
+            if step_state.uid != first.uid:
                 continue
-            stands = advanced(each, {}, source, timestamp_ms, standing).watermark_ms
-            if stands != each.watermark_ms:
+            stands = advanced(step_state, {}, source, timestamp_ms, standing).watermark_ms
+            if stands != step_state.watermark_ms:
                 return True
-            goes = advanced(each, {}, source, timestamp_ms, first.watermark_rule).watermark_ms
+            goes = advanced(step_state, {}, source, timestamp_ms, first.watermark_rule).watermark_ms
             if stands is not None and goes is not None and goes - stands >= TICK_INTERVAL_MS:
                 return True
         return False
 
     def _timed_by(self, mode: str) -> int:
         timed = [step.processor for step in self.steps if step.processor.has_timers]
-        return sum(each.time_mode == mode for each in timed)
+        return sum(processor.time_mode == mode for processor in timed)
 
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return the state after an epoch without work, less the steps that may be dropped."""
@@ -295,12 +295,12 @@ class KeyedSteps:
         self, version: Version, bases: Sequence[StepState], state: Iterable[StepState]
     ) -> tuple[ListPlan, ...]:
         """Return the plans of the lists in an epoch."""
-        before = {each.uid: each.parallelism for each in state}
+        before = {step.uid: step.parallelism for step in state}
         plans = []
-        for its, base in zip(self.lists, bases, strict=True):
+        for step, base in zip(self.lists, bases, strict=True):
             assert self.doors is not None, "a pipeline with lists has them"
-            old = before.get(its.uid, base.parallelism)
-            plans.append(ListPlan(its, base, old, version, self.doors))
+            old = before.get(step.uid, base.parallelism)
+            plans.append(ListPlan(step, base, old, version, self.doors))
         return tuple(plans)
 
     def _table_plans(
@@ -375,16 +375,16 @@ class KeyedEpoch:
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: the note of a task is missing.
         """
-        found = split_notes(text for each in reports for text in each.notes)
-        texts, prepared, times, read, of_tables, of_lists = found
+        by_kind = split_notes(text for report in reports for text in report.notes)
+        texts, prepared, times, read, of_tables, of_lists = by_kind
         notes = [TaskNote.from_json(text) for text in texts]
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
         )
         self._check_heard(reports, notes)
         if self.has_sinks:
-            heard = [attempt for report in reports for attempt in report.attempts]
-            check_notes(prepared, heard, self.stage)
+            attempts = [attempt for report in reports for attempt in report.attempts]
+            check_notes(prepared, attempts, self.stage)
         by_step = [[note for note in notes if note.uid == p.base.uid] for p in self.plans]
         steps = [self._after(plan, own) for plan, own in zip(self.plans, by_step, strict=True)]
         own_ms = [[note.event_time_max_ms for note in own] for own in by_step]
@@ -398,21 +398,25 @@ class KeyedEpoch:
         for note in notes:
             late[note.uid] += note.late
         return EpochResult(
-            produced=tuple(each for report in reports for each in report.produced),
+            produced=tuple(
+                produced_range for report in reports for produced_range in report.produced
+            ),
             state=state,
             late=tuple((uid, count) for uid, count in late.items() if count),
-            committables=tuple(each for note in prepared for each in note.committables),
+            committables=tuple(
+                committable for note in prepared for committable in note.committables
+            ),
             has_strays=self.may_leave_strays or any(note.attempt_number for note in prepared),
         )
 
     def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
         """Raise if a note or a report of a task is missing or doubled: changes would be lost."""
         expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
-        heard = sorted((note.uid, note.index) for note in notes)
+        noted_tasks = sorted((note.uid, note.index) for note in notes)
         count = self.writer_count or (self.plans[-1].base.parallelism if self.plans else 0)
-        if heard != sorted(expected) or (self.plans and len(reports) != count):
+        if noted_tasks != sorted(expected) or (self.plans and len(reports) != count):
             raise BrokenInvariantError(
-                f"epoch {self.version.epoch}: notes of the keyed tasks {heard} and "
+                f"epoch {self.version.epoch}: notes of the keyed tasks {noted_tasks} and "
                 f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
             )
 

@@ -107,18 +107,18 @@ class Slices:
             return
         self._put_away()
         first, pieces, size = 0, list[_Piece](), 0
-        for run, found in enumerate(self._runs):
-            more = sum(piece.size for piece in found)
+        for run, run_pieces in enumerate(self._runs):
+            more = sum(piece.size for piece in run_pieces)
             if pieces and size + more > self._bytes_max:
                 yield self._slice(first, run, pieces)
                 first, pieces, size = run, [], 0
-            pieces, size = pieces + found, size + more
+            pieces, size = pieces + run_pieces, size + more
         yield self._slice(first, len(self._runs), pieces)
 
     def _slice(self, first: int, stop: int, pieces: list[_Piece]) -> Slice:
         groups = KeyGroupRange(int(self._firsts[first]), int(self._firsts[stop]) - 1)
         # In the order of the file: that of arrival.
-        return Slice(groups, self._together([self._read(each) for each in sorted(pieces)]))
+        return Slice(groups, self._together([self._read(piece) for piece in sorted(pieces)]))
 
     def _read(self, piece: _Piece) -> pa.RecordBatch:
         assert self._file is not None, "there are pieces"
