@@ -262,8 +262,8 @@ class GroupOffsetsBeside:
 
     def _run(self) -> None:
         try:
-            for each in self._previous:
-                each.close()
+            for earlier in self._previous:
+                earlier.close()
             self._previous = ()
             self._serve()
             self._before_end()
@@ -295,7 +295,7 @@ def _by_place(sources: Iterable[SourceOffsets]) -> dict[Place, dict[TopicPartiti
     for source in sources:
         if not source.group:
             continue
-        found = places.setdefault((source.cluster_id, source.group), {})
+        offsets = places.setdefault((source.cluster_id, source.group), {})
         for partition, offset in shown(source).items():
-            found[partition] = min(offset, found.get(partition, offset))
+            offsets[partition] = min(offset, offsets.get(partition, offset))
     return places

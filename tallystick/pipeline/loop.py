@@ -202,7 +202,7 @@ class PlannedByUs:
     def _is_watermark_due(self, positions: Positions, state: tuple[StepState, ...]) -> bool:
         """True if an epoch is to be run only for a partition that became idle, or at the end."""
         keyed = self._run.keyed
-        if any(each.initial for each in positions) or not keyed.tick_count:
+        if any(position.initial for position in positions) or not keyed.tick_count:
             return False
         source = self._inputs.state(tuple(map(unmoved, positions)), self._paused_at_ms)
         may_become_idle = keyed.has_idle_partitions and not self._ends_with_records
@@ -237,10 +237,10 @@ class PlannedByUs:
     def _sources(self) -> list[dict[str, Any]]:
         """Return where each input is, as a progress has it."""
         latest, before = self._inputs.latest(), by_input(self._ran.previous_sources)
-        found = []
+        descriptions = []
         for uid, stop in by_input(self._ran.sources).items():
             start, ends = before.get(uid), latest.get(uid)
-            found.append(
+            descriptions.append(
                 {
                     "description": "tallystick",
                     "input": uid,
@@ -249,7 +249,7 @@ class PlannedByUs:
                     "latestOffset": None if ends is None else text_of(ends),
                 }
             )
-        return found
+        return descriptions
 
     def _size(self) -> dict[str, Any] | None:
         """Return the newest epoch's size and its bound; None if an earlier run planned it."""
@@ -285,7 +285,7 @@ class _Run:
         self.id = str(uuid.uuid4())
         self._run = run
         self._when = when
-        self._brokers = {each.config: KafkaBroker(each.config) for each in run.all_inputs}
+        self._brokers = {source.config: KafkaBroker(source.config) for source in run.all_inputs}
         try:
             folder = CheckpointFolder(storage)
             self.lineage = folder.begin()
@@ -299,7 +299,9 @@ class _Run:
         except BaseException:
             self._hang_up()
             raise
-        clients = [SourceClient(each.options.shown_group, each.config) for each in run.all_inputs]
+        clients = [
+            SourceClient(source.options.shown_group, source.config) for source in run.all_inputs
+        ]
         self._groups = GroupOffsetsBeside(GroupOffsets(run.name, clients))
         self._look_again_s = 0.0
 
@@ -322,7 +324,11 @@ class _Run:
     def _show(self, positions: Positions, *, forward_only: bool = False) -> None:
         """Show how far is read, where the epochs' transactions do not."""
         cluster_id = self._driver.cluster_id
-        beside = [each for each in positions if each.cluster_id != cluster_id and not each.initial]
+        beside = [
+            position
+            for position in positions
+            if position.cluster_id != cluster_id and not position.initial
+        ]
         if beside:
             self._groups.show(*beside, forward_only=forward_only)
 
@@ -396,7 +402,7 @@ def opened(checkpoint: str, name: str) -> FileStorage:
 
 def _newest_seen_ms(state: tuple[StepState, ...]) -> int:
     """Return the latest time that an epoch, perhaps of an earlier run, gave to its partitions."""
-    seen = (times.seen_ms for each in state for times in each.partition_times)
+    seen = (times.seen_ms for step in state for times in step.partition_times)
     return max(seen, default=0)
 
 
@@ -412,19 +418,19 @@ def start_loop(
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
     run.check(when.interval_ms or None, is_new=is_new)
-    for each in disk_space(storage.uri):
-        logger.warning("%s", each)
-    its = _Run(run, storage, when, accepted)
+    for warning in disk_space(storage.uri):
+        logger.warning("%s", warning)
+    query_run = _Run(run, storage, when, accepted)
     query = Query(
         run.name,
-        its.lineage,
-        its.id,
-        loop=its.loop,
-        prepare=its.prepare,
-        cancel=its.cancel,
-        close=its.close,
-        describe=its.source.describe,
-        rescale=its.rescale,
+        query_run.lineage,
+        query_run.id,
+        loop=query_run.loop,
+        prepare=query_run.prepare,
+        cancel=query_run.cancel,
+        close=query_run.close,
+        describe=query_run.source.describe,
+        rescale=query_run.rescale,
     )
     query.begin()
     return query

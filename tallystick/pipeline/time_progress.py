@@ -44,7 +44,7 @@ class TimeProgress:
             start: the positions before, as a manifest has them.
             stops: those where it ends.
         """
-        known = {each.input: each.positions for each in map(from_text, start)}
+        known = {offsets.input: offsets.positions for offsets in map(from_text, start)}
         self._moving = frozenset(
             of_input(stop.input, at)
             for stop in map(from_text, stops)
@@ -89,10 +89,10 @@ class TimeProgress:
         return {
             "watermark": newest.watermark_ms,
             "slowest": None if newest.slowest is None else str(newest.slowest),
-            "counts": {kind: len(found) for kind, found in kinds.items()},
-            **{kind: _names(found)[:NAMED_MAX] for kind, found in kinds.items()},
+            "counts": {kind: len(partitions) for kind, partitions in kinds.items()},
+            **{kind: _names(partitions)[:NAMED_MAX] for kind, partitions in kinds.items()},
         }
 
 
 def _names(partitions: Iterable[TopicPartition]) -> list[str]:
-    return [str(each) for each in sorted(partitions)]
+    return [str(partition) for partition in sorted(partitions)]

@@ -365,10 +365,10 @@ class Driver:
         """
         if self._participants is None:
             return producer
-        found = to_abort(self._participants.lingering(), decided)
-        if found:
+        lingering = to_abort(self._participants.lingering(), decided)
+        if lingering:
             producer = self._decider.fence(producer)
-            self._participants.abort(found)
+            self._participants.abort(lingering)
         return producer
 
     def _clear_up(self, epoch: int) -> None:
@@ -425,8 +425,8 @@ class Driver:
         paths = manifests(listed)
         known = [path for path in paths if not micro_batches.doubts(listed, path, self._base_of)]
         epoch = self._base_epoch(known)
-        found = self._folder.manifests(path for path in known if epoch_of(path) == epoch)
-        bases = [Base(path, manifest) for path, manifest in found.items()]
+        by_path = self._folder.manifests(path for path in known if epoch_of(path) == epoch)
+        bases = [Base(path, manifest) for path, manifest in by_path.items()]
         return CommittedEpoch(
             token=None,
             manifest=None,
@@ -443,4 +443,6 @@ class Driver:
         epoch = self._asked_for - 1
         if not self._may_skip:
             return epoch
-        return max((each for each in map(epoch_of, paths) if each <= epoch), default=-1)
+        return max(
+            (candidate for candidate in map(epoch_of, paths) if candidate <= epoch), default=-1
+        )
