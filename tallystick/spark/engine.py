@@ -198,11 +198,11 @@ def transformed(
     for function in functions:
         returned: object = function(rows)
         if not isinstance(returned, DataFrame):
-            found = type(returned).__name__
+            kind = type(returned).__name__
             remedy = "has it no `return`?" if returned is None else "return it as Spark made it"
             raise OptionError(
                 f"transform {getattr(function, '__name__', function)}: the function returned "
-                f"{found}, expected a DataFrame: {remedy}"
+                f"{kind}, expected a DataFrame: {remedy}"
             )
         rows = returned
     return rows

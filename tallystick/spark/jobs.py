@@ -148,14 +148,14 @@ def meaning_of(error: Exception) -> Exception:
     if isinstance(error, TallystickError):
         return error
     text = str(error)
-    found = _RAISED.findall(text)
-    if not found and _STAGE_GIVEN_UP in text:
+    raised = _RAISED.findall(text)
+    if not raised and _STAGE_GIVEN_UP in text:
         return _stage_lost(text)
-    if not found and _WORKER_LOST.search(text):
+    if not raised and _WORKER_LOST.search(text):
         return _worker_lost(text)
-    if not found:
+    if not raised:
         return error
-    name, message = found[-1]
+    name, message = raised[-1]
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, TallystickError)):
         return error

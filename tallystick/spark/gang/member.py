@@ -224,16 +224,16 @@ class Member:
         while (order := self._orders.get()) is not None:
             run, data = order
             try:
-                said, found = DONE, dumps(self._run(SharedObjects.loads(data, known)))
+                kind, answer = DONE, dumps(self._run(SharedObjects.loads(data, known)))
             except EpochCancelledError:
-                said, found = CANCELLED, b""
+                kind, answer = CANCELLED, b""
             except LinkBrokenError as error:
-                said, found = CUT, dumps(error)
+                kind, answer = CUT, dumps(error)
             except WorkerOrphanedError:
                 _end_process()  # Spark must take another worker
             except BaseException as error:
-                said, found = FAILED, _portable(error)
-            self._driver.say(said, self._index, run, found)
+                kind, answer = FAILED, _portable(error)
+            self._driver.say(kind, self._index, run, answer)
 
     def close(self) -> None:
         """Leave the gang; Spark has other tasks for this process, perhaps."""
@@ -262,11 +262,11 @@ class Member:
         """Receive the driver's messages; if the driver is lost, end this process at once."""
         try:
             while True:
-                said = self._driver.hear()
-                if said[0] == ORDER:
-                    self._orders.put(said[1:])
-                elif said[0] == CANCEL:
-                    self._inbox.cancel(said[1])
+                message = self._driver.hear()
+                if message[0] == ORDER:
+                    self._orders.put(message[1:])
+                elif message[0] == CANCEL:
+                    self._inbox.cancel(message[1])
                 else:
                     self._orders.put(None)
                     return
