@@ -19,7 +19,7 @@ from tallystick.spark.cluster import JOBS, is_local, members_max
 from tallystick.state.functions.processing import PANES
 from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.handed_on import HandedOn, handed_on
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import MapBatches, Process, Step
@@ -179,7 +179,7 @@ def _steps(
         yield "", f"state lies in {stored} of the checkpoint; copies on each host in {copied}"
 
 
-def _watermark(keyed: KeyedSteps, step: KeyedStep) -> Iterator[tuple[str, str]]:
+def _watermark(keyed: PipelinePlan, step: KeyedStep) -> Iterator[tuple[str, str]]:
     """Report the origin of a step's watermark, and which rows may be late by it."""
     given = handed_on(keyed.steps)[keyed.steps.index(step)]
     if step.event_time is None:

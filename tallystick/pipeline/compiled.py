@@ -43,10 +43,10 @@ from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame, transformed
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
-from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
+from tallystick.spark.tasks import BroadcastPlans, InputSplits, Unread, UnreadInput, share
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
 from tallystick.tasks.lists import parts_of
@@ -113,7 +113,7 @@ class PipelineRun:
         if keyed and frames is None and not self._stages.before and not any(joining):
             self.inputs[0].read, first = lean(self.inputs[0].read, keyed[0])
             keyed = (first, *keyed[1:])
-        self.keyed = KeyedSteps(
+        self.keyed = PipelinePlan(
             keyed,
             task_count=tasks_at_once(cluster, self.execution),
             allow_dropped=allow_dropped_state,
@@ -254,8 +254,8 @@ class PipelineRun:
     def make_driver(self, identity: Identity, storage: FileStorage) -> Driver:
         """Return the driver of one run of the query."""
         assert self._sinks is not None, "checked before it is started"
-        doors = LocalState(storage.uri, identity.lineage)
-        self.keyed = replace(self.keyed, doors=doors)
+        worker_host = LocalState(storage.uri, identity.lineage)
+        self.keyed = replace(self.keyed, worker_host=worker_host)
         open_now = PIPELINES[self.name].transactions
         return self._sinks.make_driver(
             identity,
@@ -312,7 +312,7 @@ class PipelineRun:
             *(source.config for source in self.all_inputs),
             self._stages.before,
             self._stages.after,
-            self.keyed.doors,
+            self.keyed.worker_host,
             *(function for _, function in self._topology.functions),
             *steps,
             *(part for step in steps for part in (step.key, step.columns, step.output)),
@@ -399,13 +399,15 @@ class PipelineRun:
         reads = [source.read.until(batch.timestamp_ms, most_ms) for source in read_inputs]
         return Unread(tuple(map(UnreadInput, shares, reads)), control)
 
-    def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
+    def _rows(
+        self, unread: Unread, frames: FrameStage, broadcast_plans: BroadcastPlans
+    ) -> DataFrame:
         """Return an epoch's rows after the `transform` steps."""
-        rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
+        rows = read_frame(self.cluster.session, unread, frames.ddl, broadcast_plans)
         return transformed(frames.functions, rows)
 
 
-def _ticks(keyed: KeyedSteps) -> dict[str, str]:
+def _ticks(keyed: PipelinePlan) -> dict[str, str]:
     """Return the planner's options for timers; empty where there are none."""
     given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
     return {name: str(value) for name, value in given.items() if value}

@@ -20,7 +20,7 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
-from tallystick.epoch.refusals import begins_nowhere
+from tallystick.epoch.refusals import no_base
 from tallystick.errors import StorageError, TallystickError
 from tallystick.host.stopwatch import (
     READ_BYTES,
@@ -87,7 +87,7 @@ class _Begun:
     is_held_back: bool = False
 
 
-class PlannedByUs:
+class PipelinePlanner:
     """The planner of a pipeline's epochs, which also makes each engine; see `ports.EpochSource`.
 
     Args:
@@ -295,7 +295,7 @@ class _Run:
             self._driver.collection.begin_beside()
             run.start_tasks()
             planners = planners_of(run, self._brokers, accepted)
-            self.source = PlannedByUs(run, planners, sizes_of(run, when), self._look_again)
+            self.source = PipelinePlanner(run, planners, sizes_of(run, when), self._look_again)
         except BaseException:
             self._hang_up()
             raise
@@ -396,7 +396,7 @@ def opened(checkpoint: str, name: str) -> FileStorage:
     check_checkpoint(storage, name)
     folder = CheckpointFolder(storage)
     if not folder.manifest_paths() and folder.planned_by_spark():
-        raise begins_nowhere(Identity(name, "", storage.location))
+        raise no_base(Identity(name, "", storage.location))
     return storage
 
 

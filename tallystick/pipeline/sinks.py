@@ -33,9 +33,9 @@ from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.context import log_what_is_missing
 from tallystick.spark.engine import DataFrameEngine
-from tallystick.spark.tasks import Shipment, Unread
+from tallystick.spark.tasks import BroadcastPlans, Unread
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
-from tallystick.tasks.epoch_plan import NO_STEPS, KeyedSteps
+from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
 from tallystick.tasks.outputs import OF_DEAD_LETTERS, OF_MAIN, Selection
 from tallystick.tasks.read import BatchFunction, EncodePlan, Route, WritePlan
 from tallystick.tasks.write import Branch, CollectPlan, FanOut
@@ -423,10 +423,10 @@ def _named(newest: Iterable[Manifest]) -> set[str]:
 def engine_of(
     sinks: Sinks,
     spark: SparkSession,
-    rows: Callable[[Shipment], DataFrame],
+    rows: Callable[[BroadcastPlans], DataFrame],
     functions: tuple[BatchFunction, ...] = (),
     dead_letters: Unread | None = None,
-    keyed: KeyedSteps = NO_STEPS,
+    keyed: PipelinePlan = NO_STEPS,
     timestamp_ms: int = 0,
     is_over: bool = False,
 ) -> DataFrameEngine:

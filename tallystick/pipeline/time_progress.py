@@ -7,7 +7,7 @@ from typing import Any
 
 from tallystick.source.offsets import from_text, of_input
 from tallystick.state.catalog import StepState
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import EventTimesOfEpoch, InputState
 from tallystick.values import TopicPartition
 
@@ -54,11 +54,11 @@ class TimeProgress:
         return self._moving - self._mute
 
     def note(self, times: EventTimesOfEpoch) -> None:
-        """Take in what an epoch left; see `KeyedSteps.on_event_times`."""
+        """Take in what an epoch left; see `PipelinePlan.on_event_times`."""
         self._newest, self._mute = times, (self._mute | self._moving) - times.timed
 
     def ahead(
-        self, keyed: KeyedSteps, state: tuple[StepState, ...], source: InputState
+        self, keyed: PipelinePlan, state: tuple[StepState, ...], source: InputState
     ) -> frozenset[TopicPartition]:
         """Return the partitions that wait in the next epoch, and warn of them now and then."""
         self._held = keyed.ahead(state, self._mute, source)

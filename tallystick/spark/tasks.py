@@ -19,7 +19,7 @@ from pyspark import Broadcast, SparkContext
 from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.source.splits import cut_splits, share_out, share_pieces
-from tallystick.tasks.epoch_plan import KeyedEpoch
+from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.exchange import Frame
 from tallystick.tasks.lists import ListPlan, with_lists
 from tallystick.tasks.outputs import DeadLetters
@@ -38,7 +38,7 @@ _Plan = TypeVar("_Plan")
 _SERIALIZER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 
 
-class Shipment:
+class BroadcastPlans:
     """The plans of a Spark job's tasks; leaving the context destroys their broadcast variables."""
 
     def __init__(self, context: SparkContext) -> None:
@@ -255,9 +255,7 @@ class Unread:
 class TaskRunner(Protocol):
     """Runs the tasks of epochs that begin with splits."""
 
-    def run(
-        self, unread: Unread, epoch: KeyedEpoch, write: WritePlan | CollectPlan
-    ) -> list[Report]:
+    def run(self, unread: Unread, epoch: EpochPlan, write: WritePlan | CollectPlan) -> list[Report]:
         """Run all tasks of an epoch; each has stopped writing when this returns, or raises.
 
         Raises:

@@ -34,7 +34,7 @@ from tallystick.tasks.event_times import (
 )
 from tallystick.tasks.exchange import check_same_attempts
 from tallystick.tasks.handed_on import first_timed, noted_column, with_watermarks
-from tallystick.tasks.keyed import Doors, KeyedStep, ProcessPlan, TaskNote
+from tallystick.tasks.keyed import KeyedStep, ProcessPlan, TaskNote, WorkerHost
 from tallystick.tasks.keyed_slices import SLICE_BYTES
 from tallystick.tasks.lists import ListPlan, ListStep, lists_after
 from tallystick.tasks.read import BatchFunction, EncodePlan, Outlet, Report
@@ -55,13 +55,13 @@ def _ignore(_: object) -> None:
 
 
 @dataclass(frozen=True)
-class KeyedSteps:
-    """The keyed steps of a pipeline, if any, for all epochs of a run.
+class PipelinePlan:
+    """The plan of a pipeline for all epochs of a run: its keyed steps, tables and lists, if any.
 
     Args:
         steps: in their order.
         task_count: how many tasks Spark runs at a time.
-        doors: what tasks reach from their hosts.
+        worker_host: the access of tasks to the checkpoint and to copies of state on their hosts.
         allow_dropped: uids whose state may be given up.
         functions: what rows pass through before the first step, if not in the reader.
         slice_bytes: bytes of rows that a task holds at a time.
@@ -75,7 +75,7 @@ class KeyedSteps:
 
     steps: tuple[KeyedStep, ...] = ()
     task_count: int = 1
-    doors: Doors | None = None
+    worker_host: WorkerHost | None = None
     allow_dropped: frozenset[str] = frozenset()
     functions: tuple[BatchFunction, ...] = ()
     slice_bytes: int = SLICE_BYTES
@@ -110,7 +110,7 @@ class KeyedSteps:
             bases.append(replace(base, fields=fields, next_id=next_id))
         return tuple(bases)
 
-    def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "KeyedSteps":
+    def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "PipelinePlan":
         """Return the steps with their readers and keys divided anew.
 
         Args:
@@ -230,7 +230,7 @@ class KeyedSteps:
         source: InputState | None = None,
         control: Mapping[str, tuple[SplitRange, ...]] | None = None,
         is_over: bool = False,
-    ) -> "KeyedEpoch":
+    ) -> "EpochPlan":
         """Plan one epoch.
 
         Args:
@@ -255,7 +255,7 @@ class KeyedSteps:
         plans: list[ProcessPlan] = []
         for at in reversed(range(len(self.steps))):
             step, base = _started(self.steps[at], bases[at]), bases[at]
-            assert self.doors is not None, "a pipeline with keyed steps has them"
+            assert self.worker_host is not None, "a pipeline with keyed steps has one"
             plan = ProcessPlan(
                 step=step,
                 stage=at + 1,
@@ -264,7 +264,7 @@ class KeyedSteps:
                 time=EpochTime(timestamp_ms, base.watermark_ms),
                 snapshots=due_snapshots(base, base.parallelism) if base.files else {},
                 merges=due_merges(base, base.parallelism) if base.files else {},
-                doors=self.doors,
+                worker_host=self.worker_host,
                 outlet=outlet,
                 slice_bytes=self.slice_bytes,
                 tables=tables,
@@ -275,7 +275,7 @@ class KeyedSteps:
                 step, base.max_parallelism, base.parallelism, with_tables(before, tables)
             )
         writer_count = 0 if encode is None else encode.target_count
-        return KeyedEpoch(
+        return EpochPlan(
             tuple(plans),
             outlet,
             writer_count,
@@ -298,9 +298,9 @@ class KeyedSteps:
         before = {step.uid: step.parallelism for step in state}
         plans = []
         for step, base in zip(self.lists, bases, strict=True):
-            assert self.doors is not None, "a pipeline with lists has them"
+            assert self.worker_host is not None, "a pipeline with lists has one"
             old = before.get(step.uid, base.parallelism)
-            plans.append(ListPlan(step, base, old, version, self.doors))
+            plans.append(ListPlan(step, base, old, version, self.worker_host))
         return tuple(plans)
 
     def _table_plans(
@@ -312,13 +312,13 @@ class KeyedSteps:
         """Return the plans of the tables in an epoch."""
         plans = []
         for table, base in zip(self.tables, bases, strict=True):
-            assert self.doors is not None, "a pipeline with tables has them"
+            assert self.worker_host is not None, "a pipeline with tables has one"
             splits = control.get(table.uid, ())
-            plans.append(TablePlan(table, base, version, splits, self.doors))
+            plans.append(TablePlan(table, base, version, splits, self.worker_host))
         return tuple(plans)
 
 
-NO_STEPS = KeyedSteps()
+NO_STEPS = PipelinePlan()
 
 
 def _started(step: KeyedStep, base: StepState) -> KeyedStep:
@@ -329,7 +329,7 @@ def _started(step: KeyedStep, base: StepState) -> KeyedStep:
 
 
 @dataclass(frozen=True)
-class KeyedEpoch:
+class EpochPlan:
     """The plan of an epoch's tasks, and the sum of their notes.
 
     Args:
@@ -340,10 +340,10 @@ class KeyedEpoch:
         version: of the state that the epoch leaves.
         has_sinks: the last tasks note their transactions in sinks.
         may_leave_strays: see `FanOut`.
-        on_share: see `KeyedSteps`.
-        on_times: see `KeyedSteps`.
-        on_event_times: see `KeyedSteps`.
-        source: see `KeyedSteps.epoch`; also None where readers note no times.
+        on_share: see `PipelinePlan`.
+        on_times: see `PipelinePlan`.
+        on_event_times: see `PipelinePlan`.
+        source: see `PipelinePlan.epoch`; also None where readers note no times.
         final_stage: see `step_times.final_stage`; 0: more may come.
         tables: the broadcast tables in this epoch.
         lists: the list states in this epoch.

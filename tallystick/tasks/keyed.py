@@ -129,7 +129,7 @@ class KeyedStep:
         return pa.schema([column for column in self.columns if column.name in wanted])
 
 
-class Doors(Protocol):
+class WorkerHost(Protocol):
     """A task's access to the checkpoint, and to local copies of state on the worker's host."""
 
     def storage(self) -> Storage:
@@ -201,7 +201,7 @@ class ProcessPlan:
         time: the epoch's.
         snapshots: the key groups that a task writes whole, by task index.
         merges: the changelogs that a task merges into one, by task index.
-        doors: the access to local state and the checkpoint.
+        worker_host: the access to local state and the checkpoint.
         outlet: where its output goes.
         slice_bytes: bytes of rows that a task holds at a time.
         tables: the broadcast tables that functions after the step may use.
@@ -214,7 +214,7 @@ class ProcessPlan:
     time: EpochTime
     snapshots: Mapping[int, KeyGroupRange]
     merges: Mapping[int, tuple[Load, ...]]
-    doors: Doors
+    worker_host: WorkerHost
     outlet: Outlet
     slice_bytes: int = SLICE_BYTES
     tables: tuple[TablePlan, ...] = ()
@@ -279,10 +279,10 @@ class ProcessPlan:
             rewrites = index in self.merges or index in self.snapshots
             if not has_work and not rewrites:
                 with counted_as(STATE):
-                    self._keep_up(index)
+                    self._refresh_idle_copy(index)
                 return
             with counted_as(STATE):
-                storage, nonce = self.doors.storage(), secrets.token_hex(8)
+                storage, nonce = self.worker_host.storage(), secrets.token_hex(8)
                 view = self._view(stack, groups, storage)
                 if rewrites:
                     result.files += self._rewritten(view, storage, index, nonce)
@@ -304,16 +304,16 @@ class ProcessPlan:
             f"step {self.step.uid}, the rows of task {index}",
         )
 
-    def _keep_up(self, index: int) -> None:
-        """Now and then bring the copy of a task that has nothing to do to the newest version.
+    def _refresh_idle_copy(self, index: int) -> None:
+        """Every KEEP_UP_EPOCHS epochs, bring the local copy forward though no rows came.
 
-        One that is too far behind would have to be rebuilt when there is something.
+        A copy that is too far behind would have to be rebuilt when rows come.
         """
         if self.base.version is None or (self.checkpoint_id + index) % KEEP_UP_EPOCHS:
             return
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
-        store = self.doors.store(self.base.uid, groups)
-        bring_forward(store, self.base, groups, self.doors.storage())
+        store = self.worker_host.store(self.base.uid, groups)
+        bring_forward(store, self.base, groups, self.worker_host.storage())
 
     def _rewritten(
         self, view: StateView, storage: Storage, index: int, nonce: str
@@ -384,7 +384,7 @@ class ProcessPlan:
         version = self.base.version
         if version is None:
             return EmptyView()
-        store = self.doors.store(self.base.uid, groups)
+        store = self.worker_host.store(self.base.uid, groups)
         for _ in range(OVERTAKEN_MAX):
             bring_forward(store, self.base, groups, storage)
             view = stack.enter_context(store.view(version))

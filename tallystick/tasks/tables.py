@@ -54,7 +54,7 @@ TABLES_MAX = 32
 
 
 class StateFiles(Protocol):
-    """The way of a task to the checkpoint's files; see `keyed_task.Doors`."""
+    """The way of a task to the checkpoint's files; see `keyed.WorkerHost`."""
 
     def storage(self) -> Storage:
         """The checkpoint's files."""

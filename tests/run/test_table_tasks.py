@@ -15,12 +15,12 @@ from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.tasks import lists, operator_files, tables
 from tallystick.tasks.enrichment import Enrichment
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.outputs import DeclaredFunction
 from tallystick.tasks.read import EncodePlan
 from tallystick.tasks.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.values import SplitRange, TopicPartition
-from tests.keyed_job import MemoryDoors
+from tests.keyed_job import MemoryHost
 
 COLUMNS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 CODEC = TableCodec(COLUMNS, ["k"])
@@ -51,7 +51,7 @@ class Host:
     """A checkpoint and its control topic; it plays driver and tasks."""
 
     def __init__(self) -> None:
-        self.doors = MemoryDoors()
+        self.worker_host = MemoryHost()
         self.state: tuple[StepState, ...] = ()
         self.topic: tuple[Rows, ...] = ([], [])
         self.read: list[int] = [0, 0]
@@ -71,7 +71,7 @@ class Host:
             if start < len(rows)
         )
         self.epoch += 1
-        keyed = KeyedSteps(tables=(step,), doors=self.doors)
+        keyed = PipelinePlan(tables=(step,), worker_host=self.worker_host)
         token = f"{random.random()}"
         return keyed.epoch(
             self.epoch, 0, token, self.state, EncodePlan((), 1), control={"rules": splits}
@@ -132,13 +132,13 @@ def test_an_epoch_without_control_rows_reads_and_writes_nothing() -> None:
     host = Host()
     host.say(0, "a", 1)
     host.commit(host.plan())
-    before, files = host.state, dict(host.doors.files.files)
-    host.doors.files.files.clear()  # it is in memory
+    before, files = host.state, dict(host.worker_host.files.files)
+    host.worker_host.files.files.clear()  # it is in memory
     host.commit(host.plan())
     assert host.state == before
-    assert host.doors.files.files == {}
+    assert host.worker_host.files.files == {}
     tables._held.clear()
-    host.doors.files.files |= files
+    host.worker_host.files.files |= files
     host.commit(host.plan())
 
 

@@ -31,7 +31,7 @@ from tallystick.spark.gang.messages import (
 )
 from tallystick.spark.gang.replies import CUT, FAILED, READY, WORKING, Replies
 from tallystick.spark.gang.workers import in_clean_workers
-from tallystick.spark.tasks import Shipment
+from tallystick.spark.tasks import BroadcastPlans
 from tallystick.tasks.read import Report
 
 logger = logging.getLogger(__name__)
@@ -233,17 +233,17 @@ class Gang:
 
     def _send(self, link: Link, *message: Any) -> None:
         with contextlib.suppress(LinkBrokenError):  # the thread that listens to it says so
-            link.say(*message)
+            link.send(*message)
 
     def _run_job(self, host: str) -> None:
         """Run the Spark job: it lasts as long as the gang."""
         processes = self.size.processes
-        with Shipment(self._context) as shipment:
+        with BroadcastPlans(self._context) as broadcast_plans:
             spec = Spec(
                 driver=(host, self._port),
                 secret=self._secret,
                 count=self.size.members,
-                known=shipment.pack(self._known.objects),
+                known=broadcast_plans.pack(self._known.objects),
                 held_bytes_max=HELD_BYTES_MAX,
             )
 
@@ -387,7 +387,7 @@ class Gang:
         """Take calls until all members are there."""
 
         def take(link: Link) -> None:
-            index, address, pid = link.hear()
+            index, address, pid = link.receive()
             calls.put((link, index, address, pid))
 
         accept_calls(self._listener, self._secret, take)
@@ -395,7 +395,7 @@ class Gang:
     def _listen(self, index: int, link: Link) -> None:
         try:
             while True:
-                self._heard.put(link.hear())
+                self._heard.put(link.receive())
         except Exception:
             self._is_lost = True
             self._heard.put((LOST, index, 0, b""))
