@@ -74,7 +74,7 @@ class StreamPlanner:
         self._ticked_at = 0.0
         self._ends: dict[TopicPartition, int] = {}
         self._known_cluster = ""
-        self._held: frozenset[TopicPartition] = frozenset()
+        self._waiting_partitions: frozenset[TopicPartition] = frozenset()
 
     def stop_at_what_is_there(self) -> None:
         """Make the next plan's view of topics and ends the last one (trigger availableNow)."""
@@ -120,13 +120,13 @@ class StreamPlanner:
 
     def hold(self, partitions: frozenset[TopicPartition]) -> None:
         """Read nothing of these in the next plan, up to the next look."""
-        self._held = partitions
+        self._waiting_partitions = partitions
         self.waiting = self._enumerator.plan(None, partitions).waiting
 
     def _look_at(self, start: SourceOffsets) -> None:
         if start.initial and self._cannot_start is not None:
             raise self._cannot_start
-        self._held = frozenset()
+        self._waiting_partitions = frozenset()
         self.check_cluster(start)
         self._check_end(start)
         self._enumerator.restored(start)
@@ -139,7 +139,7 @@ class StreamPlanner:
 
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         """Return what `next` does, by the newest look."""
-        plan = self._enumerator.plan(offset_count_max, self._held)
+        plan = self._enumerator.plan(offset_count_max, self._waiting_partitions)
         self.waiting = plan.waiting
         if plan.offsets is start or not self._is_ripe(plan):
             return next_tick(start) if self._is_tick_due(start) else start

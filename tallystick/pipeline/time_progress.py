@@ -34,8 +34,8 @@ class TimeProgress:
         self._newest: EventTimesOfEpoch | None = None
         self._moving: frozenset[TopicPartition] = frozenset()
         self._mute: frozenset[TopicPartition] = frozenset()
-        self._held: frozenset[TopicPartition] = frozenset()
-        self._told_s: float | None = None
+        self._waiting: frozenset[TopicPartition] = frozenset()
+        self._warned_s: float | None = None
 
     def planned(self, start: Iterable[str], stops: Iterable[str]) -> frozenset[TopicPartition]:
         """Take in what the next epoch reads; return the partitions that may bring event times.
@@ -61,19 +61,20 @@ class TimeProgress:
         self, keyed: PipelinePlan, state: tuple[StepState, ...], source: InputState
     ) -> frozenset[TopicPartition]:
         """Return the partitions that wait in the next epoch, and warn of them now and then."""
-        self._held = keyed.ahead(state, self._mute, source)
-        if not self._held:
-            self._told_s = None
-        elif self._told_s is None or time.monotonic() >= self._told_s + TELL_AGAIN_S:
-            self._told_s = time.monotonic()
+        self._waiting = keyed.ahead(state, self._mute, source)
+        if not self._waiting:
+            self._warned_s = None
+        elif self._warned_s is None or time.monotonic() >= self._warned_s + TELL_AGAIN_S:
+            self._warned_s = time.monotonic()
             logger.warning(
                 "pipeline %s: %s wait: their event times are more than max_drift (%d ms) ahead of "
                 "the slowest partition with unread records",
                 self._name,
-                ", ".join(_names(self._held)[:5]) + (" and others" if len(self._held) > 5 else ""),
+                ", ".join(_names(self._waiting)[:5])
+                + (" and others" if len(self._waiting) > 5 else ""),
                 keyed.max_drift_ms,
             )
-        return self._held
+        return self._waiting
 
     def describe(self) -> Mapping[str, Any] | None:
         """Return the newest epoch's event times for the progress, or None without event times."""
@@ -84,7 +85,7 @@ class TimeProgress:
             "waitedFor": newest.waited_for,
             "idle": newest.idle,
             "ended": newest.ended,
-            "held": self._held,
+            "held": self._waiting,
         }
         return {
             "watermark": newest.watermark_ms,

@@ -381,7 +381,7 @@ class EpochPlan:
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
         )
-        self._check_heard(reports, notes)
+        self._check_complete(reports, notes)
         if self.has_sinks:
             attempts = [attempt for report in reports for attempt in report.attempts]
             check_notes(prepared, attempts, self.stage)
@@ -409,7 +409,7 @@ class EpochPlan:
             has_strays=self.may_leave_strays or any(note.attempt_number for note in prepared),
         )
 
-    def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
+    def _check_complete(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
         """Raise if a note or a report of a task is missing or doubled: changes would be lost."""
         expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
         noted_tasks = sorted((note.uid, note.index) for note in notes)

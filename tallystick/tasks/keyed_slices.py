@@ -69,8 +69,8 @@ class Slices:
     ) -> None:
         self._columns, self._key, self._max_parallelism = columns, key, max_parallelism
         self._groups, self._bytes_max, self._what = groups, bytes_max, what
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._batch_bytes = 0
         self._open = ExitStack()
         self._file: IO[bytes] | None = None
         self._file_size = 0
@@ -92,17 +92,17 @@ class Slices:
         if rows.num_rows == 0:
             return
         size = rows.nbytes
-        if self._held and self._held_bytes + size > self._bytes_max:
+        if self._batches and self._batch_bytes + size > self._bytes_max:
             self._put_away()
-        self._held.append(rows)
-        self._held_bytes += size
+        self._batches.append(rows)
+        self._batch_bytes += size
         self.row_count += rows.num_rows
         self.byte_count += size
 
     def __iter__(self) -> Iterator[Slice]:
         """Yield all key groups of the task, ascending; those without rows too. Works only once."""
         if self._file is None:
-            rows, self._held = self._together(self._held), []
+            rows, self._batches = self._together(self._batches), []
             yield Slice(self._groups, rows)
             return
         self._put_away()
@@ -129,7 +129,7 @@ class Slices:
         """Sort what is held by runs of key groups, and append it to the file."""
         if self._file is None:
             self._file = self._open.enter_context(overflow_file())
-        rows, self._held, self._held_bytes = self._together(self._held), [], 0
+        rows, self._batches, self._batch_bytes = self._together(self._batches), [], 0
         groups = key_groups_of(self._key.hash_codes(rows), self._max_parallelism)
         runs = (np.searchsorted(self._firsts, groups, "right") - 1).astype(np.uint16)
         order = np.argsort(runs, kind="stable")

@@ -57,7 +57,7 @@ class ListStep:
 UnionFunction = Callable[[pa.RecordBatch, int, int], pa.RecordBatch | pa.Table]
 """Gets the elements of all tasks, the number of its own, and how many there are."""
 
-_held: dict[tuple[str, str, int], dict[Version, pa.BinaryArray]] = {}
+_versions: dict[tuple[str, str, int], dict[Version, pa.BinaryArray]] = {}
 """The lists of tasks at their newest versions, by place of the checkpoint, uid and task."""
 
 
@@ -181,7 +181,7 @@ class OpenList:
 
     def _known(self, version: Version) -> pa.BinaryArray:
         """Return the committed values of the task, which the process may remember."""
-        values = _held.get(self._place, {}).get(version)
+        values = _versions.get(self._place, {}).get(version)
         if values is None:
             values = self._read(KeyGroupRange(self._task, self._task)).column(1)
         return self._hold(version, values)
@@ -196,10 +196,12 @@ class OpenList:
         return self._plan.files.storage().location, self._plan.step.uid, self._task
 
     def _hold(self, version: Version, values: pa.BinaryArray) -> pa.BinaryArray:
-        others = [(at, array) for at, array in _held.pop(self._place, {}).items() if at != version]
-        _held[self._place] = {**dict(others[-1:]), version: values}
-        while len(_held) > LISTS_MAX:
-            del _held[next(iter(_held))]
+        others = [
+            (at, array) for at, array in _versions.pop(self._place, {}).items() if at != version
+        ]
+        _versions[self._place] = {**dict(others[-1:]), version: values}
+        while len(_versions) > LISTS_MAX:
+            del _versions[next(iter(_versions))]
         return values
 
 

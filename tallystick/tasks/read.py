@@ -88,11 +88,11 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                outputs = _made(function, function(rows))
+                outputs = _outputs_of(function, function(rows))
             yield from outputs
 
 
-def _made(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
+def _outputs_of(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
     """Return the result of a user's function, conformed to the declared columns."""
     declared = function if isinstance(function, DeclaredFunction) else DeclaredFunction(function)
     what = f"map_batches {_name_of(function)}"

@@ -95,15 +95,15 @@ class _Version(NamedTuple):
     record_count: int = 0
 
 
-_held: dict[tuple[str, str], dict[Version, _Version]] = {}
+_versions: dict[tuple[str, str], dict[Version, _Version]] = {}
 """The two newest versions of tables, by place of the checkpoint and uid."""
 
 
 def _hold(place: tuple[str, str], version: Version, table: _Version) -> _Version:
-    others = {at: other for at, other in _held.pop(place, {}).items() if at != version}
-    _held[place] = {**dict(list(others.items())[-1:]), version: table}
-    while len(_held) > TABLES_MAX:
-        del _held[next(iter(_held))]
+    others = {at: other for at, other in _versions.pop(place, {}).items() if at != version}
+    _versions[place] = {**dict(list(others.items())[-1:]), version: table}
+    while len(_versions) > TABLES_MAX:
+        del _versions[next(iter(_versions))]
     return table
 
 
@@ -155,7 +155,7 @@ class TablePlan:
             clock.count(clock.READ_RECORDS, table.record_count)
             with clock.counted_as(clock.STATE):
                 fields["files"] = [asdict(file) for file in self._written(table)]
-        kept_table = _held.get(self._place, {}).get(self.version)
+        kept_table = _versions.get(self._place, {}).get(self.version)
         return [] if kept_table is None else [json.dumps({**fields, "digest": kept_table.digest})]
 
     @property
@@ -164,7 +164,7 @@ class TablePlan:
 
     @property
     def _epoch(self) -> _Version:
-        kept_table = _held.get(self._place, {}).get(self.version)
+        kept_table = _versions.get(self._place, {}).get(self.version)
         if kept_table is not None:
             return kept_table
         base = self._base()
@@ -175,7 +175,7 @@ class TablePlan:
 
     def _base(self) -> TableContent:
         """Return the committed table."""
-        base, kept = self.base, _held.get(self._place, {})
+        base, kept = self.base, _versions.get(self._place, {})
         if base.version is None:
             return TableContent.empty(self.step.codec)
         if base.version in kept:

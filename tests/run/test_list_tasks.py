@@ -35,7 +35,7 @@ class Host:
         self.worker_host = MemoryHost()
         self.state: tuple[StepState, ...] = ()
         self.epoch = -1
-        lists._held.clear()
+        lists._versions.clear()
 
     def plan(self, parallelism: int) -> Any:
         self.epoch += 1
@@ -89,9 +89,9 @@ def test_lists_go_on_whatever_a_process_remembers(
     for number in range(60):
         if chance.random() < 0.15:
             parallelism = chance.randint(1, 5)
-        lists._held = chance.choice(memories)
+        lists._versions = chance.choice(memories)
         if chance.random() < 0.3:
-            lists._held.clear()
+            lists._versions.clear()
         epoch, opened = host.open(parallelism)
         expected = shared(committed, parallelism)
         after = [[*each] for each in expected]
@@ -109,7 +109,7 @@ def test_lists_go_on_whatever_a_process_remembers(
         snapshots += any(file.kind == SNAPSHOT for step in host.state for file in step.files)
     expected = shared(committed, parallelism)
     assert snapshots
-    lists._held.clear()
+    lists._versions.clear()
     assert host.elements(parallelism) == expected
     (held,) = host.state
     assert len(held.files) < 60, "changelogs are merged"

@@ -57,7 +57,7 @@ class Host:
         self.read: list[int] = [0, 0]
         self.epoch = -1
         self.expected: dict[str, int] = {}
-        tables._held.clear()
+        tables._versions.clear()
 
     def say(self, partition: int, key: str, value: int | None) -> None:
         self.topic[partition].append((key, value))
@@ -117,9 +117,9 @@ def test_every_process_has_the_same_table_whatever_it_remembers(
             (plan,) = host.plan().tables
             assert plan.rows is not None
             host.epoch -= 1
-        tables._held = chance.choice(memories)
+        tables._versions = chance.choice(memories)
         if chance.random() < 0.2:
-            tables._held.clear()
+            tables._versions.clear()
         host.commit(host.plan())
         snapshots += any(file.kind == SNAPSHOT for step in host.state for file in step.files)
     assert snapshots
@@ -137,7 +137,7 @@ def test_an_epoch_without_control_rows_reads_and_writes_nothing() -> None:
     host.commit(host.plan())
     assert host.state == before
     assert host.worker_host.files.files == {}
-    tables._held.clear()
+    tables._versions.clear()
     host.worker_host.files.files |= files
     host.commit(host.plan())
 
@@ -147,7 +147,7 @@ def test_tasks_that_read_different_rows_abort_the_epoch() -> None:
     host.say(0, "a", 1)
     (plan,) = (epoch := host.plan()).tables
     notes = plan.notes(0)
-    tables._held.clear()  # another process, where compaction has left out the record
+    tables._versions.clear()  # another process, where compaction has left out the record
     host.topic[0][0] = ("a", 2)
     assert plan.rows.num_rows == 1
     notes += plan.notes(1)

@@ -53,7 +53,7 @@ def _(_: Any) -> Any:
 @mutation(
     "the state is of an attempt whose rows were not used",
     EpochPlan,
-    "_check_heard",
+    "_check_complete",
     Fault.TASK_AGAIN,
     Fault.WHIM,
 )

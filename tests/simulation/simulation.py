@@ -60,7 +60,7 @@ def simulate(
         stack.enter_context(_silent_driver())
         stack.enter_context(patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES))
         for module in (lists, tables):  # no process remembers what those of another world did
-            stack.enter_context(patch.dict(module._held, clear=True))
+            stack.enter_context(patch.dict(module._versions, clear=True))
         if world.pipeline.has_stream_writer:
             stack.enter_context(in_processes_of(world))
         try:

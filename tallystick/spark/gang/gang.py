@@ -126,7 +126,7 @@ class Gang:
         self._group = f"tallystick-{secrets.token_hex(8)}"
         self._secret = secrets.token_bytes(32)
         self._known = SharedObjects(known)
-        self._heard: SimpleQueue[tuple[str, int, int, bytes]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[str, int, int, bytes]] = SimpleQueue()
         self._links: dict[int, Link] = {}
         self._stopped = stopped
         self._is_lost = False
@@ -215,7 +215,7 @@ class Gang:
 
     def _next(self, give_up_s: float, late: str) -> tuple[str, int, int, bytes]:
         try:
-            return self._heard.get(timeout=max(0.0, give_up_s - time.monotonic()))
+            return self._answers.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except Empty:
             return CUT, -1, 0, dumps(LinkBrokenError(late))
 
@@ -267,7 +267,7 @@ class Gang:
                 self._is_lost = True
                 _hold_slots(self._context, -self.size.tasks)
                 self._job_ended.set()
-                self._heard.put((LOST, -1, 0, b""))
+                self._answers.put((LOST, -1, 0, b""))
 
     def _gather(self) -> None:
         """Wait until all members are there and know each other."""
@@ -319,7 +319,7 @@ class Gang:
                 warned_s = now_s
                 self._warn_of_import(now_s - began_s, len(missing))
             try:
-                kind, index, _, answer = self._heard.get(timeout=0.2)
+                kind, index, _, answer = self._answers.get(timeout=0.2)
             except Empty:
                 continue
             if kind == FAILED:
@@ -395,10 +395,10 @@ class Gang:
     def _listen(self, index: int, link: Link) -> None:
         try:
             while True:
-                self._heard.put(link.receive())
+                self._answers.put(link.receive())
         except Exception:
             self._is_lost = True
-            self._heard.put((LOST, index, 0, b""))
+            self._answers.put((LOST, index, 0, b""))
 
 
 def _read(answer: bytes) -> Any:
