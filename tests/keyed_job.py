@@ -17,7 +17,7 @@ from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import ENTRIES
-from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.exchange import Frame, FrameSources
 from tallystick.tasks.keyed import KeyedStep
@@ -98,7 +98,7 @@ class MemoryStore:
 
 
 @dataclass
-class MemoryDoors:
+class MemoryHost:
     """Files and stores of one host."""
 
     files: MemoryFiles = field(default_factory=MemoryFiles)
@@ -132,7 +132,7 @@ class Job:
     """A pipeline's keyed steps over epochs; its output is JSON in two partitions of `out`."""
 
     steps: tuple[KeyedStep, ...]
-    doors: MemoryDoors = field(default_factory=MemoryDoors)
+    worker_host: MemoryHost = field(default_factory=MemoryHost)
     state: tuple[StepState, ...] = ()
     late: tuple[tuple[str, int], ...] = ()
     epoch: int = -1
@@ -154,23 +154,23 @@ class Job:
         parallelism: int | None = None,
         at_ms: int = 0,
         source: InputState | None = None,
-    ) -> KeyedEpoch:
+    ) -> EpochPlan:
         """Plan the next epoch."""
         steps = tuple(replace(s, parallelism=parallelism or s.parallelism) for s in self.steps)
         layout = RowLayout({"out": 2}, "out", value=JsonWriter(), key="user")
         letters = Route(self.letters, "none", 900_000, OF_DEAD_LETTERS)
         encode = EncodePlan((Route(layout, "none", 900_000), letters, *self.routes), 2)
         self.epoch += 1
-        keyed = KeyedSteps(
+        keyed = PipelinePlan(
             steps,
             task_count=2,
-            doors=self.doors,
+            worker_host=self.worker_host,
             slice_bytes=self.slice_bytes,
             on_share=self.shares.append,
         )
         return keyed.epoch(self.epoch, at_ms, f"token-{self.epoch}", self.state, encode, source)
 
-    def written(self, planned: KeyedEpoch, sources: Iterable[list[Sent]]) -> list[list[Frame]]:
+    def written(self, planned: EpochPlan, sources: Iterable[list[Sent]]) -> list[list[Frame]]:
         """The frames of each writing task."""
         frames = [f for at, sent in enumerate(sources) for f in send(planned.first, sent, at)]
         for plan in planned.plans:
@@ -185,7 +185,7 @@ def routed(frames: Iterable[Frame], count: int) -> list[list[Frame]]:
     return [[f for f in ordered if f.target == target] for target in range(count)]
 
 
-def finish(planned: KeyedEpoch, written: list[list[Frame]]) -> tuple[EpochResult, list[dict]]:
+def finish(planned: EpochPlan, written: list[list[Frame]]) -> tuple[EpochResult, list[dict]]:
     """What the writing tasks and the driver make of it."""
     reports, rows = [], []
     for frames in written:

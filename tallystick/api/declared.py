@@ -20,8 +20,8 @@ def declared(pipeline: Pipeline) -> DeclaredPipeline:
     by_uid = dict(topology.by_uid)
     return DeclaredPipeline(
         run=pipeline._run(Cluster.at_hand(None), None),
-        outputs={uid: each.output for uid, each in by_uid.items() if isinstance(each, KafkaSink)},
+        outputs={uid: sink.output for uid, sink in by_uid.items() if isinstance(sink, KafkaSink)},
         decider=topology.uid,
-        other_sinks=tuple(uid for uid, each in by_uid.items() if not isinstance(each, KafkaSink)),
-        sharing=tuple(each.uid for each in topology.sharing),
+        other_sinks=tuple(uid for uid, sink in by_uid.items() if not isinstance(sink, KafkaSink)),
+        sharing=tuple(sharing.uid for sharing in topology.sharing),
     )

@@ -19,7 +19,7 @@ from tallystick.spark.cluster import JOBS, is_local, members_max
 from tallystick.state.functions.processing import PANES
 from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.handed_on import HandedOn, handed_on
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import MapBatches, Process, Step
@@ -66,19 +66,19 @@ def _inputs(
     run: PipelineRun, sources: tuple[KafkaSource, ...], manifest: Manifest | None
 ) -> Iterator[tuple[str, str]]:
     is_one = len(sources) == 1 and not run.inputs[0].name
-    for its, source in zip(run.inputs, sources, strict=True):
-        yield "source", f"{'' if is_one else f'{its.text}: '}{_source(source)}"
-        yield "", _values(its, source)
-        if its.name and its.uid != its.name:
-            yield "", f"its positions are those of uid {its.uid!r}"
-        for step in its.steps:
+    for pipeline_input, source in zip(run.inputs, sources, strict=True):
+        yield "source", f"{'' if is_one else f'{pipeline_input.text}: '}{_source(source)}"
+        yield "", _values(pipeline_input, source)
+        if pipeline_input.name and pipeline_input.uid != pipeline_input.name:
+            yield "", f"its positions are those of uid {pipeline_input.uid!r}"
+        for step in pipeline_input.steps:
             yield "", f"map_batches {_name(step.function)}"
     for table in run.tables:
-        made = table.step
-        yield f"table {table.uid}", f"each task has it, and reads {_asked(table.input)} for it"
-        yield "", f"by {', '.join(made.codec.key.names)}: {ddl_of(made.codec.columns)}"
-        if made.deleted is not None:
-            yield "", f"rows are deleted where {_name(made.deleted)}"
+        table_step = table.step
+        yield f"table {table.uid}", f"each task has it, and reads {_topics_of(table.input)} for it"
+        yield "", f"by {', '.join(table_step.codec.key.names)}: {ddl_of(table_step.codec.columns)}"
+        if table_step.deleted is not None:
+            yield "", f"rows are deleted where {_name(table_step.deleted)}"
         yield "", f"state lies in {state_places(run.cluster, table.uid)[0]} of the checkpoint"
     for state in run.keyed.lists:
         columns = ddl_of(state.codec.columns)
@@ -87,22 +87,25 @@ def _inputs(
             yield "", f"other tasks keep of all elements those of {_name(state.union)}"
         yield "", f"state lies in {state_places(run.cluster, state.uid)[0]} of the checkpoint"
     if run.inputs[0].name:
-        yield "inputs", f"{', '.join(each.name for each in run.inputs)} go to step 1 side by side"
-    held = {} if manifest is None else by_input(manifest.sources)
+        yield (
+            "inputs",
+            f"{', '.join(source.name for source in run.inputs)} go to step 1 side by side",
+        )
+    positions = {} if manifest is None else by_input(manifest.sources)
     try:
-        check_none_gone(held, [each.uid for each in run.all_inputs])
+        check_none_gone(positions, [source.uid for source in run.all_inputs])
     except OptionError as error:
         yield "", f"does not fit: {error}"
-    for its in run.all_inputs:
-        if held and its.uid not in held:
-            yield "", f"{its.text} is new: it begins as its source says"
+    for pipeline_input in run.all_inputs:
+        if positions and pipeline_input.uid not in positions:
+            yield "", f"{pipeline_input.text} is new: it begins as its source says"
 
 
-def _asked(its: PipelineInput) -> str:
+def _topics_of(pipeline_input: PipelineInput) -> str:
     """Return the topics and the cluster of an input, as text."""
-    names = its.options.subscription.named
+    names = pipeline_input.options.subscription.named
     what = "topics by a pattern" if names is None else f"topic {', '.join(sorted(names))}"
-    return f"{what} at {its.config.bootstrap_servers}"
+    return f"{what} at {pipeline_input.config.bootstrap_servers}"
 
 
 def _source(source: KafkaSource) -> str:
@@ -115,15 +118,15 @@ def _source(source: KafkaSource) -> str:
     return f"{what} at {source.bootstrap_servers}"
 
 
-def _values(its: PipelineInput, source: KafkaSource) -> str:
-    options = its.options
+def _values(pipeline_input: PipelineInput, source: KafkaSource) -> str:
+    options = pipeline_input.options
     group = f"group {options.shown_group}" if options.shown_group else "no group"
     if source.value is None:
         return f"values stay binary; {group} shows how far it is read"
     kind = type(source.value).__name__
-    asked = "as the registry says" if isinstance(source.value, JsonSchema) else "string"
+    fallback = "as the registry says" if isinstance(source.value, JsonSchema) else "string"
     return (
-        f"values are parsed: {kind}, mode {options.value_mode}, {options.value_schema or asked}"
+        f"values are parsed: {kind}, mode {options.value_mode}, {options.value_schema or fallback}"
         f"; {group} shows how far it is read"
     )
 
@@ -132,12 +135,12 @@ def _steps(
     run: PipelineRun, steps: tuple[Step, ...], manifest: Manifest | None
 ) -> Iterator[tuple[str, str]]:
     keyed = iter(run.keyed.steps)
-    held = {} if manifest is None else {each.uid: each for each in manifest.state}
+    kept = {} if manifest is None else {step_state.uid: step_state for step_state in manifest.state}
     try:
-        starts = {each.uid: each for each in run.keyed.check(held.values())}
+        starts = {step_state.uid: step_state for step_state in run.keyed.check(kept.values())}
     except OptionError as error:  # the newest epoch may be one that never was committed
         yield "state", f"does not fit: {error}"
-        held, starts = {}, {each.uid: each for each in run.keyed.check(())}
+        kept, starts = {}, {step_state.uid: step_state for step_state in run.keyed.check(())}
     for number, step in enumerate(steps, start=1):
         name = f"step {number}"
         if not isinstance(step, Process):
@@ -146,67 +149,68 @@ def _steps(
             if isinstance(step, MapBatches):
                 yield from _outputs(run, step.outputs)
             continue
-        its = next(keyed)
-        start = starts[its.uid]
-        has_state = its.uid in held
-        keys = ", ".join(its.key.names)
+        keyed_step = next(keyed)
+        start = starts[keyed_step.uid]
+        has_state = keyed_step.uid in kept
+        keys = ", ".join(keyed_step.key.names)
         if step.inputs:
             pairs = zip(run.inputs, step.inputs, strict=True)
-            keys = "; ".join(f"{each.name}: {', '.join(key)}" for each, (key, _) in pairs)
-        yield name, f"process, uid {its.uid}, key_by {keys}"
-        yield "", f"state: {_state(its)}{'' if has_state or manifest is None else ' (new)'}"
-        yield from _watermark(run.keyed, its)
-        yield "", f"puts out: {ddl_of(its.output)}"
-        yield from _outputs(run, its.outputs)
+            keys = "; ".join(f"{source.name}: {', '.join(key)}" for source, (key, _) in pairs)
+        yield name, f"process, uid {keyed_step.uid}, key_by {keys}"
+        yield "", f"state: {_state(keyed_step)}{'' if has_state or manifest is None else ' (new)'}"
+        yield from _watermark(run.keyed, keyed_step)
+        yield "", f"puts out: {ddl_of(keyed_step.output)}"
+        yield from _outputs(run, keyed_step.outputs)
         groups = f"{start.max_parallelism} key groups"
-        if not run.cluster.is_there and its.parallelism is None:
-            least = "" if has_state or its.max_parallelism else "at least "
+        if not run.cluster.is_there and keyed_step.parallelism is None:
+            least = "" if has_state or keyed_step.max_parallelism else "at least "
             tasks = "as many tasks as run at a time"
             yield "", f"parallelism: {tasks}; {least}{groups}"
         else:
             tasks = f"{start.parallelism} tasks"
-            why = "as many as run at a time" if its.parallelism is None else "parallelism="
+            why = "as many as run at a time" if keyed_step.parallelism is None else "parallelism="
             yield "", f"parallelism: {tasks} ({why}); {groups}"
         yield (
             "",
-            f"exchange: rows come by key ({', '.join(its.key.names)}) to {tasks}, {_over(run)}",
+            f"exchange: rows come by key ({', '.join(keyed_step.key.names)}) to {tasks}, "
+            f"{_over(run)}",
         )
-        stored, copied = state_places(run.cluster, its.uid)
+        stored, copied = state_places(run.cluster, keyed_step.uid)
         yield "", f"state lies in {stored} of the checkpoint; copies on each host in {copied}"
 
 
-def _watermark(keyed: KeyedSteps, its: KeyedStep) -> Iterator[tuple[str, str]]:
+def _watermark(keyed: PipelinePlan, step: KeyedStep) -> Iterator[tuple[str, str]]:
     """Report the origin of a step's watermark, and which rows may be late by it."""
-    given = handed_on(keyed.steps)[keyed.steps.index(its)]
-    if its.event_time is None:
+    given = handed_on(keyed.steps)[keyed.steps.index(step)]
+    if step.event_time is None:
         return
     if given is not None:
         giver = keyed.steps[given.giver].uid
-        yield "", f"watermark: that of step {giver}, handed on; {_behind(its, given, giver)}"
+        yield "", f"watermark: that of step {giver}, handed on; {_behind(step, given, giver)}"
     elif keyed.event_time is None:
         yield (
             "",
             (
-                f"watermark: the latest {its.event_time} of its rows, from any partition: rows of "
+                f"watermark: the latest {step.event_time} of its rows, from any partition: rows of "
                 f"one that lags by more than the delay are late"
             ),
         )
-    elif its is not keyed.steps[0]:
+    elif step is not keyed.steps[0]:
         yield (
             "",
             (
-                f"watermark: by partition, of {its.event_time} as it is before step "
+                f"watermark: by partition, of {step.event_time} as it is before step "
                 f"{keyed.steps[0].uid}, which must not make it earlier"
             ),
         )
 
 
-def _behind(its: KeyedStep, given: HandedOn, giver: str) -> str:
+def _behind(step: KeyedStep, given: HandedOn, giver: str) -> str:
     """Report how far a step's event times may be behind the watermark handed on to it."""
     if given.is_known:
-        return f"{its.event_time} is up to {given.lag_ms} ms behind it, so no row is late"
+        return f"{step.event_time} is up to {given.lag_ms} ms behind it, so no row is late"
     return (
-        f"{its.event_time} is made by a function of yours after step {giver}, and taken to be up "
+        f"{step.event_time} is made by a function of yours after step {giver}, and taken to be up "
         f"to {given.lag_ms} ms behind it: where it may be earlier, watermark_delay= has to say by "
         f"how much, or such rows are late"
     )
@@ -223,11 +227,11 @@ def _outputs(run: PipelineRun, names: Iterable[str]) -> Iterator[tuple[str, str]
 
 
 def _state(step: KeyedStep) -> str:
-    found = [
-        f"{each.name} {each.kind} {f'of {each.key_schema} ' if each.kind == PANES else ''}"
-        f"{each.value_schema}"
-        f"{f' (kept for {each.ttl_ms} ms)' if each.ttl_ms else ''}"
-        for each in step.declared
+    fields = [
+        f"{state.name} {state.kind} {f'of {state.key_schema} ' if state.kind == PANES else ''}"
+        f"{state.value_schema}"
+        f"{f' (kept for {state.ttl_ms} ms)' if state.ttl_ms else ''}"
+        for state in step.declared
     ]
     time = f"time mode {step.processor.time_mode}"
     if step.event_time is not None:
@@ -247,7 +251,7 @@ def _state(step: KeyedStep) -> str:
         time += (
             f"; partitions wait that are ahead of the slowest by more than {step.max_drift_ms} ms"
         )
-    return f"{', '.join(found) or 'none'}; {time}"
+    return f"{', '.join(fields) or 'none'}; {time}"
 
 
 def _sinks(topology: OutputTopology) -> Iterator[tuple[str, str]]:
@@ -323,9 +327,9 @@ def _readers_write(source: KafkaSource, steps: tuple[Step, ...]) -> bool:
 
 
 def _timeouts(run: PipelineRun, topology: OutputTopology) -> Iterator[tuple[str, str]]:
-    for number, each in enumerate(run.all_inputs):
-        whose = "source" if len(run.all_inputs) == 1 else each.text
-        yield "" if number else "timeouts", f"{whose}: {_calls(each.config)}"
+    for number, source in enumerate(run.all_inputs):
+        whose = "source" if len(run.all_inputs) == 1 else source.text
+        yield "" if number else "timeouts", f"{whose}: {_calls(source.config)}"
     for uid, sink in topology.by_uid:
         if not isinstance(sink, KafkaSink):
             yield "", f"sink {uid}: those of its own system"
@@ -356,7 +360,7 @@ def _checkpoint(checkpoint: str | None, manifest: Manifest | None) -> str:
     location = FileStorage(checkpoint).location
     if manifest is None:
         return f"{location}: new"
-    uids = ", ".join(each.uid for each in manifest.state) or "no step"
+    uids = ", ".join(step.uid for step in manifest.state) or "no step"
     return (
         f"{location}: up to epoch {manifest.checkpoint_id}; whether that one is committed, Kafka "
         f"is asked at the start. State of {uids}"

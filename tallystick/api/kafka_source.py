@@ -90,9 +90,9 @@ class KafkaSource:
                 f"topics={self.topics!r}: expected a list, [{self.topics!r}], or a compiled "
                 f"pattern, re.compile({self.topics!r})"
             )
-        for each in () if isinstance(self.topics, re.Pattern) else self.topics or ():
-            if problem := topic_problem(each):
-                raise OptionError(f"topics: {each!r}: {problem}")
+        for topic in () if isinstance(self.topics, re.Pattern) else self.topics or ():
+            if problem := topic_problem(topic):
+                raise OptionError(f"topics: {topic!r}: {problem}")
         parse_source_options(self.to_options("check"), streaming=True)
         _ = self.config
 

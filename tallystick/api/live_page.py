@@ -58,7 +58,7 @@ def connection_of(sources: Sequence[KafkaSource], topology: OutputTopology) -> d
         topology: what it writes.
     """
     ends = (*(sink for _, sink in topology.by_uid), *sources)
-    end = next(each for each in ends if isinstance(each, KafkaSink | KafkaSource))
+    end = next(candidate for candidate in ends if isinstance(candidate, KafkaSink | KafkaSource))
     options = {
         name: value for name, value in end.options.items() if name.startswith("kafka.")
     }  # a source has other options too

@@ -309,7 +309,7 @@ class Pipeline:
         self.inputs.check_joined(self.name, self.steps[0] if self.steps else None)
         check_for_pipeline(self.sinks)
         token = token_group(f"{self.topology.id_prefix}{self.name}")
-        if any(each.group_id == token for each in self.inputs.sources):
+        if any(source.group_id == token for source in self.inputs.sources):
             raise OptionError(
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
                 f"{self.name!r} keeps its token: name another"
@@ -332,7 +332,7 @@ class Pipeline:
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
-            tables=tuple(each.declared(self.name) for each in tables_in(steps)),
+            tables=tuple(table.declared(self.name) for table in tables_in(steps)),
             lists=lists_in(steps),
         )
         check_columns(self.topology, {MAIN: run.columns, **run.outputs})

@@ -38,15 +38,15 @@ def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
             f"mapped({function!r}): expected a function of a batch, by its name alone: "
             f"mapped(sink, worded), and not mapped(sink, worded()), which calls it here"
         )
-    its = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
-    if its.predicate is not None:
+    routed = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
+    if routed.predicate is not None:
         raise OptionError(
             "mapped(when(...)): rows are chosen before they are mapped: write "
             "when(mapped(sink, function), predicate)"
         )
-    if not hasattr(its.sink, "open"):
+    if not hasattr(routed.sink, "open"):
         raise OptionError(f"mapped({sink!r}, ...): expected a sink first, and then the function")
-    return replace(its, functions=(function, *its.functions))
+    return replace(routed, functions=(function, *routed.functions))
 
 
 def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
@@ -61,17 +61,17 @@ def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
     Raises:
         OptionError: the sink has a predicate already, or this is no function.
     """
-    its = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
-    if its.predicate is not None:
+    routed = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
+    if routed.predicate is not None:
         raise OptionError("when(when(...)): give one predicate: pc.and_(first, second)")
     if not callable(predicate):
         raise OptionError(
             f"when({predicate!r}): expected a function of a batch, e.g. "
             f"lambda rows: pc.greater(rows['delay'], 15)"
         )
-    if not hasattr(its.sink, "open"):
+    if not hasattr(routed.sink, "open"):
         raise OptionError(f"when({sink!r}, ...): expected a sink first, and then the predicate")
-    return replace(its, predicate=predicate)
+    return replace(routed, predicate=predicate)
 
 
 class SinkRouting(NamedTuple):
@@ -106,7 +106,7 @@ def routing_of(
             "write() was called before: a pipeline has one write(), which gets all sinks, as in "
             "write(topic, files)"
         )
-    routed = [_routed(MAIN, each) for each in main]
+    routed = [_routed(MAIN, sink) for sink in main]
     if outputs and not routed:
         raise OptionError(
             f"write({', '.join(outputs)}): no sink gets the main output, the rows that the last "
@@ -117,7 +117,7 @@ def routing_of(
     for name, given in outputs.items():
         check_output_name(name, "write()")
         several: list[Any] = [*given] if isinstance(given, list | tuple) else [given]
-        routed += [_routed(name, each) for each in several]
+        routed += [_routed(name, sink) for sink in several]
         dropped += [] if several else [name]
     return SinkRouting(
         tuple(sink for sink, _ in routed),
@@ -127,12 +127,12 @@ def routing_of(
 
 
 def _routed(output: str, given: Any) -> tuple[Sink, Selection]:
-    its = given if isinstance(given, RoutedSink) else RoutedSink(given)
-    if not hasattr(its.sink, "open"):
+    routed = given if isinstance(given, RoutedSink) else RoutedSink(given)
+    if not hasattr(routed.sink, "open"):
         place = f"write({output}=...)" if output else "write()"
         raise OptionError(
             f"{place}: {given!r} is no sink: expected a KafkaSink, PostgresSink, FileSink, or one "
             f"of your own; for several, "
             + (f"a list, write({output}=[a, b])" if output else "one after the other, write(a, b)")
         )
-    return its.sink, Selection(output, its.predicate, its.functions)
+    return routed.sink, Selection(output, routed.predicate, routed.functions)

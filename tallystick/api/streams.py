@@ -143,7 +143,7 @@ class Inputs:
     @property
     def sources(self) -> tuple[KafkaSource, ...]:
         """The sources, by input."""
-        return tuple(each.source for _, each in self.streams)
+        return tuple(input_stream.source for _, input_stream in self.streams)
 
     @property
     def chain(self) -> tuple[MapBatches, ...]:
@@ -154,7 +154,7 @@ class Inputs:
     @property
     def steps(self) -> tuple[MapBatches, ...]:
         """The steps of all inputs, one input after another."""
-        return tuple(step for _, each in self.streams for step in each.steps)
+        return tuple(step for _, input_stream in self.streams for step in input_stream.steps)
 
     def check_joined(self, pipeline: str, first: Step | None) -> None:
         """Refuse named inputs unless the pipeline's first step is a keyed step with all of them.
@@ -172,11 +172,11 @@ class Inputs:
 
     def declared(self, pipeline: str) -> tuple[InputDeclaration, ...]:
         """Return the declarations of the inputs, for a run."""
-        found = [
-            each.declared(pipeline, name, uid)
-            for (name, each), uid in zip(self.streams, self.uids, strict=True)
+        declarations = [
+            input_stream.declared(pipeline, name, uid)
+            for (name, input_stream), uid in zip(self.streams, self.uids, strict=True)
         ]
-        return (replace(found[0], steps=()),) if self.chain else tuple(found)
+        return (replace(declarations[0], steps=()),) if self.chain else tuple(declarations)
 
 
 NO_INPUTS = Inputs()
@@ -213,12 +213,15 @@ def inputs_of(
         if name == NOT_A_NAME:
             raise OptionError(f"read({name}=…): key_by has an argument of that name: rename it")
     streams = [
-        (name, each if isinstance(each, Stream) else Stream(each))
-        for name, each in [*(("", each) for each in given), *named.items()]
+        (name, input_stream if isinstance(input_stream, Stream) else Stream(input_stream))
+        for name, input_stream in [*(("", input_stream) for input_stream in given), *named.items()]
     ]
     if len(streams) > INPUTS_MAX:
         raise OptionError(f"read(): {len(streams)} inputs: expected up to {INPUTS_MAX}")
-    uids = [each.uid or name or (ONLY_INPUT if len(streams) == 1 else "") for name, each in streams]
+    uids = [
+        input_stream.uid or name or (ONLY_INPUT if len(streams) == 1 else "")
+        for name, input_stream in streams
+    ]
     for number, uid in enumerate(uids, start=1):
         if not uid:
             raise OptionError(
@@ -299,5 +302,5 @@ def times_of(
         raise OptionError(
             f"event_time={times!r}: there is no input {unknown[0]!r}, only {', '.join(names)}"
         )
-    its = tuple((key, times.get(name)) for name, key in zip(names, keys, strict=True))
-    return TIME if times else None, its
+    pairs = tuple((key, times.get(name)) for name, key in zip(names, keys, strict=True))
+    return TIME if times else None, pairs

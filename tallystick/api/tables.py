@@ -115,7 +115,7 @@ def enrich(
     if isinstance(on, str):
         on = {on: on}
     pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in on}
-    by_key = {its: own for own, its in pairs.items()}
+    by_key = {table_column: own for own, table_column in pairs.items()}
     if len(by_key) < len(pairs) or by_key.keys() != set(table.key):
         raise OptionError(
             f"enrich(on={on!r}): the key of table {table.uid!r} is {', '.join(table.key)}: "
@@ -173,18 +173,18 @@ def lists_in(steps: Iterable[object]) -> tuple[ListDeclaration, ...]:
     Raises:
         OptionError: two steps have a list state of the same uid.
     """
-    found: dict[str, ListDeclaration] = {}
+    by_uid: dict[str, ListDeclaration] = {}
     for step in steps:
         state = step.state if isinstance(step, MapBatches) else None
         if not isinstance(state, ListState):
             continue
-        if state.uid in found:
+        if state.uid in by_uid:
             raise OptionError(
                 f"two steps have list state {state.uid!r}, and each would find the elements of the "
                 f"other: give each its own"
             )
-        found[state.uid] = ListDeclaration(state.uid, state.columns, state.union)
-    return tuple(found.values())
+        by_uid[state.uid] = ListDeclaration(state.uid, state.columns, state.union)
+    return tuple(by_uid.values())
 
 
 def tables_in(steps: Iterable[object]) -> tuple[BroadcastTable, ...]:
@@ -193,17 +193,17 @@ def tables_in(steps: Iterable[object]) -> tuple[BroadcastTable, ...]:
     Raises:
         OptionError: two different tables have the same uid.
     """
-    found: dict[str, BroadcastTable] = {}
+    by_uid: dict[str, BroadcastTable] = {}
     for step in steps:
         table = step.state if isinstance(step, MapBatches) else None
         if not isinstance(table, BroadcastTable):
             continue
-        if found.setdefault(table.uid, table) != table:
+        if by_uid.setdefault(table.uid, table) != table:
             raise OptionError(
                 f"two tables have the uid {table.uid!r}, and are not the same: make the table once "
                 f"and give it to both steps, or give each its own uid"
             )
-    return tuple(found.values())
+    return tuple(by_uid.values())
 
 
 def check_name(what: str, name: str) -> str:

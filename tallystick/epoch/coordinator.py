@@ -237,7 +237,7 @@ class Coordinator:
                 if self._is_to_recover and (decided or self._has_participants):
                     self._become(Phase.RECOVERING)
                     return protocol.RecoverParticipants(self._producer, decided, settled)
-                return self._go_on(judged)
+                return self._resume_own_epoch(judged)
             case verdict.Refusal(error):
                 if self._named and known.has_failed and self.phase is Phase.RESTORING:
                     self._become(Phase.RECOVERING)  # a timeout would not wait for the person
@@ -249,7 +249,7 @@ class Coordinator:
         """At the start and after a failure; and now and then, for what failed attempts left."""
         return not self._is_recovered or self._wanted.checkpoint_id % RECOVER_EVERY == 0
 
-    def _go_on(self, judged: verdict.Run | verdict.AlreadyCommitted) -> Action:
+    def _resume_own_epoch(self, judged: verdict.Run | verdict.AlreadyCommitted) -> Action:
         match judged:
             case verdict.Run() if self._known.has_failed and self._known.manifest is not None:
                 return self._confirm(self._known.manifest)  # its finding may not have been reported
@@ -292,7 +292,7 @@ class Coordinator:
         assert isinstance(judged, verdict.Run | verdict.AlreadyCommitted), "judged so before"
         manifest = known.manifest
         if not lost or (manifest is not None and refusals.is_accepted(self._identity, manifest)):
-            return self._go_on(judged)
+            return self._resume_own_epoch(judged)
         assert manifest is not None, "only what was decided is lost"
         is_logged = isinstance(judged, verdict.Run)
         if not is_logged and refusals.is_replayable(known, lost):
@@ -304,7 +304,7 @@ class Coordinator:
         manifest = self._in_flight
         if lost and not refusals.is_accepted(self._identity, manifest):
             self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
-            return self._fence_again(refusals.again_and_again(self._identity, manifest, lost))
+            return self._fence_again(refusals.lost_repeatedly(self._identity, manifest, lost))
         return self._confirm(manifest)
 
     def _refuse(self, error: TallystickError) -> Action:

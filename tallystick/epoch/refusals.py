@@ -161,7 +161,7 @@ def base_unknown(epoch: int, identity: Identity) -> ManifestError:
     )
 
 
-def begins_nowhere(identity: Identity) -> ManifestError:
+def no_base(identity: Identity) -> ManifestError:
     """A query of Spark's has opened the lineage, and no epoch is committed."""
     return ManifestError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} is one of Structured "
@@ -171,7 +171,7 @@ def begins_nowhere(identity: Identity) -> ManifestError:
     )
 
 
-def state_of_nothing(identity: Identity) -> ManifestError:
+def state_without_manifest(identity: Identity) -> ManifestError:
     """Files of state without a manifest."""
     return ManifestError(
         f"pipeline {identity.pipeline!r}: checkpoint {identity.checkpoint} has files of keyed "
@@ -192,7 +192,7 @@ def several_bases(bases: tuple[Base, ...], identity: Identity) -> ManifestError:
     )
 
 
-def off_beat(
+def wrong_epoch(
     request: Request, token: Token, identity: Identity, committed: CommittedEpoch
 ) -> DataLossError:
     """The requested epoch does not follow the committed one."""
@@ -400,7 +400,7 @@ def output_lost(
     )
 
 
-def again_and_again(
+def lost_repeatedly(
     identity: Identity, manifest: Manifest, lost: tuple[Lost, ...]
 ) -> DataLossError | EpochAbortedError:
     """An epoch was lost as often as it ran; unless some output is visible, nothing is amiss."""

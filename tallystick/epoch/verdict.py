@@ -76,10 +76,10 @@ def judge(request: Request, committed: CommittedEpoch, identity: Identity) -> Ve
         return _begin(request, committed, identity)
     is_done = token.checkpoint_id == request.checkpoint_id
     if not is_done and not _follows(request, token, committed, identity):
-        return Refusal(refusals.off_beat(request, token, identity, committed))
+        return Refusal(refusals.wrong_epoch(request, token, identity, committed))
     if is_done and not token.manifest_path:
         return Refusal(
-            refusals.off_beat(request, token, identity, committed)
+            refusals.wrong_epoch(request, token, identity, committed)
         )  # before the lineage began
     manifest = committed.manifest
     if token.manifest_path and manifest is None:
@@ -146,10 +146,10 @@ def look_back(committed: CommittedEpoch, identity: Identity) -> Refusal | Reques
         return judged
     assert token is not None, "without a token a lineage is opened"
     if not token.manifest_path:
-        return Refusal(refusals.begins_nowhere(identity))
+        return Refusal(refusals.no_base(identity))
     if committed.is_set_back or any(begun > epoch for begun in committed.begun):
         # An epoch begins only where the one before is decided, so the token was set back.
-        return Refusal(refusals.off_beat(probe, token, identity, committed))
+        return Refusal(refusals.wrong_epoch(probe, token, identity, committed))
     if manifest is None or committed.is_settled:
         return None
     if not manifest.produced and not manifest.committables:
@@ -219,7 +219,7 @@ def _open(request: Request, committed: CommittedEpoch, identity: Identity) -> Ve
     if not bases:
         is_bare = not committed.manifest_exists and not committed.is_seeded
         if is_bare and committed.has_state:
-            return Refusal(refusals.state_of_nothing(identity))
+            return Refusal(refusals.state_without_manifest(identity))
         return Open() if is_bare else Refusal(refusals.base_gone(request, identity))
     has_state = any(base.manifest.state for base in bases)  # that of a user's function has none
     if has_state and bases[0].manifest.checkpoint_id != request.checkpoint_id - 1:

@@ -43,10 +43,10 @@ from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame, transformed
 from tallystick.spark.gang.tasks import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
-from tallystick.spark.tasks import InputSplits, Shipment, Unread, UnreadInput, share
+from tallystick.spark.tasks import BroadcastPlans, InputSplits, Unread, UnreadInput, share
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
 from tallystick.tasks.lists import parts_of
@@ -95,47 +95,47 @@ class PipelineRun:
         self.parts = PartTimes(counts_of(name, topology, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
-        self.inputs = tuple(PipelineInput(each, cluster) for each in inputs)
+        self.inputs = tuple(PipelineInput(declared, cluster) for declared in inputs)
         topology.check_dead_letters(value_mode_of(self.inputs))
         columns, joining = joined(self.inputs, steps, cluster)
         steps = with_columns(cluster, steps)
         self._stages = arrange(steps, columns)
-        its_lists, uids = lists_of(lists, cluster), [each.uid for each in self.inputs]
-        self.tables = tables_of(tables, cluster, uids, self._stages, its_lists)
-        self.all_inputs = (*self.inputs, *(each.input for each in self.tables))
+        list_steps, uids = lists_of(lists, cluster), [source.uid for source in self.inputs]
+        self.tables = tables_of(tables, cluster, uids, self._stages, list_steps)
+        self.all_inputs = (*self.inputs, *(table.input for table in self.tables))
         """Those of broadcast tables too."""
         frames = self._stages.frames
         has_transform = frames is not None
         if has_transform:
-            refuse_outputs(step for each in self.inputs for step in each.steps)
+            refuse_outputs(step for source in self.inputs for step in source.steps)
         self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
         keyed = keyed_steps(cluster, self._stages)
         if keyed and frames is None and not self._stages.before and not any(joining):
             self.inputs[0].read, first = lean(self.inputs[0].read, keyed[0])
             keyed = (first, *keyed[1:])
-        self.keyed = KeyedSteps(
+        self.keyed = PipelinePlan(
             keyed,
             task_count=tasks_at_once(cluster, self.execution),
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
-            slice_bytes=min(each.options.task_bytes_max for each in self.inputs),
-            tables=tuple(each.step for each in self.tables),
-            lists=its_lists,
+            slice_bytes=min(source.options.task_bytes_max for source in self.inputs),
+            tables=tuple(table.step for table in self.tables),
+            lists=list_steps,
             is_noted=not has_transform,
         )
-        for each, before in zip(self.inputs, joining, strict=True):
-            each.read = replace(
-                each.read,
+        for source, before in zip(self.inputs, joining, strict=True):
+            source.read = replace(
+                source.read,
                 functions=(*before, *self._stages.before),
                 event_time=self.keyed.event_time,
-                source_time=None if has_transform else each.source_time(keyed, self._stages),
+                source_time=None if has_transform else source.source_time(keyed, self._stages),
             )
-            each.ticking(_ticks(self.keyed))
+            source.ticking(_ticks(self.keyed))
         self._split_count_mins = {
-            each.uid: self._pieces(each.options.split_count_min) for each in self.inputs
+            source.uid: self._pieces(source.options.split_count_min) for source in self.inputs
         }
         self.columns = self._known_columns()
-        all_steps = [*(step for each in self.all_inputs for step in each.steps), *steps]
+        all_steps = [*(step for source in self.all_inputs for step in source.steps), *steps]
         self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
         """The columns of each side output."""
         check_sendable(all_steps)
@@ -151,8 +151,10 @@ class PipelineRun:
         if stages.before or stages.frames:
             return None
         joining = self.inputs[0].read.functions
-        its = next((each for each in joining if isinstance(each, WithColumns)), None)
-        return self.inputs[0].read.layout.schema if its is None else its.columns
+        conforming = next(
+            (function for function in joining if isinstance(function, WithColumns)), None
+        )
+        return self.inputs[0].read.layout.schema if conforming is None else conforming.columns
 
     def _pieces(self, split_count_min: int | None) -> int | None:
         """Return how many pieces partitions may be cut into, as far as their order allows it.
@@ -198,19 +200,19 @@ class PipelineRun:
         Raises:
             OptionError: a topic is not there, or a right is missing.
         """
-        check_all([partial(each.check, is_new=is_new) for each in self.all_inputs])
+        check_all([partial(source.check, is_new=is_new) for source in self.all_inputs])
         check_groups(self.all_inputs)
 
     def _check_sinks(self) -> None:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
-        for each in self.all_inputs:
-            written = self._topology.written_to(each.config.bootstrap_servers)
-            if cluster is not None and each.cluster_id == cluster_id:
+        for source in self.all_inputs:
+            written = self._topology.written_to(source.config.bootstrap_servers)
+            if cluster is not None and source.cluster_id == cluster_id:
                 written = (*cluster.outputs, *written)
             for output in written:
-                self._check_circle(output, each)
+                self._check_circle(output, source)
         self._sinks.check(self.shown_rights(cluster_id))
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
@@ -220,9 +222,9 @@ class PipelineRun:
         """
         return tuple(
             right
-            for each in self.all_inputs
-            if each.options.shown_group and each.cluster_id == cluster_id
-            for right in showing(each.options.shown_group, each.topics)
+            for source in self.all_inputs
+            if source.options.shown_group and source.cluster_id == cluster_id
+            for right in showing(source.options.shown_group, source.topics)
         )
 
     def close(self) -> None:
@@ -252,11 +254,15 @@ class PipelineRun:
     def make_driver(self, identity: Identity, storage: FileStorage) -> Driver:
         """Return the driver of one run of the query."""
         assert self._sinks is not None, "checked before it is started"
-        doors = LocalState(storage.uri, identity.lineage)
-        self.keyed = replace(self.keyed, doors=doors)
+        worker_host = LocalState(storage.uri, identity.lineage)
+        self.keyed = replace(self.keyed, worker_host=worker_host)
         open_now = PIPELINES[self.name].transactions
         return self._sinks.make_driver(
-            identity, storage, listener=self.parts, note=open_now.note, found=open_now.found
+            identity,
+            storage,
+            listener=self.parts,
+            note=open_now.note,
+            on_lingering=open_now.replace_all,
         )
 
     def start_tasks(self) -> None:
@@ -289,20 +295,24 @@ class PipelineRun:
     def _known(self) -> tuple[object, ...]:
         """Return what the plans of all epochs have in common."""
         steps = self.keyed.steps
-        its = [each.step for each in self.tables]
-        reads = [*(each.read for each in self.inputs), *(each.read for each in its)]
+        table_steps = [table.step for table in self.tables]
+        reads = [*(source.read for source in self.inputs), *(table.read for table in table_steps)]
         return (
-            *its,
+            *table_steps,
             *self.keyed.lists,
-            *(part for each in self.keyed.lists for part in (each.codec, each.union)),
-            *(part for each in its for part in (each.read, each.codec, each.deleted)),
+            *(
+                part
+                for list_step in self.keyed.lists
+                for part in (list_step.codec, list_step.union)
+            ),
+            *(part for table in table_steps for part in (table.read, table.codec, table.deleted)),
             *(part for step in steps for part in parts_of(step.functions)),
-            *(part for each in reads for part in (each.fetch, each.layout, each.policy)),
-            *(part for each in reads for part in (each.functions, *parts_of(each.functions))),
-            *(each.config for each in self.all_inputs),
+            *(part for read in reads for part in (read.fetch, read.layout, read.policy)),
+            *(part for read in reads for part in (read.functions, *parts_of(read.functions))),
+            *(source.config for source in self.all_inputs),
             self._stages.before,
             self._stages.after,
-            self.keyed.doors,
+            self.keyed.worker_host,
             *(function for _, function in self._topology.functions),
             *steps,
             *(part for step in steps for part in (step.key, step.columns, step.output)),
@@ -361,39 +371,43 @@ class PipelineRun:
             OptionError: the epoch is to run again, and the pipeline has lost one of its inputs.
         """
         starts, stops = by_input(batch.previous_sources), by_input(batch.sources)
-        gone = sorted(stops.keys() - {each.uid for each in self.all_inputs})
+        gone = sorted(stops.keys() - {source.uid for source in self.all_inputs})
         if gone:
             raise OptionError(
                 f"pipeline {self.name!r}: an epoch of an earlier run has to run again, and it read "
                 f"input {gone[0]!r}, which the pipeline no longer has: put it back until the epoch "
                 f"has run"
             )
-        its = [each for each in self.inputs if each.uid in stops]
-        splits = [each.splits(starts.get(each.uid), stops[each.uid]) for each in its]
+        read_inputs = [source for source in self.inputs if source.uid in stops]
+        splits = [
+            source.splits(starts.get(source.uid), stops[source.uid]) for source in read_inputs
+        ]
         shares = share(
             self.keyed.task_count,
             *(
-                InputSplits(found, self._split_count_mins[each.uid])
-                for each, found in zip(its, splits, strict=True)
+                InputSplits(input_splits, self._split_count_mins[source.uid])
+                for source, input_splits in zip(read_inputs, splits, strict=True)
             ),
             takes_all=bool(self.keyed.lists),
         )
         control = {
-            each.uid: each.input.splits(starts.get(each.uid), stops[each.uid])
-            for each in self.tables
-            if each.uid in stops
+            table.uid: table.input.splits(starts.get(table.uid), stops[table.uid])
+            for table in self.tables
+            if table.uid in stops
         }
         most_ms = self.keyed.event_time_max_ahead_ms
-        reads = [each.read.until(batch.timestamp_ms, most_ms) for each in its]
+        reads = [source.read.until(batch.timestamp_ms, most_ms) for source in read_inputs]
         return Unread(tuple(map(UnreadInput, shares, reads)), control)
 
-    def _rows(self, unread: Unread, frames: FrameStage, shipment: Shipment) -> DataFrame:
+    def _rows(
+        self, unread: Unread, frames: FrameStage, broadcast_plans: BroadcastPlans
+    ) -> DataFrame:
         """Return an epoch's rows after the `transform` steps."""
-        rows = read_frame(self.cluster.session, unread, frames.ddl, shipment)
+        rows = read_frame(self.cluster.session, unread, frames.ddl, broadcast_plans)
         return transformed(frames.functions, rows)
 
 
-def _ticks(keyed: KeyedSteps) -> dict[str, str]:
+def _ticks(keyed: PipelinePlan) -> dict[str, str]:
     """Return the planner's options for timers; empty where there are none."""
     given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
     return {name: str(value) for name, value in given.items() if value}

@@ -91,7 +91,7 @@ class GroupOffsets:
         self._clients = clients
         self._connect = connect
         self._brokers: dict[KafkaConfig, KafkaBroker] = {}
-        self._found: dict[Place, KafkaBroker] = {}
+        self._place_brokers: dict[Place, KafkaBroker] = {}
         self._shown: dict[Place, dict[TopicPartition, int]] = {}
         self._warned: set[Place] = set()
 
@@ -122,7 +122,7 @@ class GroupOffsets:
         for broker in self._brokers.values():
             broker.close()
         self._brokers.clear()
-        self._found.clear()
+        self._place_brokers.clear()
 
     def _show(self, place: Place, positions: Mapping[TopicPartition, int], forward: bool) -> None:
         broker = self._broker(place)
@@ -147,8 +147,8 @@ class GroupOffsets:
 
         A cluster that does not answer is asked again each time, but does not delay other clusters.
         """
-        if place in self._found:
-            return self._found[place]
+        if place in self._place_brokers:
+            return self._place_brokers[place]
         cluster_id, group = place
         trouble: TallystickError = OptionError(
             f"no source of the query is connected to cluster {cluster_id}, whose offsets its "
@@ -160,7 +160,7 @@ class GroupOffsets:
             broker = self._brokers[client.config]
             try:
                 if broker.cluster_id() == cluster_id:
-                    return self._found.setdefault(place, broker)
+                    return self._place_brokers.setdefault(place, broker)
             except (RetriableError, AuthorizationError) as error:
                 trouble = error
         raise trouble
@@ -262,8 +262,8 @@ class GroupOffsetsBeside:
 
     def _run(self) -> None:
         try:
-            for each in self._previous:
-                each.close()
+            for earlier in self._previous:
+                earlier.close()
             self._previous = ()
             self._serve()
             self._before_end()
@@ -295,7 +295,7 @@ def _by_place(sources: Iterable[SourceOffsets]) -> dict[Place, dict[TopicPartiti
     for source in sources:
         if not source.group:
             continue
-        found = places.setdefault((source.cluster_id, source.group), {})
+        offsets = places.setdefault((source.cluster_id, source.group), {})
         for partition, offset in shown(source).items():
-            found[partition] = min(offset, found.get(partition, offset))
+            offsets[partition] = min(offset, offsets.get(partition, offset))
     return places

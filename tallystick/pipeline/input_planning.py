@@ -24,7 +24,7 @@ Ahead = Callable[[InputState], frozenset[TopicPartition]]
 
 def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
     """Return the positions of a manifest, by the input's id."""
-    return {each.input: each for each in map(from_text, texts)}
+    return {offsets.input: offsets for offsets in map(from_text, texts)}
 
 
 def dropped_word(uid: str) -> str:
@@ -49,7 +49,7 @@ def check_none_gone(
     """
     for uid in sorted(known.keys() - set(uids)):
         if dropped_word(uid) not in accepted:
-            topics = ", ".join(sorted({each.topic for each in known[uid].positions}))
+            topics = ", ".join(sorted({partition.topic for partition in known[uid].positions}))
             raise OptionError(
                 f"the checkpoint has positions of input {uid!r} (topics {topics}), and the "
                 f"pipeline reads only {', '.join(map(repr, uids))}: they would be forgotten. If it "
@@ -134,8 +134,8 @@ class InputPlanners:
 
     def stop_at_what_is_there(self) -> None:
         """Plan no further than what can be read now."""
-        for each in self._inputs:
-            each.planner.stop_at_what_is_there()
+        for source in self._inputs:
+            source.planner.stop_at_what_is_there()
 
     def positions(self, start: tuple[str, ...]) -> Positions:
         """Return where each input goes on, or begins.
@@ -147,15 +147,15 @@ class InputPlanners:
             OptionError: an input is gone, and that is not accepted.
         """
         known = by_input(start)
-        check_none_gone(known, [each.uid for each in self._inputs], self._accepted)
+        check_none_gone(known, [source.uid for source in self._inputs], self._accepted)
         return tuple(
-            known.get(each.uid) or replace(each.planner.first(), input=each.uid)
-            for each in self._inputs
+            known.get(source.uid) or replace(source.planner.first(), input=source.uid)
+            for source in self._inputs
         )
 
     def has_dropped(self, start: tuple[str, ...]) -> bool:
         """True if a manifest has positions of an input that is gone."""
-        return bool(by_input(start).keys() - {each.uid for each in self._inputs})
+        return bool(by_input(start).keys() - {source.uid for source in self._inputs})
 
     def next(
         self, start: Positions, offset_count_max: int | None, ahead: Ahead | None = None
@@ -170,15 +170,15 @@ class InputPlanners:
         if len(self._inputs) == 1 and ahead is None:
             stop = self._inputs[0].planner.next(start[0], offset_count_max)
             return start if stop is start[0] else (stop,)
-        for each, position in zip(self._inputs, start, strict=True):
-            each.planner.look(position)
-        if ahead is not None and (held := ahead(self.state(start))):
-            for each, position in zip(self._inputs, start, strict=True):
-                its = {at for at in position.positions if of_input(each.uid, at) in held}
-                each.planner.hold(frozenset(its))
+        for source, position in zip(self._inputs, start, strict=True):
+            source.planner.look(position)
+        if ahead is not None and (waiting := ahead(self.state(start))):
+            for source, position in zip(self._inputs, start, strict=True):
+                paused = {at for at in position.positions if of_input(source.uid, at) in waiting}
+                source.planner.hold(frozenset(paused))
         stops = [
-            each.planner.plan(position, count)
-            for each, position, count in zip(
+            source.planner.plan(position, count)
+            for source, position, count in zip(
                 self._inputs, start, self._counts(offset_count_max), strict=True
             )
         ]
@@ -190,33 +190,34 @@ class InputPlanners:
     def _counts(self, offset_count_max: int | None) -> list[int | None]:
         """Return how many offsets each input may add to the next epoch; None: no limit."""
         if offset_count_max is None:
-            return [each.offset_count_max for each in self._inputs]
-        wanted = [0 if each.takes_all else each.wanted for each in self._inputs]
+            return [source.offset_count_max for source in self._inputs]
+        wanted = [0 if source.takes_all else source.wanted for source in self._inputs]
         shares = fair_shares(wanted, offset_count_max)
         return [
-            None if each.takes_all else max(1, count)
-            for each, count in zip(self._inputs, shares, strict=True)
+            None if source.takes_all else max(1, count)
+            for source, count in zip(self._inputs, shares, strict=True)
         ]
 
     @property
     def waiting(self) -> int:
         """The number of offsets readable at the newest plan, those beyond its limit too."""
-        return sum(each.planner.waiting for each in self._inputs)
+        return sum(source.planner.waiting for source in self._inputs)
 
     def is_held_back(self, start: Positions, stops: Positions) -> bool:
         """True if an epoch leaves something only because users' bounds of inputs say so."""
-        for each, before, after in zip(self._inputs, start, stops, strict=True):
+        for source, before, after in zip(self._inputs, start, stops, strict=True):
             count = count_of([before], [after])
-            is_at_bound = each.offset_count_max is not None and count >= each.offset_count_max
-            if count < each.planner.waiting and not is_at_bound:
+            is_at_bound = source.offset_count_max is not None and count >= source.offset_count_max
+            if count < source.planner.waiting and not is_at_bound:
                 return False
         return True
 
     def latest(self) -> dict[str, SourceOffsets | None]:
         """Return the ends of logs as last seen, by input."""
-        found = {each.uid: each.planner.latest() for each in self._inputs}
+        ends_by_uid = {source.uid: source.planner.latest() for source in self._inputs}
         return {
-            uid: None if ends is None else replace(ends, input=uid) for uid, ends in found.items()
+            uid: None if ends is None else replace(ends, input=uid)
+            for uid, ends in ends_by_uid.items()
         }
 
     def state(self, stops: Positions, clock_ms: int | None = None) -> InputState:
@@ -227,12 +228,12 @@ class InputPlanners:
             clock_ms: see `InputState`.
         """
         all_ends = self.latest()
-        without = {each.uid for each in self._inputs if not each.waits}
+        without = {source.uid for source in self._inputs if not source.waits}
         partitions: set[TopicPartition] = set()
         unfinished: set[TopicPartition] = set()
         begun: set[TopicPartition] = set()
         ended: set[TopicPartition] = set()
-        for stop in (each for each in stops if each.input not in without):
+        for stop in (offsets for offsets in stops if offsets.input not in without):
             ends, last = all_ends.get(stop.input), stop.stops or {}
             for at, position in stop.positions.items():
                 name = of_input(stop.input, at)
@@ -261,10 +262,10 @@ class InputPlanners:
             stops: where an epoch ends.
             without: inputs whose rows have no event times: they are waited for if they have an end.
         """
-        waited_for = [each for each in stops if each.stops is not None or each.input not in without]
-        return any(each.input not in without for each in waited_for) and all(
-            not each.initial and all(_is_at_end(each, at) for at in each.positions)
-            for each in waited_for
+        waited_for = [stop for stop in stops if stop.stops is not None or stop.input not in without]
+        return any(stop.input not in without for stop in waited_for) and all(
+            not stop.initial and all(_is_at_end(stop, at) for at in stop.positions)
+            for stop in waited_for
         )
 
 

@@ -73,7 +73,7 @@ class PipelineInput:
         self.uid = declared.uid
         self.name = declared.name
         steps = with_columns(cluster, declared.steps)
-        self.steps = tuple(each for each in steps if isinstance(each, MapBatches))
+        self.steps = tuple(step for step in steps if isinstance(step, MapBatches))
         self.given: Mapping[str, str] = declared.options
         self.options = parse_source_options(declared.options, streaming=True)
         self.is_bounded = is_bounded(declared.options)
@@ -185,65 +185,65 @@ def joined(
     """
     if len(inputs) == 1 and not inputs[0].name:
         return inputs[0].ddl, ((),)
-    texts = [columns_after(each) for each in inputs]
+    texts = [columns_after(source) for source in inputs]
     schemas = [
-        _nullable(cluster.columns(text, f"the columns of {each.text}"))
-        for each, text in zip(inputs, texts, strict=True)
+        _nullable(cluster.columns(text, f"the columns of {source.text}"))
+        for source, text in zip(inputs, texts, strict=True)
     ]
     if not inputs[0].name:
-        for each, schema in zip(inputs[1:], schemas[1:], strict=True):
-            _check_equal(inputs[0], schemas[0], each, schema)
+        for source, schema in zip(inputs[1:], schemas[1:], strict=True):
+            _check_equal(inputs[0], schemas[0], source, schema)
         return texts[0], tuple(
-            (*_functions(each), WithColumns(schemas[0], f"the rows of {each.text}"))
-            for each in inputs
+            (*_functions(source), WithColumns(schemas[0], f"the rows of {source.text}"))
+            for source in inputs
         )
     first = steps[0] if steps else None
     assert isinstance(first, Process), "checked before"
     table = KeyedInputs(
         [
-            _keyed_input(first, *its)
-            for its in zip(inputs, schemas, *zip(*first.inputs, strict=True), strict=True)
+            _keyed_input(first, *arguments)
+            for arguments in zip(inputs, schemas, *zip(*first.inputs, strict=True), strict=True)
         ]
     )
     return table.columns, tuple(
         (
-            *_functions(each),
-            WithColumns(table.inputs[number].columns, f"the rows of {each.text}"),
+            *_functions(source),
+            WithColumns(table.inputs[number].columns, f"the rows of {source.text}"),
             NumberedRows(table, number),
         )
-        for number, each in enumerate(inputs)
+        for number, source in enumerate(inputs)
     )
 
 
 def _keyed_input(
     first: Process,
-    each: PipelineInput,
+    source: PipelineInput,
     schema: pa.Schema,
     key: tuple[str, ...],
     event_time: str | None,
 ) -> KeyedInput:
     """Return an input of a step; Kafka's columns that it does not need are not even made."""
-    its = first.processor
-    each.event_time = event_time
-    if not isinstance(its, ByColumns) or its.carried is None:
-        return KeyedInput(each.name, schema, key, event_time)
-    layout = each.read.layout
+    processor = first.processor
+    source.event_time = event_time
+    if not isinstance(processor, ByColumns) or processor.carried is None:
+        return KeyedInput(source.name, schema, key, event_time)
+    layout = source.read.layout
     prefix = layout.prefix if layout.value is not None else ""
     kafkas = {f"{prefix}{name}" for name in layout.metadata}
     if layout.headers:
         kafkas.add(f"{prefix}headers")
     # What a function of the user's returns is columns that they want.
-    carried = its.carried.of(each.name, schema.names, set() if each.steps else kafkas)
-    if not each.steps:
+    carried = processor.carried.of(source.name, schema.names, set() if source.steps else kafkas)
+    if not source.steps:
         layout = lean_layout(layout, {*carried, *key, event_time})
-        each.read = replace(each.read, layout=layout)
+        source.read = replace(source.read, layout=layout)
         schema = pa.schema([field for field in schema if field.name in layout.schema.names])
-    return KeyedInput(each.name, schema, key, event_time, carried)
+    return KeyedInput(source.name, schema, key, event_time, carried)
 
 
 def value_mode_of(inputs: Sequence[PipelineInput]) -> str:
     """Return what is done with malformed values: `deadletter`, if any input asks for it."""
-    modes = [each.options.value_mode for each in inputs]
+    modes = [source.options.value_mode for source in inputs]
     return DEADLETTER if DEADLETTER in modes else modes[0]
 
 
@@ -259,7 +259,7 @@ def check_dead_letters(
     Raises:
         OptionError: of Avro values before DataFrame code, or without an epoch's transaction.
     """
-    asks_registry = any(each.options.asks_registry for each in inputs)
+    asks_registry = any(source.options.asks_registry for source in inputs)
     if has_transform and asks_registry and value_mode_of(inputs) == DEADLETTER:
         raise OptionError(
             "mode='deadletter' with Avro or Protobuf values and a transform step: the dead letters "
@@ -282,51 +282,51 @@ def check_groups(inputs: Sequence[PipelineInput]) -> None:
         OptionError: two read a topic of one cluster, and show it in one consumer group.
     """
     shown: dict[tuple[str, str, str], PipelineInput] = {}
-    for each in inputs:
-        if not each.options.shown_group:
+    for source in inputs:
+        if not source.options.shown_group:
             continue
-        for topic in each.topics:
-            other = shown.setdefault((each.cluster_id, each.options.shown_group, topic), each)
-            if other is not each:
+        for topic in source.topics:
+            other = shown.setdefault((source.cluster_id, source.options.shown_group, topic), source)
+            if other is not source:
                 raise OptionError(
-                    f"{other.text} and {each.text} both read topic {topic!r}, and group "
-                    f"{each.options.shown_group!r} is to show how far: it has one position. Give "
+                    f"{other.text} and {source.text} both read topic {topic!r}, and group "
+                    f"{source.options.shown_group!r} is to show how far: it has one position. Give "
                     f"each KafkaSource its own group_id, or one '' for none"
                 )
 
 
-def columns_after(each: PipelineInput) -> str:
+def columns_after(source: PipelineInput) -> str:
     """Return the columns after the input's own functions, as DDL.
 
     Raises:
         OptionError: the last function does not declare its columns.
     """
-    text = each.steps[-1].schema if each.steps else each.ddl
+    text = source.steps[-1].schema if source.steps else source.ddl
     if text is None:
         raise OptionError(
-            f"{each.text}: its last map_batches needs schema=, e.g. schema='dest string, n "
+            f"{source.text}: its last map_batches needs schema=, e.g. schema='dest string, n "
             f"bigint': what it returns meets the rows of other inputs"
         )
     return text
 
 
-def _functions(each: PipelineInput) -> tuple[BatchFunction, ...]:
-    return tuple(step.function for step in each.steps)
+def _functions(source: PipelineInput) -> tuple[BatchFunction, ...]:
+    return tuple(step.function for step in source.steps)
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(each.name, each.type) for each in schema])
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
 
 
 def _check_equal(
-    first: PipelineInput, expected: pa.Schema, each: PipelineInput, found: pa.Schema
+    first: PipelineInput, expected: pa.Schema, source: PipelineInput, schema: pa.Schema
 ) -> None:
     """Raise OptionError where the columns of two inputs are not the same, in any order."""
     differing = [
-        f"{name!r} is {_type(expected, name)} in {first.text}, and {_type(found, name)} in "
-        f"{each.text}"
-        for name in dict.fromkeys([*expected.names, *found.names])
-        if _type(expected, name) != _type(found, name)
+        f"{name!r} is {_type(expected, name)} in {first.text}, and {_type(schema, name)} in "
+        f"{source.text}"
+        for name in dict.fromkeys([*expected.names, *schema.names])
+        if _type(expected, name) != _type(schema, name)
     ]
     if differing:
         raise OptionError(

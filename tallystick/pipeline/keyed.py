@@ -55,7 +55,7 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
             "max_drift": stage.step.max_drift_ms,
             "watermark_column": stage.step.watermark_column,
         }
-        for name in (each for each, given in timing.items() if given):
+        for name in (parameter for parameter, given in timing.items() if given):
             if first_timed(steps) is not None:
                 raise OptionError(
                     f"step {stage.uid}: {name}= is for the first step with event time, whose "
@@ -75,7 +75,7 @@ def keyed_steps(cluster: Cluster, stages: Stages) -> tuple[KeyedStep, ...]:
         else:
             columns = steps[-1].output if steps else columns_of(cluster, _of(cluster, stages))
         later = stages.keyed[len(steps) + 1 :]
-        names_times = first_timed(steps) is None and any(each.step.event_time for each in later)
+        names_times = first_timed(steps) is None and any(other.step.event_time for other in later)
         steps.append(_step(cluster, stage, columns, names_times=names_times))
     _check_origin(steps, has_transform=stages.frames is not None)
     return tuple(steps)
@@ -94,7 +94,7 @@ def _check_origin(steps: Sequence[KeyedStep], *, has_transform: bool) -> None:
     if not at or has_transform:
         return
     timed, first = steps[at], steps[0]
-    if any(each.processor.time_mode == PROCESSING_TIME for each in steps[:at]):
+    if any(step.processor.time_mode == PROCESSING_TIME for step in steps[:at]):
         return
     if noted_column(first, timed) is None:
         raise OptionError(
@@ -113,8 +113,8 @@ def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
         first: the first keyed step.
     """
     layout = lean_layout(read.layout, [*first.routed.names, first.watermark_column])
-    made = layout.schema.names
-    columns = pa.schema([each for each in first.columns if each.name in made])
+    layout_names = layout.schema.names
+    columns = pa.schema([column for column in first.columns if column.name in layout_names])
     return replace(read, layout=layout), replace(first, columns=columns)
 
 
@@ -158,7 +158,7 @@ def _step(
         declared = _with_columns(processor.declared(key), step, columns)
         sides = processor.outputs(key.schema, columns) if isinstance(processor, HasOutputs) else {}
         outputs = {
-            name: columns_of(cluster, each, f"output {name!r}") for name, each in sides.items()
+            name: columns_of(cluster, side, f"output {name!r}") for name, side in sides.items()
         }
     return KeyedStep(
         uid=uid,
@@ -218,8 +218,8 @@ def state_places(cluster: Cluster, uid: str) -> tuple[str, str]:
         cluster: whose workers they are.
         uid: the step's.
     """
-    told = cluster.conf.get(f"spark.executorEnv.{ROOT_VARIABLE}")
-    return state_path(uid), told or str(state_folder())
+    root = cluster.conf.get(f"spark.executorEnv.{ROOT_VARIABLE}")
+    return state_path(uid), root or str(state_folder())
 
 
 @contextmanager
@@ -292,7 +292,7 @@ def _check_time(uid: str, step: Process, columns: pa.Schema, *, names_times: boo
             "watermark_column": step.watermark_column,
             "event_time_max_ahead": step.event_time_max_ahead_ms,
         }
-        for name in (each for each, value in given.items() if value not in (0, None)):
+        for name in (parameter for parameter, value in given.items() if value not in (0, None)):
             raise OptionError(
                 f"step {uid}: {name}= does nothing without event_time=, the column that it is "
                 f"about: name it, or leave {name} out"
@@ -363,8 +363,8 @@ def _of(cluster: Cluster, stages: Stages) -> pa.Schema:
     """Return the columns that DataFrame code makes, found by a run on no rows."""
     assert stages.frames is not None, "only DataFrame code leaves columns open"
     empty: DataFrame = cluster.session.createDataFrame([], stages.frames.ddl)
-    made = transformed(stages.frames.functions, empty)
-    return to_arrow_schema(made.schema, timezone="UTC")
+    frame = transformed(stages.frames.functions, empty)
+    return to_arrow_schema(frame.schema, timezone="UTC")
 
 
 def columns_of(cluster: Cluster, columns: Columns, what: str = "its columns") -> pa.Schema:
@@ -382,4 +382,4 @@ def columns_of(cluster: Cluster, columns: Columns, what: str = "its columns") ->
             f"{what}: {columns!r} is no schema: give a pyarrow.Schema, a StructType, or DDL like "
             f"'n bigint'"
         )
-    return pa.schema([pa.field(each.name, each.type) for each in columns])
+    return pa.schema([pa.field(column.name, column.type) for column in columns])

@@ -64,10 +64,10 @@ class PipelineCounts:
         The deciding transaction is as old as its epoch, or younger; for others 0 means not known.
         """
         none: dict[str, list[int]] = {sink: [] for sink in self.sinks}
-        found = none | self.transactions.begun_ms()
+        by_sink = none | self.transactions.begun_ms()
         if self.deciding_sink and (since_ms := self.open_since_ms):
-            found[self.deciding_sink] = [*found[self.deciding_sink], since_ms]
-        return found
+            by_sink[self.deciding_sink] = [*by_sink[self.deciding_sink], since_ms]
+        return by_sink
 
 
 PIPELINES: defaultdict[str, PipelineCounts] = defaultdict(PipelineCounts)
@@ -207,23 +207,23 @@ class EpochCounts:
             case protocol.ActionFailed(error):
                 counts.failures[type(error).__name__] += 1
                 if isinstance(error, FencedError):  # they are the newer run's to end
-                    counts.transactions.found(())
+                    counts.transactions.replace_all(())
         if self._listener is not None:
             self._listener(event)
 
     def _commit(self, ran: protocol.EpochRan) -> None:
         counts = self._counts
         known = {file.path for step in counts.state for file in step.files}
-        written = [each for step in ran.state for each in step.files if each.path not in known]
+        written = [file for step in ran.state for file in step.files if file.path not in known]
         counts.written_files += len(written)
-        counts.written_bytes += sum(each.size for each in written)
+        counts.written_bytes += sum(file.size for file in written)
         counts.committed_ms, counts.state = _now_ms(), ran.state
         for rows in ran.produced:
             if rows.topic == self._dead_letter_topic:
                 counts.dead_letters += rows.record_count
             else:
                 counts.rows_written += rows.record_count
-        counts.rows_written += sum(each.record_count for each in ran.committables)
+        counts.rows_written += sum(committable.record_count for committable in ran.committables)
         for step, count in ran.late:
             counts.late_rows[step] += count
 

@@ -20,7 +20,7 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
-from tallystick.epoch.refusals import begins_nowhere
+from tallystick.epoch.refusals import no_base
 from tallystick.errors import StorageError, TallystickError
 from tallystick.host.stopwatch import (
     READ_BYTES,
@@ -87,7 +87,7 @@ class _Begun:
     is_held_back: bool = False
 
 
-class PlannedByUs:
+class PipelinePlanner:
     """The planner of a pipeline's epochs, which also makes each engine; see `ports.EpochSource`.
 
     Args:
@@ -202,7 +202,7 @@ class PlannedByUs:
     def _is_watermark_due(self, positions: Positions, state: tuple[StepState, ...]) -> bool:
         """True if an epoch is to be run only for a partition that became idle, or at the end."""
         keyed = self._run.keyed
-        if any(each.initial for each in positions) or not keyed.tick_count:
+        if any(position.initial for position in positions) or not keyed.tick_count:
             return False
         source = self._inputs.state(tuple(map(unmoved, positions)), self._paused_at_ms)
         may_become_idle = keyed.has_idle_partitions and not self._ends_with_records
@@ -237,10 +237,10 @@ class PlannedByUs:
     def _sources(self) -> list[dict[str, Any]]:
         """Return where each input is, as a progress has it."""
         latest, before = self._inputs.latest(), by_input(self._ran.previous_sources)
-        found = []
+        descriptions = []
         for uid, stop in by_input(self._ran.sources).items():
             start, ends = before.get(uid), latest.get(uid)
-            found.append(
+            descriptions.append(
                 {
                     "description": "tallystick",
                     "input": uid,
@@ -249,7 +249,7 @@ class PlannedByUs:
                     "latestOffset": None if ends is None else text_of(ends),
                 }
             )
-        return found
+        return descriptions
 
     def _size(self) -> dict[str, Any] | None:
         """Return the newest epoch's size and its bound; None if an earlier run planned it."""
@@ -285,7 +285,7 @@ class _Run:
         self.id = str(uuid.uuid4())
         self._run = run
         self._when = when
-        self._brokers = {each.config: KafkaBroker(each.config) for each in run.all_inputs}
+        self._brokers = {source.config: KafkaBroker(source.config) for source in run.all_inputs}
         try:
             folder = CheckpointFolder(storage)
             self.lineage = folder.begin()
@@ -295,11 +295,13 @@ class _Run:
             self._driver.collection.begin_beside()
             run.start_tasks()
             planners = planners_of(run, self._brokers, accepted)
-            self.source = PlannedByUs(run, planners, sizes_of(run, when), self._look_again)
+            self.source = PipelinePlanner(run, planners, sizes_of(run, when), self._look_again)
         except BaseException:
             self._hang_up()
             raise
-        clients = [SourceClient(each.options.shown_group, each.config) for each in run.all_inputs]
+        clients = [
+            SourceClient(source.options.shown_group, source.config) for source in run.all_inputs
+        ]
         self._groups = GroupOffsetsBeside(GroupOffsets(run.name, clients))
         self._look_again_s = 0.0
 
@@ -322,7 +324,11 @@ class _Run:
     def _show(self, positions: Positions, *, forward_only: bool = False) -> None:
         """Show how far is read, where the epochs' transactions do not."""
         cluster_id = self._driver.cluster_id
-        beside = [each for each in positions if each.cluster_id != cluster_id and not each.initial]
+        beside = [
+            position
+            for position in positions
+            if position.cluster_id != cluster_id and not position.initial
+        ]
         if beside:
             self._groups.show(*beside, forward_only=forward_only)
 
@@ -390,13 +396,13 @@ def opened(checkpoint: str, name: str) -> FileStorage:
     check_checkpoint(storage, name)
     folder = CheckpointFolder(storage)
     if not folder.manifest_paths() and folder.planned_by_spark():
-        raise begins_nowhere(Identity(name, "", storage.location))
+        raise no_base(Identity(name, "", storage.location))
     return storage
 
 
 def _newest_seen_ms(state: tuple[StepState, ...]) -> int:
     """Return the latest time that an epoch, perhaps of an earlier run, gave to its partitions."""
-    seen = (times.seen_ms for each in state for times in each.partition_times)
+    seen = (times.seen_ms for step in state for times in step.partition_times)
     return max(seen, default=0)
 
 
@@ -412,19 +418,19 @@ def start_loop(
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
     run.check(when.interval_ms or None, is_new=is_new)
-    for each in disk_space(storage.uri):
-        logger.warning("%s", each)
-    its = _Run(run, storage, when, accepted)
+    for warning in disk_space(storage.uri):
+        logger.warning("%s", warning)
+    query_run = _Run(run, storage, when, accepted)
     query = Query(
         run.name,
-        its.lineage,
-        its.id,
-        loop=its.loop,
-        prepare=its.prepare,
-        cancel=its.cancel,
-        close=its.close,
-        describe=its.source.describe,
-        rescale=its.rescale,
+        query_run.lineage,
+        query_run.id,
+        loop=query_run.loop,
+        prepare=query_run.prepare,
+        cancel=query_run.cancel,
+        close=query_run.close,
+        describe=query_run.source.describe,
+        rescale=query_run.rescale,
     )
     query.begin()
     return query

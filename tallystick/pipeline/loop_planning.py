@@ -13,16 +13,16 @@ from tallystick.run.loop import Trigger
 
 def sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
     """Return the sizes of a run's epochs; None if the user wants all records in one epoch."""
-    its = run.inputs
-    counts = [each.options.offset_count_max if each.is_bounded else None for each in its]
-    if all(each.is_bounded and each.options.offset_count_max is None for each in its):
+    inputs = run.inputs
+    counts = [source.options.offset_count_max if source.is_bounded else None for source in inputs]
+    if all(source.is_bounded and source.options.offset_count_max is None for source in inputs):
         return None
-    known = [each for each in counts if each is not None]
+    known = [count for count in counts if count is not None]
     limits = SizeLimits(
         interval_s=when.interval_ms / 1000,
         timeout_s=run.transaction_timeout_ms / 1000,
-        task_bytes_max=min(each.options.task_bytes_max for each in its),
-        offset_count_max=sum(known) if len(known) == len(its) else None,
+        task_bytes_max=min(source.options.task_bytes_max for source in inputs),
+        offset_count_max=sum(known) if len(known) == len(inputs) else None,
     )
     return EpochSizes(limits)
 
@@ -34,14 +34,14 @@ def planners_of(
     return InputPlanners(
         [
             InputPlanner(
-                uid=each.uid,
-                planner=StreamPlanner(brokers[each.config], each.options),
-                offset_count_max=each.options.offset_count_max if each.is_bounded else None,
-                takes_all=not each.waits
-                or (each.is_bounded and each.options.offset_count_max is None),
-                waits=each.is_timed,
+                uid=source.uid,
+                planner=StreamPlanner(brokers[source.config], source.options),
+                offset_count_max=source.options.offset_count_max if source.is_bounded else None,
+                takes_all=not source.waits
+                or (source.is_bounded and source.options.offset_count_max is None),
+                waits=source.is_timed,
             )
-            for each in run.all_inputs
+            for source in run.all_inputs
         ],
         accepted,
     )

@@ -19,11 +19,17 @@ class OpenTransactions:
 
     def prepared(self, committables: Iterable[Committable]) -> None:
         """Add transactions that tasks reported."""
-        self._begun_ms |= {(each.sink, each.name): each.begun_ms for each in committables}
+        self._begun_ms |= {
+            (committable.sink, committable.name): committable.begun_ms
+            for committable in committables
+        }
 
-    def found(self, committables: Iterable[Committable]) -> None:
+    def replace_all(self, committables: Iterable[Committable]) -> None:
         """Replace all entries by what a look through all sinks found."""
-        self._begun_ms = {(each.sink, each.name): each.begun_ms for each in committables}
+        self._begun_ms = {
+            (committable.sink, committable.name): committable.begun_ms
+            for committable in committables
+        }
 
     def note(self, committable: Committable, result: Result) -> None:
         """Take in the result of one commit or abort; see `run.participants.Note`."""
@@ -32,7 +38,7 @@ class OpenTransactions:
 
     def begun_ms(self) -> dict[str, list[int]]:
         """Return the begin times of each sink's transactions, in ms since 1970; 0: not known."""
-        found = defaultdict[str, list[int]](list)
+        by_sink = defaultdict[str, list[int]](list)
         for (sink, _), begun_ms in list(self._begun_ms.items()):
-            found[sink].append(begun_ms)
-        return found
+            by_sink[sink].append(begun_ms)
+        return by_sink

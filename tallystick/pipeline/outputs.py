@@ -59,29 +59,29 @@ def side_outputs(
     """
     functions = [step.function for step in steps if isinstance(step, MapBatches)]
     declared: list[tuple[str, Mapping[str, pa.Schema]]] = [
-        (f"map_batches {each.__name__}", each.outputs)
-        for each in functions
-        if isinstance(each, DeclaredFunction)
+        (f"map_batches {function.__name__}", function.outputs)
+        for function in functions
+        if isinstance(function, DeclaredFunction)
     ]
-    declared += [(f"step {each.uid}", each.outputs) for each in keyed]
-    found: dict[str, pa.Schema] = {}
+    declared += [(f"step {step.uid}", step.outputs) for step in keyed]
+    columns_by_name: dict[str, pa.Schema] = {}
     whose: dict[str, str] = {}
     for what, outputs in declared:
         for name, columns in outputs.items():
             check_output_name(name, what)
-            if not found.setdefault(name, columns).equals(columns):
+            if not columns_by_name.setdefault(name, columns).equals(columns):
                 raise OptionError(
                     f"{whose[name]} and {what} both have an output {name!r}, with different "
-                    f"columns, {found[name].names} and {columns.names}: its sinks get one kind of "
-                    f"rows. Rename one, or declare the same columns and types in both"
+                    f"columns, {columns_by_name[name].names} and {columns.names}: its sinks get "
+                    f"one kind of rows. Rename one, or declare the same columns and types in both"
                 )
             whose.setdefault(name, what)
-    _check_written(found, topology)
-    return found
+    _check_written(columns_by_name, topology)
+    return columns_by_name
 
 
 def _check_written(outputs: Mapping[str, pa.Schema], topology: OutputTopology) -> None:
-    written = {each.output for each in topology.selections.values() if each.output}
+    written = {selection.output for selection in topology.selections.values() if selection.output}
     for name in sorted({*written, *topology.dropped} - outputs.keys()):
         known = f"the pipeline's are {', '.join(outputs)}" if outputs else "the pipeline has none"
         raise OptionError(

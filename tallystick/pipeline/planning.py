@@ -74,7 +74,7 @@ class StreamPlanner:
         self._ticked_at = 0.0
         self._ends: dict[TopicPartition, int] = {}
         self._known_cluster = ""
-        self._held: frozenset[TopicPartition] = frozenset()
+        self._waiting_partitions: frozenset[TopicPartition] = frozenset()
 
     def stop_at_what_is_there(self) -> None:
         """Make the next plan's view of topics and ends the last one (trigger availableNow)."""
@@ -120,13 +120,13 @@ class StreamPlanner:
 
     def hold(self, partitions: frozenset[TopicPartition]) -> None:
         """Read nothing of these in the next plan, up to the next look."""
-        self._held = partitions
+        self._waiting_partitions = partitions
         self.waiting = self._enumerator.plan(None, partitions).waiting
 
     def _look_at(self, start: SourceOffsets) -> None:
         if start.initial and self._cannot_start is not None:
             raise self._cannot_start
-        self._held = frozenset()
+        self._waiting_partitions = frozenset()
         self.check_cluster(start)
         self._check_end(start)
         self._enumerator.restored(start)
@@ -139,7 +139,7 @@ class StreamPlanner:
 
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         """Return what `next` does, by the newest look."""
-        plan = self._enumerator.plan(offset_count_max, self._held)
+        plan = self._enumerator.plan(offset_count_max, self._waiting_partitions)
         self.waiting = plan.waiting
         if plan.offsets is start or not self._is_ripe(plan):
             return next_tick(start) if self._is_tick_due(start) else start
@@ -160,14 +160,16 @@ class StreamPlanner:
         """Look at the topics; a broker that is down for a moment is asked again by the client."""
         known = {partition.topic for partition in start.positions}
         missed = self._enumerator.missed
-        found = find_topics(self._broker, self._options.subscription, known)
-        self._enumerator.discovered(found, self._pauses.now_ms(max(start.gone.values(), default=0)))
+        existing = find_topics(self._broker, self._options.subscription, known)
+        self._enumerator.discovered(
+            existing, self._pauses.now_ms(max(start.gone.values(), default=0))
+        )
         for topic in sorted(self._enumerator.missed - missed):
             logger.warning("topic %r is gone; its positions are kept for now", topic)
         for topic in sorted(missed - self._enumerator.missed):
             logger.warning("topic %r is back", topic)
         if not self._has_looked:
-            self._warn_of_missing(found, start)
+            self._warn_of_missing(existing, start)
         self._has_looked, self._discovered_at = True, time.monotonic()
 
     def _is_discovery_due(self) -> bool:
@@ -181,10 +183,10 @@ class StreamPlanner:
             return (time.monotonic() - self._discovered_at) * 1000 >= interval_ms
         return 0 < interval_ms <= (time.monotonic() - self._discovered_at) * 1000
 
-    def _warn_of_missing(self, found: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
+    def _warn_of_missing(self, existing: Mapping[str, FoundTopic], start: SourceOffsets) -> None:
         """Warn of named topics and partitions that do not exist, perhaps dropped since."""
         subscription = self._options.subscription
-        there = set(partitions_of(subscription, found)) | start.positions.keys()
+        there = set(partitions_of(subscription, existing)) | start.positions.keys()
         if isinstance(subscription, Assignment):
             missing = [str(p) for p in subscription.assigned if p not in there]
         else:
@@ -222,9 +224,9 @@ class StreamPlanner:
 
     def _resolve_first(self) -> SourceOffsets:
         options = self._options
-        found = find_topics(self._broker, options.subscription)
-        check_named(self._broker, options.subscription, found)
-        self._enumerator.discovered(found, self._pauses.now_ms())
+        existing = find_topics(self._broker, options.subscription)
+        check_named(self._broker, options.subscription, existing)
+        self._enumerator.discovered(existing, self._pauses.now_ms())
         self._has_looked, self._discovered_at = True, time.monotonic()
         partitions = self._enumerator.unresolved
         confirm_topic_ids(self._broker.client, self._ids_of(partitions))
@@ -272,7 +274,7 @@ class StreamPlanner:
             self._has_looked = False  # the topic may be gone again, or another one
 
     def _ids_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-        return {each: self._enumerator.found_id(each.topic) for each in partitions}
+        return {partition: self._enumerator.found_id(partition.topic) for partition in partitions}
 
     def _see_ends(self) -> None:
         self._ends = self._list_offsets(self._enumerator.readable, LATEST)
@@ -283,12 +285,12 @@ class StreamPlanner:
 
         A group that read uncommitted records may have left such a position.
         """
-        asked = [p for p in self._enumerator.suspicious if p in self._ends]
-        if not asked:
+        suspects = [p for p in self._enumerator.suspicious if p in self._ends]
+        if not suspects:
             return
-        high = list_offsets(self._broker.client, asked, LATEST, isolation=READ_UNCOMMITTED)
+        high = list_offsets(self._broker.client, suspects, LATEST, isolation=READ_UNCOMMITTED)
         positions = self._enumerator.positions
-        self._ends |= {p: min(high[p], positions[p]) for p in asked}
+        self._ends |= {p: min(high[p], positions[p]) for p in suspects}
         self._enumerator.ended(self._ends)
 
     def _list_offsets(self, partitions: list[TopicPartition], at: int) -> dict[TopicPartition, int]:

@@ -84,8 +84,8 @@ def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[S
     progress = query if isinstance(query, Mapping) else query.lastProgress
     if progress is None:
         return []
-    found = (_one(index, source) for index, source in enumerate(progress["sources"]))
-    return [each for each in found if each is not None]
+    entries = (_one(index, source) for index, source in enumerate(progress["sources"]))
+    return [entry for entry in entries if entry is not None]
 
 
 def sources_of(progress: Mapping[str, Any]) -> Iterator[SourceOffsets]:

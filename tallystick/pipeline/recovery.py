@@ -41,8 +41,8 @@ class SinkRecovery:
             for what, count in counts.items()
             if count
         ]
-        left = [f"not settled: {failure}" for failure in self.failures]
-        return f"sink {self.uid}: {'; '.join([*done, *left]) or 'nothing to do'}"
+        failed = [f"not settled: {failure}" for failure in self.failures]
+        return f"sink {self.uid}: {'; '.join([*done, *failed]) or 'nothing to do'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ def recover(name: str, topology: OutputTopology, checkpoint: str) -> Recovery:
         driver = sinks.make_driver(identity, storage, note=results.__setitem__)
         runs_again = driver.recover_newest()
     except BaseException as error:
-        for each in _by_sink(results, ()):
-            error.add_note(str(each))
+        for sink in _by_sink(results, ()):
+            error.add_note(str(sink))
         raise
     finally:
         sinks.close()
@@ -140,10 +140,10 @@ def _by_sink(
     return tuple(
         SinkRecovery(
             uid=uid,
-            committed=its.count(Outcome.COMMITTED),
-            aborted=its.count(ABORTED),
-            lost=its.count(Outcome.LOST),
-            failures=tuple(str(each) for each in its if isinstance(each, Exception)),
+            committed=outcomes.count(Outcome.COMMITTED),
+            aborted=outcomes.count(ABORTED),
+            lost=outcomes.count(Outcome.LOST),
+            failures=tuple(str(outcome) for outcome in outcomes if isinstance(outcome, Exception)),
         )
-        for uid, its in of_sink.items()
+        for uid, outcomes in of_sink.items()
     )

@@ -28,14 +28,14 @@ from tallystick.kafka.writer import KafkaProduce
 from tallystick.pipeline.listeners import EpochAge
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Driver, Listener
-from tallystick.run.participants import Found, Note, OpenSinks
+from tallystick.run.participants import Note, OnLingering, OpenSinks
 from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.context import log_what_is_missing
 from tallystick.spark.engine import DataFrameEngine
-from tallystick.spark.tasks import Shipment, Unread
+from tallystick.spark.tasks import BroadcastPlans, Unread
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
-from tallystick.tasks.epoch_plan import NO_STEPS, KeyedSteps
+from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
 from tallystick.tasks.outputs import OF_DEAD_LETTERS, OF_MAIN, Selection
 from tallystick.tasks.read import BatchFunction, EncodePlan, Route, WritePlan
 from tallystick.tasks.write import Branch, CollectPlan, FanOut
@@ -74,7 +74,7 @@ class SinkCluster:
     @property
     def topics(self) -> frozenset[str]:
         """The output topics that are known before the first row."""
-        return frozenset().union(*(each.topics for each in self.outputs))
+        return frozenset().union(*(output.topics for output in self.outputs))
 
     def target(self, pipeline: str) -> Target:
         """Return the place in Kafka of a pipeline's decisions."""
@@ -130,8 +130,8 @@ class SinkCluster:
         return max(0, int(state.transaction_start_time_ms)) if is_open else 0
 
     def _partition_counts(self) -> Mapping[str, int]:
-        named = {each.topic for each in self.outputs if each.topic is not None}
-        if len(named) == len({each.topic for each in self.outputs}):
+        named = {output.topic for output in self.outputs if output.topic is not None}
+        if len(named) == len({output.topic for output in self.outputs}):
             # What a second ago was true will do: a partition that was added is used a second later.
             if time.monotonic() - self._counted_s > COUNTED_FOR_S:
                 self._counts = partition_counts(self.broker.client, named)
@@ -169,17 +169,17 @@ def preflight(
     findings = [
         check(
             facts,
-            each,
+            sink_output,
             trigger_interval_ms=trigger_interval_ms,
             speculation=is_speculative(conf),
         )
-        for each in cluster.outputs
+        for sink_output in cluster.outputs
     ]
-    found = (each for each in outlook(broker.client, facts) if each.is_logged)
-    warnings = dict.fromkeys(warning for each in findings for warning in each.warnings)
-    for warning in (*warnings, *found):
+    notices = (notice for notice in outlook(broker.client, facts) if notice.is_logged)
+    warnings = dict.fromkeys(warning for finding in findings for warning in finding.warnings)
+    for warning in (*warnings, *notices):
         logger.warning("%s", warning)
-    problems = dict.fromkeys(problem for each in findings for problem in each.problems)
+    problems = dict.fromkeys(problem for finding in findings for problem in finding.problems)
     refuse(problems, missing, output.config.sasl_username)
 
 
@@ -280,7 +280,7 @@ class Sinks:
         *,
         listener: Listener | None = None,
         note: Note = lambda *_: None,
-        found: Found = lambda _: None,
+        on_lingering: OnLingering = lambda _: None,
     ) -> Driver:
         """Return the driver of one query run, with the real ports.
 
@@ -289,11 +289,13 @@ class Sinks:
             storage: the checkpoint.
             listener: called with every event.
             note: see `OpenSinks`.
-            found: see `OpenSinks`.
+            on_lingering: see `OpenSinks`.
         """
         transactional_id = self._transactional_id
         newest = CheckpointFolder(storage).newest_manifests(2)
-        ids = transactional_ids(storage) | {each.producer.transactional_id for each in newest}
+        ids = transactional_ids(storage) | {
+            manifest.producer.transactional_id for manifest in newest
+        }
         earlier_ids = ids - {transactional_id}
         facts = replace(self._facts, earlier_ids=earlier_ids, are_checked=self._are_checked)
         for uid, sink in self._topology.others:
@@ -316,7 +318,9 @@ class Sinks:
             else self.cluster.decider(identity),
             storage,
             SystemClock(),
-            participants=OpenSinks(settling, owners, note=note, found=found) if settling else None,
+            participants=OpenSinks(settling, owners, note=note, on_lingering=on_lingering)
+            if settling
+            else None,
         )
 
     def last(self, functions: tuple[BatchFunction, ...], checkpoint_id: int) -> EncodePlan | FanOut:
@@ -368,13 +372,13 @@ class Sinks:
 
         Another sink may have decided then, with transactions of the same id.
         """
-        found: dict[str, TwoPhaseCommitSink] = {}
+        opened: dict[str, TwoPhaseCommitSink] = {}
         for uid, sink in self._topology.deciding:
             if uid in _named(newest):
                 owner = Owner(identity.pipeline, uid, identity.lineage)
-                found[uid] = sink.open(owner, _of_sink(facts, uid, newest))
-                self._to_close.append(found[uid].close)
-        return found
+                opened[uid] = sink.open(owner, _of_sink(facts, uid, newest))
+                self._to_close.append(opened[uid].close)
+        return opened
 
     def _warn_of_removed(self, uids: Collection[str]) -> None:
         """Warn of removed sinks: nothing ends their undecided transactions.
@@ -402,27 +406,30 @@ class Sinks:
 def _of_sink(facts: RunFacts, uid: str, newest: list[Manifest]) -> RunFacts:
     """Add the prefixes of the sink's own transactions: each KafkaSink may have had one."""
     parsed = [
-        (parse(committable.name.rsplit(":", 2)[0]), each.lineage)  # see Producer.transaction_name
-        for each in newest
-        for committable in each.committables
+        (
+            parse(committable.name.rsplit(":", 2)[0]),
+            manifest.lineage,
+        )  # see Producer.transaction_name
+        for manifest in newest
+        for committable in manifest.committables
         if committable.sink == uid
     ]
-    own = {found.prefix.removesuffix(f"/{lineage}") for found, lineage in parsed if found}
+    own = {pooled.prefix.removesuffix(f"/{lineage}") for pooled, lineage in parsed if pooled}
     return replace(facts, earlier_ids=facts.earlier_ids | own)
 
 
 def _named(newest: Iterable[Manifest]) -> set[str]:
     """Return the uids of the sinks with transactions in any of them."""
-    return {each.sink for manifest in newest for each in manifest.committables}
+    return {committable.sink for manifest in newest for committable in manifest.committables}
 
 
 def engine_of(
     sinks: Sinks,
     spark: SparkSession,
-    rows: Callable[[Shipment], DataFrame],
+    rows: Callable[[BroadcastPlans], DataFrame],
     functions: tuple[BatchFunction, ...] = (),
     dead_letters: Unread | None = None,
-    keyed: KeyedSteps = NO_STEPS,
+    keyed: PipelinePlan = NO_STEPS,
     timestamp_ms: int = 0,
     is_over: bool = False,
 ) -> DataFrameEngine:

@@ -85,7 +85,7 @@ class PipelineTable:
         read, functions = self.input.read, tuple(step.function for step in self.input.steps)
         if functions:
             columns = cluster.columns(columns_after(self.input), f"the columns of {what}")
-            columns = pa.schema([pa.field(each.name, each.type) for each in columns])
+            columns = pa.schema([pa.field(field.name, field.type) for field in columns])
             functions = (*functions, WithColumns(columns, f"the rows of {what}"))
         else:
             # Of Kafka's own columns only those that are asked for.
@@ -117,21 +117,21 @@ def lists_of(declared: Sequence[ListDeclaration], cluster: Cluster) -> tuple[Lis
     Raises:
         OptionError: one cannot be as declared.
     """
-    found = []
-    for each in declared:
-        what = f"list state {each.uid!r}"
+    steps = []
+    for declaration in declared:
+        what = f"list state {declaration.uid!r}"
         try:
-            codec = ListCodec(columns_of(cluster, each.columns, f"the columns of {what}"))
+            codec = ListCodec(columns_of(cluster, declaration.columns, f"the columns of {what}"))
         except OptionError as error:
             raise OptionError(f"{what}: {error}") from error
         try:
-            dumps(each.union)
+            dumps(declaration.union)
         except Exception as error:
             raise OptionError(
                 f"{what}: its union= cannot be sent to the tasks that call it: {error}"
             ) from error
-        found.append(ListStep(each.uid, codec, each.union))
-    return tuple(found)
+        steps.append(ListStep(declaration.uid, codec, declaration.union))
+    return tuple(steps)
 
 
 def tables_of(
@@ -154,25 +154,25 @@ def tables_of(
         OptionError: one cannot be as declared, or its uid is that of something else; or there is
             operator state where no task could have it.
     """
-    steps = [each.uid for each in stages.keyed]
-    refuse_lists(function for each in stages.keyed for function in each.functions)
+    steps = [stage.uid for stage in stages.keyed]
+    refuse_lists(function for stage in stages.keyed for function in stage.functions)
     if stages.frames is not None:
-        refuse_transform([*(each.input.uid for each in declared), *(each.uid for each in lists)])
-    for its in lists:
-        if its.uid in (*steps, *(each.input.uid for each in declared)):
+        refuse_transform([*(table.input.uid for table in declared), *(step.uid for step in lists)])
+    for list_step in lists:
+        if list_step.uid in (*steps, *(table.input.uid for table in declared)):
             raise OptionError(
-                f"list state {its.uid!r}: other state of the pipeline has that uid, and both would "
-                f"be one in the checkpoint: give it another one"
+                f"list state {list_step.uid!r}: other state of the pipeline has that uid, and both "
+                f"would be one in the checkpoint: give it another one"
             )
     taken: Mapping[str, str] = {
         **dict.fromkeys(steps, "a process step"),
         **dict.fromkeys(inputs, "an input"),
     }
-    for each in declared:
-        uid = each.input.uid
+    for table in declared:
+        uid = table.input.uid
         if uid in taken:
             raise OptionError(
                 f"broadcast table {uid!r}: {taken[uid]} of the pipeline has that uid, and both "
                 f"would be one in the checkpoint: give the table another one"
             )
-    return tuple(PipelineTable(each, cluster) for each in declared)
+    return tuple(PipelineTable(table, cluster) for table in declared)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tallystick.source.offsets import from_text, of_input
 from tallystick.state.catalog import StepState
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import EventTimesOfEpoch, InputState
 from tallystick.values import TopicPartition
 
@@ -34,8 +34,8 @@ class TimeProgress:
         self._newest: EventTimesOfEpoch | None = None
         self._moving: frozenset[TopicPartition] = frozenset()
         self._mute: frozenset[TopicPartition] = frozenset()
-        self._held: frozenset[TopicPartition] = frozenset()
-        self._told_s: float | None = None
+        self._waiting: frozenset[TopicPartition] = frozenset()
+        self._warned_s: float | None = None
 
     def planned(self, start: Iterable[str], stops: Iterable[str]) -> frozenset[TopicPartition]:
         """Take in what the next epoch reads; return the partitions that may bring event times.
@@ -44,7 +44,7 @@ class TimeProgress:
             start: the positions before, as a manifest has them.
             stops: those where it ends.
         """
-        known = {each.input: each.positions for each in map(from_text, start)}
+        known = {offsets.input: offsets.positions for offsets in map(from_text, start)}
         self._moving = frozenset(
             of_input(stop.input, at)
             for stop in map(from_text, stops)
@@ -54,26 +54,27 @@ class TimeProgress:
         return self._moving - self._mute
 
     def note(self, times: EventTimesOfEpoch) -> None:
-        """Take in what an epoch left; see `KeyedSteps.on_event_times`."""
+        """Take in what an epoch left; see `PipelinePlan.on_event_times`."""
         self._newest, self._mute = times, (self._mute | self._moving) - times.timed
 
     def ahead(
-        self, keyed: KeyedSteps, state: tuple[StepState, ...], source: InputState
+        self, keyed: PipelinePlan, state: tuple[StepState, ...], source: InputState
     ) -> frozenset[TopicPartition]:
         """Return the partitions that wait in the next epoch, and warn of them now and then."""
-        self._held = keyed.ahead(state, self._mute, source)
-        if not self._held:
-            self._told_s = None
-        elif self._told_s is None or time.monotonic() >= self._told_s + TELL_AGAIN_S:
-            self._told_s = time.monotonic()
+        self._waiting = keyed.ahead(state, self._mute, source)
+        if not self._waiting:
+            self._warned_s = None
+        elif self._warned_s is None or time.monotonic() >= self._warned_s + TELL_AGAIN_S:
+            self._warned_s = time.monotonic()
             logger.warning(
                 "pipeline %s: %s wait: their event times are more than max_drift (%d ms) ahead of "
                 "the slowest partition with unread records",
                 self._name,
-                ", ".join(_names(self._held)[:5]) + (" and others" if len(self._held) > 5 else ""),
+                ", ".join(_names(self._waiting)[:5])
+                + (" and others" if len(self._waiting) > 5 else ""),
                 keyed.max_drift_ms,
             )
-        return self._held
+        return self._waiting
 
     def describe(self) -> Mapping[str, Any] | None:
         """Return the newest epoch's event times for the progress, or None without event times."""
@@ -84,15 +85,15 @@ class TimeProgress:
             "waitedFor": newest.waited_for,
             "idle": newest.idle,
             "ended": newest.ended,
-            "held": self._held,
+            "held": self._waiting,
         }
         return {
             "watermark": newest.watermark_ms,
             "slowest": None if newest.slowest is None else str(newest.slowest),
-            "counts": {kind: len(found) for kind, found in kinds.items()},
-            **{kind: _names(found)[:NAMED_MAX] for kind, found in kinds.items()},
+            "counts": {kind: len(partitions) for kind, partitions in kinds.items()},
+            **{kind: _names(partitions)[:NAMED_MAX] for kind, partitions in kinds.items()},
         }
 
 
 def _names(partitions: Iterable[TopicPartition]) -> list[str]:
-    return [str(each) for each in sorted(partitions)]
+    return [str(partition) for partition in sorted(partitions)]

@@ -62,14 +62,14 @@ def find_topics(
     Raises:
         AuthorizationError: a named or known topic may not be described.
     """
-    found = describe_topics(broker.client, subscription.named)
+    existing = describe_topics(broker.client, subscription.named)
     if subscription.named is None:
-        lacking = {t for t in known if t not in found and subscription.partitions(t, 1)}
-        found = {**found, **(describe_topics(broker.client, lacking) if lacking else {})}
-    covered = {t: f for t, f in found.items() if subscription.partitions(t, f.partition_count)}
+        lacking = {t for t in known if t not in existing and subscription.partitions(t, 1)}
+        existing = {**existing, **(describe_topics(broker.client, lacking) if lacking else {})}
+    covered = {t: f for t, f in existing.items() if subscription.partitions(t, f.partition_count)}
     if isinstance(subscription, TopicPattern) and subscription.pattern not in _warned:
         _warned.add(subscription.pattern)
-        _warn_of_near_misses(subscription.pattern, found, covered)
+        _warn_of_near_misses(subscription.pattern, existing, covered)
     return covered
 
 
@@ -77,9 +77,11 @@ _warned: set[str] = set()
 """Patterns of topics of which this process has warned; each gets a single warning."""
 
 
-def _warn_of_near_misses(pattern: str, found: Collection[str], covered: Collection[str]) -> None:
+def _warn_of_near_misses(pattern: str, existing: Collection[str], covered: Collection[str]) -> None:
     """Warn of topics that only contain the pattern: Spark's connector would read them."""
-    within = sorted(topic for topic in found if re.search(pattern, topic) and topic not in covered)
+    within = sorted(
+        topic for topic in existing if re.search(pattern, topic) and topic not in covered
+    )
     if within:
         logger.warning(
             "subscribePattern=%r is matched against whole names; it occurs within %s, which are "
@@ -88,22 +90,22 @@ def _warn_of_near_misses(pattern: str, found: Collection[str], covered: Collecti
             ", ".join(within[:5]) + (" and others" if len(within) > 5 else ""),
         )
     elif not covered:
-        logger.warning("subscribePattern=%r matches none of %d topics", pattern, len(found))
+        logger.warning("subscribePattern=%r matches none of %d topics", pattern, len(existing))
 
 
 def partitions_of(
-    subscription: Subscription, found: Mapping[str, FoundTopic]
+    subscription: Subscription, existing: Mapping[str, FoundTopic]
 ) -> list[TopicPartition]:
     """Return the partitions of found topics that a subscription covers, sorted."""
     return sorted(
         TopicPartition(topic, index)
-        for topic, facts in found.items()
+        for topic, facts in existing.items()
         for index in subscription.partitions(topic, facts.partition_count)
     )
 
 
 def check_named(
-    broker: KafkaBroker, subscription: Subscription, found: Mapping[str, FoundTopic]
+    broker: KafkaBroker, subscription: Subscription, existing: Mapping[str, FoundTopic]
 ) -> None:
     """Check that all named topics and partitions exist.
 
@@ -111,13 +113,13 @@ def check_named(
         OptionError: a named topic or partition does not exist.
     """
     for topic in subscription.named or ():
-        if topic not in found and not isinstance(subscription, Assignment):
+        if topic not in existing and not isinstance(subscription, Assignment):
             raise OptionError(
                 f"topic {topic!r} does not exist at {broker.client.config.bootstrap_servers}: "
                 f"create it, or correct the name. Tallystick never creates topics by itself."
             )
     if isinstance(subscription, Assignment):
-        counts = {t: f.partition_count for t, f in found.items()}
+        counts = {t: f.partition_count for t, f in existing.items()}
         for partition in subscription.assigned:
             count = counts.get(partition.topic, 0)
             if partition.partition >= count:
@@ -162,12 +164,12 @@ def resolve(
         case AtTime(default_ms, named, fallback):
             _check_strangers(named, partitions, option)
             times = {p: named.get(p, default_ms) for p in partitions}
-            asked = {p: time for p, time in times.items() if time is not None}
-            known = _at_times(broker, asked)
+            timed = {p: time for p, time in times.items() if time is not None}
+            known = _at_times(broker, timed)
             if fallback == LATEST:
-                known |= _at_end(broker, {p: t for p, t in asked.items() if p not in known}, option)
+                known |= _at_end(broker, {p: t for p, t in timed.items() if p not in known}, option)
             problem = "no record as late as its time"
-            if option == STARTING and (untimed := [p for p in times if p not in asked]):
+            if option == STARTING and (untimed := [p for p in times if p not in timed]):
                 missing_time = "no time is given, and its records would be passed over unread"
                 raise OptionError(f"{option}: {_some(untimed)}: {missing_time}. Name a time")
         case AtCommitted(group, fallback):
@@ -229,15 +231,15 @@ def ending_positions(
 
 
 def _at_times(
-    broker: KafkaBroker, asked: Mapping[TopicPartition, int]
+    broker: KafkaBroker, times: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     """Return the first record at or after the time of each partition that has one."""
-    found = offsets_for_times(broker.client, asked)
-    return {partition: offset for partition, offset in found.items() if offset is not None}
+    offsets = offsets_for_times(broker.client, times)
+    return {partition: offset for partition, offset in offsets.items() if offset is not None}
 
 
 def _at_end(
-    broker: KafkaBroker, asked: Mapping[TopicPartition, int], option: str
+    broker: KafkaBroker, times: Mapping[TopicPartition, int], option: str
 ) -> dict[TopicPartition, int]:
     """Return the ends of partitions that have no record so late, and say so in the log.
 
@@ -245,10 +247,10 @@ def _at_end(
     between is as late as that, and would be passed over. Source: Flink's
     `TimestampOffsetsInitializer`.
     """
-    if not asked:
+    if not times:
         return {}
-    ends = list_offsets(broker.client, asked, LATEST)
-    ends |= (meanwhile := _at_times(broker, asked))
+    ends = list_offsets(broker.client, times, LATEST)
+    ends |= (meanwhile := _at_times(broker, times))
     late = {partition: end for partition, end in ends.items() if partition not in meanwhile}
     if late and option == STARTING:
         logger.warning(
@@ -262,12 +264,12 @@ def _at_end(
 
 
 def _at_markers(
-    broker: KafkaBroker, asked: Mapping[TopicPartition, int]
+    broker: KafkaBroker, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    resolved = {p: offset for p, offset in asked.items() if offset >= 0}
-    for marker in {offset for offset in asked.values() if offset < 0}:
+    resolved = {p: offset for p, offset in offsets.items() if offset >= 0}
+    for marker in {offset for offset in offsets.values() if offset < 0}:
         resolved |= list_offsets(
-            broker.client, [p for p, o in asked.items() if o == marker], marker
+            broker.client, [p for p, o in offsets.items() if o == marker], marker
         )
     return resolved
 
@@ -368,5 +370,5 @@ def _key_schema(options: SourceOptions) -> pa.Schema:
 
 
 def _prefixed(options: SourceOptions) -> pa.Schema:
-    fields = [each.with_name(options.key_prefix + each.name) for each in _key_schema(options)]
+    fields = [field.with_name(options.key_prefix + field.name) for field in _key_schema(options)]
     return pa.schema(fields)

@@ -57,7 +57,7 @@ class OutputTopology:
     def deciding(self) -> tuple[tuple[str, Sink], ...]:
         """The sinks that write into the deciding transaction, by uid."""
         first = () if self.sink is None else ((self.uid, self.sink),)
-        return (*first, *((each.uid, each.sink) for each in self.sharing))
+        return (*first, *((sharing.uid, sharing.sink) for sharing in self.sharing))
 
     @property
     def by_uid(self) -> tuple[tuple[str, Sink], ...]:
@@ -70,14 +70,18 @@ class OutputTopology:
         if self.decider is None:
             return ()
         first = (self.decider, self.selection(self.uid))
-        return (first, *((each.output, self.selection(each.uid)) for each in self.sharing))
+        return (first, *((sharing.output, self.selection(sharing.uid)) for sharing in self.sharing))
 
     @property
     def functions(self) -> tuple[tuple[str, Callable[..., object]], ...]:
         """The user's functions on the way to sinks, each with a name for errors."""
         of_all = self.selections.values()
-        predicates = [("when(): the predicate", each.when) for each in of_all if each.when]
-        mapping = [("mapped(): the function", one) for each in of_all for one in each.functions]
+        predicates = [
+            ("when(): the predicate", selection.when) for selection in of_all if selection.when
+        ]
+        mapping = [
+            ("mapped(): the function", one) for selection in of_all for one in selection.functions
+        ]
         return (*predicates, *mapping)
 
     def selection(self, uid: str) -> Selection:
@@ -92,9 +96,9 @@ class OutputTopology:
         """
         outputs = (getattr(sink, "output", None) for _, sink in self.others)
         return tuple(
-            each
-            for each in outputs
-            if isinstance(each, KafkaOutput) and each.config.bootstrap_servers == servers
+            output
+            for output in outputs
+            if isinstance(output, KafkaOutput) and output.config.bootstrap_servers == servers
         )
 
     def check_dead_letters(self, value_mode: str) -> None:

@@ -114,7 +114,7 @@ class Driver:
         self._folder = CheckpointFolder(storage)
         self._clock = clock
         self._listener = listener
-        self._asked_for, self._may_skip, self._has_spark_log = 0, False, True
+        self._requested_epoch, self._may_skip, self._has_spark_log = 0, False, True
         self.collection = Collection(self._folder, collect_every, deletes_at_a_time)
         self._seen_through = ""  # the manifest of the newest epoch that came to its end
         self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
@@ -154,7 +154,7 @@ class Driver:
         Raises:
             TallystickError: as `run_epoch`.
         """
-        self._asked_for, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
+        self._requested_epoch, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
         return self._follow(EpochWanted(), source) is not None
 
     def recover_newest(self) -> int | None:
@@ -166,7 +166,7 @@ class Driver:
         Raises:
             TallystickError: as `run_epoch`.
         """
-        self._asked_for, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
+        self._requested_epoch, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
         ended = self._follow(RecoveryWanted(), None)
         self.end()
         return ended.checkpoint_id if isinstance(ended, RunEpoch) else None
@@ -205,7 +205,7 @@ class Driver:
                 logger.warning(
                     "epoch %d: Kafka holds %s, which is not what the tasks reported: another "
                     "attempt wrote too. The epoch is aborted and runs again",
-                    self._asked_for,
+                    self._requested_epoch,
                     dict(event.last_sequences or {}),
                 )
             match action:
@@ -240,7 +240,9 @@ class Driver:
                 except Exception as failure:  # the caller has to see that it was replaced
                     logger.warning("what its tasks prepared is the newer run's: %s", failure)
             case SecondCallError():
-                path = micro_batches.partial_path(self.coordinator.manifest_path(self._asked_for))
+                path = micro_batches.partial_path(
+                    self.coordinator.manifest_path(self._requested_epoch)
+                )
                 self._folder.note(path, str(error))
 
     def _prove_owner(self) -> None:
@@ -259,7 +261,7 @@ class Driver:
         """Return the error for a missing or damaged file of state, with the epoch to go back to."""
         files = Integrity(self._folder.storage, known_bad=message)
         try:
-            epoch = files.newest_whole(self._asked_for - 1)
+            epoch = files.newest_whole(self._requested_epoch - 1)
         except StorageError:
             return StateFileError(message)
         remedy = (
@@ -313,7 +315,7 @@ class Driver:
         match action:
             case PlanEpoch(checkpoint_id, start, state):
                 assert isinstance(by, EpochSource), "who wants the next epoch plans it"
-                self._asked_for = checkpoint_id
+                self._requested_epoch = checkpoint_id
                 planned = by.plan(checkpoint_id, start, state)
                 return EpochPlanned(planned.sources, planned.start, planned.looks_through)
             case RunEpoch(checkpoint_id, producer, state, start, sources):
@@ -349,10 +351,10 @@ class Driver:
         """
         if self._participants is None:
             return producer
-        found = to_abort(self._participants.lingering(), decided)
-        if found:
+        lingering = to_abort(self._participants.lingering(), decided)
+        if lingering:
             producer = self._decider.fence(producer)
-            self._participants.abort(found)
+            self._participants.abort(lingering)
         return producer
 
     def _clear_up(self, epoch: int) -> None:
@@ -382,7 +384,7 @@ class Driver:
         return replace(
             committed,
             logged=self._logged(manifest),
-            begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
+            begun=micro_batches.traces_between(listed, epoch + 1, self._requested_epoch),
             is_partial=micro_batches.partial_path(token.manifest_path) in listed,
             has_failed=bool(micro_batches.failures(listed, epoch)),
             is_set_back=micro_batches.newest_settled(listed) > epoch,
@@ -392,7 +394,7 @@ class Driver:
     def _names(self) -> list[str]:
         """Return all manifests and notes; the notes about the epoch asked for are kept."""
         names = self._folder.files()
-        self._failures = micro_batches.failures(names, self._asked_for)
+        self._failures = micro_batches.failures(names, self._requested_epoch)
         return names
 
     def _base_of(self, path: str) -> str:
@@ -409,8 +411,8 @@ class Driver:
         paths = manifests(listed)
         known = [path for path in paths if not micro_batches.doubts(listed, path, self._base_of)]
         epoch = self._base_epoch(known)
-        found = self._folder.manifests(path for path in known if epoch_of(path) == epoch)
-        bases = [Base(path, manifest) for path, manifest in found.items()]
+        by_path = self._folder.manifests(path for path in known if epoch_of(path) == epoch)
+        bases = [Base(path, manifest) for path, manifest in by_path.items()]
         return CommittedEpoch(
             token=None,
             manifest=None,
@@ -418,13 +420,15 @@ class Driver:
             is_seeded=any(is_seed(path) for path in paths),
             bases=tuple(bases),
             has_state=not paths and bool(Integrity(self._folder.storage).paths()),
-            begun=micro_batches.traces_between(listed, epoch + 1, self._asked_for),
+            begun=micro_batches.traces_between(listed, epoch + 1, self._requested_epoch),
             is_settled=all(micro_batches.settled_path(base.path) in listed for base in bases),
         )
 
     def _base_epoch(self, paths: list[str]) -> int:
         """Return the epoch before; or the newest before that, if a user's function left it out."""
-        epoch = self._asked_for - 1
+        epoch = self._requested_epoch - 1
         if not self._may_skip:
             return epoch
-        return max((each for each in map(epoch_of, paths) if each <= epoch), default=-1)
+        return max(
+            (candidate for candidate in map(epoch_of, paths) if candidate <= epoch), default=-1
+        )

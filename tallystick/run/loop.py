@@ -83,16 +83,16 @@ def interval_ms(text: str) -> int:
     Raises:
         OptionError: it is none.
     """
-    left, total = text.removeprefix("interval "), 0.0
-    while left:
-        part = _PARTS.match(left)
+    remaining, total = text.removeprefix("interval "), 0.0
+    while remaining:
+        part = _PARTS.match(remaining)
         name = "" if part is None else part[2].lower()
         unit = _UNITS_MS.get(name) or _UNITS_MS.get(name.removesuffix("s"))
         if part is None or unit is None:
             total = -1
             break
         total += float(part[1]) * unit
-        left = left[part.end() :]
+        remaining = remaining[part.end() :]
     if total < 0 or not text.strip():
         raise OptionError(
             f"processingTime={text!r} is no interval: expected a number and a unit, such as "

@@ -73,12 +73,12 @@ class PartTimes:
             took_s: the whole of it.
         """
         spent_s = {**self._spent_s, CLEAN_UP: max(0.0, took_s - sum(self._spent_s.values()))}
-        found = {name: round(1000 * spent_s[name]) for name in PARTS if name in spent_s}
-        return {WHOLE: round(1000 * took_s), **found}
+        by_part = {name: round(1000 * spent_s[name]) for name in PARTS if name in spent_s}
+        return {WHOLE: round(1000 * took_s), **by_part}
 
     def count(self, name: str) -> int:
         """Return what the tasks of the newest epoch counted under a name, all together."""
-        return sum(each.counts.get(name, 0) for each in self._tasks)
+        return sum(task.counts.get(name, 0) for task in self._tasks)
 
     def tasks(self, uids: Sequence[str]) -> list[dict[str, Any]]:
         """Return the tasks of the newest epoch: of each step, how many, and the busiest one.
@@ -90,18 +90,22 @@ class PartTimes:
             uids: of the keyed steps.
         """
         names = ("read", *uids, "write")
-        found = []
+        steps = []
         for stage, name in enumerate(names):
-            its = [each for each in self._tasks if each.stage == stage]
-            if its:
-                busiest = max(its, key=lambda each: each.busy_ms)
-                its_own = {"step": name, "tasks": len(its), "busiestMs": busiest.ms}
+            step_tasks = [task for task in self._tasks if task.stage == stage]
+            if step_tasks:
+                busiest = max(step_tasks, key=lambda task: task.busy_ms)
+                fields = {"step": name, "tasks": len(step_tasks), "busiestMs": busiest.ms}
                 if name in uids:
                     for counted in (REUSED_COPIES, REBUILT_COPIES, LIVE_ENTRIES):
-                        if counted != LIVE_ENTRIES or all(counted in each.counts for each in its):
-                            its_own[counted] = sum(each.counts.get(counted, 0) for each in its)
-                found.append(its_own)
-        return found
+                        if counted != LIVE_ENTRIES or all(
+                            counted in task.counts for task in step_tasks
+                        ):
+                            fields[counted] = sum(
+                                task.counts.get(counted, 0) for task in step_tasks
+                            )
+                steps.append(fields)
+        return steps
 
 
 def profile_text(name: str, recent: Sequence[Mapping[str, Any]]) -> str:
@@ -114,16 +118,16 @@ def profile_text(name: str, recent: Sequence[Mapping[str, Any]]) -> str:
     if not recent:
         return f"pipeline {name}: no epoch has ended yet"
     first, last = recent[0]["batchId"], recent[-1]["batchId"]
-    executions = "/".join(sorted({str(each["execution"]) for each in recent}))
-    durations = [each["durationMs"] for each in recent]
-    total = sum(each[WHOLE] for each in durations)
+    executions = "/".join(sorted({str(progress["execution"]) for progress in recent}))
+    durations = [progress["durationMs"] for progress in recent]
+    total = sum(duration[WHOLE] for duration in durations)
     lines = [
         f"pipeline {name}, epochs {first} to {last}, {executions}",
         f"{'ms per epoch':{_WIDTH}}{'p50':>9}{'p90':>9}{'share':>8}",
-        _line("the whole epoch", [each[WHOLE] for each in durations], total),
+        _line("the whole epoch", [duration[WHOLE] for duration in durations], total),
     ]
     for part in PARTS:
-        spent = [each.get(part, 0) for each in durations]
+        spent = [duration.get(part, 0) for duration in durations]
         if any(spent) or part == TASKS:
             lines.append(_line(f"  {part}", spent, total))
         if part == TASKS:
@@ -133,13 +137,15 @@ def profile_text(name: str, recent: Sequence[Mapping[str, Any]]) -> str:
 
 def _steps(recent: Sequence[Mapping[str, Any]], total: float) -> Iterable[str]:
     """Return the busiest task of each step, as the newest epochs had them."""
-    names = dict.fromkeys(step["step"] for each in recent for step in each["tasks"])
+    names = dict.fromkeys(step["step"] for progress in recent for step in progress["tasks"])
     for name in names:
-        its = [step for each in recent for step in each["tasks"] if step["step"] == name]
-        most = max(step["tasks"] for step in its)
+        entries = [
+            step for progress in recent for step in progress["tasks"] if step["step"] == name
+        ]
+        most = max(step["tasks"] for step in entries)
         yield f"    {name}: {most} task{'s' if most > 1 else ''}, the busiest one"
         for part in TASK_PARTS:
-            spent = [step["busiestMs"].get(part, 0.0) for step in its]
+            spent = [step["busiestMs"].get(part, 0.0) for step in entries]
             if any(spent):
                 yield _line(f"      {part}", spent, total)
 

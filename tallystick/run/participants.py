@@ -142,7 +142,7 @@ ABORTED: Literal["aborted"] = "aborted"
 Result = Answer | Literal["aborted"]
 """The outcome of one try to commit or abort; an exception: it is open, and tried again."""
 Note = Callable[[Committable, Result], None]
-Found = Callable[[tuple[Committable, ...]], None]
+OnLingering = Callable[[tuple[Committable, ...]], None]
 
 
 def _now_ms() -> int:
@@ -157,7 +157,7 @@ class OpenSinks:
         owners: of the transactions of each sink.
         now_ms: the wall clock.
         note: called with the result of each commit and abort, from any thread.
-        found: called with all lingering transactions, at each look for them.
+        on_lingering: called with all lingering transactions, at each look for them.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class OpenSinks:
         owners: Mapping[str, Owner],
         now_ms: Callable[[], int] = _now_ms,
         note: Note = lambda *_: None,
-        found: Found = lambda _: None,
+        on_lingering: OnLingering = lambda _: None,
     ) -> None:
         assert sinks.keys() == owners.keys(), "each sink has its owner"
         self._sinks = sinks
         self._owners = owners
         self._now_ms = now_ms
         self._note = note
-        self._found = found
+        self._on_lingering = on_lingering
         self._turns = _Turns()  # of the commits, or aborts, under way
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
@@ -182,49 +182,56 @@ class OpenSinks:
         Raises:
             OptionError: a sink is no longer in the pipeline; the others are committed.
         """
-        in_order = sorted(committables, key=lambda each: (each.checkpoint_id, each))
+        in_order = sorted(
+            committables, key=lambda committable: (committable.checkpoint_id, committable)
+        )
         self._turns = _Turns()
         settled = commit_all(in_order, self._commit_one, self._beside)
         if settled.error is not None:
             raise settled.error
-        return tuple(Lost(each, self._sinks[each.sink].describe(each)) for each in settled.lost)
+        return tuple(
+            Lost(committable, self._sinks[committable.sink].describe(committable))
+            for committable in settled.lost
+        )
 
     def check_prepared(self, committables: tuple[Committable, ...]) -> None:
         """See `ports.Participants.check_prepared`."""
-        for each in committables:
-            sink = self._sinks[each.sink]
+        for committable in committables:
+            sink = self._sinks[committable.sink]
             if isinstance(sink, KnowsPrepared):
-                sink.check_prepared(each)
+                sink.check_prepared(committable)
 
     def lingering(self) -> tuple[Committable, ...]:
         """See `ports.Participants.lingering`."""
-        found = tuple(
-            each for uid, sink in self._sinks.items() for each in sink.lingering(self._owners[uid])
+        lingering = tuple(
+            committable
+            for uid, sink in self._sinks.items()
+            for committable in sink.lingering(self._owners[uid])
         )
-        self._found(found)
-        return found
+        self._on_lingering(lingering)
+        return lingering
 
     def abort(self, committables: tuple[Committable, ...]) -> None:
         """See `ports.Participants.abort`."""
         self._turns = _Turns()
         first: Exception | None = None
-        for each in committables:
+        for committable in committables:
             try:
-                self._abort_one(each)
+                self._abort_one(committable)
             except Exception as error:
-                self._note(each, error)
+                self._note(committable, error)
                 first = first or error
             else:
-                self._note(each, ABORTED)
+                self._note(committable, ABORTED)
         if first is not None:
             raise first
 
     def check_newest(self, settled: tuple[Committable, ...]) -> None:
         """See `ports.Participants.check_newest`; of sinks that are still in the pipeline."""
-        for each in settled:
-            sink: object = self._sinks.get(each.sink)
+        for committable in settled:
+            sink: object = self._sinks.get(committable.sink)
             if isinstance(sink, KnowsNewest):
-                sink.check_newest(each)
+                sink.check_newest(committable)
 
     def close(self) -> None:
         """Close every sink's connections, and raise the first error only after the last sink."""
@@ -243,7 +250,7 @@ class OpenSinks:
         """Run attempts epoch after epoch; within an epoch, beside each other if the sinks allow."""
         return [
             answer
-            for _, epoch in groupby(committables, lambda each: each.checkpoint_id)
+            for _, epoch in groupby(committables, lambda committable: committable.checkpoint_id)
             for answer in self._beside_in_epoch(attempt, tuple(epoch))
         ]
 
@@ -254,24 +261,27 @@ class OpenSinks:
             return [attempt(committables[0])]
         pools: dict[str, ThreadPoolExecutor] = {}
         by_sink = defaultdict[str, list[Committable]](list)
-        for each in committables:
-            by_sink[each.sink].append(each)
+        for committable in committables:
+            by_sink[committable.sink].append(committable)
         under_way: dict[Committable, Future[Answer]] = {}
         answers: dict[Committable, Answer] = {}
         try:
-            for uid, its in by_sink.items():
+            for uid, of_sink in by_sink.items():
                 sink: object = self._sinks.get(uid)
                 if isinstance(sink, CommitsBeside):
-                    pools[uid] = ThreadPoolExecutor(min(len(its), sink.commits_at_once))
-                    under_way |= {each: pools[uid].submit(attempt, each) for each in its}
-            for each in committables:
-                if each not in under_way:
-                    answers[each] = attempt(each)
-            answers |= {each: future.result() for each, future in under_way.items()}
+                    pools[uid] = ThreadPoolExecutor(min(len(of_sink), sink.commits_at_once))
+                    under_way |= {
+                        committable: pools[uid].submit(attempt, committable)
+                        for committable in of_sink
+                    }
+            for committable in committables:
+                if committable not in under_way:
+                    answers[committable] = attempt(committable)
+            answers |= {committable: future.result() for committable, future in under_way.items()}
         finally:
             for pool in pools.values():
                 pool.shutdown(cancel_futures=True)
-        return [answers[each] for each in committables]
+        return [answers[committable] for committable in committables]
 
     def _commit_one(self, committable: Committable) -> Outcome:
         try:

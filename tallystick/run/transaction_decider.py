@@ -62,10 +62,10 @@ class TransactionDecider:
     def last_decision(self) -> Token | None:
         """See `ports.Decider.last_decision`."""
         place = self._target.token_partition
-        found = self._broker.group_offsets(self._target.token_group, place)
-        token = newest_token(found, place, self._lineage)
-        self._earlier_places = frozenset(found) - {place}
-        self._takeover_count = takeover_count(found, self._lineage)
+        tokens = self._broker.group_offsets(self._target.token_group, place)
+        token = newest_token(tokens, place, self._lineage)
+        self._earlier_places = frozenset(tokens) - {place}
+        self._takeover_count = takeover_count(tokens, self._lineage)
         return token
 
     def stage(self, producer: Producer, token: Token, positions: Sequence[SourceOffsets]) -> None:
@@ -74,10 +74,10 @@ class TransactionDecider:
         Positions on other clusters are left out: no transaction spans two.
         """
         group = self._target.token_group
-        held = encode_token(replace(token, takeover_count=self._takeover_count))
-        self._broker.stage_offsets(producer, group, {self._target.token_partition: held})
+        text = encode_token(replace(token, takeover_count=self._takeover_count))
+        self._broker.stage_offsets(producer, group, {self._target.token_partition: text})
         try:
-            earlier = dict.fromkeys(self._earlier_places, held)
+            earlier = dict.fromkeys(self._earlier_places, text)
             self._broker.stage_offsets(producer, group, earlier, best_effort=True)
         except AuthorizationError as error:
             logger.warning("the token is not kept under earlier topics of the sink: %s", error)

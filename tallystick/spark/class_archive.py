@@ -60,8 +60,8 @@ def make(java_home: Path, run: Callable[[str], None]) -> Path | None:
                 size = recorded.stat().st_size
                 archive = folder / f"spark-classes-{fingerprint(java_home)}-{size}.jsa"
                 os.replace(recorded, archive)
-        others = [each for each in folder.glob("spark-classes-*.jsa") if each != archive]
-        for old in sorted(others, key=lambda each: each.stat().st_mtime)[: 1 - KEPT_COUNT]:
+        others = [path for path in folder.glob("spark-classes-*.jsa") if path != archive]
+        for old in sorted(others, key=lambda path: path.stat().st_mtime)[: 1 - KEPT_COUNT]:
             old.unlink()
     return archive
 
@@ -83,5 +83,5 @@ def fingerprint(java_home: Path) -> str:
     """Return a digest of a Java and the installed Spark, for the archive's file name."""
     spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     files = [java_home / "lib" / "modules", *sorted((spark / "jars").glob("*.jar"))]
-    facts = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return sha256(repr(facts).encode()).hexdigest()[:12]

@@ -121,10 +121,10 @@ class Cluster:
             OptionError: the DDL cannot be read, or Arrow has no such type.
         """
         try:
-            found = ddl.columns(text, name, timestamp=self._timestamp)
+            columns = ddl.columns(text, name, timestamp=self._timestamp)
         except ddl.DdlError as error:
-            found = ddl.as_columns(self._by_spark(text, error))
-        return arrow_schema(found, name)
+            columns = ddl.as_columns(self._by_spark(text, error))
+        return arrow_schema(columns, name)
 
     def close(self) -> None:
         """End the context of the finished pipeline, if it is ours and not in use."""
@@ -172,13 +172,13 @@ class Execution(NamedTuple):
 
 
 def execution_of(
-    pipeline: str, asked: str | None, conf: Mapping[str, str], *, has_transform: bool
+    pipeline: str, wanted: str | None, conf: Mapping[str, str], *, has_transform: bool
 ) -> Execution:
     """Choose between resident tasks and Spark jobs.
 
     Args:
         pipeline: the name.
-        asked: "resident" or "jobs", as the user wants it; None: resident where possible.
+        wanted: "resident" or "jobs", as the user wants it; None: resident where possible.
         conf: the settings of Spark.
         has_transform: the pipeline has steps that Spark plans.
 
@@ -186,12 +186,12 @@ def execution_of(
         OptionError: the user wants resident tasks, which are not possible here.
     """
     why = "Spark plans the transform steps for each epoch" if has_transform else obstacle(conf)
-    if asked == RESIDENT and why:
+    if wanted == RESIDENT and why:
         raise OptionError(
             f"pipeline {pipeline!r}: execution='resident' does not work here, as {why}. Leave "
             f"execution out, or set execution='jobs'"
         )
-    if asked == JOBS or why:
+    if wanted == JOBS or why:
         return Execution(JOBS, why or "execution='jobs'")
     return Execution(RESIDENT, "")
 

@@ -180,7 +180,7 @@ def new_context(
         conf.set(f"spark.executorEnv.{early_daemon.ADDRESS}", daemon.address)
     is_new = is_light and SparkContext._gateway is None
     # A JVM that fetches packages first may take any time.
-    gateway = launched(conf) if is_new and "packages" not in _asked_for() else None
+    gateway = launched(conf) if is_new and "packages" not in _spark_options() else None
     return SparkContext(conf=conf, gateway=gateway)
 
 
@@ -188,18 +188,18 @@ def is_local() -> bool:
     """True if no other master is named, as far as it shows without a JVM."""
     if _GATEWAY in os.environ:
         return False  # spark-submit has started the JVM already
-    asked = _asked_for()
-    named = re.findall(r"(?:--master|spark\.master)[\s=]+(\S+)", asked)
+    options = _spark_options()
+    named = re.findall(r"(?:--master|spark\.master)[\s=]+(\S+)", options)
     named += [os.environ["MASTER"]] if os.environ.get("MASTER") else []
     return all(map(is_in_one_jvm, named))
 
 
-def _asked_for() -> str:
+def _spark_options() -> str:
     """Return the options of Spark's own, as they are written outside of the program."""
-    asked = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    options = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "."), "conf")
     defaults = Path(folder, "spark-defaults.conf")
-    return f"{asked}\n{defaults.read_text()}" if defaults.is_file() else asked
+    return f"{options}\n{defaults.read_text()}" if defaults.is_file() else options
 
 
 def end(context: SparkContext) -> None:
@@ -217,7 +217,7 @@ class OwnContext:
     def __init__(self) -> None:
         self._lock = Lock()
         self._users = 0
-        self._made: Future[SparkContext] | None = None
+        self._context: Future[SparkContext] | None = None
         self._daemon: EarlyDaemon | None = None
 
     @property
@@ -229,21 +229,21 @@ class OwnContext:
         """Take the context for one more pipeline; a thread makes a missing context."""
         with self._lock:
             self._users += 1
-            if self._made is None or _is_over(self._made):
+            if self._context is None or _is_over(self._context):
                 self._end_daemon()
                 is_light = is_light and is_local()
                 self._daemon = _early_daemon() if is_light else None
-                self._made = _in_thread(name, is_light, self._daemon)
-            return self._made
+                self._context = _in_thread(name, is_light, self._daemon)
+            return self._context
 
     def give_back(self) -> None:
         """Release the context of a pipeline; the last pipeline to do so ends the context."""
         with self._lock:
             self._users -= 1
-            if self._users == 0 and self._made is not None:
-                made, self._made = self._made, None
-                if made.exception() is None:  # waits for it, so that the next one may begin
-                    end(made.result())
+            if self._users == 0 and self._context is not None:
+                future, self._context = self._context, None
+                if future.exception() is None:  # waits for it, so that the next one may begin
+                    end(future.result())
                 self._end_daemon()
 
     def _end_daemon(self) -> None:
@@ -263,20 +263,20 @@ def _early_daemon() -> EarlyDaemon | None:
 
 
 def _in_thread(name: str, is_light: bool, daemon: EarlyDaemon | None) -> "Future[SparkContext]":
-    made: Future[SparkContext] = Future()
+    future: Future[SparkContext] = Future()
 
     def make() -> None:
         try:
-            made.set_result(new_context(name, is_light=is_light, daemon=daemon))
+            future.set_result(new_context(name, is_light=is_light, daemon=daemon))
         except BaseException as error:
-            made.set_exception(error)
+            future.set_exception(error)
 
     Thread(target=make, name="tallystick SparkContext", daemon=True).start()
-    return made
+    return future
 
 
-def _is_over(made: "Future[SparkContext]") -> bool:
+def _is_over(future: "Future[SparkContext]") -> bool:
     """True if it could not be made, or was stopped by other code."""
-    if not made.done():
+    if not future.done():
         return False
-    return made.exception() is not None or made.result()._jsc is None
+    return future.exception() is not None or future.result()._jsc is None

@@ -103,14 +103,14 @@ def _wait_for_the_jvm(address: str, driver: int) -> None:
         importlib.import_module(package)
     _load_kernels(listener)
     listener.settimeout(POLL_S)
-    asked = None
-    while asked is None and os.getppid() == driver:
+    connection = None
+    while connection is None and os.getppid() == driver:
         with contextlib.suppress(TimeoutError):
-            asked, _ = listener.accept()
+            connection, _ = listener.accept()
     listener.close()
     _remove(address)
-    if asked is not None and _take_place(asked):
-        _serve()  # `asked` closes when this process ends
+    if connection is not None and _take_place(connection):
+        _serve()  # `connection` closes when this process ends
 
 
 def _load_kernels(listener: socket.socket) -> None:
@@ -130,14 +130,14 @@ def _load_kernels(listener: socket.socket) -> None:
         importlib.import_module(module).warm_up()
 
 
-def _take_place(asked: socket.socket) -> bool:
+def _take_place(connection: socket.socket) -> bool:
     """Take the place of the stand-in that asks: its files, environment, folder and arguments.
 
     Returns:
         False if the stand-in runs another version of Python.
     """
-    _, files, _, _ = socket.recv_fds(asked, 1, 3)
-    with asked.makefile("rb") as message:
+    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    with connection.makefile("rb") as message:
         place = json.load(message)
     if place["version"] != sys.version:
         return False
@@ -149,7 +149,7 @@ def _take_place(asked: socket.socket) -> bool:
     os.environ.update(place["environment"], **kernels)
     os.chdir(place["folder"])
     sys.path[:], sys.argv[:] = place["path"], place["arguments"]
-    asked.sendall(TAKEN)
+    connection.sendall(TAKEN)
     return True
 
 

@@ -30,9 +30,9 @@ from tallystick.errors import OptionError
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import EpochResult
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
-from tallystick.spark.tasks import Parcel, Shipment, TaskRunner, Unread
+from tallystick.spark.tasks import BroadcastPlans, Parcel, TaskRunner, Unread
 from tallystick.state.catalog import StepState
-from tallystick.tasks.epoch_plan import NO_STEPS, KeyedEpoch, KeyedSteps
+from tallystick.tasks.epoch_plan import NO_STEPS, EpochPlan, PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.exchange import FRAME_DDL, Frame
 from tallystick.tasks.keyed import ProcessPlan
@@ -56,7 +56,7 @@ class SplitsEngine:
     unread: Unread
     last: MakeLast
     write: MakeWritePlan
-    keyed: KeyedSteps = NO_STEPS
+    keyed: PipelinePlan = NO_STEPS
     timestamp_ms: int = 0
     source: InputState | None = None
 
@@ -105,11 +105,11 @@ class DataFrameEngine:
     """
 
     spark: SparkSession
-    rows: Callable[[Shipment], DataFrame]
+    rows: Callable[[BroadcastPlans], DataFrame]
     last: MakeLast
     write: MakeWritePlan
     dead_letters: Unread | None = None
-    keyed: KeyedSteps = NO_STEPS
+    keyed: PipelinePlan = NO_STEPS
     timestamp_ms: int = 0
     is_over: bool = False
 
@@ -122,10 +122,10 @@ class DataFrameEngine:
             checkpoint_id, self.timestamp_ms, _token(), state, last, is_over=self.is_over
         )
         write = replace(self.write(producer), stage=epoch.stage)
-        with Shipment(self.spark.sparkContext) as shipment:
-            rows = self.rows(shipment)
+        with BroadcastPlans(self.spark.sparkContext) as broadcast_plans:
+            rows = self.rows(broadcast_plans)
             reports = in_living_workers(
-                lambda: self._reports(rows, epoch, write, shipment), self._run_nothing
+                lambda: self._reports(rows, epoch, write, broadcast_plans), self._run_nothing
             )
         return prepared(reports, epoch)
 
@@ -137,12 +137,12 @@ class DataFrameEngine:
     def _reports(
         self,
         rows: DataFrame,
-        epoch: KeyedEpoch,
+        epoch: EpochPlan,
         write: WritePlan | CollectPlan,
-        shipment: Shipment,
+        broadcast_plans: BroadcastPlans,
     ) -> list[Report]:
         """Run a Spark job: encode rows where they are, route frames, write; return reports."""
-        first, writing = shipment.pack(epoch.first), shipment.pack(write)
+        first, writing = broadcast_plans.pack(epoch.first), broadcast_plans.pack(write)
 
         def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             number = attempt_number()
@@ -155,12 +155,12 @@ class DataFrameEngine:
 
         frames = rows.mapInArrow(send_rows, FRAME_DDL)
         if self.dead_letters is not None:
-            unread = shipment.pack(self.dead_letters)
+            unread = broadcast_plans.pack(self.dead_letters)
             frames = frames.union(_dead_letter_frames(self.spark, unread, first))
         if epoch.plans:
             frames = frames.union(_opening_frames(self.spark, first))
         for plan in epoch.plans:
-            process = _process_rows(shipment.pack(plan))
+            process = _process_rows(broadcast_plans.pack(plan))
             frames = _routed(frames, plan.base.parallelism).mapInArrow(process, FRAME_DDL)
         if epoch.writer_count:
             frames = _routed(frames, epoch.writer_count)
@@ -198,19 +198,21 @@ def transformed(
     for function in functions:
         returned: object = function(rows)
         if not isinstance(returned, DataFrame):
-            found = type(returned).__name__
+            kind = type(returned).__name__
             remedy = "has it no `return`?" if returned is None else "return it as Spark made it"
             raise OptionError(
                 f"transform {getattr(function, '__name__', function)}: the function returned "
-                f"{found}, expected a DataFrame: {remedy}"
+                f"{kind}, expected a DataFrame: {remedy}"
             )
         rows = returned
     return rows
 
 
-def read_frame(spark: SparkSession, unread: Unread, ddl: str, shipment: Shipment) -> DataFrame:
+def read_frame(
+    spark: SparkSession, unread: Unread, ddl: str, broadcast_plans: BroadcastPlans
+) -> DataFrame:
     """The well-formed records of the splits as a DataFrame, read by our own readers."""
-    reading = shipment.pack(unread)
+    reading = broadcast_plans.pack(unread)
 
     def read_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from reading.plan.read(_ids(indices))
@@ -260,7 +262,7 @@ def _token() -> str:
     return secrets.token_hex(8)
 
 
-def prepared(reports: list[Report], epoch: KeyedEpoch) -> EpochResult:
+def prepared(reports: list[Report], epoch: EpochPlan) -> EpochResult:
     """Gather the reports of an epoch; the first error met is the epoch's."""
     for report in reports:
         error_met = report.to_error()

@@ -61,9 +61,11 @@ def launched(conf: SparkConf, patience_s: float = JVM_S) -> Any:
 def _own_jvms() -> dict[int, Process]:
     """Return the JVM processes of Spark that this process has launched, by process id."""
     try:
-        found = all_processes()
+        processes = all_processes()
     except (OSError, subprocess.CalledProcessError):  # without `ps` it cannot be ended
         return {}
     return {
-        each.pid: each for each in found if each.parent == os.getpid() and COMMAND in each.command
+        process.pid: process
+        for process in processes
+        if process.parent == os.getpid() and COMMAND in process.command
     }

@@ -15,8 +15,8 @@ from pyspark import SparkContext, TaskContext
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.host.parent_process import check_parent
-from tallystick.spark.tasks import Parcel, Shipment, Unread
-from tallystick.tasks.epoch_plan import KeyedEpoch
+from tallystick.spark.tasks import BroadcastPlans, Parcel, Unread
+from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.exchange import Frame
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import Report, WritePlan
@@ -29,13 +29,11 @@ class JobTasks:
 
     context: SparkContext
 
-    def run(
-        self, unread: Unread, epoch: KeyedEpoch, write: WritePlan | CollectPlan
-    ) -> list[Report]:
+    def run(self, unread: Unread, epoch: EpochPlan, write: WritePlan | CollectPlan) -> list[Report]:
         """See `tasks.TaskRunner.run`."""
-        with Shipment(self.context) as shipment:
+        with BroadcastPlans(self.context) as broadcast_plans:
             return in_living_workers(
-                lambda: self._reports(unread, epoch, write, shipment), self._run_nothing
+                lambda: self._reports(unread, epoch, write, broadcast_plans), self._run_nothing
             )
 
     def heal(self) -> None:
@@ -50,12 +48,12 @@ class JobTasks:
     def _reports(
         self,
         unread: Unread,
-        epoch: KeyedEpoch,
+        epoch: EpochPlan,
         write: WritePlan | CollectPlan,
-        shipment: Shipment,
+        broadcast_plans: BroadcastPlans,
     ) -> list[Report]:
         task_count = unread.reader_count
-        reading, writing = shipment.pack((unread, epoch.first)), shipment.pack(write)
+        reading, writing = broadcast_plans.pack((unread, epoch.first)), broadcast_plans.pack(write)
 
         def read_share(index: int, indices: Iterable[int]) -> Iterator[tuple[Any, Any]]:
             deque(indices, maxlen=0)  # Spark does not reuse a worker that left input unread
@@ -71,7 +69,7 @@ class JobTasks:
         )
         for plan in epoch.plans:
             routed = frames.repartitionAndSortWithinPartitions(plan.base.parallelism, _target)
-            frames = routed.mapPartitionsWithIndex(_process_pairs(shipment.pack(plan)))
+            frames = routed.mapPartitionsWithIndex(_process_pairs(broadcast_plans.pack(plan)))
         if epoch.writer_count:
             frames = frames.repartitionAndSortWithinPartitions(epoch.writer_count, _target)
         return frames.mapPartitions(write_frames).collect()
@@ -148,14 +146,14 @@ def meaning_of(error: Exception) -> Exception:
     if isinstance(error, TallystickError):
         return error
     text = str(error)
-    found = _RAISED.findall(text)
-    if not found and _STAGE_GIVEN_UP in text:
+    raised = _RAISED.findall(text)
+    if not raised and _STAGE_GIVEN_UP in text:
         return _stage_lost(text)
-    if not found and _WORKER_LOST.search(text):
+    if not raised and _WORKER_LOST.search(text):
         return _worker_lost(text)
-    if not found:
+    if not raised:
         return error
-    name, message = found[-1]
+    name, message = raised[-1]
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, TallystickError)):
         return error

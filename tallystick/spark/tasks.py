@@ -19,7 +19,7 @@ from pyspark import Broadcast, SparkContext
 from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.source.splits import cut_splits, share_out, share_pieces
-from tallystick.tasks.epoch_plan import KeyedEpoch
+from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.exchange import Frame
 from tallystick.tasks.lists import ListPlan, with_lists
 from tallystick.tasks.outputs import DeadLetters
@@ -38,7 +38,7 @@ _Plan = TypeVar("_Plan")
 _SERIALIZER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 
 
-class Shipment:
+class BroadcastPlans:
     """The plans of a Spark job's tasks; leaving the context destroys their broadcast variables."""
 
     def __init__(self, context: SparkContext) -> None:
@@ -143,13 +143,13 @@ def share(parallelism: int, *inputs: InputSplits, takes_all: bool = False) -> tu
         takes_all: all tasks are readers, those with nothing to read too: so a partition that is
             not cut has the same reader in every epoch.
     """
-    pieces = [cut_splits(*each) for each in inputs]
+    pieces = [cut_splits(*input_splits) for input_splits in inputs]
     reader_count = parallelism if takes_all else max(1, min(parallelism, sum(map(len, pieces))))
     return tuple(
-        share_pieces(its, reader_count)
-        if len(its) > len(each.splits)
-        else share_out(its, reader_count)
-        for its, each in zip(pieces, inputs, strict=True)
+        share_pieces(parts, reader_count)
+        if len(parts) > len(input_splits.splits)
+        else share_out(parts, reader_count)
+        for parts, input_splits in zip(pieces, inputs, strict=True)
     )
 
 
@@ -163,8 +163,8 @@ class UnreadInput:
     @property
     def is_cut(self) -> bool:
         """True if several readers have parts of one partition."""
-        held = [{split.topic_partition for split in share} for share in self.shares]
-        return sum(map(len, held)) > len(set[TopicPartition]().union(*held))
+        partitions = [{split.topic_partition for split in share} for share in self.shares]
+        return sum(map(len, partitions)) > len(set[TopicPartition]().union(*partitions))
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,10 @@ class Unread:
             return self
         inputs = tuple(
             replace(
-                each,
-                plan=replace(each.plan, functions=with_tables(each.plan.functions, plans)),
+                source,
+                plan=replace(source.plan, functions=with_tables(source.plan.functions, plans)),
             )
-            for each in self.inputs
+            for source in self.inputs
         )
         return Unread(inputs, tables=plans, lists=lists)
 
@@ -204,58 +204,58 @@ class Unread:
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to be read."""
-        shares = (share for each in self.inputs for share in each.shares)
+        shares = (share for source in self.inputs for share in source.shares)
         return not any((*shares, *self.control.values()))
 
     @property
     def only_topic(self) -> str:
         """The topic that everything is read from; "" where there are several, or none."""
-        its = {split.topic for each in self.inputs for share in each.shares for split in share}
-        return next(iter(its)) if len(self.inputs) == len(its) == 1 else ""
+        topics = {
+            split.topic for source in self.inputs for share in source.shares for split in share
+        }
+        return next(iter(topics)) if len(self.inputs) == len(topics) == 1 else ""
 
     @property
     def is_cut(self) -> bool:
         """True if the order of a partition is that of the readers."""
-        return any(each.is_cut for each in self.inputs)
+        return any(source.is_cut for source in self.inputs)
 
     def send(self, reader: int, outlet: Outlet, attempt_number: int) -> Iterator[Frame]:
         """Yield the frames of a reader; see `read_plan.send_read`."""
-        lists = [(each.step.uid, each.opened(reader)) for each in self.lists]
+        lists = [(plan.step.uid, plan.opened(reader)) for plan in self.lists]
         parts = [
             (
-                replace(each.plan, functions=with_lists(each.plan.functions, lists)),
-                each.shares[reader],
+                replace(source.plan, functions=with_lists(source.plan.functions, lists)),
+                source.shares[reader],
             )
-            for each in self.inputs
+            for source in self.inputs
         ]
 
         def notes() -> list[str]:
-            of_tables = [note for each in self.tables for note in each.notes(reader)]
-            return [*of_tables, *(note for _, each in lists for note in each.notes())]
+            of_tables = [note for table in self.tables for note in table.notes(reader)]
+            return [*of_tables, *(note for _, open_list in lists for note in open_list.notes())]
 
         return send_read(parts, outlet, reader, attempt_number, notes)
 
     def read(self, readers: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield the well-formed rows of some readers."""
-        for each, splits in self._parts(readers):
-            yield from each.read(splits)
+        for plan, splits in self._parts(readers):
+            yield from plan.read(splits)
 
     def read_dead_letters(self, readers: Sequence[int]) -> Iterator[DeadLetters]:
         """Yield the malformed records of some readers, of inputs that leave them to a topic."""
-        for each, splits in self._parts(readers):
-            yield from each.read_dead_letters(splits)
+        for plan, splits in self._parts(readers):
+            yield from plan.read_dead_letters(splits)
 
     def _parts(self, readers: Sequence[int]) -> Iterable[tuple[ReadPlan, list[SplitRange]]]:
-        for each in self.inputs:
-            yield each.plan, [split for reader in readers for split in each.shares[reader]]
+        for source in self.inputs:
+            yield source.plan, [split for reader in readers for split in source.shares[reader]]
 
 
 class TaskRunner(Protocol):
     """Runs the tasks of epochs that begin with splits."""
 
-    def run(
-        self, unread: Unread, epoch: KeyedEpoch, write: WritePlan | CollectPlan
-    ) -> list[Report]:
+    def run(self, unread: Unread, epoch: EpochPlan, write: WritePlan | CollectPlan) -> list[Report]:
         """Run all tasks of an epoch; each has stopped writing when this returns, or raises.
 
         Raises:

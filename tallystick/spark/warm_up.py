@@ -28,14 +28,14 @@ def warm_up() -> Iterator[str]:
     compiled_s = _cpu_s()
     where = kernel_cache.directory_in_use()
     yield f"kernels are compiled in {where} ({compiled_s - before_s:.1f} CPU s)"
-    made = _archive_classes()
-    yield f"{made} ({_cpu_s() - compiled_s:.1f} CPU s)"
+    archived = _archive_classes()
+    yield f"{archived} ({_cpu_s() - compiled_s:.1f} CPU s)"
 
 
 def _cpu_s() -> float:
     """Return the CPU seconds of this process and of its ended children."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _archive_classes() -> str:

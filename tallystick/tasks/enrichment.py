@@ -65,14 +65,14 @@ class Enrichment:
     def _columns_of(
         self, rows: pa.RecordBatch, content: TableContent
     ) -> tuple[tuple[str, str], ...]:
-        its, key, mine = content.codec.columns.names, content.codec.key.names, rows.schema.names
+        columns, key, mine = content.codec.columns.names, content.codec.key.names, rows.schema.names
         pairs = self.columns
         if pairs is None:
-            pairs = tuple((name, name) for name in its if name not in key)
+            pairs = tuple((name, name) for name in columns if name not in key)
         for name, new in pairs:
-            if name not in its:
+            if name not in columns:
                 raise OptionError(
-                    f"{self.__name__}: the table has no column {name!r}, only {', '.join(its)}"
+                    f"{self.__name__}: the table has no column {name!r}, only {', '.join(columns)}"
                 )
             if mine.count(new) + sum(new == other for _, other in pairs) > 1:
                 raise OptionError(

@@ -34,7 +34,7 @@ from tallystick.tasks.event_times import (
 )
 from tallystick.tasks.exchange import check_same_attempts
 from tallystick.tasks.handed_on import first_timed, noted_column, with_watermarks
-from tallystick.tasks.keyed import Doors, KeyedStep, ProcessPlan, TaskNote
+from tallystick.tasks.keyed import KeyedStep, ProcessPlan, TaskNote, WorkerHost
 from tallystick.tasks.keyed_slices import SLICE_BYTES
 from tallystick.tasks.lists import ListPlan, ListStep, lists_after
 from tallystick.tasks.read import BatchFunction, EncodePlan, Outlet, Report
@@ -55,13 +55,13 @@ def _ignore(_: object) -> None:
 
 
 @dataclass(frozen=True)
-class KeyedSteps:
-    """The keyed steps of a pipeline, if any, for all epochs of a run.
+class PipelinePlan:
+    """The plan of a pipeline for all epochs of a run: its keyed steps, tables and lists, if any.
 
     Args:
         steps: in their order.
         task_count: how many tasks Spark runs at a time.
-        doors: what tasks reach from their hosts.
+        worker_host: the access of tasks to the checkpoint and to copies of state on their hosts.
         allow_dropped: uids whose state may be given up.
         functions: what rows pass through before the first step, if not in the reader.
         slice_bytes: bytes of rows that a task holds at a time.
@@ -75,7 +75,7 @@ class KeyedSteps:
 
     steps: tuple[KeyedStep, ...] = ()
     task_count: int = 1
-    doors: Doors | None = None
+    worker_host: WorkerHost | None = None
     allow_dropped: frozenset[str] = frozenset()
     functions: tuple[BatchFunction, ...] = ()
     slice_bytes: int = SLICE_BYTES
@@ -97,20 +97,20 @@ class KeyedSteps:
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""
         wanted = [*map(wanted_of_step, self.steps), *map(wanted_of_table, self.tables)]
-        wanted += [wanted_of_list(each, self.task_count) for each in self.lists]
+        wanted += [wanted_of_list(step, self.task_count) for step in self.lists]
         kept = check(wanted, state, self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
-        declared += [(each.codec.declaration,) for each in self.lists]
+        declared += [(step.codec.declaration,) for step in self.lists]
         bases = []
-        for its, states in zip(wanted, declared, strict=True):
-            held = kept.get(its.uid)
-            base = starting_point(its, held, self.task_count)
-            fields, next_id = settle(its.uid, states, held)
+        for requirement, states in zip(wanted, declared, strict=True):
+            kept_state = kept.get(requirement.uid)
+            base = starting_point(requirement, kept_state, self.task_count)
+            fields, next_id = settle(requirement.uid, states, kept_state)
             bases.append(replace(base, fields=fields, next_id=next_id))
         return tuple(bases)
 
-    def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "KeyedSteps":
+    def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "PipelinePlan":
         """Return the steps with their readers and keys divided anew.
 
         Args:
@@ -184,7 +184,7 @@ class KeyedSteps:
     ) -> frozenset[TopicPartition]:
         """Return the partitions that are to wait; see `event_times.ahead`."""
         uid = None if self.first_timed is None else self.first_timed.uid
-        times = [it for each in state if each.uid == uid for it in each.partition_times]
+        times = [it for step in state if step.uid == uid for it in step.partition_times]
         return ahead(times, source, self.max_drift_ms, mute)
 
     def is_watermark_due(
@@ -200,20 +200,20 @@ class KeyedSteps:
         first = self.first_timed
         assert first is not None, "asked where partitions may become idle"
         standing = replace(first.watermark_rule, idle_advance=False)
-        for each in state:
-            if each.uid != first.uid:
+        for step_state in state:
+            if step_state.uid != first.uid:
                 continue
-            stands = advanced(each, {}, source, timestamp_ms, standing).watermark_ms
-            if stands != each.watermark_ms:
+            stands = advanced(step_state, {}, source, timestamp_ms, standing).watermark_ms
+            if stands != step_state.watermark_ms:
                 return True
-            goes = advanced(each, {}, source, timestamp_ms, first.watermark_rule).watermark_ms
+            goes = advanced(step_state, {}, source, timestamp_ms, first.watermark_rule).watermark_ms
             if stands is not None and goes is not None and goes - stands >= TICK_INTERVAL_MS:
                 return True
         return False
 
     def _timed_by(self, mode: str) -> int:
         timed = [step.processor for step in self.steps if step.processor.has_timers]
-        return sum(each.time_mode == mode for each in timed)
+        return sum(processor.time_mode == mode for processor in timed)
 
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return the state after an epoch without work, less the steps that may be dropped."""
@@ -230,7 +230,7 @@ class KeyedSteps:
         source: InputState | None = None,
         control: Mapping[str, tuple[SplitRange, ...]] | None = None,
         is_over: bool = False,
-    ) -> "KeyedEpoch":
+    ) -> "EpochPlan":
         """Plan one epoch.
 
         Args:
@@ -255,7 +255,7 @@ class KeyedSteps:
         plans: list[ProcessPlan] = []
         for at in reversed(range(len(self.steps))):
             step, base = _started(self.steps[at], bases[at]), bases[at]
-            assert self.doors is not None, "a pipeline with keyed steps has them"
+            assert self.worker_host is not None, "a pipeline with keyed steps has one"
             plan = ProcessPlan(
                 step=step,
                 stage=at + 1,
@@ -264,7 +264,7 @@ class KeyedSteps:
                 time=EpochTime(timestamp_ms, base.watermark_ms),
                 snapshots=due_snapshots(base, base.parallelism) if base.files else {},
                 merges=due_merges(base, base.parallelism) if base.files else {},
-                doors=self.doors,
+                worker_host=self.worker_host,
                 outlet=outlet,
                 slice_bytes=self.slice_bytes,
                 tables=tables,
@@ -275,7 +275,7 @@ class KeyedSteps:
                 step, base.max_parallelism, base.parallelism, with_tables(before, tables)
             )
         writer_count = 0 if encode is None else encode.target_count
-        return KeyedEpoch(
+        return EpochPlan(
             tuple(plans),
             outlet,
             writer_count,
@@ -295,12 +295,12 @@ class KeyedSteps:
         self, version: Version, bases: Sequence[StepState], state: Iterable[StepState]
     ) -> tuple[ListPlan, ...]:
         """Return the plans of the lists in an epoch."""
-        before = {each.uid: each.parallelism for each in state}
+        before = {step.uid: step.parallelism for step in state}
         plans = []
-        for its, base in zip(self.lists, bases, strict=True):
-            assert self.doors is not None, "a pipeline with lists has them"
-            old = before.get(its.uid, base.parallelism)
-            plans.append(ListPlan(its, base, old, version, self.doors))
+        for step, base in zip(self.lists, bases, strict=True):
+            assert self.worker_host is not None, "a pipeline with lists has one"
+            old = before.get(step.uid, base.parallelism)
+            plans.append(ListPlan(step, base, old, version, self.worker_host))
         return tuple(plans)
 
     def _table_plans(
@@ -312,13 +312,13 @@ class KeyedSteps:
         """Return the plans of the tables in an epoch."""
         plans = []
         for table, base in zip(self.tables, bases, strict=True):
-            assert self.doors is not None, "a pipeline with tables has them"
+            assert self.worker_host is not None, "a pipeline with tables has one"
             splits = control.get(table.uid, ())
-            plans.append(TablePlan(table, base, version, splits, self.doors))
+            plans.append(TablePlan(table, base, version, splits, self.worker_host))
         return tuple(plans)
 
 
-NO_STEPS = KeyedSteps()
+NO_STEPS = PipelinePlan()
 
 
 def _started(step: KeyedStep, base: StepState) -> KeyedStep:
@@ -329,7 +329,7 @@ def _started(step: KeyedStep, base: StepState) -> KeyedStep:
 
 
 @dataclass(frozen=True)
-class KeyedEpoch:
+class EpochPlan:
     """The plan of an epoch's tasks, and the sum of their notes.
 
     Args:
@@ -340,10 +340,10 @@ class KeyedEpoch:
         version: of the state that the epoch leaves.
         has_sinks: the last tasks note their transactions in sinks.
         may_leave_strays: see `FanOut`.
-        on_share: see `KeyedSteps`.
-        on_times: see `KeyedSteps`.
-        on_event_times: see `KeyedSteps`.
-        source: see `KeyedSteps.epoch`; also None where readers note no times.
+        on_share: see `PipelinePlan`.
+        on_times: see `PipelinePlan`.
+        on_event_times: see `PipelinePlan`.
+        source: see `PipelinePlan.epoch`; also None where readers note no times.
         final_stage: see `step_times.final_stage`; 0: more may come.
         tables: the broadcast tables in this epoch.
         lists: the list states in this epoch.
@@ -375,16 +375,16 @@ class KeyedEpoch:
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: the note of a task is missing.
         """
-        found = split_notes(text for each in reports for text in each.notes)
-        texts, prepared, times, read, of_tables, of_lists = found
+        by_kind = split_notes(text for report in reports for text in report.notes)
+        texts, prepared, times, read, of_tables, of_lists = by_kind
         notes = [TaskNote.from_json(text) for text in texts]
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
         )
-        self._check_heard(reports, notes)
+        self._check_complete(reports, notes)
         if self.has_sinks:
-            heard = [attempt for report in reports for attempt in report.attempts]
-            check_notes(prepared, heard, self.stage)
+            attempts = [attempt for report in reports for attempt in report.attempts]
+            check_notes(prepared, attempts, self.stage)
         by_step = [[note for note in notes if note.uid == p.base.uid] for p in self.plans]
         steps = [self._after(plan, own) for plan, own in zip(self.plans, by_step, strict=True)]
         own_ms = [[note.event_time_max_ms for note in own] for own in by_step]
@@ -398,21 +398,25 @@ class KeyedEpoch:
         for note in notes:
             late[note.uid] += note.late
         return EpochResult(
-            produced=tuple(each for report in reports for each in report.produced),
+            produced=tuple(
+                produced_range for report in reports for produced_range in report.produced
+            ),
             state=state,
             late=tuple((uid, count) for uid, count in late.items() if count),
-            committables=tuple(each for note in prepared for each in note.committables),
+            committables=tuple(
+                committable for note in prepared for committable in note.committables
+            ),
             has_strays=self.may_leave_strays or any(note.attempt_number for note in prepared),
         )
 
-    def _check_heard(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
+    def _check_complete(self, reports: Collection[Report], notes: Iterable[TaskNote]) -> None:
         """Raise if a note or a report of a task is missing or doubled: changes would be lost."""
         expected = [(p.base.uid, i) for p in self.plans for i in range(p.base.parallelism)]
-        heard = sorted((note.uid, note.index) for note in notes)
+        noted_tasks = sorted((note.uid, note.index) for note in notes)
         count = self.writer_count or (self.plans[-1].base.parallelism if self.plans else 0)
-        if heard != sorted(expected) or (self.plans and len(reports) != count):
+        if noted_tasks != sorted(expected) or (self.plans and len(reports) != count):
             raise BrokenInvariantError(
-                f"epoch {self.version.epoch}: notes of the keyed tasks {heard} and "
+                f"epoch {self.version.epoch}: notes of the keyed tasks {noted_tasks} and "
                 f"{len(reports)} reports came back, expected {sorted(expected)} and {count}"
             )
 

@@ -126,7 +126,7 @@ class TimesRead:
         """Return the note for the driver; none if there were no rows."""
         if not self._latest_ms:
             return []
-        return [json.dumps({NOTE: [[*each, ms] for each, ms in self._latest_ms.items()]})]
+        return [json.dumps({NOTE: [[*partition, ms] for partition, ms in self._latest_ms.items()]})]
 
 
 Note: TypeAlias = list[tuple[str, int, int | None]]
@@ -223,12 +223,12 @@ def in_use(base: StepState, source: InputState, rule: WatermarkRule) -> StepStat
         rule: of the step.
     """
     left_ms = base.watermark_ms
-    used = [each.latest_ms for each in base.partition_times if each[:2] == IN_USE]
+    used = [time.latest_ms for time in base.partition_times if time[:2] == IN_USE]
     if not used or left_ms is None:
         return base
-    times = tuple(each for each in base.partition_times if each[:2] != IN_USE)
+    times = tuple(time for time in base.partition_times if time[:2] != IN_USE)
     base = replace(base, partition_times=times)
-    latest = {TopicPartition(*each[:2]): each.latest_ms for each in times}
+    latest = {TopicPartition(*time[:2]): time.latest_ms for time in times}
     arrived = [
         None if at in source.begun else latest.get(at) for at in source.arrived & source.partitions
     ]
@@ -262,7 +262,7 @@ def advanced(
     after = replace(base, partition_times=tuple(times[at] for at in sorted(times)))
     if source.is_over:
         return replace(after, watermark_ms=FINAL_WATERMARK_MS)
-    latest = {at: each.latest_ms for at, each in times.items() if each.latest_ms is not None}
+    latest = {at: time.latest_ms for at, time in times.items() if time.latest_ms is not None}
     waited_for = _waited_for(times, source, now_ms, rule)
     if not latest or waited_for - latest.keys():  # none of its event times is known yet
         return after
@@ -317,9 +317,9 @@ class EventTimesOfEpoch(NamedTuple):
         """
         now_ms = timestamp_ms if source.clock_ms is None else source.clock_ms
         times = {
-            at: each
-            for each in after.partition_times
-            if (at := TopicPartition(*each[:2])) != IN_USE
+            at: time
+            for time in after.partition_times
+            if (at := TopicPartition(*time[:2])) != IN_USE
         }
         waited_for = _waited_for(times, source, now_ms, rule)
         latest = {at: times[at].latest_ms if at in times else None for at in waited_for}
@@ -343,7 +343,7 @@ def _waited_for(
     rule: WatermarkRule,
 ) -> frozenset[TopicPartition]:
     """Return the partitions whose next rows the watermark waits for."""
-    paused = {at for at, each in times.items() if not rule.is_idle(now_ms - each.seen_ms)}
+    paused = {at for at, time in times.items() if not rule.is_idle(now_ms - time.seen_ms)}
     return (source.unfinished | paused) - source.ended
 
 
@@ -365,10 +365,10 @@ def ahead(
             far they are is not known any more, so they hold nobody up either.
     """
     latest = {
-        at: each.latest_ms
-        for each in times
-        if (at := TopicPartition(each.topic, each.partition)) in source.unfinished
-        and each.latest_ms is not None
+        at: time.latest_ms
+        for time in times
+        if (at := TopicPartition(time.topic, time.partition)) in source.unfinished
+        and time.latest_ms is not None
     }
     slowest_ms = min((ms for at, ms in latest.items() if at not in mute), default=None)
     if slowest_ms is None:
@@ -389,9 +389,9 @@ def _times_after(
     None was seen later than now: an epoch that said so had a clock that was wrong.
     """
     times = {
-        at: each if each.seen_ms <= now_ms else each._replace(seen_ms=now_ms)
-        for each in base.partition_times
-        if (at := TopicPartition(each.topic, each.partition)) in source.partitions - source.begun
+        at: time if time.seen_ms <= now_ms else time._replace(seen_ms=now_ms)
+        for time in base.partition_times
+        if (at := TopicPartition(time.topic, time.partition)) in source.partitions - source.begun
     }
     for at, ms in read_ms.items():
         if at in source.partitions:

@@ -110,18 +110,18 @@ class FrameSources:
                 self.notes.append(frame.data.decode())
 
 
-def check_same_attempts(heard: Iterable[Iterable[Attempt]]) -> None:
+def check_same_attempts(attempts_by_task: Iterable[Iterable[Attempt]]) -> None:
     """Check that all tasks got their rows from the same attempt of each source.
 
     Args:
-        heard: per task, the attempts of sources that sent its frames.
+        attempts_by_task: per task, the attempts of sources that sent its frames.
 
     Raises:
         EpochAbortedError: a source was run again in between.
     """
     attempts: dict[tuple[int, int], int] = {}
-    for found in heard:
-        for stage, source, attempt in found:
+    for task_attempts in attempts_by_task:
+        for stage, source, attempt in task_attempts:
             if attempts.setdefault((stage, source), attempt) != attempt:
                 raise EpochAbortedError(
                     f"task {source} of stage {stage} ran a second time after some of its rows were "

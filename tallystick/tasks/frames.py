@@ -30,22 +30,22 @@ def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBat
     if rows.schema.equals(columns):
         return rows
     _check_names(rows.schema.names, columns.names, f"{what}: column")
-    cast = [_cast(rows.column(each.name), each, what) for each in columns]
+    cast = [_cast(rows.column(field.name), field, what) for field in columns]
     return pa.RecordBatch.from_arrays(cast, schema=columns)
 
 
-def _check_names(found: list[str], declared: list[str], what: str, above: str = "") -> None:
+def _check_names(names: list[str], declared: list[str], what: str, above: str = "") -> None:
     """Raise OptionError unless the declared names are there, each once, and no others."""
     for name in declared:
-        if found.count(name) != 1:
-            problem = "is not there" if name not in found else "is there more than once"
+        if names.count(name) != 1:
+            problem = "is not there" if name not in names else "is there more than once"
             raise OptionError(
-                f"{what} {above + name!r} {problem}: expected {declared}, found {found}"
+                f"{what} {above + name!r} {problem}: expected {declared}, found {names}"
             )
-    for name in found:
+    for name in names:
         if name not in declared:
             raise OptionError(
-                f"{what} {above + name!r} is not declared: expected {declared}, found {found}. "
+                f"{what} {above + name!r} is not declared: expected {declared}, found {names}. "
                 f"Declare it, or leave it out"
             )
 
@@ -58,56 +58,57 @@ def _in_order(column: pa.Array, declared: pa.DataType, what: str, path: str) -> 
     Raises:
         OptionError: a field is missing, or there is one too many.
     """
-    found = column.type
-    if found == declared or not _is_nested_alike(found, declared):
+    actual = column.type
+    if actual == declared or not _is_nested_alike(actual, declared):
         return column
     # In memory of its own a slice begins at 0, and its offsets do.
     column = pa.concat_arrays([column])
     is_null = column.is_null()
-    if _is.is_struct(found):
-        _check_names(_field_names(found), _field_names(declared), f"{what}: field", f"{path}.")
-        parts = {each.name: column.field(at) for at, each in enumerate(found)}
+    if _is.is_struct(actual):
+        _check_names(_field_names(actual), _field_names(declared), f"{what}: field", f"{path}.")
+        parts = {field.name: column.field(at) for at, field in enumerate(actual)}
         arrays = [
-            _in_order(parts[each.name], each.type, what, f"{path}.{each.name}") for each in declared
+            _in_order(parts[field.name], field.type, what, f"{path}.{field.name}")
+            for field in declared
         ]
         return pa.StructArray.from_arrays(arrays, names=_field_names(declared), mask=is_null)
-    if _is.is_map(found):
+    if _is.is_map(actual):
         keys = _in_order(column.keys, declared.key_type, what, f"{path}.key")
         items = _in_order(column.items, declared.item_type, what, f"{path}.value")
         return pa.MapArray.from_arrays(column.offsets, keys, items, mask=is_null)
     values = _in_order(column.values, declared.value_type, what, f"{path}.element")
-    if _is.is_fixed_size_list(found):
-        return pa.FixedSizeListArray.from_arrays(values, found.list_size, mask=is_null)
-    make = pa.LargeListArray if _is.is_large_list(found) else pa.ListArray
+    if _is.is_fixed_size_list(actual):
+        return pa.FixedSizeListArray.from_arrays(values, actual.list_size, mask=is_null)
+    make = pa.LargeListArray if _is.is_large_list(actual) else pa.ListArray
     return make.from_arrays(column.offsets, values, mask=is_null)
 
 
 def _field_names(kind: pa.DataType) -> list[str]:
-    return [each.name for each in kind]
+    return [field.name for field in kind]
 
 
-def _is_nested_alike(found: pa.DataType, declared: pa.DataType) -> bool:
-    return any(test(found) and test(declared) for test in (_is.is_struct, _is.is_map, _is_list))
+def _is_nested_alike(actual: pa.DataType, declared: pa.DataType) -> bool:
+    return any(test(actual) and test(declared) for test in (_is.is_struct, _is.is_map, _is_list))
 
 
 def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
     column = _in_order(column, declared.type, what, declared.name)
     if column.type == declared.type:
         return column
-    found = f"{what}: column {declared.name!r} is {column.type}, and was declared {declared.type}"
+    problem = f"{what}: column {declared.name!r} is {column.type}, and was declared {declared.type}"
     if not _is_same_kind(column.type, declared.type):
         raise RecordError(
-            f"{found}: only values of the same kind become each other by themselves (numbers, "
+            f"{problem}: only values of the same kind become each other by themselves (numbers, "
             f"timestamps, text). Declare it as it is, or cast it in the function"
         )
     try:
         cast = column.cast(declared.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise RecordError(f"{found}: {error}") from None
+        raise RecordError(f"{problem}: {error}") from None
     if not _is_same(column, cast):
         raise RecordError(
-            f"{found}, which does not hold all its values exactly. Declare it double, or round it "
-            f"in the function"
+            f"{problem}, which does not hold all its values exactly. Declare it double, or round "
+            f"it in the function"
         )
     return cast
 
@@ -153,29 +154,29 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(_is.is_list(kind) or _is.is_large_list(kind) or _is.is_fixed_size_list(kind))
 
 
-def _is_same_kind(found: pa.DataType, declared: pa.DataType) -> bool:
+def _is_same_kind(actual: pa.DataType, declared: pa.DataType) -> bool:
     """True if a cast keeps what values mean."""
-    if found == declared or _is.is_null(found):
+    if actual == declared or _is.is_null(actual):
         return True
-    if _is.is_dictionary(found):
-        return _is_same_kind(found.value_type, declared)
-    if _is_list(found):
-        return _is_list(declared) and _is_same_kind(found.value_type, declared.value_type)
-    if _is.is_map(found):
+    if _is.is_dictionary(actual):
+        return _is_same_kind(actual.value_type, declared)
+    if _is_list(actual):
+        return _is_list(declared) and _is_same_kind(actual.value_type, declared.value_type)
+    if _is.is_map(actual):
         return (
             _is.is_map(declared)
-            and _is_same_kind(found.key_type, declared.key_type)
-            and _is_same_kind(found.item_type, declared.item_type)
+            and _is_same_kind(actual.key_type, declared.key_type)
+            and _is_same_kind(actual.item_type, declared.item_type)
         )
-    if _is.is_struct(found):
+    if _is.is_struct(actual):
         return (
             _is.is_struct(declared)
-            and [each.name for each in found] == [each.name for each in declared]
+            and [field.name for field in actual] == [field.name for field in declared]
             and all(
-                map(_is_same_kind, *([each.type for each in kind] for kind in (found, declared)))
+                map(_is_same_kind, *([field.type for field in kind] for kind in (actual, declared)))
             )
         )
-    return any(test(found) and test(declared) for test in _KINDS)
+    return any(test(actual) and test(declared) for test in _KINDS)
 
 
 def _is_same(column: pa.Array, cast: pa.Array) -> bool:
@@ -185,7 +186,7 @@ def _is_same(column: pa.Array, cast: pa.Array) -> bool:
     if _is_list(column.type) or _is.is_struct(column.type):
         if not len(column):
             return True
-        parts = [each.flatten() for each in (column, cast)]
+        parts = [array.flatten() for array in (column, cast)]
         pairs = zip(*parts, strict=True) if _is.is_struct(column.type) else [tuple(parts)]
         return all(_is_same(one, two) for one, two in pairs)
     if _is.is_map(column.type):

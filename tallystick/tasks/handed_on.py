@@ -139,10 +139,10 @@ def noted_column(first: KeyedStep, timed: KeyedStep) -> pa.Field | None:
 
 def handed_on(steps: Sequence[KeyedStep]) -> tuple[HandedOn | None, ...]:
     """Return the watermark handed to each step; None: a rule of its own, or no event time."""
-    found: list[HandedOn | None] = [None] * len(steps)
+    watermarks: list[HandedOn | None] = [None] * len(steps)
     first = first_timed(steps)
     if first is None:
-        return tuple(found)
+        return tuple(watermarks)
     giver, times, may_go_on = first, _Times(), False
     for place in range(first, len(steps)):
         step = steps[place]
@@ -150,10 +150,10 @@ def handed_on(steps: Sequence[KeyedStep]) -> tuple[HandedOn | None, ...]:
         if place > first and step.event_time is not None:
             lag_ms = times.lags_ms.get(step.event_time, times.most_ms)
             is_known = times.is_known and step.event_time in times.lags_ms
-            found[place], giver = HandedOn(giver, lag_ms, is_known, may_go_on), place
+            watermarks[place], giver = HandedOn(giver, lag_ms, is_known, may_go_on), place
             may_go_on = False
         times, may_go_on = times.put_out_by(step), may_go_on or makes_rows_later(step)
-    return tuple(found)
+    return tuple(watermarks)
 
 
 def with_watermarks(
@@ -174,14 +174,14 @@ def with_watermarks(
         own_ms: for each step, the latest times that its tasks met.
         final_stage: the number of the step at the end of all event times, from 1; 0: no step is.
     """
-    found: list[StepState] = []
+    states_after: list[StepState] = []
     all_given = handed_on([plan.step for plan in plans])
     for plan, state, given, times in zip(plans, states, all_given, own_ms, strict=True):
         step, is_final = plan.step, plan.stage == final_stage
         if given is None and step.event_time is not None and source is not None:
             now_ms, rule = plan.time.timestamp_ms, step.watermark_rule
             now_over = replace(source, is_over=is_final)
-            found.append(advanced(state, read_ms, now_over, now_ms, rule))
+            states_after.append(advanced(state, read_ms, now_over, now_ms, rule))
             continue
         watermark_ms = None
         if given is not None:
@@ -196,5 +196,5 @@ def with_watermarks(
         moments = [ms for ms in (watermark_ms, state.watermark_ms) if ms is not None]
         # Partitions' times are of an earlier pipeline, where there are any.
         after = replace(state, watermark_ms=max(moments, default=None), partition_times=())
-        found.append(after)
-    return found
+        states_after.append(after)
+    return states_after

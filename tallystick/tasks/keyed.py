@@ -126,10 +126,10 @@ class KeyedStep:
         if reads is None:
             return self.columns
         wanted = {*reads, *self.key.names, *([self.event_time] if self.event_time else [])}
-        return pa.schema([each for each in self.columns if each.name in wanted])
+        return pa.schema([column for column in self.columns if column.name in wanted])
 
 
-class Doors(Protocol):
+class WorkerHost(Protocol):
     """A task's access to the checkpoint, and to local copies of state on the worker's host."""
 
     def storage(self) -> Storage:
@@ -201,7 +201,7 @@ class ProcessPlan:
         time: the epoch's.
         snapshots: the key groups that a task writes whole, by task index.
         merges: the changelogs that a task merges into one, by task index.
-        doors: the access to local state and the checkpoint.
+        worker_host: the access to local state and the checkpoint.
         outlet: where its output goes.
         slice_bytes: bytes of rows that a task holds at a time.
         tables: the broadcast tables that functions after the step may use.
@@ -214,7 +214,7 @@ class ProcessPlan:
     time: EpochTime
     snapshots: Mapping[int, KeyGroupRange]
     merges: Mapping[int, tuple[Load, ...]]
-    doors: Doors
+    worker_host: WorkerHost
     outlet: Outlet
     slice_bytes: int = SLICE_BYTES
     tables: tuple[TablePlan, ...] = ()
@@ -231,34 +231,34 @@ class ProcessPlan:
             OptionError, RecordError: the rows, or the function's output, are not as declared.
             DataLossError: a file of state is missing or damaged.
         """
-        left, heard = _TaskResult(), FrameSources(self.stage - 1)
+        result, sources = _TaskResult(), FrameSources(self.stage - 1)
 
         def notes() -> list[str]:
             own = TaskNote(
                 uid=self.step.uid,
                 index=index,
-                files=tuple(left.files),
-                attempts=heard.attempts,
-                event_time_max_ms=left.event_time_max_ms,
-                late=left.late,
-                byte_count=left.byte_count,
-                early=left.early,
+                files=tuple(result.files),
+                attempts=sources.attempts,
+                event_time_max_ms=result.event_time_max_ms,
+                late=result.late,
+                byte_count=result.byte_count,
+                early=result.early,
             )
-            of_tables = [note for each in self.tables for note in each.notes()]
-            return [own.to_json(), *heard.notes, *of_tables]
+            of_tables = [note for table in self.tables for note in table.notes()]
+            return [own.to_json(), *sources.notes, *of_tables]
 
-        sent = self._sent(timed(WAIT, heard.with_rows(frames)), index, left)
+        sent = self._sent(timed(WAIT, sources.with_rows(frames)), index, result)
         with place_to_be_set() as rows_come_from:
             rows_come_from(self._place)
             yield from send(self.outlet, sent, index, notes, attempt_number, self.stage)
 
     def _place(self, rows: pa.RecordBatch, row: int) -> Place:
         """Return the place of a row: the step, and the key if the row still has its columns."""
-        names = [each for each in self.step.key.names if each in rows.schema.names]
+        names = [name for name in self.step.key.names if name in rows.schema.names]
         key = ", ".join(f" {name}={str(rows[name][row].as_py())[:100]!r}" for name in names)
         return Place(f"a row of keyed step {self.step.uid!r}", values=key and f" for{key}")
 
-    def _sent(self, frames: Iterable[Frame], index: int, left: _TaskResult) -> Iterator[Sent]:
+    def _sent(self, frames: Iterable[Frame], index: int, result: _TaskResult) -> Iterator[Sent]:
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
         with ExitStack() as stack:
             slices = stack.enter_context(self._slices(groups, index))
@@ -269,30 +269,30 @@ class ProcessPlan:
                     yield passed
                 else:
                     with counted_as(EXCHANGE):
-                        believed, early = self._believed(from_ipc(frame.data), left)
-                        slices.add(self._in_time(believed, left))
+                        believed, early = self._believed(from_ipc(frame.data), result)
+                        slices.add(self._in_time(believed, result))
                     if early is not None:
                         yield early
-            left.byte_count = slices.byte_count
+            result.byte_count = slices.byte_count
             is_first = self.base.version is None  # there may be an initial state
             has_work = slices.row_count > 0 or self.step.processor.has_timers or is_first
             rewrites = index in self.merges or index in self.snapshots
             if not has_work and not rewrites:
                 with counted_as(STATE):
-                    self._keep_up(index)
+                    self._refresh_idle_copy(index)
                 return
             with counted_as(STATE):
-                storage, nonce = self.doors.storage(), secrets.token_hex(8)
+                storage, nonce = self.worker_host.storage(), secrets.token_hex(8)
                 view = self._view(stack, groups, storage)
                 if rewrites:
-                    left.files += self._rewritten(view, storage, index, nonce)
+                    result.files += self._rewritten(view, storage, index, nonce)
             if has_work:
                 changes: list[pa.Table] = []
-                yield from self._processed(slices, view, changes, left)
+                yield from self._processed(slices, view, changes, result)
                 name = (storage, self.step.uid, self.checkpoint_id, index, nonce)
                 with counted_as(STATE):
                     changed = write_changelog(*name, pa.concat_tables(changes))
-                left.files += [] if changed is None else [changed]
+                result.files += [] if changed is None else [changed]
 
     def _slices(self, groups: KeyGroupRange, index: int) -> Slices:
         return Slices(
@@ -304,16 +304,16 @@ class ProcessPlan:
             f"step {self.step.uid}, the rows of task {index}",
         )
 
-    def _keep_up(self, index: int) -> None:
-        """Now and then bring the copy of a task that has nothing to do to the newest version.
+    def _refresh_idle_copy(self, index: int) -> None:
+        """Every KEEP_UP_EPOCHS epochs, bring the local copy forward though no rows came.
 
-        One that is too far behind would have to be rebuilt when there is something.
+        A copy that is too far behind would have to be rebuilt when rows come.
         """
         if self.base.version is None or (self.checkpoint_id + index) % KEEP_UP_EPOCHS:
             return
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
-        store = self.doors.store(self.base.uid, groups)
-        bring_forward(store, self.base, groups, self.doors.storage())
+        store = self.worker_host.store(self.base.uid, groups)
+        bring_forward(store, self.base, groups, self.worker_host.storage())
 
     def _rewritten(
         self, view: StateView, storage: Storage, index: int, nonce: str
@@ -332,11 +332,11 @@ class ProcessPlan:
                 view,
                 self.snapshots[index],
                 written_in=epoch,
-                state_ids=[each.state_id for each in self.base.fields],
+                state_ids=[state_field.state_id for state_field in self.base.fields],
             )
 
     def _believed(
-        self, rows: pa.RecordBatch, left: _TaskResult
+        self, rows: pa.RecordBatch, result: _TaskResult
     ) -> tuple[pa.RecordBatch, SideRows | None]:
         """Split off rows with event times too far ahead of the clock, and treat them as late."""
         column, most_ms = self.step.event_time, self.step.event_time_max_ahead_ms
@@ -349,11 +349,11 @@ class ProcessPlan:
         rows = rows.filter(pc.invert(after))
         if output is not None:
             return rows, SideRows(output, early)
-        left.early += early.num_rows
-        left.late += early.num_rows
+        result.early += early.num_rows
+        result.late += early.num_rows
         return rows, None
 
-    def _in_time(self, rows: pa.RecordBatch, left: _TaskResult) -> pa.RecordBatch:
+    def _in_time(self, rows: pa.RecordBatch, result: _TaskResult) -> pa.RecordBatch:
         """Return the rows that are not late, and count the late ones.
 
         Source: Spark's WatermarkSupport: an event time up to the watermark is late, null is not.
@@ -365,9 +365,9 @@ class ProcessPlan:
         times, per_ms = in_units(rows.column(column))
         latest = pc.max(times).as_py()
         if latest is not None:
-            known_ms = left.event_time_max_ms
+            known_ms = result.event_time_max_ms
             latest_ms = latest // per_ms
-            left.event_time_max_ms = latest_ms if known_ms is None else max(known_ms, latest_ms)
+            result.event_time_max_ms = latest_ms if known_ms is None else max(known_ms, latest_ms)
         watermark_ms = self.time.watermark_ms
         processor = self.step.processor
         if watermark_ms is None or processor.time_mode != EVENT_TIME:
@@ -376,7 +376,7 @@ class ProcessPlan:
             return rows
         late = pc.less_equal(times, watermark_ms * per_ms).fill_null(False)
         late_count = pc.sum(late).as_py()
-        left.late += late_count
+        result.late += late_count
         return rows.filter(pc.invert(late)) if late_count else rows
 
     def _view(self, stack: ExitStack, groups: KeyGroupRange, storage: Storage) -> StateView:
@@ -384,7 +384,7 @@ class ProcessPlan:
         version = self.base.version
         if version is None:
             return EmptyView()
-        store = self.doors.store(self.base.uid, groups)
+        store = self.worker_host.store(self.base.uid, groups)
         for _ in range(OVERTAKEN_MAX):
             bring_forward(store, self.base, groups, storage)
             view = stack.enter_context(store.view(version))
@@ -397,7 +397,7 @@ class ProcessPlan:
         )
 
     def _processed(
-        self, slices: Slices, view: StateView, changes: list[pa.Table], left: _TaskResult
+        self, slices: Slices, view: StateView, changes: list[pa.Table], result: _TaskResult
     ) -> Iterator[pa.RecordBatch | SideRows]:
         """Yield the function's output, slice by slice; append changes of state, sorted by key."""
         what = f"step {self.step.uid}"
@@ -407,7 +407,7 @@ class ProcessPlan:
                 key=self.step.key,
                 max_parallelism=self.base.max_parallelism,
                 groups=groups,
-                fields={each.name: each for each in self.base.fields},
+                fields={state_field.name: state_field for state_field in self.base.fields},
                 overlay=Overlay(view),
                 time=self.time,
                 is_first=self.base.version is None,
@@ -418,6 +418,6 @@ class ProcessPlan:
                     yield from conformed(batch, self.step.outputs, what, "vectorised")
                 elif batch.num_rows:
                     yield conform(batch, self.step.output, f"{what}: the output")
-            left.late += sum(work.late)
+            result.late += sum(work.late)
             with counted_as(STATE):
                 changes.append(work.overlay.changes())

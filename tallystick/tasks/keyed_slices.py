@@ -69,8 +69,8 @@ class Slices:
     ) -> None:
         self._columns, self._key, self._max_parallelism = columns, key, max_parallelism
         self._groups, self._bytes_max, self._what = groups, bytes_max, what
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._batch_bytes = 0
         self._open = ExitStack()
         self._file: IO[bytes] | None = None
         self._file_size = 0
@@ -92,33 +92,33 @@ class Slices:
         if rows.num_rows == 0:
             return
         size = rows.nbytes
-        if self._held and self._held_bytes + size > self._bytes_max:
+        if self._batches and self._batch_bytes + size > self._bytes_max:
             self._put_away()
-        self._held.append(rows)
-        self._held_bytes += size
+        self._batches.append(rows)
+        self._batch_bytes += size
         self.row_count += rows.num_rows
         self.byte_count += size
 
     def __iter__(self) -> Iterator[Slice]:
         """Yield all key groups of the task, ascending; those without rows too. Works only once."""
         if self._file is None:
-            rows, self._held = self._together(self._held), []
+            rows, self._batches = self._together(self._batches), []
             yield Slice(self._groups, rows)
             return
         self._put_away()
         first, pieces, size = 0, list[_Piece](), 0
-        for run, found in enumerate(self._runs):
-            more = sum(piece.size for piece in found)
+        for run, run_pieces in enumerate(self._runs):
+            more = sum(piece.size for piece in run_pieces)
             if pieces and size + more > self._bytes_max:
                 yield self._slice(first, run, pieces)
                 first, pieces, size = run, [], 0
-            pieces, size = pieces + found, size + more
+            pieces, size = pieces + run_pieces, size + more
         yield self._slice(first, len(self._runs), pieces)
 
     def _slice(self, first: int, stop: int, pieces: list[_Piece]) -> Slice:
         groups = KeyGroupRange(int(self._firsts[first]), int(self._firsts[stop]) - 1)
         # In the order of the file: that of arrival.
-        return Slice(groups, self._together([self._read(each) for each in sorted(pieces)]))
+        return Slice(groups, self._together([self._read(piece) for piece in sorted(pieces)]))
 
     def _read(self, piece: _Piece) -> pa.RecordBatch:
         assert self._file is not None, "there are pieces"
@@ -129,7 +129,7 @@ class Slices:
         """Sort what is held by runs of key groups, and append it to the file."""
         if self._file is None:
             self._file = self._open.enter_context(overflow_file())
-        rows, self._held, self._held_bytes = self._together(self._held), [], 0
+        rows, self._batches, self._batch_bytes = self._together(self._batches), [], 0
         groups = key_groups_of(self._key.hash_codes(rows), self._max_parallelism)
         runs = (np.searchsorted(self._firsts, groups, "right") - 1).astype(np.uint16)
         order = np.argsort(runs, kind="stable")

@@ -57,7 +57,7 @@ class ListStep:
 UnionFunction = Callable[[pa.RecordBatch, int, int], pa.RecordBatch | pa.Table]
 """Gets the elements of all tasks, the number of its own, and how many there are."""
 
-_held: dict[tuple[str, str, int], dict[Version, pa.BinaryArray]] = {}
+_versions: dict[tuple[str, str, int], dict[Version, pa.BinaryArray]] = {}
 """The lists of tasks at their newest versions, by place of the checkpoint, uid and task."""
 
 
@@ -117,9 +117,9 @@ class OpenList:
                 f"{self._what}: the function returned {type(result).__name__}: expected a pair, "
                 f"the rows and the elements that the list is to have: return rows, elements"
             )
-        made, elements = result
+        output, elements = result
         self._elements = self._conformed(elements, "the elements")
-        return made
+        return output
 
     def _conformed(self, elements: pa.RecordBatch | pa.Table, what: str) -> pa.RecordBatch:
         if isinstance(elements, pa.Table):
@@ -151,9 +151,9 @@ class OpenList:
                 self._hold(plan.version, after)
                 if changed is None and plan.base.version is not None:
                     self._hold(plan.base.version, after)
-        its = [asdict(each) for each in files]
-        fields = {NOTE: plan.step.uid, "task": self._task, "files": its}
-        return [json.dumps(fields)] if its or plan.is_rescaled else []
+        file_fields = [asdict(file) for file in files]
+        fields = {NOTE: plan.step.uid, "task": self._task, "files": file_fields}
+        return [json.dumps(fields)] if file_fields or plan.is_rescaled else []
 
     def _changes(self, after: pa.BinaryArray) -> list[pa.RecordBatch]:
         assert self._committed is not None, "read before it is written"
@@ -181,14 +181,14 @@ class OpenList:
 
     def _known(self, version: Version) -> pa.BinaryArray:
         """Return the committed values of the task, which the process may remember."""
-        held = _held.get(self._place, {}).get(version)
-        if held is None:
-            held = self._read(KeyGroupRange(self._task, self._task)).column(1)
-        return self._hold(version, held)
+        values = _versions.get(self._place, {}).get(version)
+        if values is None:
+            values = self._read(KeyGroupRange(self._task, self._task)).column(1)
+        return self._hold(version, values)
 
     def _read(self, groups: KeyGroupRange) -> pa.RecordBatch:
-        its = CommittedEntries(self._plan.base, self._plan.files.storage())
-        (entries,) = its.batches(groups)
+        committed = CommittedEntries(self._plan.base, self._plan.files.storage())
+        (entries,) = committed.batches(groups)
         return entries
 
     @property
@@ -196,10 +196,12 @@ class OpenList:
         return self._plan.files.storage().location, self._plan.step.uid, self._task
 
     def _hold(self, version: Version, values: pa.BinaryArray) -> pa.BinaryArray:
-        others = [(at, each) for at, each in _held.pop(self._place, {}).items() if at != version]
-        _held[self._place] = {**dict(others[-1:]), version: values}
-        while len(_held) > LISTS_MAX:
-            del _held[next(iter(_held))]
+        others = [
+            (at, array) for at, array in _versions.pop(self._place, {}).items() if at != version
+        ]
+        _versions[self._place] = {**dict(others[-1:]), version: values}
+        while len(_versions) > LISTS_MAX:
+            del _versions[next(iter(_versions))]
         return values
 
 
@@ -235,10 +237,10 @@ class ListFunction:
 
 def parts_of(functions: Iterable[BatchFunction]) -> Iterator[object]:
     """Yield functions and the functions they wrap, all of them the same in every epoch."""
-    for each in functions:
-        yield each
-        if isinstance(each, DeclaredFunction | TableFunction | ListFunction):
-            inner: Any = each.function
+    for function in functions:
+        yield function
+        if isinstance(function, DeclaredFunction | TableFunction | ListFunction):
+            inner: Any = function.function
             yield from parts_of((inner,))
 
 
@@ -269,19 +271,21 @@ def lists_after(plans: Sequence[ListPlan], notes: Iterable[dict[str, Any]]) -> l
     Raises:
         BrokenInvariantError: a task was not heard of that had to write its share, or one twice.
     """
-    held = list(notes)
-    return [_after(plan, [each for each in held if each[NOTE] == plan.step.uid]) for plan in plans]
+    all_notes = list(notes)
+    return [
+        _after(plan, [note for note in all_notes if note[NOTE] == plan.step.uid]) for plan in plans
+    ]
 
 
 def _after(plan: ListPlan, notes: Sequence[dict[str, Any]]) -> StepState:
-    heard = sorted(each["task"] for each in notes)
-    expected = list(range(plan.base.parallelism)) if plan.is_rescaled else sorted(set(heard))
-    if heard != expected:
+    noted_tasks = sorted(note["task"] for note in notes)
+    expected = list(range(plan.base.parallelism)) if plan.is_rescaled else sorted(set(noted_tasks))
+    if noted_tasks != expected:
         raise BrokenInvariantError(
-            f"list state {plan.step.uid}, epoch {plan.version.epoch}: notes of the tasks {heard} "
-            f"came back, expected {expected}"
+            f"list state {plan.step.uid}, epoch {plan.version.epoch}: notes of the tasks "
+            f"{noted_tasks} came back, expected {expected}"
         )
-    files = [StateFile(**file) for each in notes for file in each["files"]]
+    files = [StateFile(**file) for note in notes for file in note["files"]]
     return extend(plan.base, plan.version, files) if files else plan.base
 
 
@@ -291,8 +295,8 @@ def refuse_lists(functions: Iterable[BatchFunction]) -> None:
     Raises:
         OptionError: a function has one.
     """
-    for each in functions:
-        inner = each.function if isinstance(each, DeclaredFunction) else each
+    for function in functions:
+        inner = function.function if isinstance(function, DeclaredFunction) else function
         if isinstance(inner, ListFunction):
             raise OptionError(
                 f"map_batches {inner.__name__}: list state {inner.uid!r} is that of tasks that "

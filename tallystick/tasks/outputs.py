@@ -175,9 +175,9 @@ def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
     chosen = predicate(rows)
     is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)
     if not is_column or not pa.types.is_boolean(chosen.type) or len(chosen) != rows.num_rows:
-        found = f"{len(chosen)} values of type {chosen.type}" if is_column else repr(chosen)
+        returned = f"{len(chosen)} values of type {chosen.type}" if is_column else repr(chosen)
         raise OptionError(
-            f"{what}: the predicate returned {found}: expected a boolean column of the batch's "
+            f"{what}: the predicate returned {returned}: expected a boolean column of the batch's "
             f"{rows.num_rows} rows, such as pc.greater(rows['delay'], 15)"
         )
     return chosen.combine_chunks() if isinstance(chosen, pa.ChunkedArray) else chosen

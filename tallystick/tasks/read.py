@@ -68,7 +68,7 @@ def apply(
     batches: Iterator[pa.RecordBatch | SideRows] = iter([rows])
     for function in functions:
         batches = _passed(function, batches)
-    return (each for each in batches if isinstance(each, SideRows) or each.num_rows)
+    return (batch for batch in batches if isinstance(batch, SideRows) or batch.num_rows)
 
 
 def selected(selection: Selection, rows: pa.RecordBatch, output: str) -> Iterator[pa.RecordBatch]:
@@ -88,11 +88,11 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                made = _made(function, function(rows))
-            yield from made
+                outputs = _outputs_of(function, function(rows))
+            yield from outputs
 
 
-def _made(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
+def _outputs_of(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
     """Return the result of a user's function, conformed to the declared columns."""
     declared = function if isinstance(function, DeclaredFunction) else DeclaredFunction(function)
     what = f"map_batches {_name_of(function)}"
@@ -235,12 +235,12 @@ def send(
                         yield frame
                     sequence += 1
             with clock.counted_as(outlet.part):
-                said = [*notes(), *opened.finish()]
+                closing_notes = [*notes(), *opened.finish()]
         except BaseException:
             opened.abandon()
             raise
-        said.append(watch.times(stage).to_note())
-    yield from last_frames(source, sequence, attempt, outlet.target_count, said)
+        closing_notes.append(watch.times(stage).to_note())
+    yield from last_frames(source, sequence, attempt, outlet.target_count, closing_notes)
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class EncodePlan:
     def frames(self, sent: Sent, source: int, sequence: int, attempt: int) -> Iterator[Frame]:
         """Partition, encode and compress a batch, for each sink that gets rows of it."""
         if isinstance(sent, DeadLetters):
-            has_route = any(each.selection.output == DEAD_LETTERS for each in self.routes)
+            has_route = any(route.selection.output == DEAD_LETTERS for route in self.routes)
             assert has_route, "dead letters, and no topic for them"
         parts = apply(self.functions, sent) if isinstance(sent, pa.RecordBatch) else [sent]
         for part in parts:
@@ -305,7 +305,7 @@ class EncodePlan:
         self, route: Route, rows: pa.RecordBatch, source: int, sequence: int, attempt: int
     ) -> Iterator[Frame]:
         letter_route = next(
-            (each for each in self.routes if each.selection.output == DEAD_LETTERS), None
+            (other for other in self.routes if other.selection.output == DEAD_LETTERS), None
         )
         letters: list[pa.RecordBatch] | None = None if letter_route is None else []
         now_ms = time.time_ns() // 1_000_000
@@ -411,11 +411,11 @@ class WritePlan:
                     f"attempt {attempt_number} of a writing task: an earlier attempt may still be "
                     f"writing with the same producer epoch, so this one does not"
                 )
-            heard = FrameSources(self.stage)
+            sources = FrameSources(self.stage)
             with clock.stopwatch() as watch:
-                produced = self._write(clock.timed(clock.WAIT, heard.with_rows(frames)))
+                produced = self._write(clock.timed(clock.WAIT, sources.with_rows(frames)))
             own = watch.times(self.stage + 1).to_note()
-            return Report(produced, attempts=heard.attempts, notes=(*heard.notes, own))
+            return Report(produced, attempts=sources.attempts, notes=(*sources.notes, own))
         except WorkerOrphanedError:
             raise
         except TallystickError as error:

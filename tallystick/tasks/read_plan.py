@@ -173,7 +173,7 @@ def send_read(
     """
     first = parts[0][0]
     times = TimesRead(first.event_time, first.event_time_limit_ms)
-    read = (each for plan, splits in parts for each in plan.read_both(splits, times))
+    read = (batch for plan, splits in parts for batch in plan.read_both(splits, times))
     return send(outlet, read, source, lambda: [*times.notes(), *notes()], attempt_number)
 
 
@@ -224,14 +224,14 @@ class Origin:
 
         A function that keeps state is not called once more.
         """
-        plain = all(isinstance(each, FunctionType) for each in self.functions)
+        plain = all(isinstance(function, FunctionType) for function in self.functions)
         if not plain or rows.num_rows != self.built.rows.num_rows:
             return False
         try:
-            made = list(apply(self.functions, self.built.rows.slice(row, 1)))
+            outputs = list(apply(self.functions, self.built.rows.slice(row, 1)))
         except Exception:  # it is the user's, and was called to find a record only
             return False
-        return len(made) == 1 and bool(made[0] == rows.slice(row, 1))
+        return len(outputs) == 1 and bool(outputs[0] == rows.slice(row, 1))
 
 
 class _LeftOut:

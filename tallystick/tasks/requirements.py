@@ -24,6 +24,6 @@ def wanted_of_table(table: TableStep) -> StepRequirement:
     return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
 
 
-def wanted_of_list(its: ListStep, task_count: int) -> StepRequirement:
+def wanted_of_list(list_step: ListStep, task_count: int) -> StepRequirement:
     """Return the requirements of a list state of readers."""
-    return StepRequirement(its.uid, PLACE.schema_text, ALL_TASKS.count, task_count)
+    return StepRequirement(list_step.uid, PLACE.schema_text, ALL_TASKS.count, task_count)

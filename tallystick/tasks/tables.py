@@ -54,7 +54,7 @@ TABLES_MAX = 32
 
 
 class StateFiles(Protocol):
-    """The way of a task to the checkpoint's files; see `keyed_task.Doors`."""
+    """The way of a task to the checkpoint's files; see `keyed.WorkerHost`."""
 
     def storage(self) -> Storage:
         """The checkpoint's files."""
@@ -95,16 +95,16 @@ class _Version(NamedTuple):
     record_count: int = 0
 
 
-_held: dict[tuple[str, str], dict[Version, _Version]] = {}
+_versions: dict[tuple[str, str], dict[Version, _Version]] = {}
 """The two newest versions of tables, by place of the checkpoint and uid."""
 
 
-def _hold(place: tuple[str, str], version: Version, found: _Version) -> _Version:
-    others = {at: each for at, each in _held.pop(place, {}).items() if at != version}
-    _held[place] = {**dict(list(others.items())[-1:]), version: found}
-    while len(_held) > TABLES_MAX:
-        del _held[next(iter(_held))]
-    return found
+def _hold(place: tuple[str, str], version: Version, table: _Version) -> _Version:
+    others = {at: other for at, other in _versions.pop(place, {}).items() if at != version}
+    _versions[place] = {**dict(list(others.items())[-1:]), version: table}
+    while len(_versions) > TABLES_MAX:
+        del _versions[next(iter(_versions))]
+    return table
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ class TablePlan:
             return []
         fields: dict[str, Any] = {NOTE: self.step.uid, "files": None}
         if task == FIRST_READER:
-            its = self._epoch
-            clock.count(clock.READ_RECORDS, its.record_count)
+            table = self._epoch
+            clock.count(clock.READ_RECORDS, table.record_count)
             with clock.counted_as(clock.STATE):
-                fields["files"] = [asdict(each) for each in self._written(its)]
-        found = _held.get(self._place, {}).get(self.version)
-        return [] if found is None else [json.dumps({**fields, "digest": found.digest})]
+                fields["files"] = [asdict(file) for file in self._written(table)]
+        kept_table = _versions.get(self._place, {}).get(self.version)
+        return [] if kept_table is None else [json.dumps({**fields, "digest": kept_table.digest})]
 
     @property
     def _place(self) -> tuple[str, str]:
@@ -164,27 +164,27 @@ class TablePlan:
 
     @property
     def _epoch(self) -> _Version:
-        held = _held.get(self._place, {}).get(self.version)
-        if held is not None:
-            return held
+        kept_table = _versions.get(self._place, {}).get(self.version)
+        if kept_table is not None:
+            return kept_table
         base = self._base()
         changes, record_count = self._changes()
         content = base.changed(changes)
-        made = _Version(content, changes, _digest(changes), record_count)
-        return _hold(self._place, self.version, made)
+        table = _Version(content, changes, _digest(changes), record_count)
+        return _hold(self._place, self.version, table)
 
     def _base(self) -> TableContent:
         """Return the committed table."""
-        base, held = self.base, _held.get(self._place, {})
+        base, kept = self.base, _versions.get(self._place, {})
         if base.version is None:
             return TableContent.empty(self.step.codec)
-        if base.version in held:
-            return _hold(self._place, base.version, held[base.version]).content
-        have = next((each for each in reversed(base.trail) if each in held), None)
+        if base.version in kept:
+            return _hold(self._place, base.version, kept[base.version]).content
+        have = next((version for version in reversed(base.trail) if version in kept), None)
         since = changes_since(base, have, WHOLE, self.files.storage())
         before = TableContent.empty(self.step.codec)
         if have is not None and not since.is_whole:
-            before = held[have].content
+            before = kept[have].content
         return _hold(self._place, base.version, _Version(before.changed(since.entries))).content
 
     def _changes(self) -> tuple[pa.RecordBatch, int]:
@@ -192,7 +192,7 @@ class TablePlan:
 
         Rows of the same key count in the order of partitions, and of offsets within a partition.
         """
-        held: dict[TopicPartition, list[pa.RecordBatch]] = {}
+        entries_by_partition: dict[TopicPartition, list[pa.RecordBatch]] = {}
         sizes: dict[TopicPartition, int] = {}
         record_count = 0
         # Each task reads them: they are counted where they are written.
@@ -200,21 +200,25 @@ class TablePlan:
             for partition, rows in self.step.read.read_by_partition(self.splits):
                 entries = self.step.entries(rows)
                 record_count += rows.num_rows
-                held.setdefault(partition, []).append(entries)
+                entries_by_partition.setdefault(partition, []).append(entries)
                 sizes[partition] = sizes.get(partition, 0) + entries.nbytes
                 if sizes[partition] > HELD_BYTES:
-                    held[partition] = newest_entries(held[partition]).to_batches()
+                    entries_by_partition[partition] = newest_entries(
+                        entries_by_partition[partition]
+                    ).to_batches()
                     sizes[partition] = 0
-        newest = newest_entries([each for at in sorted(held) for each in held[at]])
+        newest = newest_entries(
+            [batch for at in sorted(entries_by_partition) for batch in entries_by_partition[at]]
+        )
         return one_batch(newest, f"the changes of table {self.step.uid}", TOO_MANY), record_count
 
-    def _written(self, its: _Version) -> Iterator[StateFile]:
+    def _written(self, epoch_table: _Version) -> Iterator[StateFile]:
         """Write due snapshots of the committed table, then the epoch's changes; yield the files."""
         storage, nonce = self.files.storage(), secrets.token_hex(8)
         uid, epoch = self.step.uid, self.version.epoch
         yield from rewritten(self.base, epoch, storage, nonce)
-        assert its.changes is not None, "made in this epoch"
-        table = pa.Table.from_batches([its.changes])
+        assert epoch_table.changes is not None, "made in this epoch"
+        table = pa.Table.from_batches([epoch_table.changes])
         changed = write_changelog(storage, uid, epoch, FIRST_READER, nonce, table)
         if changed is not None:
             yield changed
@@ -277,7 +281,7 @@ def with_tables(
     functions: tuple[BatchFunction, ...], plans: Sequence[TablePlan]
 ) -> tuple[BatchFunction, ...]:
     """Return functions with the tables of an epoch; the same ones where none has any."""
-    by_uid = {each.step.uid: each for each in plans}
+    by_uid = {plan.step.uid: plan for plan in plans}
 
     def bound(function: BatchFunction) -> BatchFunction:
         match function:
@@ -301,27 +305,29 @@ def tables_after(plans: Sequence[TablePlan], notes: Iterable[dict[str, Any]]) ->
         EpochAbortedError: tasks did not have the same table.
         BrokenInvariantError: the task that writes the changes was not heard of, or twice.
     """
-    held = list(notes)
-    return [_after(plan, [each for each in held if each[NOTE] == plan.step.uid]) for plan in plans]
+    all_notes = list(notes)
+    return [
+        _after(plan, [note for note in all_notes if note[NOTE] == plan.step.uid]) for plan in plans
+    ]
 
 
 def _after(plan: TablePlan, notes: Sequence[dict[str, Any]]) -> StepState:
     if not plan.splits:
         return plan.base
     uid, epoch = plan.step.uid, plan.version.epoch
-    if len({each["digest"] for each in notes}) > 1:
+    if len({note["digest"] for note in notes}) > 1:
         raise EpochAbortedError(
             f"table {uid}: the tasks of epoch {epoch} did not read the same from its topic "
             f"({', '.join(sorted({str(split.topic) for split in plan.splits}))}). Records were "
             f"compacted or deleted meanwhile, and the epoch runs again; or, if that goes on, a "
             f"function of the table's stream does not return the same for the same rows"
         )
-    written = [each["files"] for each in notes if each["files"] is not None]
+    written = [note["files"] for note in notes if note["files"] is not None]
     if len(written) != 1:
         raise BrokenInvariantError(
             f"table {uid}, epoch {epoch}: {len(written)} tasks wrote what changed, expected 1"
         )
-    files = [StateFile(**each) for each in written[0]]
+    files = [StateFile(**fields) for fields in written[0]]
     return extend(plan.base, plan.version, files) if files else plan.base
 
 

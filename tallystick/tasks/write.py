@@ -72,14 +72,14 @@ class SinkNote:
 
     def to_json(self) -> str:
         """Return the text that travels in a frame."""
-        held = [each.to_fields() for each in self.committables]
-        return json.dumps({**vars(self), "committables": held})
+        committables = [committable.to_fields() for committable in self.committables]
+        return json.dumps({**vars(self), "committables": committables})
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """Read back what `to_json` made."""
-        found = tuple(map(Committable.from_fields, fields["committables"]))
-        return cls(**{**fields, "committables": found})
+        committables = tuple(map(Committable.from_fields, fields["committables"]))
+        return cls(**{**fields, "committables": committables})
 
 
 class Notes(NamedTuple):
@@ -95,43 +95,45 @@ class Notes(NamedTuple):
 
 def split_notes(texts: Iterable[str]) -> Notes:
     """The notes of an epoch by their kind."""
-    found = Notes([], [], [], [], [], [])
+    notes = Notes([], [], [], [], [], [])
     for text in texts:
         if (times := TaskTimes.from_note(text)) is not None:
-            found.times.append(times)
+            notes.times.append(times)
             continue
         fields = json.loads(text)
         if "committables" in fields:
-            found.sinks.append(SinkNote.from_fields(fields))
+            notes.sinks.append(SinkNote.from_fields(fields))
         elif NOTE in fields:
-            found.event_times.append(fields[NOTE])
+            notes.event_times.append(fields[NOTE])
         elif tables.NOTE in fields:
-            found.tables.append(fields)
+            notes.tables.append(fields)
         elif lists.NOTE in fields:
-            found.lists.append(fields)
+            notes.lists.append(fields)
         else:
-            found.keyed.append(text)
-    return found
+            notes.keyed.append(text)
+    return notes
 
 
-def check_notes(notes: Iterable[SinkNote], heard: Iterable[Attempt], stage: int) -> None:
+def check_notes(notes: Iterable[SinkNote], attempts: Iterable[Attempt], stage: int) -> None:
     """Check that every task that sent rows to sinks left a single note.
 
     The output of a task without a note would be lost.
 
     Args:
         notes: what came back.
-        heard: all attempts of tasks whose frames were taken.
+        attempts: all attempts of tasks whose frames were taken.
         stage: of the tasks that send to sinks.
 
     Raises:
         BrokenInvariantError: a note is missing, or there is one too many.
     """
-    expected = sorted({(each.source, each.attempt) for each in heard if each.stage == stage})
-    found = sorted((note.source, note.attempt) for note in notes)
-    if found != expected:
+    expected = sorted(
+        {(attempt.source, attempt.attempt) for attempt in attempts if attempt.stage == stage}
+    )
+    noted = sorted((note.source, note.attempt) for note in notes)
+    if noted != expected:
         raise BrokenInvariantError(
-            f"notes of the sinks came from the attempts {found}, expected {expected}"
+            f"notes of the sinks came from the attempts {noted}, expected {expected}"
         )
 
 
@@ -198,7 +200,7 @@ class _BranchWriter:
     def finish(self) -> list[str]:
         """See `OpenOutlet.finish`."""
         begun = self.transactions.values()
-        prepared = [each for transaction in begun for each in transaction.prepare()]
+        prepared = [committable for transaction in begun for committable in transaction.prepare()]
         note = SinkNote(self.source, self.attempt, tuple(prepared), self.attempt_number)
         return [note.to_json()]
 
@@ -243,10 +245,10 @@ class CollectPlan:
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
         """Gather attempts and notes from the frames; any attempt may."""
         try:
-            heard = FrameSources(self.stage)
-            rows = sum(1 for _ in heard.with_rows(frames))
+            sources = FrameSources(self.stage)
+            rows = sum(1 for _ in sources.with_rows(frames))
             if rows:
                 raise BrokenInvariantError(f"{rows} frames with rows, and no task to write them")
-            return Report(attempts=heard.attempts, notes=tuple(heard.notes))
+            return Report(attempts=sources.attempts, notes=tuple(sources.notes))
         except TallystickError as error:
             return Report(error=type(error).__name__, message=str(error))

@@ -93,11 +93,11 @@ def test_long_lists_are_cut_and_counted():
 
 def test_what_is_lost_again_and_again_is_no_loss_unless_a_part_is_visible():
     """Nobody must be asked to write by other means what the next start writes."""
-    again = refusals.again_and_again(OURS, MANIFEST, LOST)
+    again = refusals.lost_repeatedly(OURS, MANIFEST, LOST)
 
     assert isinstance(again, EpochAbortedError)
     assert "accept=" not in str(again)
-    assert isinstance(refusals.again_and_again(OURS, MANIFEST, LOST[:1]), DataLossError)
+    assert isinstance(refusals.lost_repeatedly(OURS, MANIFEST, LOST[:1]), DataLossError)
 
 
 def test_sinks_that_are_gone_are_named():

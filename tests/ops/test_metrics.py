@@ -127,7 +127,7 @@ def test_many_partitions_are_one_series_per_topic():
 
 
 def pipelines_progress(batch_id: int, **counted: Any) -> dict[str, Any]:
-    """A pipeline's progress, as `PlannedByUs.describe` and `Query` make it."""
+    """A pipeline's progress, as `PipelinePlanner.describe` and `Query` make it."""
     return {
         "id": QUERY_ID, "batchId": batch_id, "durationMs": {}, "epochSize": {"offsets": 40},
         "numInputRows": 39, "bytes": {"read": 500, "written": 70},

@@ -233,7 +233,7 @@ def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):
         files[path] = replace(m.decode(files[path], path), state=(state,)).encode()
     files |= {file.path: b"x" for file in held if file.epoch != EPOCHS - 3}
     driver = world.make_driver(world.start_driver())
-    driver._asked_for = EPOCHS
+    driver._requested_epoch = EPOCHS
 
     error = driver._with_remedy("state file of somewhere: it is missing.")
 
@@ -326,7 +326,7 @@ def test_a_lineage_does_not_go_on_behind_a_manifest_whose_call_failed(tmp_path):
     storage.put(failed_path(2, path), b"")
     identity = driver_module.Identity("q", "ours", storage.location, frozenset())
     driver = Driver(identity, kafka.decider(identity), storage, SystemClock())
-    driver._asked_for, driver._may_skip = 3, True
+    driver._requested_epoch, driver._may_skip = 3, True
 
     known = driver._read_bases()
 

@@ -17,7 +17,7 @@ from tallystick.state.functions.processing import EVENT_TIME
 from tallystick.state.functions.ready_made import aggregate
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.overlay import FINAL_WATERMARK_MS, EpochTime, is_final
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import (
     InputState,
     TimesRead,
@@ -316,16 +316,16 @@ def test_readers_tell_the_latest_time_of_each_partition(kind):
 
 def test_readers_are_asked_for_the_column_of_the_first_step_with_event_time():
     timed, other = step(TIMED, event_time="at"), step(TIMED, uid="other", event_time="n")
-    assert KeyedSteps((timed, other)).event_time.equals(AT)
-    assert KeyedSteps((step(TIMED), timed)).event_time.equals(AT), "rows have it from the start"
+    assert PipelinePlan((timed, other)).event_time.equals(AT)
+    assert PipelinePlan((step(TIMED), timed)).event_time.equals(AT), "rows have it from the start"
     made = replace(timed, event_time="made")
-    assert KeyedSteps((step(TIMED), made)).event_time is None
+    assert PipelinePlan((step(TIMED), made)).event_time is None
     unread = step(aggregate({"at": count()}), output=EVENTS)
-    assert KeyedSteps((unread, timed)).event_time is None, "that column is another one"
-    assert KeyedSteps((timed,), is_noted=False).event_time is None
+    assert PipelinePlan((unread, timed)).event_time is None, "that column is another one"
+    assert PipelinePlan((timed,), is_noted=False).event_time is None
     promised = step(TIMED, event_time="at", watermark_column="n")
-    assert KeyedSteps((promised,)).event_time.name == "n"
-    assert KeyedSteps().event_time is None
+    assert PipelinePlan((promised,)).event_time.name == "n"
+    assert PipelinePlan().event_time is None
 
 
 def test_a_reader_that_is_not_asked_says_nothing():

@@ -26,7 +26,7 @@ from tallystick.state.functions.vectorised import ByColumns, vectorised
 from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import cumulative, hopping, session, tumbling
 from tallystick.state.overlay import FINAL_WATERMARK_MS
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState, TimesRead
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.read import send
@@ -252,7 +252,7 @@ class Feed:
     """Runs the epochs of a job whose readers each read a partition, and note its times."""
 
     def __init__(self, dice: random.Random, steps: tuple[KeyedStep, ...]) -> None:
-        self.dice, self.job, self.keyed = dice, Job(steps), KeyedSteps(steps)
+        self.dice, self.job, self.keyed = dice, Job(steps), PipelinePlan(steps)
         self.late = 0
 
     def epoch(

@@ -9,7 +9,7 @@ import pytest
 
 from tallystick.pipeline import loop as pipeline_loop
 from tallystick.pipeline.input_planning import InputPlanner, InputPlanners, text_of
-from tallystick.pipeline.loop import PlannedByUs
+from tallystick.pipeline.loop import PipelinePlanner
 from tallystick.run import epoch_clock
 from tallystick.run.part_times import PartTimes
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
@@ -19,7 +19,7 @@ from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import FINAL_WATERMARK_MS
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import EventTimesOfEpoch, InputState
 from tallystick.values import TopicPartition
 from tests.keyed_job import EVENTS, step
@@ -60,21 +60,21 @@ def clock(monkeypatch):
 
 def loop(
     planner: Planner, time_mode: str = EVENT_TIME, *, advance: bool = False
-) -> tuple[PlannedByUs, list[InputState]]:
+) -> tuple[PipelinePlanner, list[InputState]]:
     """Return a loop, and the states of the input with which epochs are run."""
     given: list[InputState] = []
     timed = vectorised(lambda batch: Update(), state="n bigint", time_mode=time_mode, output=EVENTS)
     timing = {"event_time": "at", "idle_after_ms": IDLE_MS, "idle_advance": advance}
     run = SimpleNamespace(
         name="loop",
-        keyed=KeyedSteps((step(timed, **timing),)),
+        keyed=PipelinePlan((step(timed, **timing),)),
         parts=PartTimes(lambda _: None),
         cluster=SimpleNamespace(context=SimpleNamespace(_jsc=object())),
         make_engine=lambda batch, source: given.append(
             replace(source, clock_ms=None, arrived=frozenset())
         ),
     )
-    return PlannedByUs(run, InputPlanners([InputPlanner(ONLY_INPUT, planner)]), None), given
+    return PipelinePlanner(run, InputPlanners([InputPlanner(ONLY_INPUT, planner)]), None), given
 
 
 def at(positions: dict[TopicPartition, int], **further) -> tuple[str, ...]:

@@ -235,7 +235,7 @@ def by_user(rows: list[dict]) -> dict[str, list[dict]]:
 def contents(job: Job) -> list[tuple[int, int, str, int, bytes]]:
     """The files of state; only their names differ."""
     return sorted(
-        (file.first, file.last, file.kind, file.epoch, job.doors.files.files[file.path])
+        (file.first, file.last, file.kind, file.epoch, job.worker_host.files.files[file.path])
         for each in job.state
         for file in each.files
     )

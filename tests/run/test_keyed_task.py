@@ -22,14 +22,14 @@ from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import tumbling
 from tallystick.state.keys import KeyCodec
 from tallystick.tasks import epoch_plan, keyed
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.frames import from_ipc, to_ipc
 from tallystick.tasks.keyed import _TaskResult
 from tallystick.tasks.outputs import DeadLetters
 from tests.keyed_job import (
     EVENTS,
     Job,
-    MemoryDoors,
+    MemoryHost,
     MemoryStore,
     by_user,
     events,
@@ -65,7 +65,7 @@ def test_every_row_of_a_key_is_counted_once_in_order_whatever_the_parallelism(ep
     job, seen, fed = Job((NUMBERING,)), [], []
     for parallelism, is_lost, sources in epochs:
         if is_lost:
-            job.doors.stores.clear()
+            job.worker_host.stores.clear()
         batches = [
             [events(*((f"u{u}", len(fed) + at) for at, u in enumerate(us)))] for us in sources
         ]
@@ -125,11 +125,11 @@ def test_a_task_without_rows_touches_no_store_and_leaves_no_file():
     job = Job((NUMBERING,))
     job.run([events(("a", 1))], parallelism=4)
     before = job.state
-    job.doors.opened.clear()
+    job.worker_host.opened.clear()
     job.epoch = 1  # none of these epochs is one in which quiet copies are brought forward
     job.run([events()], parallelism=4)
 
-    assert job.doors.opened == []
+    assert job.worker_host.opened == []
     assert job.state == before
 
 
@@ -176,13 +176,13 @@ def test_snapshots_and_merges_that_are_due_are_written_and_old_files_left_behind
     for n in range(12):
         rows = job.run([events(*((f"u{u}", n) for u in range(30)))], parallelism=2)
         assert {row["at"] for row in rows} == {n + 1}
-    job.doors.stores.clear()
+    job.worker_host.stores.clear()
 
     rows = job.run([events(*((f"u{u}", 0) for u in range(30)))], parallelism=3)
 
     files = job.state[0].files
-    assert any(file.kind == SNAPSHOT for file in files), job.doors.files.files.keys()
-    assert any(".changelog" in path and "-merged" in path for path in job.doors.files.files)
+    assert any(file.kind == SNAPSHOT for file in files), job.worker_host.files.files.keys()
+    assert any(".changelog" in path and "-merged" in path for path in job.worker_host.files.files)
     assert len(files) < 12
     assert [row["at"] for row in rows] == [13] * 30
 
@@ -196,7 +196,7 @@ def test_what_is_written_anew_bears_the_epoch_that_writes_it(monkeypatch):
     job.epoch = 6  # what was in between changed nothing
     job.run([events(("a", 1))])
 
-    (path,) = [name for name in job.doors.files.files if name.endswith(SNAPSHOT)]
+    (path,) = [name for name in job.worker_host.files.files if name.endswith(SNAPSHOT)]
     assert file_sets.epoch_of(path) == 7
 
 
@@ -316,7 +316,7 @@ def test_timers_are_looked_for_without_rows():
     # They are due by the clock: by event time they would be at the wrong moment.
     kept = tuple(StepState.from_json(each.to_json()) for each in job.state)
     with pytest.raises(OptionError, match=r"now 'EventTime', but .* by 'ProcessingTime'"):
-        KeyedSteps((step(vectorised(remind, state="", time_mode=EVENT_TIME)),)).check(kept)
+        PipelinePlan((step(vectorised(remind, state="", time_mode=EVENT_TIME)),)).check(kept)
 
 
 def wrong(output: pa.RecordBatch) -> Job:
@@ -355,7 +355,7 @@ def test_rows_without_the_keys_column_are_refused_by_name():
 
 
 def test_a_copy_that_others_keep_moving_ends_the_epoch():
-    class Restless(MemoryDoors):
+    class Restless(MemoryHost):
         def store(self, uid, groups):
             class Moved(MemoryStore):
                 def version(self):
@@ -365,7 +365,7 @@ def test_a_copy_that_others_keep_moving_ends_the_epoch():
 
     job = Job((NUMBERING,))
     job.run([events(("a", 1))])
-    job.doors = Restless(job.doors.files)
+    job.worker_host = Restless(job.worker_host.files)
 
     with pytest.raises(EpochAbortedError, match="another run uses it"):
         job.run([events(("a", 1))])

@@ -13,11 +13,11 @@ from tallystick.errors import BrokenInvariantError, OptionError, RecordError
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.state.list_state import ListCodec
 from tallystick.tasks import lists
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
 from tallystick.tasks.outputs import DeclaredFunction
 from tallystick.tasks.read import EncodePlan
-from tests.keyed_job import MemoryDoors
+from tests.keyed_job import MemoryHost
 
 COLUMNS = pa.schema([("n", pa.int64())])
 STEP = ListStep("buffer", ListCodec(COLUMNS))
@@ -32,14 +32,16 @@ class Host:
 
     def __init__(self, step: ListStep = STEP) -> None:
         self.step = step
-        self.doors = MemoryDoors()
+        self.worker_host = MemoryHost()
         self.state: tuple[StepState, ...] = ()
         self.epoch = -1
-        lists._held.clear()
+        lists._versions.clear()
 
     def plan(self, parallelism: int) -> Any:
         self.epoch += 1
-        keyed = KeyedSteps(lists=(self.step,), task_count=parallelism, doors=self.doors)
+        keyed = PipelinePlan(
+            lists=(self.step,), task_count=parallelism, worker_host=self.worker_host
+        )
         return keyed.epoch(self.epoch, 0, f"{random.random()}", self.state, EncodePlan((), 1))
 
     def commit(self, epoch: Any, opened: list[OpenList]) -> None:
@@ -87,9 +89,9 @@ def test_lists_go_on_whatever_a_process_remembers(
     for number in range(60):
         if chance.random() < 0.15:
             parallelism = chance.randint(1, 5)
-        lists._held = chance.choice(memories)
+        lists._versions = chance.choice(memories)
         if chance.random() < 0.3:
-            lists._held.clear()
+            lists._versions.clear()
         epoch, opened = host.open(parallelism)
         expected = shared(committed, parallelism)
         after = [[*each] for each in expected]
@@ -107,7 +109,7 @@ def test_lists_go_on_whatever_a_process_remembers(
         snapshots += any(file.kind == SNAPSHOT for step in host.state for file in step.files)
     expected = shared(committed, parallelism)
     assert snapshots
-    lists._held.clear()
+    lists._versions.clear()
     assert host.elements(parallelism) == expected
     (held,) = host.state
     assert len(held.files) < 60, "changelogs are merged"
@@ -118,10 +120,10 @@ def test_a_list_that_nobody_calls_for_costs_nothing() -> None:
     epoch, opened = host.open(2)
     opened[1].call(keep(1, 2), batch())
     host.commit(epoch, opened)
-    before, files = host.state, dict(host.doors.files.files)
+    before, files = host.state, dict(host.worker_host.files.files)
     epoch, opened = host.open(2)
     host.commit(epoch, opened)
-    assert (host.state, host.doors.files.files) == (before, files)
+    assert (host.state, host.worker_host.files.files) == (before, files)
     epoch, opened = host.open(2)
     opened[1].call(keep(1, 2), batch())  # as it was
     host.commit(epoch, opened)

@@ -85,7 +85,9 @@ def test_what_is_found_is_reported_with_each_look_and_each_result_after_it():
     a, b = Noting(left=left), Noting(left=(of("b", "three"),), error=OSError("no way"))
     open_now = OpenTransactions()
     owners = {uid: Owner("pipeline", uid, "lineage") for uid in "ab"}
-    sinks = OpenSinks({"a": a, "b": b}, owners, note=open_now.note, found=open_now.found)
+    sinks = OpenSinks(
+        {"a": a, "b": b}, owners, note=open_now.note, on_lingering=open_now.replace_all
+    )
 
     open_now.prepared([of("a", "gone by itself")])
     found = sinks.lingering()

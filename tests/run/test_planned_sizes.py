@@ -8,12 +8,12 @@ import pytest
 
 from tallystick.pipeline import loop as pipeline_loop
 from tallystick.pipeline.input_planning import InputPlanner, InputPlanners
-from tallystick.pipeline.loop import PlannedByUs
+from tallystick.pipeline.loop import PipelinePlanner
 from tallystick.pipeline.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
 from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.part_times import PartTimes
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.values import TopicPartition
 
 PARTITION = TopicPartition("in", 0)
@@ -51,11 +51,13 @@ def clock(monkeypatch):
     return now
 
 
-def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, SimpleNamespace]:
+def planned(
+    end: int, limits: SizeLimits | None = LIMITS
+) -> tuple[PipelinePlanner, SimpleNamespace]:
     cluster = SimpleNamespace(context=SimpleNamespace(_jsc=object()))
     run = SimpleNamespace(
         name="sized",
-        keyed=KeyedSteps(),
+        keyed=PipelinePlan(),
         parts=PartTimes(lambda _: None),
         cluster=cluster,
         execution=SimpleNamespace(kind="resident"),
@@ -63,10 +65,10 @@ def planned(end: int, limits: SizeLimits | None = LIMITS) -> tuple[PlannedByUs, 
     )
     sizes = None if limits is None else EpochSizes(limits)
     inputs = InputPlanners([InputPlanner(ONLY_INPUT, Planner(end))])
-    return PlannedByUs(run, inputs, sizes), run
+    return PipelinePlanner(run, inputs, sizes), run
 
 
-def spanned(source: PlannedByUs, start: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+def spanned(source: PipelinePlanner, start: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     """Plan one, and how many offsets it spans."""
     found = source.plan(1, start, ())
     assert found.sources is not None

@@ -15,12 +15,12 @@ from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.tasks import lists, operator_files, tables
 from tallystick.tasks.enrichment import Enrichment
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.outputs import DeclaredFunction
 from tallystick.tasks.read import EncodePlan
 from tallystick.tasks.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.values import SplitRange, TopicPartition
-from tests.keyed_job import MemoryDoors
+from tests.keyed_job import MemoryHost
 
 COLUMNS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 CODEC = TableCodec(COLUMNS, ["k"])
@@ -51,13 +51,13 @@ class Host:
     """A checkpoint and its control topic; it plays driver and tasks."""
 
     def __init__(self) -> None:
-        self.doors = MemoryDoors()
+        self.worker_host = MemoryHost()
         self.state: tuple[StepState, ...] = ()
         self.topic: tuple[Rows, ...] = ([], [])
         self.read: list[int] = [0, 0]
         self.epoch = -1
         self.expected: dict[str, int] = {}
-        tables._held.clear()
+        tables._versions.clear()
 
     def say(self, partition: int, key: str, value: int | None) -> None:
         self.topic[partition].append((key, value))
@@ -71,7 +71,7 @@ class Host:
             if start < len(rows)
         )
         self.epoch += 1
-        keyed = KeyedSteps(tables=(step,), doors=self.doors)
+        keyed = PipelinePlan(tables=(step,), worker_host=self.worker_host)
         token = f"{random.random()}"
         return keyed.epoch(
             self.epoch, 0, token, self.state, EncodePlan((), 1), control={"rules": splits}
@@ -117,9 +117,9 @@ def test_every_process_has_the_same_table_whatever_it_remembers(
             (plan,) = host.plan().tables
             assert plan.rows is not None
             host.epoch -= 1
-        tables._held = chance.choice(memories)
+        tables._versions = chance.choice(memories)
         if chance.random() < 0.2:
-            tables._held.clear()
+            tables._versions.clear()
         host.commit(host.plan())
         snapshots += any(file.kind == SNAPSHOT for step in host.state for file in step.files)
     assert snapshots
@@ -132,13 +132,13 @@ def test_an_epoch_without_control_rows_reads_and_writes_nothing() -> None:
     host = Host()
     host.say(0, "a", 1)
     host.commit(host.plan())
-    before, files = host.state, dict(host.doors.files.files)
-    host.doors.files.files.clear()  # it is in memory
+    before, files = host.state, dict(host.worker_host.files.files)
+    host.worker_host.files.files.clear()  # it is in memory
     host.commit(host.plan())
     assert host.state == before
-    assert host.doors.files.files == {}
-    tables._held.clear()
-    host.doors.files.files |= files
+    assert host.worker_host.files.files == {}
+    tables._versions.clear()
+    host.worker_host.files.files |= files
     host.commit(host.plan())
 
 
@@ -147,7 +147,7 @@ def test_tasks_that_read_different_rows_abort_the_epoch() -> None:
     host.say(0, "a", 1)
     (plan,) = (epoch := host.plan()).tables
     notes = plan.notes(0)
-    tables._held.clear()  # another process, where compaction has left out the record
+    tables._versions.clear()  # another process, where compaction has left out the record
     host.topic[0][0] = ("a", 2)
     assert plan.rows.num_rows == 1
     notes += plan.notes(1)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from tallystick.errors import EpochAbortedError, RetriableError
 from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
 from tallystick.spark.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, Replies
-from tallystick.spark.gang.share import Made, Share, WriteStep
+from tallystick.spark.gang.share import FramesOf, Share, WriteStep
 from tallystick.state.catalog import StepState
 from tallystick.tasks.exchange import Frame
 from tallystick.tasks.keyed import ProcessPlan
@@ -100,7 +100,7 @@ class Order:
     """
 
     run: int
-    read: Callable[["Member"], Made]
+    read: Callable[["Member"], FramesOf]
     reader_count: int
     plans: Callable[["Member"], Sequence[ProcessPlan]]
     writer_count: int

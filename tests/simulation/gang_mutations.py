@@ -9,7 +9,7 @@ from tallystick.epoch.coordinator import Coordinator
 from tallystick.errors import EpochAbortedError
 from tallystick.spark.gang.inbox import Inbox
 from tallystick.spark.gang.replies import CANCELLED, CUT, FAILED, Replies
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.read import WritePlan
 from tests.simulation.faults import Fault
 from tests.simulation.gang import GangLostError, Member, SimulatedGang
@@ -163,7 +163,7 @@ def _(original: Any) -> Any:
 
 @mutation(
     "a rescale plans the state of as many tasks as before",
-    KeyedSteps,
+    PipelinePlan,
     "epoch",
     Fault.RESCALED_LIVE,
     is_keyed=True,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tallystick.epoch.manifest import KAFKA
 from tallystick.tasks.epoch_plan import NO_STEPS
-from tallystick.tasks.keyed import Doors
+from tallystick.tasks.keyed import WorkerHost
 from tests.simulation.gang import SLOT_COUNT, Around
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.residents import GangEngine, Residents, Surface
@@ -56,10 +56,10 @@ class Gangs:
         """What runs an epoch whose input a checkpoint tells."""
         world = self._world
 
-        def doors(member: Process, index: int) -> Doors:
-            return world.workers.doors(member, checkpoint, index)
+        def worker_host(member: Process, index: int) -> WorkerHost:
+            return world.workers.worker_host(member, checkpoint, index)
 
         branches = None if world.sinks is None else world.sinks.branches(process)
         unread = unread_in(checkpoint, epoch)
-        surface = Surface(unread, world.sink, OUTPUT, doors, branches)
+        surface = Surface(unread, world.sink, OUTPUT, worker_host, branches)
         return GangEngine(world, self._residents[process.name], surface)

@@ -144,8 +144,8 @@ class SimulatedView:
 
 
 @dataclass(frozen=True)
-class HostDoors:
-    """What a task reaches from its host; see `keyed_task.Doors`.
+class SimulatedWorkerHost:
+    """What a task reaches from its host; see `keyed.WorkerHost`.
 
     Args:
         host: where it runs.
@@ -160,11 +160,11 @@ class HostDoors:
     pause: Callable[[], None]
 
     def storage(self) -> Storage:
-        """See `keyed_task.Doors.storage`."""
+        """See `keyed.WorkerHost.storage`."""
         return self.files
 
     def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
-        """See `keyed_task.Doors.store`."""
+        """See `keyed.WorkerHost.store`."""
         return SimulatedStore(self.host, (self.lineage, uid, groups), self.pause)
 
 

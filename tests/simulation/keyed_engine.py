@@ -18,10 +18,10 @@ from tallystick.source.offsets import of_input
 from tallystick.state.catalog import StepState
 from tallystick.state.file_sets import Load, due_merges, due_snapshots
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.exchange import Frame
-from tallystick.tasks.keyed import Doors, KeyedStep, ProcessPlan
+from tallystick.tasks.keyed import KeyedStep, ProcessPlan, WorkerHost
 from tallystick.tasks.read import BatchFunction, EncodePlan, Report, Route
 from tallystick.tasks.read_plan import ReadPlan, send_read
 from tallystick.tasks.write import CollectPlan, FanOut
@@ -30,7 +30,7 @@ from tests.simulation.branches import Branches
 from tests.simulation.engine import SimulatedEngine, Surroundings
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.fetch import parts_of, read_plan
-from tests.simulation.hosts import HostDoors
+from tests.simulation.hosts import SimulatedWorkerHost
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_step import COLUMNS, KEY_COUNT, counted_in
 from tests.simulation.operator_state import Reading, memory_of, rules_in, rules_splits
@@ -56,7 +56,7 @@ def encode_plan(output: Sequence[TopicPartition]) -> EncodePlan:
     return EncodePlan((Route(RowLayout({topic: count}, topic), "none", BATCH_BYTES),), count)
 
 
-def with_records(steps: KeyedSteps, unread: "EpochInput") -> KeyedSteps:
+def with_records(steps: PipelinePlan, unread: "EpochInput") -> PipelinePlan:
     """Let the last step's output become records, in the partition of their key."""
 
     def records(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -117,7 +117,7 @@ class EpochInput:
         """True if there is nothing to read."""
         return not any((*self.ranges.values(), self.rules))
 
-    def reading(self, epoch: KeyedEpoch, dice: random.Random) -> Reading | None:
+    def reading(self, epoch: EpochPlan, dice: random.Random) -> Reading | None:
         """Return how readers with operator state read it; None: they have none."""
         if not epoch.lists:
             return None
@@ -138,7 +138,7 @@ class KeyedEngine(SimulatedEngine):
         output: the output partitions; each has one writing task.
         steps: the keyed steps.
         unread: what is to be read.
-        doors: from a task's index to what it reaches where it is placed this time.
+        worker_host: from a task's index to what it reaches where it is placed this time.
         branches: the other sinks; None: there are none.
     """
 
@@ -148,16 +148,16 @@ class KeyedEngine(SimulatedEngine):
         process: Process,
         cluster: KafkaCluster,
         output: Sequence[TopicPartition],
-        steps: KeyedSteps,
+        steps: PipelinePlan,
         unread: EpochInput,
-        doors: Callable[[int], Doors],
+        worker_host: Callable[[int], WorkerHost],
         branches: Branches | None,
     ) -> None:
         super().__init__(world, process, cluster, dict.fromkeys(output, ()))
         self._keyed_world = world
         self._steps = steps
         self._unread = unread
-        self._doors = doors
+        self._worker_host = worker_host
         self._branches = branches
         self.stage = len(steps.steps)
 
@@ -177,7 +177,9 @@ class KeyedEngine(SimulatedEngine):
         control = rules_splits(self._unread.rules)
         epoch = steps.epoch(checkpoint_id, 0, token, state, last, unread, control)
         epoch = replace(epoch, plans=rewriting(self._world, epoch.plans))
-        self._stages = Stages(self._keyed_world, self._process, epoch, self._unread, self._doors)
+        self._stages = Stages(
+            self._keyed_world, self._process, epoch, self._unread, self._worker_host
+        )
         self._stages.run()
         if epoch.writer_count:
             return epoch.prepared(self._run_writers(producer, self._output))
@@ -268,16 +270,16 @@ class Stages:
         self,
         world: KeyedSurroundings,
         process: Process,
-        epoch: KeyedEpoch,
+        epoch: EpochPlan,
         unread: EpochInput,
-        doors: Callable[[int], Doors],
+        worker_host: Callable[[int], WorkerHost],
     ) -> None:
         self._world = world
         self._process = process
         self._first = epoch.first
         self._plans = epoch.plans
         self._unread = unread
-        self._doors = doors
+        self._worker_host = worker_host
         self._reading = unread.reading(epoch, world.dice)
         self._left: list[list[list[Frame]]] = []  # by stage, and by task
 
@@ -326,9 +328,9 @@ class Stages:
 
     def _read_source(self, source: int) -> list[Frame]:
         if self._reading is not None:
-            doors = self._doors(source)
-            assert isinstance(doors, HostDoors)
-            memory = memory_of(doors, doors.host.name)
+            worker_host = self._worker_host(source)
+            assert isinstance(worker_host, SimulatedWorkerHost)
+            memory = memory_of(worker_host, worker_host.host.name)
             return list(self._reading.send(source, self._plan_of, memory, lambda _: None))
         partition = list(self._unread.ranges)[source]
         parts = parts_of(self._plan_of, {partition: self._unread.ranges[partition]})
@@ -338,7 +340,7 @@ class Stages:
         return keys_plan(self._world, self._plans[0].step, lambda _: None, input_)
 
     def _process_keys(self, stage: int, index: int) -> list[Frame]:
-        plan = replace(self._plans[stage - 1], doors=self._doors(index))
+        plan = replace(self._plans[stage - 1], worker_host=self._worker_host(index))
         return list(plan.run(_routed(self._left[stage - 1], index), index))
 
 

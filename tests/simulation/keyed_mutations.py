@@ -15,7 +15,7 @@ from tallystick.state.file_sets import Load, epoch_of
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import EmptyView
 from tallystick.tasks import epoch_plan, event_times, keyed, read_plan
-from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.keyed import ProcessPlan
 from tests.simulation.faults import Fault
 from tests.simulation.hosts import SimulatedStore
@@ -34,7 +34,7 @@ def mutation(sentence: str, where: Any, name: str, *needs: Fault) -> Callable[[A
 # What an epoch starts from, and what it leaves.
 
 
-@mutation("an epoch without rows drops the state", KeyedSteps, "carried", Fault.EMPTY_EPOCH)
+@mutation("an epoch without rows drops the state", PipelinePlan, "carried", Fault.EMPTY_EPOCH)
 def _(_: Any) -> Any:
     return lambda self, state: ()
 
@@ -52,8 +52,8 @@ def _(_: Any) -> Any:
 
 @mutation(
     "the state is of an attempt whose rows were not used",
-    KeyedEpoch,
-    "_check_heard",
+    EpochPlan,
+    "_check_complete",
     Fault.TASK_AGAIN,
     Fault.WHIM,
 )
@@ -61,7 +61,7 @@ def _(_: Any) -> Any:
     """The first file of the task and epoch that lies in the folder, whoever wrote it."""
 
     def check_heard(self: Any, reports: Any, notes: list[Any]) -> None:
-        storage = self.plans[0].doors.storage()
+        storage = self.plans[0].worker_host.storage()
         step = self.plans[0].base
         for at, note in enumerate(notes):
             prefix = f"{state_files.FOLDER}/{step.uid}/{self.version.epoch:012d}-{note.index}-"
@@ -147,7 +147,7 @@ def _(original: Any) -> Any:
         version = self.base.version
         if version is not None:
             groups = KeyGroupRange(parts[0][0].first, parts[-1][0].last)
-            store = self.doors.store(self.base.uid, groups)
+            store = self.worker_host.store(self.base.uid, groups)
             for changed in changes:
                 store.apply(version, version, changed.to_batches())
 
@@ -267,7 +267,7 @@ def _(original: Any) -> Any:
     def view(self: Any, stack: Any, groups: KeyGroupRange, storage: Any) -> Any:
         if self.base.version is None:
             return EmptyView()
-        store = self.doors.store(self.base.uid, groups)
+        store = self.worker_host.store(self.base.uid, groups)
         state_files.bring_forward(store, self.base, groups, storage)
         return stack.enter_context(store.view(self.base.version)) or EmptyView()
 

@@ -29,8 +29,8 @@ from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import tumbling
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.keys import KeyCodec
-from tallystick.tasks.epoch_plan import KeyedSteps
-from tallystick.tasks.keyed import Doors, KeyedStep
+from tallystick.tasks.epoch_plan import PipelinePlan
+from tallystick.tasks.keyed import KeyedStep, WorkerHost
 from tests.simulation.pipelines import Pipeline
 
 UID = "counts"
@@ -97,7 +97,7 @@ class Counter:
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT_COLUMNS)
 
 
-def keyed_steps(parallelism: int, doors: Doors, pipeline: Pipeline) -> KeyedSteps:
+def keyed_steps(parallelism: int, worker_host: WorkerHost, pipeline: Pipeline) -> PipelinePlan:
     """The keyed steps of a run: this one, and perhaps the windows after it.
 
     With one input the event time is drawn again by another attempt, as the rows are, and no row is
@@ -120,7 +120,7 @@ def keyed_steps(parallelism: int, doors: Doors, pipeline: Pipeline) -> KeyedStep
         idle_after_ms=IDLE_AFTER_MS if is_timed else 0,
     )
     steps = (step, _windows_step(parallelism)) if pipeline.has_windows else (step,)
-    return KeyedSteps(steps, parallelism, doors)
+    return PipelinePlan(steps, parallelism, worker_host)
 
 
 def _windows_step(parallelism: int) -> KeyedStep:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tallystick.state.overlay import ENTRIES
 from tallystick.tasks import lists, tables
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.lists import ListPlan, OpenList
 from tallystick.tasks.tables import TablePlan, TableStep
 from tests.simulation.faults import Fault
@@ -131,7 +131,9 @@ def _backwards(batch: pa.RecordBatch) -> pa.Array:
     return pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())
 
 
-@mutation("an epoch without rows drops lists and tables", KeyedSteps, "carried", Fault.EMPTY_EPOCH)
+@mutation(
+    "an epoch without rows drops lists and tables", PipelinePlan, "carried", Fault.EMPTY_EPOCH
+)
 def _(_: Any) -> Any:
     return lambda self, state: ()
 

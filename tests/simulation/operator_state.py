@@ -24,9 +24,9 @@ from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.state.broadcast_table import TableCodec
 from tallystick.state.catalog import StepState
 from tallystick.state.list_state import ListCodec
-from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.exchange import Frame
-from tallystick.tasks.keyed import Doors
+from tallystick.tasks.keyed import WorkerHost
 from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan, send_read
@@ -153,16 +153,16 @@ class Memory:
         return self.files
 
 
-def memory_of(doors: Doors, process: str) -> Memory:
+def memory_of(worker_host: WorkerHost, process: str) -> Memory:
     """Return the way of a task in a process: state in memory is told apart by the location."""
-    files = doors.storage()
+    files = worker_host.storage()
     assert isinstance(files, SimulatedStorage)
     return Memory(files.seen_from(process))
 
 
 def with_operator_state(
-    steps: KeyedSteps, doors: Doors, partitions: Collection[TopicPartition]
-) -> KeyedSteps:
+    steps: PipelinePlan, worker_host: WorkerHost, partitions: Collection[TopicPartition]
+) -> PipelinePlan:
     """Return the steps of a run with its table and lists."""
     names = sorted(partitions)
 
@@ -173,7 +173,7 @@ def with_operator_state(
     never = read_plan(random.Random(), lambda _: None, _as_rule_rows)  # each reader has its own
     table = TableStep(TABLE, TABLE_CODEC, never, _deletes)
     lists = ListStep(TALLIES, LIST_CODEC), ListStep(MARKS, LIST_CODEC, own)
-    return replace(steps, doors=doors, tables=(table,), lists=lists)
+    return replace(steps, worker_host=worker_host, tables=(table,), lists=lists)
 
 
 def owner(partition: TopicPartition, names: list[TopicPartition], count: int) -> int:
@@ -192,7 +192,7 @@ class Reading:
         dice: see `SimulatedFetch`.
     """
 
-    epoch: KeyedEpoch
+    epoch: EpochPlan
     ranges: Mapping[TopicPartition, range]
     rules: Rules
     dice: random.Random

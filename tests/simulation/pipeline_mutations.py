@@ -10,7 +10,7 @@ from tallystick.state.catalog import StepState
 from tallystick.state.functions.panes import Panes
 from tallystick.state.functions.window_output import Clock
 from tallystick.tasks import epoch_plan, keyed
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.write import FanOut
 from tests.simulation.faults import Fault
 from tests.simulation.keyed_step import WINDOW_DELAY_MS, WINDOW_MS, WINDOWS_UID
@@ -63,7 +63,7 @@ def _(original: Any) -> Any:
     return until_ms
 
 
-@mutation("an epoch without rows runs no timers", KeyedSteps, "is_idle", Fault.EMPTY_EPOCH)
+@mutation("an epoch without rows runs no timers", PipelinePlan, "is_idle", Fault.EMPTY_EPOCH)
 def _(_: Any) -> Any:
     return lambda self, state: all(base.version is not None for base in self.check(state))
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from tallystick.errors import RetriableError
 from tallystick.ports import EpochResult
-from tallystick.spark.gang.share import Made, WriteStep
+from tallystick.spark.gang.share import FramesOf, WriteStep
 from tallystick.state.catalog import StepState
-from tallystick.tasks.epoch_plan import KeyedEpoch, KeyedSteps
+from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.exchange import Frame
-from tallystick.tasks.keyed import Doors, ProcessPlan
+from tallystick.tasks.keyed import ProcessPlan, WorkerHost
 from tallystick.tasks.read import EncodePlan, Report, WritePlan
 from tallystick.tasks.read_plan import ReadPlan, send_read
 from tallystick.tasks.write import CollectPlan, FanOut
@@ -50,7 +50,7 @@ class Residents:
     """
 
     def __init__(
-        self, world: Around, process: Process, keyed: KeyedSteps, *, has_limit: bool
+        self, world: Around, process: Process, keyed: PipelinePlan, *, has_limit: bool
     ) -> None:
         self.keyed = keyed
         self._has_limit = has_limit
@@ -133,14 +133,14 @@ class Surface:
         unread: what they read.
         cluster: where they write.
         output: the output partitions.
-        doors: what a member's keyed tasks reach, by its process and index.
+        worker_host: what a member's keyed tasks reach, by its process and index.
         branches: the other sinks; None: there are none.
     """
 
     unread: EpochInput
     cluster: KafkaCluster
     output: Sequence[TopicPartition]
-    doors: Callable[[Process, int], Doors]
+    worker_host: Callable[[Process, int], WorkerHost]
     branches: Branches | None
 
 
@@ -189,7 +189,7 @@ class GangEngine:
 
     def _order(
         self,
-        epoch: KeyedEpoch,
+        epoch: EpochPlan,
         producer: Producer,
         rows: Mapping[TopicPartition, tuple[Row, ...]],
         run: int,
@@ -201,13 +201,13 @@ class GangEngine:
         if reading is not None:
             reader_count = reading.reader_count
 
-        def read(member: Member) -> Made:
+        def read(member: Member) -> FramesOf:
             plan = self._read_plan(member, rows)
 
             def send_share(at: int) -> Iterator[Frame]:
                 if reading is not None:
-                    doors = self._place.doors(member.process, member.index)
-                    memory = memory_of(doors, member.process.name)
+                    worker_host = self._place.worker_host(member.process, member.index)
+                    memory = memory_of(worker_host, member.process.name)
                     before_answer = partial(self._befall, member)
                     return reading.send(at, plan, memory, before_answer, attempt_number)
                 ranges = self._place.unread.ranges
@@ -217,8 +217,8 @@ class GangEngine:
             return send_share
 
         def plans(member: Member) -> list[ProcessPlan]:
-            doors = self._place.doors(member.process, member.index)
-            return [replace(plan, doors=doors) for plan in epoch.plans]
+            worker_host = self._place.worker_host(member.process, member.index)
+            return [replace(plan, worker_host=worker_host) for plan in epoch.plans]
 
         def write(member: Member) -> WriteStep:
             if not epoch.writer_count:

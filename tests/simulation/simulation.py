@@ -59,7 +59,7 @@ def simulate(
         stack.enter_context(_silent_driver())
         stack.enter_context(patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES))
         for module in (lists, tables):  # no process remembers what those of another world did
-            stack.enter_context(patch.dict(module._held, clear=True))
+            stack.enter_context(patch.dict(module._versions, clear=True))
         try:
             verdict = _live(world)
         except Endless:

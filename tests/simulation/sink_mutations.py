@@ -151,7 +151,7 @@ def _(original: Any) -> Any:
     def decide(self: Any) -> c.Action:
         judged = verdict.judge(self._asked, self._known, self._identity)
         if isinstance(judged, verdict.Run | verdict.AlreadyCommitted):
-            return self._go_on(judged)
+            return self._resume_own_epoch(judged)
         return original(self)
 
     return decide

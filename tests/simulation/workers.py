@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tallystick.state.catalog import StepState
-from tallystick.tasks.epoch_plan import KeyedSteps
-from tallystick.tasks.keyed import Doors
+from tallystick.tasks.epoch_plan import PipelinePlan
+from tallystick.tasks.keyed import WorkerHost
 from tallystick.values import TopicPartition
 from tests.simulation.branches import Branches
 from tests.simulation.engine import Attempt
 from tests.simulation.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
-from tests.simulation.hosts import Host, HostDoors
+from tests.simulation.hosts import Host, SimulatedWorkerHost
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_engine import EpochInput, KeyedEngine, TaskKilledError
 from tests.simulation.keyed_step import MAX_PARALLELISM, keyed_steps
@@ -93,28 +93,30 @@ class Workers:
         """What runs an epoch for a driver as a Spark job."""
         unread = unread_in(checkpoint, epoch)
 
-        def doors(index: int) -> Doors:
-            return self.doors(process, checkpoint, index)
+        def worker_host(index: int) -> WorkerHost:
+            return self.worker_host(process, checkpoint, index)
 
         steps = self.steps(process, checkpoint)
         world = self._world
-        return KeyedEngine(world, process, world.sink, self._output, steps, unread, doors, branches)
+        return KeyedEngine(
+            world, process, world.sink, self._output, steps, unread, worker_host, branches
+        )
 
-    def steps(self, process: Process, checkpoint: Checkpoint) -> KeyedSteps:
+    def steps(self, process: Process, checkpoint: Checkpoint) -> PipelinePlan:
         """The keyed steps of a run."""
         parallelism = self.parallelism_of(process)
-        doors = self.doors(process, checkpoint, 0)
-        steps = keyed_steps(parallelism, doors, self._world.pipeline)
+        worker_host = self.worker_host(process, checkpoint, 0)
+        steps = keyed_steps(parallelism, worker_host, self._world.pipeline)
         return self.with_operator_state(steps, process, checkpoint)
 
     def with_operator_state(
-        self, steps: KeyedSteps, process: Process, checkpoint: Checkpoint
-    ) -> KeyedSteps:
+        self, steps: PipelinePlan, process: Process, checkpoint: Checkpoint
+    ) -> PipelinePlan:
         """Return the steps of a run with what its readers keep, if they do."""
         if not self._world.pipeline.has_operator_state:
             return steps
         partitions = [each for each in checkpoint.base if each != RULES]
-        return with_operator_state(steps, self.doors(process, checkpoint, 0), partitions)
+        return with_operator_state(steps, self.worker_host(process, checkpoint, 0), partitions)
 
     def parallelism_of(self, process: Process) -> int:
         """That of the run: of all its epochs."""
@@ -124,12 +126,12 @@ class Workers:
             self._parallelism_of[process.name] = drawn
         return self._parallelism_of[process.name]
 
-    def doors(self, process: Process, checkpoint: Checkpoint, index: int) -> Doors:
+    def worker_host(self, process: Process, checkpoint: Checkpoint, index: int) -> WorkerHost:
         """Those of the host that a task is placed on: at home on one, and sometimes moved."""
         is_moved = self._world.plan.strikes(Fault.TASK_MOVED)
         host = self._world.dice.choice(self.hosts) if is_moved else self.hosts[index % HOST_COUNT]
         files = SimulatedStorage(self, process, checkpoint.location, checkpoint.files)
-        return HostDoors(host, checkpoint.lineage, files, lambda: self._dawdle(process))
+        return SimulatedWorkerHost(host, checkpoint.lineage, files, lambda: self._dawdle(process))
 
     def _dawdle(self, process: Process) -> None:
         """A longer moment: between looking at a copy and changing it others may do much."""

@@ -18,7 +18,7 @@ from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.spark.engine import SplitsEngine
 from tallystick.spark.tasks import InputSplits, Unread, UnreadInput, share
-from tallystick.tasks.epoch_plan import NO_STEPS, KeyedEpoch
+from tallystick.tasks.epoch_plan import NO_STEPS, EpochPlan
 from tallystick.tasks.read import EncodePlan, Report, Route, WritePlan
 from tallystick.tasks.read_plan import ReadPlan
 from tallystick.tasks.write import FanOut
@@ -36,9 +36,9 @@ PARTITIONS = 4
 class Recorder:
     """Runs no task, and keeps what it was told to run."""
 
-    epochs: list[KeyedEpoch] = field(default_factory=list)
+    epochs: list[EpochPlan] = field(default_factory=list)
 
-    def run(self, unread: Unread, epoch: KeyedEpoch, write: Any) -> list[Report]:
+    def run(self, unread: Unread, epoch: EpochPlan, write: Any) -> list[Report]:
         """See `TaskRunner`."""
         self.epochs.append(epoch)
         return []

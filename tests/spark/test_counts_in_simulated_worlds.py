@@ -62,7 +62,7 @@ def test_each_epoch_that_is_started_is_committed_aborted_or_in_flight(
         drivers.append(made)
         driver = make_driver(self, process, **options, listener=made.counts)
         if isinstance(sinks := driver._participants, OpenSinks):
-            sinks._note, sinks._found = made.open_now.note, made.open_now.found
+            sinks._note, sinks._on_lingering = made.open_now.note, made.open_now.replace_all
         return driver
 
     monkeypatch.setattr(World, "make_driver", counted)

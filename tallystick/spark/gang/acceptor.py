@@ -81,7 +81,7 @@ class _Callers:
     def _greet(self, raw: socket.socket) -> None:
         with contextlib.suppress(LinkBrokenError):
             try:
-                link = Link.taken(raw, self._secret)
+                link = Link.accept(raw, self._secret)
             finally:
                 self._forget(raw)
             self._take(link)

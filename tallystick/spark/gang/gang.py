@@ -31,7 +31,7 @@ from tallystick.spark.gang.messages import (
 )
 from tallystick.spark.gang.replies import CUT, FAILED, READY, WORKING, Replies
 from tallystick.spark.gang.workers import in_clean_workers
-from tallystick.spark.tasks import Shipment
+from tallystick.spark.tasks import BroadcastPlans
 from tallystick.tasks.read import Report
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Gang:
         self._group = f"tallystick-{secrets.token_hex(8)}"
         self._secret = secrets.token_bytes(32)
         self._known = SharedObjects(known)
-        self._heard: SimpleQueue[tuple[str, int, int, bytes]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[str, int, int, bytes]] = SimpleQueue()
         self._links: dict[int, Link] = {}
         self._stopped = stopped
         self._is_lost = False
@@ -165,14 +165,14 @@ class Gang:
         replies = Replies(order.run, self._links, _read)
         give_up_s, late = time.monotonic() + self._limit_s, self._too_long("the epoch")
         while replies.is_waiting:
-            kind, index, run, found = self._next(give_up_s, late)
+            kind, index, run, answer = self._next(give_up_s, late)
             if kind in (LOST, CUT):
-                self._raise_lost(replies.failure, kind, found)
+                self._raise_lost(replies.failure, kind, answer)
             if kind == WORKING:
                 if self._epoch_max_s is None and replies.failure is None:
                     give_up_s = time.monotonic() + self._limit_s
                 continue
-            if replies.take(kind, index, run, found):
+            if replies.take(kind, index, run, answer):
                 give_up_s, late = time.monotonic() + STOP_MAX_S, "a member did not stop in time"
                 for link in self._links.values():
                     self._send(link, CANCEL, order.run)
@@ -215,17 +215,17 @@ class Gang:
 
     def _next(self, give_up_s: float, late: str) -> tuple[str, int, int, bytes]:
         try:
-            return self._heard.get(timeout=max(0.0, give_up_s - time.monotonic()))
+            return self._answers.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except Empty:
             return CUT, -1, 0, dumps(LinkBrokenError(late))
 
-    def _raise_lost(self, failure: Exception | None, kind: str, found: bytes) -> None:
+    def _raise_lost(self, failure: Exception | None, kind: str, answer: bytes) -> None:
         """End all members, since one or the job is gone, and raise what became of the epoch."""
         self.give_up()
         if failure is not None:
             raise failure
         self._check_wanted()
-        why = (f": {loads(found)}" if kind == CUT else "") + self._end
+        why = (f": {loads(answer)}" if kind == CUT else "") + self._end
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
             f"not known: the epoch is aborted"
@@ -233,17 +233,17 @@ class Gang:
 
     def _send(self, link: Link, *message: Any) -> None:
         with contextlib.suppress(LinkBrokenError):  # the thread that listens to it says so
-            link.say(*message)
+            link.send(*message)
 
     def _run_job(self, host: str) -> None:
         """Run the Spark job: it lasts as long as the gang."""
         processes = self.size.processes
-        with Shipment(self._context) as shipment:
+        with BroadcastPlans(self._context) as broadcast_plans:
             spec = Spec(
                 driver=(host, self._port),
                 secret=self._secret,
                 count=self.size.members,
-                known=shipment.pack(self._known.objects),
+                known=broadcast_plans.pack(self._known.objects),
                 held_bytes_max=HELD_BYTES_MAX,
             )
 
@@ -258,8 +258,8 @@ class Gang:
                 self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
                 workers = in_clean_workers(self._context)
                 tasks = workers.parallelize(range(self.size.tasks), self.size.tasks)
-                said = tasks.mapPartitionsWithIndex(run_members).collect()
-                self._end = f": {'; '.join(said)}" if said else ""
+                ends = tasks.mapPartitionsWithIndex(run_members).collect()
+                self._end = f": {'; '.join(ends)}" if ends else ""
             except Exception as error:
                 self._job_error = error
                 self._end = f". Spark says: {str(error)[:600]}"
@@ -267,7 +267,7 @@ class Gang:
                 self._is_lost = True
                 _hold_slots(self._context, -self.size.tasks)
                 self._job_ended.set()
-                self._heard.put((LOST, -1, 0, b""))
+                self._answers.put((LOST, -1, 0, b""))
 
     def _gather(self) -> None:
         """Wait until all members are there and know each other."""
@@ -319,13 +319,13 @@ class Gang:
                 warned_s = now_s
                 self._warn_of_import(now_s - began_s, len(missing))
             try:
-                kind, index, _, found = self._heard.get(timeout=0.2)
+                kind, index, _, answer = self._answers.get(timeout=0.2)
             except Empty:
                 continue
             if kind == FAILED:
-                raise _read(found)
+                raise _read(answer)
             if kind in (LOST, CUT):
-                self._raise_lost(None, kind, found)
+                self._raise_lost(None, kind, answer)
             if kind == READY:
                 missing.discard(index)
 
@@ -340,8 +340,8 @@ class Gang:
 
     def _warn_of_slots(self) -> None:
         """Warn a user at once why other jobs of the application do nothing."""
-        slots, held = self._context.defaultParallelism, _held_slots.get(self._context, 0)
-        if held >= slots:
+        slots, held_slots = self._context.defaultParallelism, _held_slots.get(self._context, 0)
+        if held_slots >= slots:
             logger.warning(
                 "pipeline %s: resident tasks now hold all %d slots of this application: its other "
                 "Spark jobs wait until a pipeline ends. Give it more cores, for example "
@@ -387,7 +387,7 @@ class Gang:
         """Take calls until all members are there."""
 
         def take(link: Link) -> None:
-            index, address, pid = link.hear()
+            index, address, pid = link.receive()
             calls.put((link, index, address, pid))
 
         accept_calls(self._listener, self._secret, take)
@@ -395,15 +395,15 @@ class Gang:
     def _listen(self, index: int, link: Link) -> None:
         try:
             while True:
-                self._heard.put(link.hear())
+                self._answers.put(link.receive())
         except Exception:
             self._is_lost = True
-            self._heard.put((LOST, index, 0, b""))
+            self._answers.put((LOST, index, 0, b""))
 
 
-def _read(found: bytes) -> Any:
+def _read(answer: bytes) -> Any:
     """Return the error that a member sent."""
-    sent = loads(found)
+    sent = loads(answer)
     return sent.to_error() if isinstance(sent, Failure) else sent
 
 

@@ -78,10 +78,10 @@ class Inbox:
             self._run = run
             for key in [key for key in self._channels if key[0] < run]:
                 self._held_bytes -= sum(
-                    len(each.data) for each in self._channels.pop(key) if isinstance(each, Frame)
+                    len(frame.data) for frame in self._channels.pop(key) if isinstance(frame, Frame)
                 )
             self._ended = {key for key in self._ended if key[0] >= run}
-            for old in [each for each in self._files if each < run]:
+            for old in [earlier for earlier in self._files if earlier < run]:
                 self._files.pop(old).close()
 
     def cancel(self, run: int) -> None:
@@ -136,7 +136,7 @@ class Inbox:
             EpochCancelledError: the run is given up.
             what `fail` was given.
         """
-        turns = [range(each, each + 1) for each in range(source_count)]
+        turns = [range(source, source + 1) for source in range(source_count)]
         for sources in turns if by_source else [range(source_count)]:
             while (frame := self._next(run, stage, target, sources)) is not None:
                 yield frame
@@ -149,12 +149,12 @@ class Inbox:
                     raise EpochCancelledError
                 if self._error is not None:
                     raise self._error
-                channels = (self._channels.get((run, stage, target, each)) for each in sources)
+                channels = (self._channels.get((run, stage, target, source)) for source in sources)
                 channel = next(filter(None, channels), None)
                 if channel:
                     first = channel.popleft()
                     break
-                if all((run, stage, each) in self._ended for each in sources):
+                if all((run, stage, source) in self._ended for source in sources):
                     return None
                 self._changed.wait()
             if isinstance(first, Frame):

@@ -90,7 +90,7 @@ class Link:
         return cls(raw, secret, CALLER, CALLED)
 
     @classmethod
-    def taken(cls, raw: socket.socket, secret: bytes) -> "Link":
+    def accept(cls, raw: socket.socket, secret: bytes) -> "Link":
         """Answer a call."""
         return cls(raw, secret, CALLED, CALLER)
 
@@ -109,7 +109,7 @@ class Link:
             milliseconds = 1000 * SILENCE_MAX_S
             self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
-    def send(self, parts: Sequence[Any]) -> None:
+    def send_buffers(self, parts: Sequence[Any]) -> None:
         """Send buffers in their order, without a copy into one buffer.
 
         Raises:
@@ -129,12 +129,12 @@ class Link:
         except OSError as error:
             raise LinkBrokenError(str(error)) from error
 
-    def say(self, *message: Any) -> None:
-        """Send a message; see `send`."""
+    def send(self, *message: Any) -> None:
+        """Send a message; see `send_buffers`."""
         data = dumps(message)
-        self.send([LENGTH.pack(len(data)), data])
+        self.send_buffers([LENGTH.pack(len(data)), data])
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Wait for the next message; see `read`."""
         (length,) = LENGTH.unpack(self.read(LENGTH.size))
         return loads(self.read(length))

@@ -183,8 +183,8 @@ class Member:
         self._driver.expect_prompt_reading()
         listener = listen(self._driver.host)
         try:
-            self._driver.say(index, listener.getsockname()[:2], os.getpid())
-            addresses: tuple[Address, ...] = self._driver.hear()
+            self._driver.send(index, listener.getsockname()[:2], os.getpid())
+            addresses: tuple[Address, ...] = self._driver.receive()
             _begin(self._listen)  # from here on the driver may give the gang up
             _begin(self._accept, listener)
             for peer, address in enumerate(addresses):
@@ -213,10 +213,10 @@ class Member:
         try:
             known = self._parcel.plan
         except BaseException as error:
-            self._driver.say(FAILED, self._index, 0, _portable(error))
+            self._driver.send(FAILED, self._index, 0, _portable(error))
             self._orders.get()  # the driver ends the gang: it must not hear first that peers did
         else:
-            self._driver.say(READY, self._index, 0, b"")
+            self._driver.send(READY, self._index, 0, b"")
             _begin(self._give_signs)
             self._run_orders(known)
 
@@ -224,16 +224,16 @@ class Member:
         while (order := self._orders.get()) is not None:
             run, data = order
             try:
-                said, found = DONE, dumps(self._run(SharedObjects.loads(data, known)))
+                kind, answer = DONE, dumps(self._run(SharedObjects.loads(data, known)))
             except EpochCancelledError:
-                said, found = CANCELLED, b""
+                kind, answer = CANCELLED, b""
             except LinkBrokenError as error:
-                said, found = CUT, dumps(error)
+                kind, answer = CUT, dumps(error)
             except WorkerOrphanedError:
                 _end_process()  # Spark must take another worker
             except BaseException as error:
-                said, found = FAILED, _portable(error)
-            self._driver.say(said, self._index, run, found)
+                kind, answer = FAILED, _portable(error)
+            self._driver.send(kind, self._index, run, answer)
 
     def close(self) -> None:
         """Leave the gang; Spark has other tasks for this process, perhaps."""
@@ -262,11 +262,11 @@ class Member:
         """Receive the driver's messages; if the driver is lost, end this process at once."""
         try:
             while True:
-                said = self._driver.hear()
-                if said[0] == ORDER:
-                    self._orders.put(said[1:])
-                elif said[0] == CANCEL:
-                    self._inbox.cancel(said[1])
+                message = self._driver.receive()
+                if message[0] == ORDER:
+                    self._orders.put(message[1:])
+                elif message[0] == CANCEL:
+                    self._inbox.cancel(message[1])
                 else:
                     self._orders.put(None)
                     return
@@ -281,7 +281,7 @@ class Member:
                 time.sleep(SIGN_EVERY_S)
                 if Stopwatch.switches != before:
                     before = Stopwatch.switches
-                    self._driver.say(WORKING, self._index, 0, b"")
+                    self._driver.send(WORKING, self._index, 0, b"")
 
     def _accept(self, listener: socket) -> None:
         """Take calls until all peers are there."""
@@ -303,7 +303,7 @@ class Member:
             # Members leave one after another: then the driver no longer listens.
             self._inbox.fail(error)
             with contextlib.suppress(LinkBrokenError):
-                self._driver.say(CUT, self._index, 0, dumps(error))
+                self._driver.send(CUT, self._index, 0, dumps(error))
         except Exception as error:
             self._inbox.fail(error)
 
@@ -335,7 +335,7 @@ class _PeerStream:
 
     def flush(self) -> None:
         """Send what waits."""
-        self._link.send(self._parts)
+        self._link.send_buffers(self._parts)
         self._parts, self._bytes = [], 0
 
 

@@ -87,8 +87,8 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         super().__init__(file)
         self._numbers = numbers
 
-    def persistent_id(self, each: object) -> int | None:
-        return self._numbers.get(id(each))
+    def persistent_id(self, value: object) -> int | None:
+        return self._numbers.get(id(value))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -112,9 +112,9 @@ class SharedObjects:
 
     def __init__(self, known: Sequence[Any]) -> None:
         self.objects = tuple(
-            each for each in known if not any(each is shared for shared in self.SHARED)
+            value for value in known if not any(value is shared for shared in self.SHARED)
         )
-        self._numbers = {id(each): at for at, each in enumerate(self.objects)}
+        self._numbers = {id(value): at for at, value in enumerate(self.objects)}
 
     def dumps(self, order: Order) -> bytes:
         """Pickle an order."""

@@ -35,14 +35,14 @@ class Replies:
         """True if members have not answered yet."""
         return bool(self._missing)
 
-    def take(self, kind: str, index: int, run: int, found: Any) -> bool:
+    def take(self, kind: str, index: int, run: int, answer: Any) -> bool:
         """Take an answer in.
 
         Args:
             kind: `DONE`, `FAILED` or `CANCELLED`.
             index: of the member.
             run: the number of the answered order.
-            found: the reports or the error.
+            answer: the reports or the error.
 
         Returns:
             True for the first failure: the other members must be stopped.
@@ -51,8 +51,8 @@ class Replies:
             return False
         self._missing.discard(index)
         if kind == DONE:
-            self.reports += self._read(found)
+            self.reports += self._read(answer)
         elif kind == FAILED and self.failure is None:
-            self.failure = self._read(found)
+            self.failure = self._read(answer)
             return True
         return False

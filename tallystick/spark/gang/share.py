@@ -9,7 +9,7 @@ from tallystick.tasks.exchange import Frame
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import Report
 
-Made = Callable[[int], Iterable[Frame]]
+FramesOf = Callable[[int], Iterable[Frame]]
 """The frames that the task of an index sends."""
 Result = Callable[[], list[Report]]
 Beside = Callable[[Result], Result]
@@ -73,7 +73,7 @@ class Share:
     def run(
         self,
         run: int,
-        made: Made,
+        frames_of: FramesOf,
         source_count: int,
         plans: Sequence[ProcessPlan],
         writer_count: int,
@@ -86,7 +86,7 @@ class Share:
 
         Args:
             run: the order's number.
-            made: the frames of each reader.
+            frames_of: returns the frames of a reader.
             source_count: the number of readers.
             plans: of the keyed steps.
             writer_count: how many tasks write; 0: the last tasks report instead.
@@ -100,18 +100,18 @@ class Share:
         """
         self._inbox.begin(run)
         for stage, plan in enumerate(plans, start=1):
-            self._deliver(run, stage, source_count, made)
-            made = self._processing(run, stage, plan, source_count, attempt_number)
+            self._deliver(run, stage, source_count, frames_of)
+            frames_of = self._processing(run, stage, plan, source_count, attempt_number)
             source_count = plan.base.parallelism
         if not writer_count:
-            return [_written(write, made(at)) for at in self._mine(source_count)]
+            return [_written(write, frames_of(at)) for at in self._mine(source_count)]
         stage = len(plans) + 1
         received = self._received(run, stage, source_count, by_source=is_cut)
         written = self._beside(
             lambda: [_written(write, received(at)) for at in self._tasks(writer_count)]
         )
         try:
-            self._deliver(run, stage, source_count, made)
+            self._deliver(run, stage, source_count, frames_of)
         except BaseException:
             self._inbox.cancel(run)
             with contextlib.suppress(Exception):
@@ -121,11 +121,13 @@ class Share:
 
     def _processing(
         self, run: int, stage: int, plan: ProcessPlan, source_count: int, number: int
-    ) -> Made:
+    ) -> FramesOf:
         received = self._received(run, stage, source_count)
         return lambda at: plan.run(iter(received(at)), at, number)
 
-    def _received(self, run: int, stage: int, source_count: int, *, by_source: bool = True) -> Made:
+    def _received(
+        self, run: int, stage: int, source_count: int, *, by_source: bool = True
+    ) -> FramesOf:
         return lambda at: self._inbox.frames(run, stage, at, source_count, by_source=by_source)
 
     def _tasks(self, task_count: int) -> range:
@@ -138,11 +140,11 @@ class Share:
             self._on_task(index)
             yield index
 
-    def _deliver(self, run: int, stage: int, source_count: int, made: Made) -> None:
+    def _deliver(self, run: int, stage: int, source_count: int, frames_of: FramesOf) -> None:
         """Run this member's source tasks, and send each frame to the member of its target task."""
         sending: Mapping[int, PeerStream] = {peer: self._send_to(peer) for peer in self._peers}
         for source in self._mine(source_count):
-            with _closing(made(source)) as frames:
+            with _closing(frames_of(source)) as frames:
                 for frame in frames:
                     peer = frame.target % self._count
                     if peer == self._index:
@@ -150,21 +152,21 @@ class Share:
                     else:
                         sending[peer].add(run, stage, frame)
             self._inbox.end(run, stage, source)
-            for each in sending.values():
-                each.end(run, stage, source)
-        for each in sending.values():
-            each.flush()
+            for stream in sending.values():
+                stream.end(run, stage, source)
+        for stream in sending.values():
+            stream.flush()
 
 
-def _written(write: WriteStep, made: Iterable[Frame]) -> Report:
-    with _closing(made) as frames:
+def _written(write: WriteStep, sent: Iterable[Frame]) -> Report:
+    with _closing(sent) as frames:
         return write.write(frames, 0)
 
 
 @contextlib.contextmanager
-def _closing(made: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
+def _closing(sent: Iterable[Frame]) -> Iterator[Iterator[Frame]]:
     """Yield the frames of a task, and close their generator even if it is not read to the end."""
-    frames = iter(made)
+    frames = iter(sent)
     try:
         yield frames
     finally:

@@ -21,7 +21,7 @@ from tallystick.spark.gang.messages import Order
 from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import Unread
-from tallystick.tasks.epoch_plan import KeyedEpoch
+from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.tasks.write import CollectPlan
 
@@ -58,9 +58,7 @@ class GangTasks:
         self._stopped = Event()
         self._attempt_number = 0
 
-    def run(
-        self, unread: Unread, epoch: KeyedEpoch, write: WritePlan | CollectPlan
-    ) -> list[Report]:
+    def run(self, unread: Unread, epoch: EpochPlan, write: WritePlan | CollectPlan) -> list[Report]:
         """See `tasks.TaskRunner.run`."""
         gang = self.start()
         if isinstance(write, WritePlan):

@@ -67,8 +67,8 @@ def query_id_of(spark: SparkSession) -> str:
     """
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     of_thread = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    for found in sorted(queries, key=lambda each: str(each) != of_thread):
-        query = queries.get(found)
+    for query_id in sorted(queries, key=lambda query_id: str(query_id) != of_thread):
+        query = queries.get(query_id)
         if query is not None and query.sparkSessionForStream().equals(spark._jsparkSession):
             return str(query.id())
     if of_thread is not None:
@@ -96,8 +96,8 @@ def execution_of(spark: SparkSession, query_id: str) -> Any:
 def active_runs(spark: SparkSession) -> set[str]:
     """Return the ids of all runs in this process that have not ended, of any session."""
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
-    found = [queries.get(query_id) for query_id in list(queries)]  # None: it has ended just now
-    return {str(query.runId()) for query in found if query is not None}
+    running = [queries.get(query_id) for query_id in list(queries)]  # None: it has ended just now
+    return {str(query.runId()) for query in running if query is not None}
 
 
 def runs_in(spark: SparkSession, batch_id: int) -> dict[str, str]:
@@ -152,8 +152,8 @@ def committed_sources(execution: Any, batch_id: int) -> tuple[int, list[SourceOf
     """Return a committed micro-batch, and the end offsets of our sources in the micro-batch."""
     try:
         entry = execution.offsetLog().get(batch_id)
-        found = [each for each in _items(entry.get().offsets()) if each.isDefined()]
-        texts = [each.get().json() for each in found]
+        defined = [offset for offset in _items(entry.get().offsets()) if offset.isDefined()]
+        texts = [offset.get().json() for offset in defined]
     except Py4JJavaError:
         progress = execution.lastProgress()
         if progress is None:

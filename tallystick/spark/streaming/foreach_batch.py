@@ -387,11 +387,11 @@ class RunnerPerRun:
                 return self._runners[run_id]
             active = active_runs(rows.sparkSession)
             ended = [known for known in self._runners if known not in active]
-            self._runners[run_id] = made = self._make()
+            self._runners[run_id] = runner = self._make()
         for known in ended:
             self._end(known)
         self._at_end(rows, run_id, partial(self._end, run_id))
-        return made
+        return runner
 
     def _end(self, run_id: str) -> None:
         with _sink_lock:

@@ -127,7 +127,7 @@ class Run:
         self._newest = -1  # the batch that was shown last
         self._lock = Lock()
         self.groups: GroupOffsetsBeside = GroupOffsetsBeside(
-            offsets, [each.groups for each in previous], before_end=self.read_log
+            offsets, [run.groups for run in previous], before_end=self.read_log
         )
         self.read_log()
 
@@ -152,11 +152,13 @@ class Run:
         _forget(self._run_id)
 
     def _show(self, batch_id: int, sources: Iterable[SourceOffsets], *, forward_only: bool) -> None:
-        left = [each for each in sources if not in_transaction(self._run_id, each.cluster_id)]
+        to_show = [
+            source for source in sources if not in_transaction(self._run_id, source.cluster_id)
+        ]
         with self._lock:
             if batch_id > self._newest:
                 self._newest = batch_id
-                self.groups.show(*left, forward_only=forward_only)
+                self.groups.show(*to_show, forward_only=forward_only)
 
 
 class Listener(StreamingQueryListener):
@@ -229,7 +231,7 @@ def _mend(session: SparkSession, query_id: str, query: str) -> None:
 
 def _clients(sources: list[dict[str, str]]) -> list[SourceClient]:
     parsed = [parse_source_options(options, streaming=True) for options in sources]
-    return [SourceClient(each.group, each.config) for each in parsed]
+    return [SourceClient(options.group, options.config) for options in parsed]
 
 
 def _end(run_id: str) -> None:

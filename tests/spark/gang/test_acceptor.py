@@ -43,8 +43,8 @@ class Port:
         """One calls, and both sides have each other."""
         calling = Link.call(self.address, self.secret)
         called = self.taken.get(timeout=WAIT_S)
-        called.say("hello")
-        assert calling.hear() == ("hello",)
+        called.send("hello")
+        assert calling.receive() == ("hello",)
         calling.close()
         called.close()
 

@@ -54,7 +54,7 @@ def raws() -> Iterator[tuple[socket.socket, socket.socket]]:
 @pytest.fixture
 def pair(raws: tuple[socket.socket, socket.socket]) -> Iterator[tuple[Link, Link]]:
     calling, called = raws
-    other = in_thread(Link.taken, called, SECRET)
+    other = in_thread(Link.accept, called, SECRET)
     mine = Link(calling, SECRET, CALLER, CALLED)
     yield mine, other.result(WAIT_S)
     mine.close()
@@ -65,7 +65,7 @@ def test_a_caller_with_another_secret_is_refused_and_so_is_who_answers_with_one(
     raws: tuple[socket.socket, socket.socket],
 ) -> None:
     calling, called = raws
-    taken = in_thread(Link.taken, called, SECRET)
+    taken = in_thread(Link.accept, called, SECRET)
     with pytest.raises(LinkBrokenError):
         Link(calling, b"another", CALLER, CALLED)
     with pytest.raises(LinkBrokenError):
@@ -92,7 +92,7 @@ def test_only_who_knows_the_secret_is_believed_on_either_side(
 def test_a_proof_cannot_be_sent_back(raws: tuple[socket.socket, socket.socket]) -> None:
     """A stranger sends the nonce back that it got, and then the proof made of it."""
     called, stranger = raws
-    held = in_thread(Link.taken, called, SECRET)
+    held = in_thread(Link.accept, called, SECRET)
     nonce = read(stranger, 16)
     stranger.sendall(nonce)
     proof = read(stranger, 32)
@@ -120,7 +120,7 @@ def test_nothing_of_a_strangers_is_unpickled(
     message = struct.pack("!Q", len(data)) + data
 
     def take() -> Any:
-        return Link.taken(called, SECRET).hear()
+        return Link.accept(called, SECRET).receive()
 
     held = in_thread(take)
     stranger.sendall(secrets.token_bytes(16 + 32) + message)
@@ -136,7 +136,7 @@ def test_a_stranger_that_says_nothing_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(links, "HANDSHAKE_MAX_S", 0.2)
     with pytest.raises(LinkBrokenError, match="timed out"):
-        Link.taken(raws[1], SECRET)
+        Link.accept(raws[1], SECRET)
 
 
 def test_many_large_parts_arrive_whole_and_in_order(pair: tuple[Link, Link]) -> None:
@@ -146,7 +146,7 @@ def test_many_large_parts_arrive_whole_and_in_order(pair: tuple[Link, Link]) -> 
     parts += [b"", memoryview(b"x" * (8 << 20)), b"end"]
     whole = b"".join(parts)
     assert len(parts) > links.VIEWS_MAX
-    sent = in_thread(one.send, parts)
+    sent = in_thread(one.send_buffers, parts)
     time.sleep(0.1)
     assert not sent.done(), "it has to wait for the reader"
     assert other.read(len(whole)) == whole
@@ -157,8 +157,8 @@ def test_messages_of_several_threads_do_not_mix(pair: tuple[Link, Link]) -> None
     one, other = pair
     data = b"y" * (1 << 20)
     for sender in range(4):
-        in_thread(lambda me: [one.say(me, number, data) for number in range(5)], sender)
-    heard = [other.hear() for _ in range(20)]
+        in_thread(lambda me: [one.send(me, number, data) for number in range(5)], sender)
+    heard = [other.receive() for _ in range(20)]
     assert all(each == data for _, _, each in heard)
     for sender in range(4):
         assert [number for who, number, _ in heard if who == sender] == [0, 1, 2, 3, 4]
@@ -188,9 +188,9 @@ def test_a_reader_that_is_busy_for_longer_than_a_host_may_be_silent_is_waited_fo
     for each in raws:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-    taken = in_thread(Link.taken, called, SECRET)
+    taken = in_thread(Link.accept, called, SECRET)
     one = Link(calling, SECRET, CALLER, CALLED)
-    sent = in_thread(one.send, [b"z" * (1 << 20)])
+    sent = in_thread(one.send_buffers, [b"z" * (1 << 20)])
     time.sleep(10)
     assert not sent.done()
     assert taken.result().read(1 << 20) == b"z" * (1 << 20)
@@ -199,7 +199,7 @@ def test_a_reader_that_is_busy_for_longer_than_a_host_may_be_silent_is_waited_fo
 
 @pytest.mark.parametrize("closes", [0, 1])
 def test_a_side_that_hangs_up_wakes_who_waits_on_both(pair: tuple[Link, Link], closes: int) -> None:
-    waiting = [in_thread(link.hear) for link in pair]
+    waiting = [in_thread(link.receive) for link in pair]
     time.sleep(0.1)
     assert not any(each.done() for each in waiting)
     pair[closes].close()
@@ -209,21 +209,21 @@ def test_a_side_that_hangs_up_wakes_who_waits_on_both(pair: tuple[Link, Link], c
 
 
 def test_a_sender_that_waits_is_woken_by_the_end_of_the_reader(pair: tuple[Link, Link]) -> None:
-    sent = in_thread(pair[0].send, [b"w" * (32 << 20)])
+    sent = in_thread(pair[0].send_buffers, [b"w" * (32 << 20)])
     time.sleep(0.1)
     assert not sent.done()
     pair[1].close()
     with pytest.raises(LinkBrokenError):
         sent.result(WAIT_S)
     with pytest.raises(LinkBrokenError):
-        pair[0].say("more")
+        pair[0].send("more")
 
 
 def test_half_a_message_is_no_message(pair: tuple[Link, Link]) -> None:
-    pair[0].send([struct.pack("!Q", 100), b"half of it"])
+    pair[0].send_buffers([struct.pack("!Q", 100), b"half of it"])
     pair[0].close()
     with pytest.raises(LinkBrokenError, match="gone"):
-        pair[1].hear()
+        pair[1].receive()
 
 
 def test_a_process_that_is_forked_does_not_keep_a_connection_open(pair: tuple[Link, Link]) -> None:
@@ -238,7 +238,7 @@ def test_a_process_that_is_forked_does_not_keep_a_connection_open(pair: tuple[Li
     try:
         descriptor = pair[0]._raw.fileno()
         os.close(os.dup(descriptor))  # it is open here
-        waiting = in_thread(pair[1].hear)
+        waiting = in_thread(pair[1].receive)
         os.close(pair[0]._raw.detach())  # as the kernel does it for a process that is killed
         pair[0]._file.close()
         with pytest.raises(LinkBrokenError):
@@ -262,7 +262,7 @@ def test_a_host_may_have_an_address_of_version_6() -> None:
         listener = listen("::1")
     except OSError:
         pytest.skip("this machine has no IPv6")
-    taken = in_thread(lambda: Link.taken(listener.accept()[0], SECRET))
+    taken = in_thread(lambda: Link.accept(listener.accept()[0], SECRET))
     calling = Link.call(listener.getsockname()[:2], SECRET)
     assert calling.host == taken.result(WAIT_S).host == "::1"
     calling.close()

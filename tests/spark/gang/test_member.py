@@ -242,15 +242,15 @@ def test_strangers_who_call_a_member_and_say_nothing_hold_nobody_up() -> None:
     known: Any = Parcel(tuple)
     spec = Spec(listener.getsockname(), secret, 2, known, 1000)
     child = forked(lambda: serve(spec, (0, 1)))
-    members = [Link.taken(listener.accept()[0], secret) for _ in range(2)]
-    hellos = sorted((link.hear(), at) for at, link in enumerate(members))
+    members = [Link.accept(listener.accept()[0], secret) for _ in range(2)]
+    hellos = sorted((link.receive(), at) for at, link in enumerate(members))
     addresses = [address for (_, address, _), _ in hellos]
     strangers = [socket.create_connection(a) for a in addresses for _ in range(3)]
     strangers[0].sendall(b"GET / HTTP/1.1\r\n" + b"x" * 100)
     began_s = time.monotonic()
     for link in members:
-        link.say(*addresses)
-    assert {link.hear()[0] for link in members} == {"ready"}
+        link.send(*addresses)
+    assert {link.receive()[0] for link in members} == {"ready"}
     assert time.monotonic() - began_s < links.HANDSHAKE_MAX_S
     for link in members:
         link.close()
@@ -264,7 +264,7 @@ def unpacks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
     """Has members do something where they unpack what the user gave."""
 
     def given(unpack: Callable[[], Any]) -> None:
-        monkeypatch.setattr(gangs.Shipment, "pack", lambda *_: Parcel(unpack))
+        monkeypatch.setattr(gangs.BroadcastPlans, "pack", lambda *_: Parcel(unpack))
 
     return given
 
@@ -321,17 +321,17 @@ def test_a_function_that_ends_its_process_is_named_and_not_the_member_that_misse
 
     spec = Spec(listener.getsockname(), secret, 2, Parcel(unpack), 1000)
     worker = forked(lambda: says.write_text("; ".join(serve(spec, (0, 1)))))
-    members = [Link.taken(listener.accept()[0], secret) for _ in range(2)]
-    hellos = [link.hear() for link in members]
+    members = [Link.accept(listener.accept()[0], secret) for _ in range(2)]
+    hellos = [link.receive() for link in members]
     for link in members:
-        link.say(*(address for _, address, _ in sorted(hellos)))
+        link.send(*(address for _, address, _ in sorted(hellos)))
     while not (tmp_path / "first").exists():
         time.sleep(0.01)
     os.kill(worker, signal.SIGSTOP)
     (tmp_path / "go").touch()
     for link in members:
         with contextlib.suppress(LinkBrokenError):
-            while link.hear()[0] != CUT:
+            while link.receive()[0] != CUT:
                 pass
         link.close()
     wait_until_gone([pid for _, _, pid in hellos])

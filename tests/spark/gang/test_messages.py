@@ -28,11 +28,11 @@ from tallystick.spark.gang.messages import (
 from tallystick.spark.tasks import Unread, UnreadInput
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.vectorised import vectorised
-from tallystick.tasks.epoch_plan import KeyedSteps
+from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.read import EncodePlan, Route, WritePlan
 from tallystick.tasks.read_plan import ReadPlan
 from tallystick.values import Producer, SplitRange
-from tests.keyed_job import EVENTS, MemoryDoors, step
+from tests.keyed_job import EVENTS, MemoryHost, step
 
 CONFIG = KafkaConfig("broker-1.of.some.cluster:9092,broker-2.of.some.cluster:9092")
 ORDER_BYTES_MAX = 8_000
@@ -51,14 +51,16 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
     def look_up(rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows if table else rows.slice(0, 0)
 
-    functions, doors = (look_up,), MemoryDoors()
+    functions, worker_host = (look_up,), MemoryHost()
     processor = vectorised(numbering, state="n bigint")
     steps = tuple(step(processor, uid=uid, functions=functions) for uid in ("one", "two"))
     read = ReadPlan(KafkaFetch(CONFIG), Layout(JsonReader(EVENTS)), functions=functions)
     encode = EncodePlan(
         (Route(RowLayout({"out": 3}, "out", value=JsonWriter(), key="user"), "none", 1 << 20),), 3
     )
-    epoch = KeyedSteps(steps, task_count=4, doors=doors).epoch(7, 1, "token", (), encode)
+    epoch = PipelinePlan(steps, task_count=4, worker_host=worker_host).epoch(
+        7, 1, "token", (), encode
+    )
     shares = tuple((SplitRange("in", partition, 1000, 2000),) for partition in range(8))
     order = Order(
         run=3,
@@ -68,7 +70,7 @@ def keyed_order(table: dict[int, str]) -> tuple[Order, tuple[Any, ...]]:
         writer_count=epoch.writer_count,
         write=WritePlan(KafkaProduce(CONFIG, 2), Producer("tallystick:p", 5, 6)),
     )
-    return order, (CONFIG, read.layout, functions, doors, *steps)
+    return order, (CONFIG, read.layout, functions, worker_host, *steps)
 
 
 def test_an_order_leaves_out_what_members_have_and_stays_small() -> None:
