@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-READY := .venv/.ready
+READY := .venv/.ready-with-tools
 SEEDS ?= 1000
 HOURS ?= 1
 SECONDS ?= 60
@@ -16,9 +16,9 @@ help:
 	@echo "make check   ruff, mypy, and the pages built strictly"
 	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
 	@echo "make screenshots   the pictures of the page in docs/images, from real pipelines (needs chromium-driver)"
-	@echo "make wheel   the wheel, in dist, tried in an environment of its own outside of this folder"
-	@echo "make audit   known vulnerabilities of what the wheel needs, from the database of OSV"
-	@echo "make sbom    what the wheel needs, as installed here, in dist, in CycloneDX's format"
+	@echo "make wheel   the wheels of Tallystick and of its tools, in dist, tried in an environment of their own outside of this folder"
+	@echo "make audit   known vulnerabilities of what the wheels need, from the database of OSV"
+	@echo "make sbom    what the wheels need, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
 	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
@@ -29,12 +29,12 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml tools/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing Tallystick and what it needs into .venv"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,check,docs]'
-	@$(BIN)/python -c 'from tallystick.host.java import java_home; java_home()' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,check,docs]' --editable tools
+	@$(BIN)/python -c 'from tallystick.host.java import java_home; java_home()' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' --editable tools
 	@$(BIN)/tallystick warm-up
 	@touch $(READY)
 

@@ -6,8 +6,8 @@ import pandas as pd
 import playground
 
 import tallystick as ts
-from tallystick.demo.flights import load
 from tallystick.testing import EmbeddedKafka
+from tallystick_tools.demo.flights import load
 
 with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
     servers = kafka.bootstrap_servers

@@ -5,8 +5,8 @@ from tempfile import TemporaryDirectory
 import playground
 
 import tallystick as ts
-from tallystick.demo.flights import load
 from tallystick.testing import EmbeddedKafka
+from tallystick_tools.demo.flights import load
 
 with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
     servers = kafka.bootstrap_servers

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 import tallystick as ts
-from tallystick.demo.flights import load
 from tallystick.testing import EmbeddedKafka
+from tallystick_tools.demo.flights import load
 
 COLUMNS = ["id", "carrier", "dest", "dep_delay"]
 SCHEMA = "id bigint, carrier string, dest string, dep_delay double"

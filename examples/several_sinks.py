@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 import tallystick as ts
-from tallystick.demo.flights import load
 from tallystick.testing import EmbeddedKafka
+from tallystick_tools.demo.flights import load
 
 
 def flown(flights: pa.RecordBatch) -> pa.RecordBatch:

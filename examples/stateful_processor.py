@@ -10,8 +10,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import tallystick as ts
-from tallystick.demo.flights import load
 from tallystick.testing import EmbeddedKafka
+from tallystick_tools.demo.flights import load
 
 
 class LongestStreak(StatefulProcessor):

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import tallystick as ts
-from tallystick.demo.flights import load
 from tallystick.testing import EmbeddedKafka
+from tallystick_tools.demo.flights import load
 
 
 def late_only(flights: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,18 +1,20 @@
 """The command line: `tallystick broker start`, and other tools that need no code.
 
-Commands import what they run when they run: `--help` must not wait for Spark or Kafka.
+Commands import what they run when they run: `--help` must not wait for Spark or Kafka. The commands
+`chaos` and `demo` come from the distribution `tallystick-tools`, where it is installed.
 """
 
 import signal
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tallystick.chaos.cli import chaos
 from tallystick.errors import OptionError, TallystickError
 from tallystick.ops.cli_savepoint import (
     Checkpoint,
@@ -190,7 +192,6 @@ app.add_typer(transactions, name="transactions")
 app.command("recover")(recover)
 app.command("doctor")(doctor)
 app.command("ui")(ui)
-app.command("chaos")(chaos)
 
 
 @app.command("inspect")
@@ -242,12 +243,13 @@ def start_broker(
     ] = 2,
 ) -> None:
     """Run Apache Kafka in the foreground until Ctrl-C."""
-    from tallystick.testing import EmbeddedKafka
+    from tallystick.ops.cli_progress import counted
+    from tallystick.testing import EmbeddedKafka, jars
 
     signal.signal(signal.SIGTERM, _interrupt)
     typer.echo("Starting Apache Kafka (the first time, it is downloaded) ...", err=True)
     try:
-        _fetch_kafka()
+        jars.fetch_kafka(counted)
         kafka = EmbeddedKafka(
             brokers, port=port, directory=directory, transaction_version=transaction_version
         )
@@ -265,57 +267,6 @@ def start_broker(
         _fail(str(error))
 
 
-@app.command("demo")
-def demo(
-    kills: Annotated[
-        int, typer.Option(help="How often to kill the pipeline; three at its crash points.", min=0)
-    ] = 5,
-    records: Annotated[
-        int | None, typer.Option(help="How many flights; without it, all 336,776.", min=100)
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Flights per second while it runs; without it, all at once.", min=1),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Repeats a schedule of kills.")] = 1,
-    stateless: Annotated[
-        bool, typer.Option("--stateless", help="Without the counts by destination.")
-    ] = False,
-    ui_port: Annotated[
-        int | None,
-        typer.Option(help="Serve a page about the pipeline there, such as 4050.", min=1, max=65535),
-    ] = None,
-) -> None:
-    """Kill a pipeline of real flights again and again, then audit its output.
-
-    It counts flights by destination, in keyed state, and starts again with another number of tasks
-    after each kill. The last line is one JSON object; the exit code is 0 only if nothing is lost,
-    duplicated, wrong or out of order.
-    """
-    from rich.console import Console
-
-    from tallystick.ops.cli_progress import waiting
-    from tallystick.spark.warm_up import warm_up
-
-    try:
-        from tallystick.demo.run import DemoError, DemoOptions, run_demo
-    except ModuleNotFoundError as error:
-        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
-    console = Console()
-    console.print("making kernels ready: about 25 s at the first time on a machine")
-    with waiting("compiling kernels, then archiving classes"):
-        for line in warm_up():  # the first epoch would wait for it, maybe beyond STALL_S
-            console.print(line)
-    try:
-        _fetch_kafka()
-        exact = run_demo(DemoOptions(kills, records, rate, seed, stateless, ui_port), console)
-    except (DemoError, TallystickError) as error:
-        _fail(str(error))
-    except ModuleNotFoundError as error:
-        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
-    sys.exit(0 if exact else 1)
-
-
 @app.command("warm-up")
 def warm_up() -> None:
     """Compile kernels and archive JVM classes, which shortens every later start.
@@ -330,17 +281,6 @@ def warm_up() -> None:
             typer.echo(line)
 
 
-def _fetch_kafka() -> None:
-    """Download Kafka's jars unless their folder exists; `EmbeddedKafka` verifies existing jars."""
-    from tallystick.ops.cli_progress import counted
-    from tallystick.testing import jars
-
-    version = jars.chosen_version(None)
-    if not jars.jar_folder(version).exists():
-        with counted(f"downloading Apache Kafka {version}") as on_jar:
-            jars.kafka_classpath(version, on_jar)
-
-
 def _interrupt(*_: object) -> NoReturn:
     """SIGTERM ends the command as Ctrl-C does."""
     raise KeyboardInterrupt
@@ -350,6 +290,29 @@ def _fail(message: str) -> NoReturn:
     typer.echo(message, err=True)
     sys.exit(1)
 
+
+def _how_to_install(tool: str) -> Callable[[typer.Context], None]:
+    """Return a command that takes the words of a tool and says how to install the tool."""
+
+    def command(_: typer.Context) -> None:
+        _fail(f"`tallystick {tool}` is not installed: pip install 'tallystick[{tool}]'")
+
+    return command
+
+
+if find_spec("tallystick_tools") is None:
+    for name in ("chaos", "demo"):
+        app.command(
+            name,
+            help=f"Not installed: pip install 'tallystick[{name}]'",
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(_how_to_install(name))
+else:
+    from tallystick_tools.chaos.cli import chaos
+    from tallystick_tools.demo.cli import demo
+
+    app.command("chaos")(chaos)
+    app.command("demo")(demo)
 
 if __name__ == "__main__":
     app()

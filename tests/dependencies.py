@@ -1,4 +1,4 @@
-"""The dependencies of the wheel, all extras included, as installed: `audit` or list as `sbom`.
+"""The dependencies of both wheels, all extras included, as installed: `audit` or list as `sbom`.
 
 `python -m tests.dependencies audit` asks the database of OSV which of these versions has a known
 vulnerability. Exit code 1: some have; 2: the database cannot be reached, which in CI is only said.
@@ -22,7 +22,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECTS: list[dict[str, Any]] = [
+    tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    for folder in (ROOT, ROOT / "tools")
+]
+PROJECT = PROJECTS[0]
 ONLY_FOR_US = {"test", "check", "docs"}
 TIMEOUT_S = 300
 NOT_REACHED = ("ConnectionError", "ConnectTimeout", "ReadTimeout")
@@ -31,13 +35,14 @@ VULNERABLE, UNKNOWN = 1, 2
 
 
 def wanted() -> Iterator[Requirement]:
-    """Yield what pyproject.toml asks for on behalf of users."""
-    extras = PROJECT["optional-dependencies"]
-    lists = [PROJECT["dependencies"], *(extras[each] for each in extras.keys() - ONLY_FOR_US)]
-    for text in (text for some in lists for text in some):
-        requirement = Requirement(text)
-        if requirement.name != PROJECT["name"]:
-            yield requirement
+    """Yield what both pyproject.toml ask for on behalf of users, but for each other."""
+    own = {project["name"] for project in PROJECTS}
+    for project in PROJECTS:
+        extras = project["optional-dependencies"]
+        lists = [project["dependencies"], *(extras[name] for name in extras.keys() - ONLY_FOR_US)]
+        for requirement in (Requirement(text) for texts in lists for text in texts):
+            if requirement.name not in own:
+                yield requirement
 
 
 def installed(requirements: Iterable[Requirement]) -> tuple[dict[str, str], list[str]]:

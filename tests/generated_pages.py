@@ -17,7 +17,7 @@ from tallystick.options.source import SOURCE
 from tests import matrix
 from tests.campaign import summary
 from tests.simulation import justify
-from tests.test_tidy import MAY_IMPORT, PACKAGE, PURE
+from tests.test_tidy import MAY_IMPORT, PURE, path_of_layer
 
 ROOT = Path(__file__).parents[1]
 _PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -29,10 +29,9 @@ def layers() -> str:
     rows = ["| layer | holds | pure | imports |", "| --- | --- | --- | --- |"]
     above: set[str] = set()
     for layer, imports in MAY_IMPORT.items():
-        path = PACKAGE / layer / "__init__.py"
-        is_folder = path.exists()
-        text = path if is_folder else PACKAGE / f"{layer}.py"
-        (purpose, *_) = (ast.get_docstring(ast.parse(text.read_text())) or "").splitlines()
+        path = path_of_layer(layer)
+        is_folder = path.name == "__init__.py" and layer != "__init__"
+        (purpose, *_) = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()
         name = f"`{layer}/`" if is_folder else f"`{layer}.py`"
         not_allowed = sorted(above - imports)
         allowed = ", ".join(sorted(imports))

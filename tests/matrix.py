@@ -130,7 +130,7 @@ def build(cell: Cell) -> str | None:
     subprocess.run([python, "-m", "venv", cell.venv], check=True)
     pip = [cell.venv / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
     made = subprocess.run(
-        [*pip, "--editable", f"{ROOT}[test]", f"pyspark=={cell.spark}.*"],
+        [*pip, "-e", f"{ROOT}[test]", "-e", ROOT / "tools", f"pyspark=={cell.spark}.*"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -150,7 +150,7 @@ def run(cell: Cell, columns: list[str]) -> dict[str, str]:
     python = cell.venv / "bin" / "python"
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tools'}",
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         VERSION_VARIABLE: cell.kafka,
         "TALLYSTICK_CACHE": str(FOLDER / "cache"),  # archives of other versions push no other out

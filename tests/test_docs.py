@@ -14,7 +14,7 @@ from tallystick.__main__ import app
 from tests.generated_pages import PARTS, generated
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", "examples")
+FOLDERS = ("benchmarks", "examples", "tools")
 PAGES = [
     ROOT / "README.md",
     *(ROOT / folder / "README.md" for folder in FOLDERS),
@@ -22,7 +22,7 @@ PAGES = [
 ]
 _COMMAND = re.compile(r"(?:^|`)(?:\.venv/bin/)?tallystick ([a-z][^`\n#]*)", re.MULTILINE)
 _OPTION = re.compile(r"`(--[\w-]+)")
-_FILE = re.compile(r"`((?:benchmarks|deploy|examples|tests|tallystick)/[\w/.]+\.\w+)")
+_FILE = re.compile(r"`((?:benchmarks|deploy|examples|tests|tallystick|tools)/[\w/.]+\.\w+)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 OF_FLINK = {"--allowNonRestoredState"}

@@ -1,6 +1,7 @@
 """The architecture, as a test: which layer may import which, and what the pure core may not touch.
 
-A layer is a folder or a top-level module of the package, and `spark/streaming`. A new one needs an
+A layer is a folder or a top-level module of the package, and `spark/streaming`; of the tools, which
+are a distribution of their own in `tools/`, `tools` and each of their folders. A new layer needs an
 entry in `MAY_IMPORT`, after all that it may import: that is the moment to think about where it
 belongs.
 """
@@ -19,6 +20,8 @@ import tallystick
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tallystick"
+TOOLS = ROOT / "tools" / "tallystick_tools"
+PACKAGES = {path.name: path for path in (PACKAGE, TOOLS)}
 SIMULATOR = ROOT / "tests" / "simulation"
 STREAMING = PACKAGE / "spark" / "streaming"
 SIMULATED_TOO = {
@@ -60,7 +63,8 @@ MAY_IMPORT["ops"] = {*MAY_IMPORT} - {"spark/streaming"}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {"errors", "values", "host", "kafka"}
-MAY_IMPORT["chaos"] = {*MAY_IMPORT["ops"], "ops", "testing"} - {
+MAY_IMPORT["tools"] = set()
+MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "postgres",
     "files",
     "spark",
@@ -68,7 +72,7 @@ MAY_IMPORT["chaos"] = {*MAY_IMPORT["ops"], "ops", "testing"} - {
     "tasks",
     "pipeline",
 }
-MAY_IMPORT["demo"] = {*MAY_IMPORT} - {"chaos"}
+MAY_IMPORT["tools/demo"] = {*MAY_IMPORT} - {"tools/chaos"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
 PURE = ("errors", "values", "codec", "source", "state", "epoch", "ports")
@@ -189,7 +193,7 @@ PATHS_BELOW_A_CHECKPOINT = {
 }
 """Only `checkpoint/` knows what lies where below one; `epoch/` names the files it describes."""
 LISTS_OR_WRITES = {"names", "put", "put_new"}
-MAY_PRINT = ("demo/", "__main__.py")
+MAY_PRINT = ("tools/demo/", "__main__.py")
 
 NO_DOCSTRING_BEGINS_WITH = re.compile(
     r"(?:What|Whether|Where|Which|Of|Those|Who|Whose|How|Why|Whom|When|From|That|Until|There|Never"
@@ -210,17 +214,28 @@ NOT_FOR_TIME = re.compile(
 
 INIT = "__init__.py"
 STUB = PACKAGE / "__init__.pyi"
-MODULES = sorted([*PACKAGE.rglob("*.py"), STUB])
+MODULES = sorted([*PACKAGE.rglob("*.py"), STUB, *TOOLS.rglob("*.py")])
 
 
 def place(path: Path) -> str:
+    if path.is_relative_to(TOOLS):
+        return f"tools/{path.relative_to(TOOLS).as_posix()}"
     return path.relative_to(PACKAGE).as_posix()
 
 
 def layer_of(path: Path) -> str:
     if path.is_relative_to(STREAMING):
         return "spark/streaming"
+    if path.is_relative_to(TOOLS):
+        return "/".join(("tools", *path.relative_to(TOOLS).parts[:-1]))
     return path.relative_to(PACKAGE).parts[0].partition(".")[0]
+
+
+def path_of_layer(layer: str) -> Path:
+    """Return the module that says what a layer is for: the first of a folder, or the only one."""
+    top, *rest = layer.split("/")
+    folder = TOOLS.joinpath(*rest) if top == "tools" else PACKAGE / layer
+    return folder / INIT if (folder / INIT).exists() else folder.with_suffix(".py")
 
 
 def text_of(path: Path) -> str:
@@ -239,20 +254,21 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def modules_imported(path: Path) -> set[Path]:
-    """The modules of this package that one imports; a public name stands for the stub."""
+    """Return which modules of the package and the tools one imports; the stub for public names."""
     found: set[Path] = set()
     for name in imported(ast.parse(text_of(path))):
         top, *rest = name.split(".")
-        if top == "tallystick":
-            paths = [PACKAGE.joinpath(*rest[:depth]) for depth in range(1, len(rest) + 1)]
+        if (package := PACKAGES.get(top)) is not None:
+            paths = [package.joinpath(*rest[:depth]) for depth in range(1, len(rest) + 1)]
             files = [file for each in paths for file in (each.with_suffix(".py"), each / INIT)]
-            found.update([file for file in files if file.exists()] or [STUB])
+            files = [file for file in files if file.exists()]
+            found.update(files or [STUB if package == PACKAGE else TOOLS / INIT])
     return found
 
 
 @cache
 def imports() -> dict[Path, set[Path]]:
-    """What each module of the package imports of it."""
+    """Return what each module of the package and the tools imports of both."""
     return {path: modules_imported(path) for path in MODULES}
 
 

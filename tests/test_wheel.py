@@ -1,7 +1,7 @@
-"""The wheel has everything it needs, outside of the repository.
+"""The wheels have everything they need, outside of the repository.
 
-With `WHEEL=1`, as in `make stress`, it is also installed with all its packages, in an environment
-of its own, by pip, pipx and uvx; each takes minutes.
+With `WHEEL=1`, as in `make stress`, they are also installed with all their packages, in an
+environment of their own, by pip, pipx and uvx; each takes minutes.
 """
 
 import os
@@ -16,7 +16,7 @@ WAYS = (by_pip, by_pipx, by_uvx) if "WHEEL" in os.environ else (beside_packages,
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel as it is now; its build asserts that every file of the package is there."""
+    """The wheel as it is now, the tools' beside it; the build asserts that every file is there."""
     return build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 

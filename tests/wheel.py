@@ -1,9 +1,10 @@
-"""Build the wheel and use it where the repository is not: `python -m tests.wheel [folder]`.
+"""Build the wheels and use them where the repository is not: `python -m tests.wheel [folder]`.
 
-The wheel is installed with its extras `demo` and `java` into a new virtual environment in a
-temporary folder; there `tallystick --help` and a short demo run, with a path that has none of our
-files. The wheel stays in `dist`, or in the folder that is named. Tests do the same by pipx and uvx,
-and in short: the wheel alone is installed, beside the packages that are there.
+Tallystick's wheel is installed with its extras `demo` and `java` into a new virtual environment in
+a temporary folder, which takes the wheel of the tools from beside it; there `tallystick --help` and
+a short demo run, with a path that has none of our files. The wheels stay in `dist`, or in the
+folder that is named. Tests do the same by pipx and uvx, and in short: the two wheels alone are
+installed, beside the packages that are there.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ EXTRAS = "[demo,java]"
 
 Command = tuple[str | Path, ...]
 Way = Callable[[Path, Path], Command]
-"""Takes a wheel and an empty folder, prepares, and returns how `tallystick` is called."""
+"""Takes a package's wheel and an empty folder, prepares, and returns how `tallystick` is called."""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -44,9 +45,20 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def build(source: Path, into: Path) -> Path:
+    """Build the wheels of the package and of its tools, and return the path of the package's."""
+    _build(source / "tools", into, "tallystick_tools")
+    return _build(source, into, "tallystick")
+
+
+def tools_beside(wheel: Path) -> Path:
+    """Return the path of the tools' wheel that was built with a package's."""
+    return wheel.with_name(wheel.name.replace("tallystick", "tallystick_tools", 1))
+
+
+def _build(source: Path, into: Path, package: str) -> Path:
     """Build the wheel of what git knows in a folder, and return its path."""
     listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
-    names = run(*listed, "tallystick", "pyproject.toml", "README.md", cwd=source).splitlines()
+    names = run(*listed, package, "pyproject.toml", "README.md", cwd=source).splitlines()
     with TemporaryDirectory(prefix="tallystick-source-") as copy:
         for name in names:  # a `build` folder of earlier times would put removed modules back
             if (source / name).exists():
@@ -54,19 +66,19 @@ def build(source: Path, into: Path) -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes((source / name).read_bytes())
         run(sys.executable, "-m", "build", "--wheel", "--outdir", into, ".", cwd=Path(copy))
-    wheel = max(into.glob("tallystick-*.whl"), key=lambda path: path.stat().st_mtime_ns)
+    wheel = max(into.glob(f"{package}-*.whl"), key=lambda path: path.stat().st_mtime_ns)
     packed = set(ZipFile(wheel).namelist())
-    missing = [name for name in names if name.startswith("tallystick/") and name not in packed]
+    missing = [name for name in names if name.startswith(f"{package}/") and name not in packed]
     missing = [name for name in missing if (source / name).exists()]
     assert not missing, f"not in the wheel; see package-data in pyproject.toml: {missing}"
     return wheel
 
 
 def by_pip(wheel: Path, folder: Path) -> Command:
-    """Install the wheel, and all that it needs, into a new virtual environment."""
+    """Install the wheels, and all that they need, into a new virtual environment."""
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     programs = folder / "venv" / "bin"
-    run(programs / "python", "-m", *PIP, f"{wheel}{EXTRAS}", cwd=folder)
+    run(programs / "python", "-m", *PIP, *links_to(wheel), f"{wheel}{EXTRAS}", cwd=folder)
     return (programs / "tallystick",)
 
 
@@ -74,14 +86,20 @@ def by_pipx(wheel: Path, folder: Path) -> Command:
     """Let pipx do it, as `pipx run --spec WHEEL tallystick`."""
     pipx = _tool("pipx", folder)
     settings = ("env", f"PIPX_HOME={folder / 'pipx'}", f"PIPX_DEFAULT_PYTHON={sys.executable}")
-    return (*settings, pipx, "run", "--no-cache", "--spec", f"{wheel}{EXTRAS}", "tallystick")
+    options = ("--no-cache", f"--pip-args={' '.join(links_to(wheel))}")
+    return (*settings, pipx, "run", *options, "--spec", f"{wheel}{EXTRAS}", "tallystick")
 
 
 def by_uvx(wheel: Path, folder: Path) -> Command:
     """Let uvx do it, as `uvx --from WHEEL tallystick`."""
     uvx = _tool("uv", folder).with_name("uvx")
-    options = ("--no-cache", "--python", sys.executable)
+    options = ("--no-cache", "--python", sys.executable, *links_to(wheel))
     return (uvx, *options, "--from", f"{wheel}{EXTRAS}", "tallystick")
+
+
+def links_to(wheel: Path) -> tuple[str, str]:
+    """Return the options of pip and uv that find the tools' wheel beside a package's."""
+    return "--find-links", str(wheel.parent)
 
 
 def _tool(name: str, folder: Path) -> Path:
@@ -93,10 +111,11 @@ def _tool(name: str, folder: Path) -> Path:
 
 
 def beside_packages(wheel: Path, folder: Path) -> Command:
-    """Install the wheel alone; packages and compiled kernels are those of this environment."""
+    """Install the two wheels alone; packages and compiled kernels are those of this environment."""
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, *PIP[1:], "--no-deps", wheel, cwd=folder)
+    pip = (sys.executable, "-m", "pip", "--python", python, *PIP[1:], "--no-deps")
+    run(*pip, wheel, tools_beside(wheel), cwd=folder)
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
     installed = Path(site.strip(), "tallystick")
     installed.with_name("beside.pth").write_text(sysconfig.get_path("purelib"))
@@ -134,20 +153,21 @@ def use(wheel: Path, way: Way) -> dict[str, int]:
         demo = ("demo", "--records", str(RECORDS), "--kills", "1")
         lines = run("env", kernels, *way(wheel, folder), *demo, cwd=folder).splitlines()
         for python in folder.glob("venv/bin/python"):
-            where = "import tallystick; print(tallystick.__file__)"
-            found = run(python, "-c", where, cwd=folder).strip()
-            assert Path(found).is_relative_to(folder), f"{found} is not of the wheel"
+            for package in ("tallystick", "tallystick_tools"):
+                where = f"import {package}; print({package}.__file__)"
+                path = run(python, "-c", where, cwd=folder).strip()
+                assert Path(path).is_relative_to(folder), f"{path} is not of the wheel"
             assert "savepoint" in run(python.with_name("tallystick"), "--help", cwd=folder)
     verdict: dict[str, int] = json.loads(lines[-1])
     return verdict
 
 
 def main() -> None:
-    """Build, use, and say where the wheel is."""
+    """Build, use, and print where the wheels are."""
     into = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     wheel = build(ROOT, into)
     verdict = use(wheel, by_pip)
-    print(json.dumps({"wheel": str(wheel), **verdict}))
+    print(json.dumps({"wheel": str(wheel), "tools": str(tools_beside(wheel)), **verdict}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.harness.workspace import Workspace
-from tallystick.chaos.cluster import running
+from tallystick_tools.chaos.cluster import running
 
 from .course import Run, run
 from .schedule import KINDS, OUTAGE, Fault, plan

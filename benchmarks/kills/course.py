@@ -18,10 +18,10 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from benchmarks.harness.workspace import Workspace
-from tallystick.chaos.cluster import Cluster, OutputRecord, Witness, read_all
-from tallystick.chaos.program import python_workers
-from tallystick.chaos.proxy import END_TXN
 from tallystick.testing.kafka import EmbeddedKafka
+from tallystick_tools.chaos.cluster import Cluster, OutputRecord, Witness, read_all
+from tallystick_tools.chaos.program import python_workers
+from tallystick_tools.chaos.proxy import END_TXN
 
 from .audit import Audit, Event, Update, audit
 from .parts import Parts, state_of

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tallystick.chaos.program import Life, ProgramSettings
+from tallystick_tools.chaos.program import Life, ProgramSettings
 
 from .systems import Setting, System
 

@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -136,6 +136,18 @@ def kafka_classpath(version: str, on_jar: OnJar = _ignore) -> str:
             if problems := damaged_jars(directory, version):  # they were not fetched meanwhile
                 _install(directory, version, problems, on_jar)
     return os.pathsep.join(str(directory / jar.name) for jar in locked_jars(version))
+
+
+def fetch_kafka(progress: Callable[[str], AbstractContextManager[OnJar]]) -> None:
+    """Download the chosen Kafka's jars unless their folder exists; a broker's start verifies jars.
+
+    Args:
+        progress: shows a text and a count until the end of the block.
+    """
+    version = chosen_version(None)
+    if not jar_folder(version).exists():
+        with progress(f"downloading Apache Kafka {version}") as on_jar:
+            kafka_classpath(version, on_jar)
 
 
 def jar_folder(version: str) -> Path:

@@ -8,8 +8,8 @@ from benchmarks.kills.audit import Audit, Event, Update, audit
 from benchmarks.kills.course import python_workers
 from benchmarks.kills.schedule import GAPS_S, KINDS, plan
 from benchmarks.kills.systems import newest_checkpoint
-from tallystick.chaos.proxy import commits
 from tallystick.host.processes import Process
+from tallystick_tools.chaos.proxy import commits
 
 EVENTS = [Event("a", 5, 1), Event("b", 7, 2), Event("a", 1, 3), Event("a", 2, 4)]
 EXACT = [Update("a", 1, 5, 1), Update("b", 1, 7, 2), Update("a", 2, 6, 3), Update("a", 3, 8, 4)]

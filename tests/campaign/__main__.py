@@ -25,14 +25,14 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tallystick.chaos.clock import find_compiler
-from tallystick.chaos.cluster import InputRecord
-from tallystick.chaos.compare import differences
-from tallystick.chaos.report import as_text
-from tallystick.chaos.run import Job, Run, run
-from tallystick.chaos.schedule import kinds_for, plan
-from tallystick.chaos.verify import Question, Verdict, drop_unlike_state, judged
 from tallystick.errors import BrokerUnavailableError
+from tallystick_tools.chaos.clock import find_compiler
+from tallystick_tools.chaos.cluster import InputRecord
+from tallystick_tools.chaos.compare import differences
+from tallystick_tools.chaos.report import as_text
+from tallystick_tools.chaos.run import Job, Run, run
+from tallystick_tools.chaos.schedule import kinds_for, plan
+from tallystick_tools.chaos.verify import Question, Verdict, drop_unlike_state, judged
 from tests.campaign.answers import start_lookups
 from tests.campaign.jobs import ODDS_TOPIC, WORKLOADS, Workload
 from tests.campaign.oracles import UNEVEN_TOPIC, expected_records, found_records

@@ -16,11 +16,11 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 import tallystick as ts
-from tallystick.chaos.program import FILES_VARIABLE
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import savepoints
 from tallystick.ops.checkpoint_view import asking
 from tallystick.storage.file_storage import FileStorage
+from tallystick_tools.chaos.program import FILES_VARIABLE
 from tests.campaign import oracles
 from tests.campaign.stores import DSN_VARIABLE, PREPARED, STAGED
 from tests.spark import lines_sink

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from tallystick.chaos.cluster import NO_OFFSET, InputRecord, OutputRecord
+from tallystick_tools.chaos.cluster import NO_OFFSET, InputRecord, OutputRecord
 from tests.campaign.answers import answer_of
 
 Inputs = Mapping[str, Sequence[InputRecord]]

@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
-from tallystick.chaos.files import ParquetFiles
-from tallystick.chaos.object_store import ENDPOINT_VARIABLE
-from tallystick.chaos.program import FILES
-from tallystick.chaos.tables import Tables
+from tallystick_tools.chaos.cluster import NO_OFFSET, OutputRecord
+from tallystick_tools.chaos.files import ParquetFiles
+from tallystick_tools.chaos.object_store import ENDPOINT_VARIABLE
+from tallystick_tools.chaos.program import FILES
+from tallystick_tools.chaos.tables import Tables
 from tests.postgres.real_postgres import PostgresServer
 from tests.storage.test_storage_s3 import Server
 

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tallystick.chaos.schedule import KINDS
+from tallystick_tools.chaos.schedule import KINDS
 from tests.campaign.jobs import WORKLOADS
 
 RUNS = Path(__file__).parents[2] / "proof" / "runs.ndjson"

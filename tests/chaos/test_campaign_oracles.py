@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tallystick.chaos.cluster import OutputRecord
-from tallystick.chaos.run import Run
+from tallystick_tools.chaos.cluster import OutputRecord
+from tallystick_tools.chaos.run import Run
 from tests.campaign.__main__ import PARTITIONS, by_input, question, records
 from tests.campaign.jobs import WORKLOADS
 from tests.campaign.oracles import UNEVEN_TOPIC

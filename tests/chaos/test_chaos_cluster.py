@@ -5,11 +5,11 @@ import socket
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from tallystick.chaos import cluster as chaos_cluster
-from tallystick.chaos.cluster import running
-from tallystick.chaos.proxy import HOST
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import free_ports
+from tallystick_tools.chaos import cluster as chaos_cluster
+from tallystick_tools.chaos.cluster import running
+from tallystick_tools.chaos.proxy import HOST
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

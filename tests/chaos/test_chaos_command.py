@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pyarrow import fs
 
-from tallystick.chaos.schedule import Fault, as_json
 from tallystick.testing.kafka import EmbeddedKafka
+from tallystick_tools.chaos.schedule import Fault, as_json
 from tests.postgres.real_postgres import PostgresServer
 from tests.storage.test_storage_s3 import Server
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.chaos import clock as clocks
-from tallystick.chaos.clock import clock_of, find_compiler
-from tallystick.chaos.program import ProgramSettings, Supervisor
 from tallystick.errors import OptionError
+from tallystick_tools.chaos import clock as clocks
+from tallystick_tools.chaos.clock import clock_of, find_compiler
+from tallystick_tools.chaos.program import ProgramSettings, Supervisor
 from tests.waiting import wait_until
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tallystick.chaos.cluster import OutputRecord
-from tallystick.chaos.compare import differences, explain, state_differences
+from tallystick_tools.chaos.cluster import OutputRecord
+from tallystick_tools.chaos.compare import differences, explain, state_differences
 
 
 def output(*rows, topic="out", partition=0):

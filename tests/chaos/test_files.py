@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
-from tallystick.chaos.compare import differences
-from tallystick.chaos.files import ParquetFiles
-from tallystick.chaos.verify import question_of
 from tallystick.errors import OptionError
+from tallystick_tools.chaos.cluster import NO_OFFSET, OutputRecord
+from tallystick_tools.chaos.compare import differences
+from tallystick_tools.chaos.files import ParquetFiles
+from tallystick_tools.chaos.verify import question_of
 from tests.files.file_sinks import opened, place, prepared, rows
 
 

@@ -12,20 +12,20 @@ from kafka.protocol.metadata import (
     MetadataResponse,
 )
 
-from tallystick.chaos.addresses import (
+from tallystick.errors import OptionError
+from tallystick.testing.kafka import EmbeddedKafka
+from tallystick_tools.chaos.addresses import (
     DESCRIBE_CLUSTER,
     FIND_COORDINATOR,
     FLEXIBLE_SINCE,
     METADATA,
     readdressed,
 )
-from tallystick.chaos.cluster import read_all
-from tallystick.chaos.given import given
-from tallystick.chaos.proxy import APIS, PRODUCE
-from tallystick.chaos.schedule import KINDS, kinds_for
-from tallystick.chaos.verify import question_of
-from tallystick.errors import OptionError
-from tallystick.testing.kafka import EmbeddedKafka
+from tallystick_tools.chaos.cluster import read_all
+from tallystick_tools.chaos.given import given
+from tallystick_tools.chaos.proxy import APIS, PRODUCE
+from tallystick_tools.chaos.schedule import KINDS, kinds_for
+from tallystick_tools.chaos.verify import question_of
 from tests.waiting import wait_until
 
 OLD, NEW, STRANGE = ("broker-1.example", 9092), ("127.0.0.1", 31007), ("elsewhere", 9092)
@@ -132,7 +132,7 @@ def test_a_topic_that_cannot_be_made_leaves_none_behind(kafka):
 
 
 def test_a_cluster_that_does_not_answer_in_plain_text_is_named(monkeypatch):
-    monkeypatch.setattr("tallystick.chaos.given.ANSWER_S", 1.0)
+    monkeypatch.setattr("tallystick_tools.chaos.given.ANSWER_S", 1.0)
     with pytest.raises(OptionError, match=r"127\.0\.0\.1:1 in plain text.*TLS"):
         given("127.0.0.1:1", ["in"], ["out"], 2).__enter__()
 

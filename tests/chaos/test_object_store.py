@@ -2,10 +2,10 @@
 
 import pytest
 
-from tallystick.chaos.object_store import ENDPOINT_VARIABLE, ObjectStore
-from tallystick.chaos.schedule import kinds_for
 from tallystick.errors import OptionError, TallystickError
 from tallystick.storage.file_storage import FileStorage
+from tallystick_tools.chaos.object_store import ENDPOINT_VARIABLE, ObjectStore
+from tallystick_tools.chaos.schedule import kinds_for
 from tests.storage.test_storage_s3 import Server
 
 

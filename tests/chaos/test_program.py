@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.chaos.program import Life, ProgramSettings, Supervisor, python_workers
 from tallystick.errors import OptionError
 from tallystick.host.processes import Process
+from tallystick_tools.chaos.program import Life, ProgramSettings, Supervisor, python_workers
 from tests.waiting import wait_for, wait_until
 
 PARENT = """

@@ -6,9 +6,9 @@ import time
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tallystick.chaos.cluster import Feed, InputRecord, Witness, read_all, running
-from tallystick.chaos.proxy import APIS, END_TXN, PRODUCE
-from tallystick.chaos.run import read_input
+from tallystick_tools.chaos.cluster import Feed, InputRecord, Witness, read_all, running
+from tallystick_tools.chaos.proxy import APIS, END_TXN, PRODUCE
+from tallystick_tools.chaos.run import read_input
 
 
 @pytest.fixture(scope="module")

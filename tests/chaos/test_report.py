@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.chaos.cluster import OutputRecord
-from tallystick.chaos.report import as_json, as_text, headline, timeline, write_html
-from tallystick.chaos.run import InjectedFault, Job, Run
-from tallystick.chaos.schedule import Fault
-from tallystick.chaos.verify import Question, drop_unlike_state, judged
+from tallystick_tools.chaos.cluster import OutputRecord
+from tallystick_tools.chaos.report import as_json, as_text, headline, timeline, write_html
+from tallystick_tools.chaos.run import InjectedFault, Job, Run
+from tallystick_tools.chaos.schedule import Fault
+from tallystick_tools.chaos.verify import Question, drop_unlike_state, judged
 
 JOB = Job(("python", "late.py"), {"in": ()}, ("out",))
 FAULTS = tuple(Fault(kind, 0.1, 1.0, 0.5) for kind in ("driver", "worker"))

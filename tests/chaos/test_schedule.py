@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from tallystick.chaos.schedule import KINDS, Fault, as_json, kinds_for, plan, read_schedule
-from tallystick.chaos.verify import SHRINK_RUNS_MAX, question_of, shrink
 from tallystick.errors import OptionError
+from tallystick_tools.chaos.schedule import KINDS, Fault, as_json, kinds_for, plan, read_schedule
+from tallystick_tools.chaos.verify import SHRINK_RUNS_MAX, question_of, shrink
 
 
 def test_a_seed_repeats_its_schedule_and_another_does_not():

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tallystick.chaos.compare import differences
-from tallystick.chaos.tables import Tables
-from tallystick.chaos.verify import question_of
 from tallystick.errors import OptionError
+from tallystick_tools.chaos.compare import differences
+from tallystick_tools.chaos.tables import Tables
+from tallystick_tools.chaos.verify import question_of
 from tests.postgres.real_postgres import PostgresServer
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from tallystick.demo import flights
-from tallystick.demo.run import NO_COORDINATOR, Positions
+from tallystick_tools.demo import flights
+from tallystick_tools.demo.run import NO_COORDINATOR, Positions
 
 
 class Group:

@@ -22,7 +22,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.chaos.cluster import listeners_behind
 from tallystick.errors import AuthorizationError
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
@@ -30,6 +29,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.node import HOST
 from tallystick.testing.process import free_ports
+from tallystick_tools.chaos.cluster import listeners_behind
 from tests.failover.evidence import read_committed
 from tests.security.msk_server import MskServer
 

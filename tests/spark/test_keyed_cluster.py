@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.demo.flights import load
+from tallystick_tools.demo.flights import load
 from tests.spark.driver_process import DriverProcess
 from tests.spark.flow import Flow
 from tests.spark.keyed_flights import JOB, Flights

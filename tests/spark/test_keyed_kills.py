@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.demo.chaos import FATES, Copies
-from tallystick.demo.flights import load
+from tallystick_tools.demo.chaos import FATES, Copies
+from tallystick_tools.demo.flights import load
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Flow
 from tests.spark.keyed_flights import PARALLELISMS, Flights, keyed_drivers

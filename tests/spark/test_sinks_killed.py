@@ -17,12 +17,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import tallystick as ts
-from tallystick.demo.flights import load
 from tallystick.errors import RetriableError
 from tallystick.ops.inspection import inspect
 from tallystick.run.participants import OpenSinks
 from tallystick.spark.streaming.foreach_batch import EpochRunner
 from tallystick.storage.file_storage import FileStorage
+from tallystick_tools.demo.flights import load
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow, finish

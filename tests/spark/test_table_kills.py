@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import tallystick as ts
-from tallystick.demo.flights import load
+from tallystick_tools.demo.flights import load
 from tests.spark.driver_process import DriverProcess, Drivers
 from tests.spark.flow import Flow
 from tests.spark.keyed_flights import PARALLELISMS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyarrow.parquet import ParquetFile
 
-from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
+from tallystick_tools.chaos.cluster import NO_OFFSET, OutputRecord
 
 TOPIC = "files"
 """Stands for the topic in rows of files, followed by the folders below."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tallystick.chaos.addresses import FLEXIBLE_SINCE, Address, readdressed
+from tallystick_tools.chaos.addresses import FLEXIBLE_SINCE, Address, readdressed
 
 HOST = "127.0.0.1"
 LATE_S = 0.5

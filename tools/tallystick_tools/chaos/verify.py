@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tallystick.chaos.clock import find_compiler
-from tallystick.chaos.cluster import InputRecord
-from tallystick.chaos.compare import (
+from tallystick.errors import OptionError
+from tallystick_tools.chaos.clock import find_compiler
+from tallystick_tools.chaos.cluster import InputRecord
+from tallystick_tools.chaos.compare import (
     COMPARISONS,
     Comparison,
     Difference,
@@ -15,12 +16,11 @@ from tallystick.chaos.compare import (
     explain,
     state_differences,
 )
-from tallystick.chaos.files import ParquetFiles
-from tallystick.chaos.program import FILES
-from tallystick.chaos.run import InjectedFault, Job, Run, Store, read_input, run
-from tallystick.chaos.schedule import Fault, as_json, kinds_for, plan, read_schedule
-from tallystick.chaos.tables import Tables
-from tallystick.errors import OptionError
+from tallystick_tools.chaos.files import ParquetFiles
+from tallystick_tools.chaos.program import FILES
+from tallystick_tools.chaos.run import InjectedFault, Job, Run, Store, read_input, run
+from tallystick_tools.chaos.schedule import Fault, as_json, kinds_for, plan, read_schedule
+from tallystick_tools.chaos.tables import Tables
 
 AROUND_S = 10.0
 """The longest time from a fault to a difference that it may have made."""

@@ -17,8 +17,8 @@ import pandas as pd
 from confluent_kafka import Consumer, TopicPartition
 
 import tallystick as ts
-from tallystick.demo.flights import STEP
-from tallystick.testing.reading import read_to_end
+from tallystick_tools.demo.flights import STEP
+from tallystick_tools.reading import read_to_end
 
 IDLE_S = 20.0
 """Longer than any wait of a healthy broker; then the audit fails instead of hanging."""

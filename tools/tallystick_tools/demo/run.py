@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.demo import chaos, flights
-from tallystick.demo.audit import Verdict, audit, audit_state, read_all, read_counts
-from tallystick.demo.job import NAME
 from tallystick.epoch.micro_batches import settled_path
 from tallystick.storage.file_storage import FileStorage
 from tallystick.testing.kafka import EmbeddedKafka
+from tallystick_tools.demo import chaos, flights
+from tallystick_tools.demo.audit import Verdict, audit, audit_state, read_all, read_counts
+from tallystick_tools.demo.job import NAME
 
 STALL_S = 120.0
 """No progress for so long means that the pipeline hangs, and the demo has failed."""

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from tallystick.chaos.compare import SHOWN_MAX
-from tallystick.chaos.schedule import KINDS
-from tallystick.chaos.verify import Verdict
+from tallystick_tools.chaos.compare import SHOWN_MAX
+from tallystick_tools.chaos.schedule import KINDS
+from tallystick_tools.chaos.verify import Verdict
 
 WIDTH, HEIGHT, MARGIN = 960, 260, 40
 STYLE = """\

@@ -1,4 +1,4 @@
-"""The pipeline under attack, in a process of its own: `python -m tallystick.demo.job …`.
+"""The pipeline under attack, in a process of its own: `python -m tallystick_tools.demo.job …`.
 
 Flights are enriched, then each gets its number among the flights to the same destination: a count
 in keyed state, in as many tasks as an option says. `--stateless` leaves the count out.
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import tallystick as ts
-from tallystick.demo.flights import STEP, TOPIC_IN, TOPIC_OUT
 from tallystick.epoch import protocol
+from tallystick_tools.demo.flights import STEP, TOPIC_IN, TOPIC_OUT
 
 NAME = "flights-demo"
 SCHEMA = "id bigint, carrier string, origin string, dest string, dep_delay double"

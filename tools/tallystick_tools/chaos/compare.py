@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
+from tallystick_tools.chaos.cluster import NO_OFFSET, OutputRecord
 
 Comparison = Literal["sequence", "rows", "final"]
 COMPARISONS: tuple[Comparison, ...] = ("sequence", "rows", "final")

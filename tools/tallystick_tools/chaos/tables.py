@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from tallystick.chaos.cluster import NO_OFFSET, OutputRecord
 from tallystick.errors import OptionError
+from tallystick_tools.chaos.cluster import NO_OFFSET, OutputRecord
 
 TOPIC = "table"
 """Stands before a table's name, where rows of topics have a topic."""

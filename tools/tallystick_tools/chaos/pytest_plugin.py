@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tallystick.chaos.verify import Verdict
+    from tallystick_tools.chaos.verify import Verdict
 
 
 @pytest.fixture
 def tallystick_chaos(tmp_path: Path) -> Callable[..., "Verdict"]:
     """Return a function that runs `tallystick chaos`, and fails if the output is not exact.
 
-    Its arguments are those of `tallystick.chaos.verify.question_of`.
+    Its arguments are those of `tallystick_tools.chaos.verify.question_of`.
     """
 
     def check(command: Sequence[str], **options: Any) -> "Verdict":
-        from tallystick.chaos.report import as_text
-        from tallystick.chaos.verify import question_of, verify
+        from tallystick_tools.chaos.report import as_text
+        from tallystick_tools.chaos.verify import question_of, verify
 
         verdict = verify(question_of(command, **options), tmp_path / "chaos", print)
         assert verdict.is_exact, as_text(verdict)

@@ -20,7 +20,6 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from tallystick.chaos.proxy import HOST, Proxies
 from tallystick.errors import BrokerUnavailableError
 from tallystick.kafka import protocol
 from tallystick.kafka.audit import describe_producers
@@ -30,8 +29,9 @@ from tallystick.kafka.group_offsets import fetch
 from tallystick.testing import node
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.testing.process import free_ports
-from tallystick.testing.reading import BATCH, POLL_S, read_to_end
 from tallystick.values import TopicPartition as OwnTopicPartition
+from tallystick_tools.chaos.proxy import HOST, Proxies
+from tallystick_tools.reading import BATCH, POLL_S, read_to_end
 
 ANSWER_S = 5.0
 """The longest time to wait for an answer; in a fault there is none."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tallystick.chaos.clock import JUMPS_S
-from tallystick.chaos.cluster import Cluster
-from tallystick.chaos.program import Supervisor, executors, python_workers
-from tallystick.chaos.proxy import APIS, PRODUCE, Loss
-from tallystick.chaos.schedule import Fault
 from tallystick.host.processes import Process
+from tallystick_tools.chaos.clock import JUMPS_S
+from tallystick_tools.chaos.cluster import Cluster
+from tallystick_tools.chaos.program import Supervisor, executors, python_workers
+from tallystick_tools.chaos.proxy import APIS, PRODUCE, Loss
+from tallystick_tools.chaos.schedule import Fault
 
 FOUND_S = 30.0
 """The longest wait for the process, connection or request that a fault is about."""

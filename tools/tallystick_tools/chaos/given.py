@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tallystick.chaos.cluster import Cluster
-from tallystick.chaos.proxy import HOST, Proxies
 from tallystick.errors import OptionError
 from tallystick.testing.process import free_ports
+from tallystick_tools.chaos.cluster import Cluster
+from tallystick_tools.chaos.proxy import HOST, Proxies
 
 ANSWER_S = 10.0
 SETTLED_S = 60.0

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tallystick.chaos.clock import Clock
-from tallystick.chaos.object_store import ObjectStore
 from tallystick.errors import OptionError
 from tallystick.host.processes import Process, all_processes
 from tallystick.testing.process import ProcessGroup
+from tallystick_tools.chaos.clock import Clock
+from tallystick_tools.chaos.object_store import ObjectStore
 
 SERVERS_VARIABLE = "TALLYSTICK_CHAOS_SERVERS"
 CHECKPOINT_VARIABLE = "TALLYSTICK_CHAOS_CHECKPOINT"

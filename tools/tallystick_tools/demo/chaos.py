@@ -96,7 +96,7 @@ class Victim:
     def __init__(
         self, arguments: list[str], kill: Kill | None, log: Path, copies: Path | None = None
     ) -> None:
-        command = [sys.executable, "-m", "tallystick.demo.job", *arguments]
+        command = [sys.executable, "-m", "tallystick_tools.demo.job", *arguments]
         if kill is not None and kill.crash_point is not None:
             command += ["--die-at", kill.crash_point, "--die-epoch", str(kill.epoch)]
         self._kill = kill

@@ -10,8 +10,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tallystick.chaos.clock import clock_of
-from tallystick.chaos.cluster import (
+from tallystick.codec.rows import partition_of
+from tallystick.errors import OptionError
+from tallystick_tools.chaos.clock import clock_of
+from tallystick_tools.chaos.cluster import (
     Cluster,
     Feed,
     InputRecord,
@@ -20,14 +22,12 @@ from tallystick.chaos.cluster import (
     read_all,
     running,
 )
-from tallystick.chaos.faults import Injector
-from tallystick.chaos.given import given
-from tallystick.chaos.object_store import ObjectStore
-from tallystick.chaos.program import ProgramSettings, Supervisor
-from tallystick.chaos.schedule import NEEDS_CLOCK, Fault
-from tallystick.chaos.state import state_of
-from tallystick.codec.rows import partition_of
-from tallystick.errors import OptionError
+from tallystick_tools.chaos.faults import Injector
+from tallystick_tools.chaos.given import given
+from tallystick_tools.chaos.object_store import ObjectStore
+from tallystick_tools.chaos.program import ProgramSettings, Supervisor
+from tallystick_tools.chaos.schedule import NEEDS_CLOCK, Fault
+from tallystick_tools.chaos.state import state_of
 
 PART_S = 1.5
 """The time over which the input of one fault is written."""

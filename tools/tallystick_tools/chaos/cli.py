@@ -139,8 +139,8 @@ def chaos(
     """
     with errors_as_messages():
         try:
-            from tallystick.chaos import report
-            from tallystick.chaos.verify import question_of, verify
+            from tallystick_tools.chaos import report
+            from tallystick_tools.chaos.verify import question_of, verify
         except ModuleNotFoundError as error:
             raise OptionError(
                 f"chaos needs {error.name}: pip install 'tallystick[chaos]'"

@@ -4,9 +4,9 @@ import os
 import uuid
 from urllib.parse import urlsplit
 
-from tallystick.chaos.proxy import HOST, Proxies
 from tallystick.errors import OptionError
 from tallystick.testing.process import free_ports
+from tallystick_tools.chaos.proxy import HOST, Proxies
 
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
 DEFAULT_PORT = 80

@@ -1,0 +1,1 @@
+"""Programs that kill pipelines and judge their output: the commands `chaos` and `demo`."""
