@@ -16,7 +16,12 @@ from tallystick.run.driver import Driver
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.streaming import FORMAT, check_pyspark
-from tallystick.spark.streaming.executions import QueryRun, active_runs, session_of
+from tallystick.spark.streaming.executions import (
+    NO_OFFSETS,
+    QueryRun,
+    active_runs,
+    session_of,
+)
 from tallystick.spark.streaming.foreach_batch import Batch, EpochRunner, RunnerPerRun
 from tallystick.spark.streaming.offset_reporter import at_end, listen
 from tallystick.storage.file_storage import FileStorage
@@ -92,7 +97,7 @@ def write_batch(topology: OutputTopology, rows: DataFrame) -> None:
             sinks.check()
             driver = sinks.make_driver(identity, storage)
             engine = engine_of(sinks, spark, lambda _: rows)
-            driver.run_epoch(Request(0, (), may_skip=False), engine)
+            driver.run_epoch(Request(0, (NO_OFFSETS,), may_skip=False), engine)
         except KeyboardInterrupt:  # readers of the output would wait until the timeout
             assert sinks.cluster is not None, "its transaction decides"
             with suppress(TallystickError):
