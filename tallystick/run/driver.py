@@ -138,7 +138,7 @@ class Driver:
             SecondCallError: the epoch was asked for in this run already.
             TallystickError, or what the user's function raised: the epoch was aborted.
         """
-        self._asked_for, self._may_skip = request.checkpoint_id, request.may_skip
+        self._requested_epoch, self._may_skip = request.checkpoint_id, request.may_skip
         logged = self._logged(self.coordinator.committed_manifest)
         self._follow(EpochRequested(request, logged), engine)
 
