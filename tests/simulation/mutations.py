@@ -252,7 +252,7 @@ def _deaf_step(original: Any) -> Any:
             case c.CommittedRead(_) if getattr(self, "deaf", False):
                 self.deaf = False
                 self.phase = c.Phase.RUNNING
-                return c.RunEpoch(self._asked.checkpoint_id, self._producer)
+                return c.RunEpoch(self._wanted.checkpoint_id, self._producer)
         return original(self, event)
 
     return step

@@ -149,7 +149,7 @@ def _(original: Any) -> Any:
 @mutation("an epoch runs without a recovery", Coordinator, "_decide", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
     def decide(self: Any) -> c.Action:
-        judged = verdict.judge(self._asked, self._known, self._identity)
+        judged = verdict.judge(self._wanted, self._known, self._identity)
         if isinstance(judged, verdict.Run | verdict.AlreadyCommitted):
             return self._resume_own_epoch(judged)
         return original(self)
@@ -183,7 +183,7 @@ def _(original: Any) -> Any:
         known = self._known
         own = known.manifest is not None and known.manifest.checkpoint_id
         return original(
-            self, known.manifest if own == self._asked.checkpoint_id else base, base_path
+            self, known.manifest if own == self._wanted.checkpoint_id else base, base_path
         )
 
     return run
