@@ -154,9 +154,10 @@ class PipelinePlanner:
         stops = self._inputs.next(positions, count_max, ahead)
         begins = start or _texts(positions)
         self._begun, self._has_run, self._share_bytes = None, False, 0
-        if stops is positions and self._is_watermark_due(positions, state):
+        is_tick = stops[0].tick > positions[0].tick  # as one is planned after records
+        if (stops is positions or is_tick) and self._is_watermark_due(positions, state):
             first = replace(next_tick(positions[0]), tick=0)  # others follow, as after records
-            stops = (first, *map(unmoved, positions[1:]))
+            stops = (first, *(stops[1:] if is_tick else map(unmoved, positions[1:])))
         elif stops is positions and self._inputs.has_dropped(start):
             stops = tuple(map(unmoved, positions))  # so that it is so from now on
         elif stops is positions:

@@ -126,7 +126,7 @@ SAME: list[Case] = [
 
 
 def of_spark(spark: SparkSession, cases: list[Case]) -> list[Any]:
-    """What `from_json` makes of `a` in each record."""
+    """Read `a` in each record by Spark's `from_json`."""
     columns = []
     for number, (kind, record) in enumerate(cases):
         options = {"columnNameOfCorruptRecord": "wrong", "mode": "PERMISSIVE"}
@@ -145,7 +145,7 @@ def of_spark(spark: SparkSession, cases: list[Case]) -> list[Any]:
 
 
 def of_ours(kind: str, record: str) -> Any:
-    """What we make of `a` in a record."""
+    """Read `a` in a record by our JSON reader."""
     values = pa.array([record.encode()], pa.binary())
     parsed = parse_json(values, schema_of(f"a {kind}", "value.schema"), "permissive", str)
     column = parsed.columns.column(0)
@@ -157,7 +157,7 @@ def of_ours(kind: str, record: str) -> Any:
 
 
 def rows_of_page() -> dict[str, tuple[str, str]]:
-    """What the page says that Spark makes of a record, and we."""
+    """Return the page's two cells, of Spark and of ours, by the first cell of their row."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
     cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
     return {name: (theirs, ours) for name, theirs, ours in cells}

@@ -10,6 +10,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from pickle import dumps, loads  # as Spark sends plans to tasks
 from typing import Any
 
@@ -26,6 +27,7 @@ from tallystick.kafka.task_transaction import TaskPlan
 from tests.waiting import wait_until
 
 LINEAGE = "lineage-1"
+ROOT = Path(__file__).parents[2]
 
 
 def output_of(config: KafkaConfig, topic: str, **changes: Any) -> KafkaOutput:
@@ -87,7 +89,11 @@ def written_by(plan: TaskPlan, place: Place, *texts: str, partition: int = 0) ->
 def written_in_another_process(plan: TaskPlan, place: Place, *texts: str) -> Committable:
     """The same by a process that is killed (-9) as soon as it has handed over."""
     task = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.kafka.task_sinks"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert task.stdin is not None
     assert task.stdout is not None

@@ -513,7 +513,7 @@ def at_its_end(steps: tuple[KeyedStep, ...]) -> tuple[list[int | None], list[dic
     return [each.watermark_ms for each in feed.job.state], out
 
 
-@pytest.mark.parametrize("forget", [None, 1000], ids=["right behind it", "behind deduplicate"])
+@pytest.mark.parametrize("forget", [None, 1000], ids=["directly after", "after deduplicate"])
 def test_the_final_watermark_reaches_the_last_step_without_what_it_may_be_behind(forget):
     first, last = hours()
     steps = first, replace(last, watermark_delay_ms=1000)

@@ -12,7 +12,7 @@ from tallystick.pipeline.input_planning import InputPlanner, InputPlanners, text
 from tallystick.pipeline.loop import PipelinePlanner
 from tallystick.run import epoch_clock
 from tallystick.run.part_times import PartTimes
-from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json, next_tick
 from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
@@ -31,13 +31,14 @@ IDLE_MS = 1000
 
 @dataclass
 class Planner:
-    """Ends of logs of which nothing is due to be read."""
+    """Ends of logs of which nothing is due to be read; epochs without records follow some."""
 
     ends: dict[TopicPartition, int] | None
     waiting: int = 0
+    tick_count: int = 0
 
     def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
-        return start
+        return next_tick(start) if start.tick < self.tick_count else start
 
     def latest(self) -> SourceOffsets | None:
         return None if self.ends is None else SourceOffsets("cluster", "", self.ends)
@@ -137,6 +138,19 @@ def test_one_epoch_without_rows_is_planned_when_a_partition_has_become_idle(cloc
     assert given == [InputState(frozenset({A, B}), frozenset())]
     state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
     assert source.plan(3, planned.sources, state).sources is None, "it has moved"
+
+
+def test_the_epoch_after_records_that_finds_partitions_idle_is_followed_by_another(clock):
+    """The watermark moves at its end only, so that it fires no timers itself."""
+    source, _ = loop(Planner({A: 9, B: 7}, tick_count=1))
+    start = at({A: 9, B: 7})
+    state = held({A: (100, NOW_MS - IDLE_MS + 1), B: (900, NOW_MS)}, watermark_ms=99)
+
+    assert source.plan(2, start, state).sources == at({A: 9, B: 7}, tick=1), "none is idle"
+    clock.ms += 1
+    assert source.plan(2, start, state).sources == at({A: 9, B: 7}), "A is"
+    state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
+    assert source.plan(3, start, state).sources == at({A: 9, B: 7}, tick=1)
 
 
 def test_an_epoch_a_second_is_planned_for_a_watermark_that_goes_on_with_the_clock(clock):

@@ -7,7 +7,7 @@ panes. A key's head holds how many rows it has had, and the pane that is still f
     key | 1 + n    whole pane n, for as long as a window to come needs it
 
 Invariant: the stored whole panes are the panes from `first_pane` of the next window on. Where a
-window is one pane, no whole pane is stored, the count begins anew with each window, and a key
+window is one pane, no whole pane is stored, the count starts at zero in each window, and a key
 between two windows has no entry.
 
 Source: Flink's `KeyedStream.countWindow`, which is a CountTrigger over GlobalWindows, and a
@@ -187,7 +187,7 @@ class _Epoch:
         firsts = np.searchsorted(pairs.codes, np.arange(len(self._counts)))
         keys = self._keys.take(pa.array(pairs.codes))
         # Its number is a row's time: the first and the last value are so by arrival. Where the
-        # count begins anew with each window, so do the numbers.
+        # count starts at zero in each window, so do the numbers.
         times = ordinals % self._windows.size if self._windows.is_single else ordinals
         added = self._folds.add(self._rows, times, pairs.numbers, keys)
         goes_on = self._before % self._windows.pane_rows > 0

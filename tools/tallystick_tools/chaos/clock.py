@@ -37,7 +37,7 @@ static const volatile int64_t *ahead_s;
 static int (*real)(clockid_t, struct timespec *);
 
 __attribute__((constructor)) static void begin(void) {
-    const char *path = getenv("TALLYSTICK_CHAOS_CLOCK");
+    const char *path = getenv(FILE_VARIABLE);
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     void *page = MAP_FAILED;
     if (file >= 0) page = mmap(NULL, sizeof *ahead_s, PROT_READ, MAP_SHARED, file, 0);
@@ -119,7 +119,9 @@ def clock_of(folder: Path) -> Clock:
         )
     folder.mkdir(parents=True, exist_ok=True)
     library, file = folder / "clock.so", folder / "clock"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-", "-o", str(library), "-ldl"]
+    variable = f'-DFILE_VARIABLE="{FILE_VARIABLE}"'
+    command = [compiler, "-shared", "-fPIC", "-O2", variable]
+    command += ["-x", "c", "-", "-o", str(library), "-ldl"]
     done = subprocess.run(command, input=_SOURCE, capture_output=True, text=True)
     if done.returncode:
         raise OptionError(

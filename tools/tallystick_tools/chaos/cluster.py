@@ -40,6 +40,10 @@ ALONE_TIMEOUT_MS = "15000"
 """A broker that is paused does not count as dead where no other can take its place: what it has
 committed would lack markers (KAFKA-20734). One that was killed is let back only after that time:
 until then the controller takes the dead one to be alive."""
+AHEAD_MAX_MS = str(2 * 86_400_000)
+"""The brokers take rows of a program whose clock is a day ahead, the furthest of `clock.JUMPS_S`.
+By default they refuse rows an hour ahead: the program would end, again and again, and write nothing
+by that clock."""
 NO_OFFSET = -1
 """The offset of a row that is in no topic."""
 
@@ -229,7 +233,8 @@ def running(
         index = broker.node_id - 1
         proxies.lead_to(index, (HOST, broker.port))
         alone = {} if brokers > 1 else {"broker.session.timeout.ms": ALONE_TIMEOUT_MS}
-        return {**listeners_behind(broker, proxied[index], direct[index]), **alone}
+        addresses = listeners_behind(broker, proxied[index], direct[index])
+        return {**addresses, **alone, "log.message.timestamp.after.max.ms": AHEAD_MAX_MS}
 
     kafka = EmbeddedKafka(brokers, transaction_version=transaction_version, properties=listeners)
     with contextlib.closing(proxies), kafka:

@@ -125,12 +125,11 @@ class Injector:
         ahead_s, began = JUMPS_S[int(fault.pick * len(JUMPS_S))], self._progress()
         clock.set(ahead_s)
         time.sleep(fault.length_s)
-        since = self._progress()
-        has_worked = self._wait(WORKED_S, lambda: self._progress() > since)
+        has_worked = self._wait(WORKED_S, lambda: self._progress() > began)
         clock.set(0)
         count = len(self._program.life.processes())
         what = f"{count} processes by {ahead_s:+d} s, {self._progress() - began} records"
-        return what if has_worked or since > began else ""
+        return what if has_worked else ""
 
     def _fill_disk(self) -> str:
         if sys.platform != "linux":
