@@ -269,12 +269,7 @@ def test_a_write_of_a_dataframe_follows_the_limit(world: World) -> None:
     values = [v.decode() for v in noise(300, 1000)]
     frame = world.spark.createDataFrame([(each,) for each in values], "value string")
 
-    frame.repartition(1).write.format("tallystick").mode("append").options(
-        **{
-            "kafka.bootstrap.servers": world.kafka.bootstrap_servers,
-            "topic": world.output,
-            "compression": "none",
-        }
-    ).save()
+    sink = ts.KafkaSink(world.kafka.bootstrap_servers, topic=world.output, compression="none")
+    sink.write(frame.repartition(1))
 
     assert sorted(each.value or "" for each in world.read()) == sorted(values)
