@@ -45,8 +45,7 @@ from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound, SizedEpoch
 from tallystick.pipeline.time_progress import TimeProgress
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.epoch_clock import EpochClock, SteadyClock
-from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
-from tallystick.run.query import Query
+from tallystick.run.query import EpochEnded, EpochLoop, Query, Trigger
 from tallystick.source.offsets import next_tick, unmoved
 from tallystick.spark.cluster import JOBS
 from tallystick.state.catalog import StepState

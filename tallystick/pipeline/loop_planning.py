@@ -8,7 +8,7 @@ from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.input_planning import InputPlanner, InputPlanners
 from tallystick.pipeline.planning import StreamPlanner
 from tallystick.pipeline.sizing import EpochSizes, SizeLimits
-from tallystick.run.loop import Trigger
+from tallystick.run.query import Trigger
 
 
 def sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
