@@ -51,9 +51,8 @@ from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
-from tallystick.tasks.epoch_plan import PipelinePlan
+from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
 from tallystick.tasks.event_times import EventTimesOfEpoch, InputState
-from tallystick.tasks.step_times import final_stage
 from tallystick.values import TopicPartition
 
 logger = logging.getLogger(__name__)
