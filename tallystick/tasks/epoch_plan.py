@@ -37,11 +37,16 @@ from tallystick.tasks.event_times import (
 )
 from tallystick.tasks.exchange import check_same_attempts
 from tallystick.tasks.handed_on import first_timed, makes_rows_later, noted_column, with_watermarks
-from tallystick.tasks.keyed import KeyedStep, ProcessPlan, TaskNote, WorkerHost
-from tallystick.tasks.keyed_slices import SLICE_BYTES
+from tallystick.tasks.keyed import (
+    SLICE_BYTES,
+    KeyedStep,
+    ProcessPlan,
+    RoutePlan,
+    TaskNote,
+    WorkerHost,
+)
 from tallystick.tasks.lists import ListPlan, ListStep, lists_after
 from tallystick.tasks.read import BatchFunction, EncodePlan, Outlet, Report
-from tallystick.tasks.route_plan import RoutePlan
 from tallystick.tasks.tables import TablePlan, TableStep, tables_after, with_tables
 from tallystick.tasks.write import FanOut, check_notes, split_notes
 from tallystick.values import SplitRange, TopicPartition

@@ -12,7 +12,7 @@ from threading import Condition
 from typing import IO, Any, NamedTuple, Protocol
 
 from tallystick.tasks.exchange import Frame
-from tallystick.tasks.keyed_slices import overflow_file
+from tallystick.tasks.keyed import overflow_file
 
 HELD_BYTES_MAX = 256 << 20
 """The bytes of frames that wait in a member's memory."""
