@@ -254,7 +254,7 @@ class PipelinePlanner:
         self._checkpoint_id = -1
 
     def stop_at_what_is_there(self) -> None:
-        """See `run.loop.LoopSource.stop_at_what_is_there`."""
+        """See `run.query.LoopSource.stop_at_what_is_there`."""
         self._ends_with_records = True
         self._inputs.stop_at_what_is_there()
 
@@ -301,7 +301,7 @@ class PipelinePlanner:
 
     @property
     def is_behind(self) -> bool:
-        """See `run.loop.LoopSource.is_behind`."""
+        """See `run.query.LoopSource.is_behind`."""
         newest = self._newest
         if newest is None or newest.bound is None or newest.is_held_back:
             return False

@@ -20,7 +20,7 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.tasks.epoch_plan import EpochPlan
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.lists import ListPlan, with_lists
 from tallystick.tasks.outputs import DeadLetters
 from tallystick.tasks.read import Outlet, Report, WritePlan

@@ -35,7 +35,7 @@ from tallystick.tasks.event_times import (
     in_use,
     latest_of,
 )
-from tallystick.tasks.exchange import check_same_attempts
+from tallystick.tasks.frames import check_same_attempts
 from tallystick.tasks.handed_on import first_timed, makes_rows_later, noted_column, with_watermarks
 from tallystick.tasks.keyed import (
     SLICE_BYTES,
@@ -423,7 +423,7 @@ class EpochPlan:
         on_times: see `PipelinePlan`.
         on_event_times: see `PipelinePlan`.
         source: see `PipelinePlan.epoch`; also None where readers note no times.
-        final_stage: see `step_times.final_stage`; 0: more may come.
+        final_stage: see `final_stage`; 0: more may come.
         tables: the broadcast tables in this epoch.
         lists: the list states in this epoch.
     """

@@ -4,7 +4,7 @@
                         view of the committed state ─┘ └─ changes ─► a file; its name is noted
 
 Like reading, all of it may run twice: what an attempt leaves is files that only its own note names,
-and the note travels with the frames of that very attempt (see `exchange`). The copy of the state on
+and the note travels with the frames of that very attempt (see `frames`). The copy of the state on
 the worker's host holds committed epochs only, and nothing of this one.
 """
 
@@ -48,8 +48,15 @@ from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_grou
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import EmptyView, EpochTime, Overlay, StateView, one_batch
 from tallystick.tasks.event_times import WatermarkRule, in_units, not_after
-from tallystick.tasks.exchange import NO_TOPIC, Attempt, Frame, FrameSources
-from tallystick.tasks.frames import conform, from_ipc, to_ipc
+from tallystick.tasks.frames import (
+    NO_TOPIC,
+    Attempt,
+    Frame,
+    FrameSources,
+    conform,
+    from_ipc,
+    to_ipc,
+)
 from tallystick.tasks.outputs import conformed, passed_by, passing
 from tallystick.tasks.read import (
     BatchFunction,

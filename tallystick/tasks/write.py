@@ -23,7 +23,7 @@ from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
 from tallystick.tasks import lists, tables
 from tallystick.tasks.event_times import NOTE, Note
-from tallystick.tasks.exchange import Attempt, Frame, FrameSources
+from tallystick.tasks.frames import Attempt, Frame, FrameSources
 from tallystick.tasks.outputs import OF_MAIN, DeadLetters, Selection
 from tallystick.tasks.read import BatchFunction, EncodePlan, Report, Sent, apply, named, selected
 

@@ -119,7 +119,7 @@ def _run_with(residents: Residents, loop: EpochLoop) -> None:
 
 
 class _Epochs:
-    """See `run.loop.LoopSource`."""
+    """See `run.query.LoopSource`."""
 
     is_behind = False
 
@@ -129,7 +129,7 @@ class _Epochs:
         self._inputs = planners_of(world, self._first_positions()) if world.has_two_inputs else None
 
     def stop_at_what_is_there(self) -> None:
-        """See `run.loop.LoopSource.stop_at_what_is_there`: nothing is added while it runs."""
+        """See `run.query.LoopSource.stop_at_what_is_there`: nothing is added while it runs."""
 
     def plan(
         self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]

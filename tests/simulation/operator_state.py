@@ -25,7 +25,7 @@ from tallystick.state.broadcast_table import TableCodec
 from tallystick.state.catalog import StepState
 from tallystick.state.list_state import ListCodec
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import WorkerHost
 from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
 from tallystick.tasks.read import BatchFunction

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from threading import Condition
 from typing import IO, Any, NamedTuple, Protocol
 
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import overflow_file
 
 HELD_BYTES_MAX = 256 << 20

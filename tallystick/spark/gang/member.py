@@ -33,7 +33,7 @@ from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps,
 from tallystick.spark.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, WORKING
 from tallystick.spark.gang.share import Share
 from tallystick.spark.tasks import Parcel
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report
 
 MMAP_BYTES_MIN = 32 << 20

@@ -25,7 +25,7 @@ from tallystick.spark.gang.link import Link, LinkBrokenError, listen
 from tallystick.spark.gang.member import Spec, serve
 from tallystick.spark.gang.replies import CUT
 from tallystick.spark.tasks import Parcel
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report
 from tests.spark.gang.forked import (
     WAIT_S,
