@@ -157,8 +157,7 @@ CACHES_OF_VALUES = {
     "kafka/subjects.py": {"columns_to_read", "value_writer"},
     "ops/ui/live_page.py": {"_servers"},  # of the driver; a fork has no thread that serves
     "ops/ui/rendering.py": {"_environment"},
-    "tasks/lists.py": {"_versions"},
-    "tasks/tables.py": {"_versions"},
+    "tasks/operator_state.py": {"_lists", "_tables"},
     "source/subscription.py": {"_matches"},
     "spark/context.py": {"_warned"},
     "spark/gang/gang.py": {"_held_slots"},

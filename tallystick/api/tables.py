@@ -10,10 +10,15 @@ from tallystick.pipeline.tables import ListDeclaration, TableDeclaration
 from tallystick.state.catalog import PLAIN_NAME
 from tallystick.tasks.enrichment import HOW, Enrichment
 from tallystick.tasks.keyed_step import Columns, MapBatches
-from tallystick.tasks.lists import ListFunction, ListFunctionType, UnionFunction
+from tallystick.tasks.operator_state import (
+    ListFunction,
+    ListFunctionType,
+    TableFunction,
+    TableFunctionType,
+    UnionFunction,
+)
 from tallystick.tasks.outputs import Predicate
 from tallystick.tasks.read import BatchFunction
-from tallystick.tasks.tables import TableFunction, TableFunctionType
 
 if TYPE_CHECKING:
     from tallystick.api.streams import Stream

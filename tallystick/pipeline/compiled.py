@@ -49,7 +49,7 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
-from tallystick.tasks.lists import parts_of
+from tallystick.tasks.operator_state import parts_of
 
 logger = logging.getLogger(__name__)
 

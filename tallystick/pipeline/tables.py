@@ -14,9 +14,14 @@ from tallystick.spark.gang.messages import dumps
 from tallystick.state.broadcast_table import TableCodec
 from tallystick.state.list_state import ListCodec
 from tallystick.tasks.keyed_step import Columns, Stages
-from tallystick.tasks.lists import ListStep, UnionFunction, refuse_lists
+from tallystick.tasks.operator_state import (
+    ListStep,
+    TableStep,
+    UnionFunction,
+    refuse_lists,
+    refuse_transform,
+)
 from tallystick.tasks.outputs import Predicate
-from tallystick.tasks.tables import TableStep, refuse_transform
 
 
 @dataclass(frozen=True)

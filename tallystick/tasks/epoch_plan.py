@@ -45,9 +45,16 @@ from tallystick.tasks.keyed import (
     TaskNote,
     WorkerHost,
 )
-from tallystick.tasks.lists import ListPlan, ListStep, lists_after
+from tallystick.tasks.operator_state import (
+    ListPlan,
+    ListStep,
+    TablePlan,
+    TableStep,
+    lists_after,
+    tables_after,
+    with_tables,
+)
 from tallystick.tasks.read import BatchFunction, EncodePlan, Outlet, Report
-from tallystick.tasks.tables import TablePlan, TableStep, tables_after, with_tables
 from tallystick.tasks.write import FanOut, check_notes, split_notes
 from tallystick.values import SplitRange, TopicPartition
 

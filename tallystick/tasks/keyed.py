@@ -57,6 +57,7 @@ from tallystick.tasks.frames import (
     from_ipc,
     to_ipc,
 )
+from tallystick.tasks.operator_state import TablePlan
 from tallystick.tasks.outputs import conformed, passed_by, passing
 from tallystick.tasks.read import (
     BatchFunction,
@@ -67,7 +68,6 @@ from tallystick.tasks.read import (
     apply,
     send,
 )
-from tallystick.tasks.tables import TablePlan
 
 SLICE_BYTES = 64 << 20
 """The default number of bytes of rows that a task holds at a time."""

@@ -27,10 +27,18 @@ from tallystick.state.list_state import ListCodec
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import WorkerHost
-from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
+from tallystick.tasks.operator_state import (
+    ListFunction,
+    ListStep,
+    OpenList,
+    TableFunction,
+    TablePlan,
+    TableStep,
+    with_lists,
+    with_tables,
+)
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan, send_read
-from tallystick.tasks.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.values import SplitRange, TopicPartition
 from tests.simulation.fetch import parts_of, read_plan
 from tests.simulation.rows import RULES, key_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from tallystick.epoch.manifest import FOLDER, KAFKA
-from tallystick.tasks import frames, lists, tables
+from tallystick.tasks import frames, operator_state
 from tests.simulation.checker import Violation
 from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between
@@ -58,8 +58,9 @@ def simulate(
     with ExitStack() as stack:
         stack.enter_context(_silent_driver())
         stack.enter_context(patch.object(frames, "GROUP_FRAMES", GROUP_FRAMES))
-        for module in (lists, tables):  # no process remembers what those of another world did
-            stack.enter_context(patch.dict(module._versions, clear=True))
+        # No process remembers what those of another world did.
+        for memory in (operator_state._lists, operator_state._tables):
+            stack.enter_context(patch.dict(memory, clear=True))
         try:
             verdict = _live(world)
         except Endless:
