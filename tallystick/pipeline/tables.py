@@ -46,7 +46,7 @@ class ListDeclaration:
     Args:
         uid: names it.
         columns: of an element.
-        union: see `lists.ListStep`.
+        union: see `operator_state.ListStep`.
     """
 
     uid: str

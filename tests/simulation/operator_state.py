@@ -157,7 +157,7 @@ class Memory:
     files: Storage
 
     def storage(self) -> Storage:
-        """See `tables.StateFiles.storage`."""
+        """See `tasks.operator_state.StateFiles.storage`."""
         return self.files
 
 
