@@ -58,7 +58,7 @@ from .postgres.sink import PostgresSink as PostgresSink
 from .tasks.outputs import Rows as Rows
 from .run.query import Query as Query
 from .source.losses import LossPolicy as LossPolicy
-from .pipeline.progress import (
+from .pipeline.listeners import (
     SourceProgress as SourceProgress,
     source_progress as source_progress,
 )

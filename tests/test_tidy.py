@@ -162,12 +162,11 @@ CACHES_OF_VALUES = {
     "spark/context.py": {"_warned"},
     "spark/gang/gang.py": {"_held_slots"},
     "spark/gang/link.py": {"_links"},  # closes them in a fork
-    "pipeline/listeners.py": {"PIPELINES"},
     "pipeline/topics.py": {"_warned"},
     "spark/streaming/foreach_batch.py": {"_refused", "_sink_of_run"},  # of the driver
     "pipeline/group_offsets.py": {"COUNTS", "_with_transactions"},
     "spark/streaming/offset_reporter.py": {"_at_end", "_listening", "_runs"},
-    "pipeline/progress.py": {"OBSERVERS"},
+    "pipeline/listeners.py": {"OBSERVERS", "PIPELINES"},
     "state/pyspark/rows.py": {"_maker"},
     "storage/local_files.py": {"_looked_through"},
 }

@@ -22,8 +22,13 @@ from prometheus_client.registry import Collector
 
 from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES
 from tallystick.pipeline.group_offsets import COUNTS
-from tallystick.pipeline.listeners import PIPELINES, PipelineCounts
-from tallystick.pipeline.progress import OBSERVERS, SourceProgress, source_progress
+from tallystick.pipeline.listeners import (
+    OBSERVERS,
+    PIPELINES,
+    PipelineCounts,
+    SourceProgress,
+    source_progress,
+)
 from tallystick.values import TopicPartition
 
 PARTITION_SERIES_MAX = 1_000

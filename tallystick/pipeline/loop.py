@@ -41,8 +41,8 @@ from tallystick.pipeline.input_planning import (
     count_of,
     text_of,
 )
+from tallystick.pipeline.listeners import observe
 from tallystick.pipeline.planning import StreamPlanner
-from tallystick.pipeline.progress import observe
 from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.epoch_clock import EpochClock, SteadyClock

@@ -20,8 +20,7 @@ from tallystick.ops.ui.facts import (
     PartitionFact,
     RunFact,
 )
-from tallystick.pipeline.listeners import PIPELINES, EpochOutcome, EpochOutcomes
-from tallystick.pipeline.progress import source_progress
+from tallystick.pipeline.listeners import PIPELINES, EpochOutcome, EpochOutcomes, source_progress
 from tallystick.run.driver import Listener
 from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
 from tallystick.run.query import PROGRESS_COUNT, Query
