@@ -32,8 +32,14 @@ from tallystick.pipeline.inputs import (
 )
 from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean
 from tallystick.pipeline.listeners import PIPELINES, counts_of
-from tallystick.pipeline.outputs import side_outputs, with_columns
-from tallystick.pipeline.sinks import STRAYS_LIVE_S, Sinks, engine_of, is_speculative
+from tallystick.pipeline.sinks import (
+    STRAYS_LIVE_S,
+    Sinks,
+    engine_of,
+    is_speculative,
+    side_outputs,
+    with_columns,
+)
 from tallystick.pipeline.tables import ListDeclaration, TableDeclaration, lists_of, tables_of
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.ports import Engine

@@ -19,7 +19,7 @@ from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.preflight import missing_rights, refuse
 from tallystick.options.source import is_bounded, parse_source_options
 from tallystick.pipeline.keyed import lean_layout
-from tallystick.pipeline.outputs import with_columns
+from tallystick.pipeline.sinks import with_columns
 from tallystick.pipeline.topics import (
     check_named,
     check_same_cluster,
