@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from tallystick.errors import OptionError
-from tallystick.pipeline.inputs import InputDeclaration
-from tallystick.pipeline.tables import ListDeclaration, TableDeclaration
+from tallystick.pipeline.inputs import InputDeclaration, ListDeclaration, TableDeclaration
 from tallystick.state.catalog import PLAIN_NAME
 from tallystick.tasks.enrichment import HOW, Enrichment
 from tallystick.tasks.keyed_step import Columns, MapBatches

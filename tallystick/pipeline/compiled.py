@@ -23,11 +23,15 @@ from tallystick.options.source import TICK_COUNT, TICK_INTERVAL
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
     InputDeclaration,
+    ListDeclaration,
     PipelineInput,
+    TableDeclaration,
     WithColumns,
     check_dead_letters,
     check_groups,
     joined,
+    lists_of,
+    tables_of,
     value_mode_of,
 )
 from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean
@@ -40,7 +44,6 @@ from tallystick.pipeline.sinks import (
     side_outputs,
     with_columns,
 )
-from tallystick.pipeline.tables import ListDeclaration, TableDeclaration, lists_of, tables_of
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.ports import Engine
 from tallystick.run.driver import Driver, Listener
