@@ -16,8 +16,16 @@ from functools import partial
 from typing import Any, Protocol
 
 from tallystick.errors import EpochAbortedError, RetriableError
-from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
-from tallystick.spark.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, Replies
+from tallystick.spark.gang.inbox import (
+    CANCELLED,
+    CUT,
+    DONE,
+    FAILED,
+    READY,
+    EpochCancelledError,
+    Inbox,
+    Replies,
+)
 from tallystick.spark.gang.share import FramesOf, Share, WriteStep
 from tallystick.state.catalog import StepState
 from tallystick.tasks.frames import Frame

@@ -18,7 +18,7 @@ from tallystick.errors import EpochAbortedError
 from tallystick.host.parent_process import check_parent
 from tallystick.spark.cluster import is_local
 from tallystick.spark.gang.acceptor import accept_calls
-from tallystick.spark.gang.inbox import HELD_BYTES_MAX
+from tallystick.spark.gang.inbox import CUT, FAILED, HELD_BYTES_MAX, READY, WORKING, Replies
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import (
@@ -29,7 +29,6 @@ from tallystick.spark.gang.messages import (
     dumps,
     loads,
 )
-from tallystick.spark.gang.replies import CUT, FAILED, READY, WORKING, Replies
 from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.tasks import BroadcastPlans
 from tallystick.tasks.read import Report
