@@ -17,9 +17,8 @@ from pyspark import SparkContext
 from tallystick.errors import EpochAbortedError
 from tallystick.host.parent_process import check_parent
 from tallystick.spark.cluster import is_local
-from tallystick.spark.gang.acceptor import accept_calls
 from tallystick.spark.gang.inbox import CUT, FAILED, HELD_BYTES_MAX, READY, WORKING, Replies
-from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
+from tallystick.spark.gang.link import Link, LinkBrokenError, accept_calls, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import (
     Failure,

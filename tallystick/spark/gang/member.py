@@ -26,7 +26,6 @@ from tallystick.errors import WorkerOrphanedError
 from tallystick.host.parent_process import bind_to_forker
 from tallystick.host.random_numbers import draw_anew
 from tallystick.host.stopwatch import Stopwatch
-from tallystick.spark.gang.acceptor import accept_calls
 from tallystick.spark.gang.inbox import (
     CANCELLED,
     CUT,
@@ -37,7 +36,14 @@ from tallystick.spark.gang.inbox import (
     EpochCancelledError,
     Inbox,
 )
-from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
+from tallystick.spark.gang.link import (
+    Address,
+    Link,
+    LinkBrokenError,
+    accept_calls,
+    listen,
+    stop_listening,
+)
 from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
 from tallystick.spark.gang.share import Share
 from tallystick.spark.tasks import Parcel
