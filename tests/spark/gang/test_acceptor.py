@@ -12,7 +12,6 @@ from threading import Thread
 import pytest
 
 from tallystick.spark.gang import link
-from tallystick.spark.gang import link as links
 from tallystick.spark.gang.link import Address, Link, accept_calls, listen, stop_listening
 from tests.waiting import wait_for
 
@@ -113,7 +112,7 @@ def test_strangers_who_take_all_descriptors_do_not_end_who_listens(
 def test_a_handshake_has_one_deadline_however_its_bytes_come(
     port: Port, strangers: Callable[[int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "HANDSHAKE_MAX_S", 0.5)
+    monkeypatch.setattr(link, "HANDSHAKE_MAX_S", 0.5)
     there = strangers(3)
     wait_for(greeters, 3, "the number of threads that greet")
     ended = 0
