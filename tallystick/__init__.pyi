@@ -10,10 +10,10 @@ from .api.routing import (
 from .api.streams import Stream as Stream
 from .api.streams import broadcast as broadcast
 from .api.streams import stream as stream
-from .api.tables import BroadcastTable as BroadcastTable
-from .api.tables import ListState as ListState
-from .api.tables import enrich as enrich
-from .api.tables import list_state as list_state
+from .api.streams import BroadcastTable as BroadcastTable
+from .api.streams import ListState as ListState
+from .api.streams import enrich as enrich
+from .api.streams import list_state as list_state
 from .codec.formats import (
     Avro as Avro,
     Json as Json,

@@ -33,8 +33,19 @@ from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.live_page import open_live_page
 from tallystick.api.process_arguments import ahead_ms, delays_ms, processor_of, uids_of
 from tallystick.api.routing import AnySink, routing_of
-from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
-from tallystick.api.tables import MapFunction, State, lists_in, map_step, tables_in
+from tallystick.api.streams import (
+    NO_INPUTS,
+    Inputs,
+    MapFunction,
+    State,
+    Stream,
+    inputs_of,
+    keys_of,
+    lists_in,
+    map_step,
+    tables_in,
+    times_of,
+)
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
