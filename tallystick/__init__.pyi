@@ -7,13 +7,15 @@ from .api.routing import (
     mapped as mapped,
     when as when,
 )
-from .api.streams import Stream as Stream
-from .api.streams import broadcast as broadcast
-from .api.streams import stream as stream
-from .api.streams import BroadcastTable as BroadcastTable
-from .api.streams import ListState as ListState
-from .api.streams import enrich as enrich
-from .api.streams import list_state as list_state
+from .api.streams import (
+    BroadcastTable as BroadcastTable,
+    ListState as ListState,
+    Stream as Stream,
+    broadcast as broadcast,
+    enrich as enrich,
+    list_state as list_state,
+    stream as stream,
+)
 from .codec.formats import (
     Avro as Avro,
     Json as Json,

@@ -126,8 +126,7 @@ def doctor(
 
 
 def _declared(where: str) -> "tuple[dict[str, str], DeclaredPipeline]":
-    from tallystick.api.declared import declared
-    from tallystick.api.live_page import connection_of
+    from tallystick.api.pipeline import connection_of, declared
 
     pipeline = find_pipeline(where)
     declaration = declared(pipeline)

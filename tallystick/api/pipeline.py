@@ -20,18 +20,17 @@ With state, exactly once with the output:
 After `process` the functions run in the task that owns the key.
 """
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.api.explained import explained
-from tallystick.api.kafka_sink import check_columns, check_for_pipeline, topology_of
+from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
-from tallystick.api.live_page import open_live_page
-from tallystick.api.process_arguments import ahead_ms, delays_ms, processor_of, uids_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import (
     NO_INPUTS,
@@ -49,6 +48,7 @@ from tallystick.api.streams import (
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
+from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.loop import start_loop
 from tallystick.pipeline.recovery import Recovery, recover
@@ -56,13 +56,18 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.query import Query
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
-from tallystick.state.functions.processing import Processor
+from tallystick.state.durations import duration_ms
+from tallystick.state.functions.aggregates import Aggregate
+from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.storage.places import Place, resolved
 from tallystick.tasks.keyed_step import Columns, FrameFunction, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Selection
 
-if TYPE_CHECKING:  # PySpark 3.5 has none
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor  # PySpark 3.5 has none
+
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
+    from tallystick.ops.ui.live_run import LiveRun
 
 NAME_LENGTH_MAX = 200
 
@@ -456,3 +461,161 @@ class KeyedPipeline:
 
 _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
+
+
+_OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
+
+
+def processor_of(
+    function: "StatefulProcessor | Processor",
+    output: Columns | None,
+    time_mode: str | None,
+    rows: str,
+    initial_state: DataFrame | None,
+) -> Processor:
+    """Return the function given to `process` as the processor of a step.
+
+    Raises:
+        OptionError: the argument is no such function, or other arguments do not fit it.
+    """
+    if not _is_stateful_processor(function):
+        processor = cast(Processor, function)
+        _check_own(processor, time_mode, rows, initial_state)
+        return processor
+    from tallystick.state.pyspark.processor import row_processor
+
+    if output is None:
+        raise OptionError(
+            f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
+            f"columns of the rows that it returns, e.g. output='user string, n bigint'"
+        )
+    mode = time_mode or NO_TIME
+    return row_processor(
+        function, output=output, rows=rows, time_mode=mode, initial_state=initial_state
+    )
+
+
+def _is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
+    module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
+    return module is not None and isinstance(function, module.StatefulProcessor)
+
+
+def _check_own(
+    processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
+) -> None:
+    if isinstance(processor, Aggregate):
+        raise OptionError(
+            "process(): count(), sum() and the like are columns of an aggregate, not a function by "
+            'themselves. Wrap it: ts.aggregate({"n": ts.count()}), or in ts.windowed(...)'
+        )
+    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
+        raise OptionError(
+            f"process({processor!r}): expected a StatefulProcessor, a function made with "
+            f"vectorised(...), or a ready-made one such as deduplicate()"
+        )
+    if time_mode not in (None, processor.time_mode):
+        raise OptionError(
+            f"time_mode={time_mode!r}: the function has time mode {processor.time_mode!r} already"
+        )
+    if rows != "row" or initial_state is not None:
+        raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
+
+
+def delays_ms(**delays: str | int) -> dict[str, int]:
+    """Return delays in ms, by the names of the fields of `Process`."""
+    return {f"{name}_ms": duration_ms(name, delay) for name, delay in delays.items()}
+
+
+def ahead_ms(given: str | int | None) -> int | None:
+    """Return how far event times may be ahead of the clock, in ms; None: without limit."""
+    return None if given is None else duration_ms("event_time_max_ahead", given)
+
+
+def uids_of(uids: Collection[str]) -> frozenset[str]:
+    """Return the uids in `allow_dropped_state`.
+
+    Raises:
+        OptionError: a text was given instead of a list.
+    """
+    if isinstance(uids, str):
+        raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")
+    return frozenset(uids)
+
+
+def open_live_page(
+    port: int,
+    checkpoint: str,
+    sources: Sequence[KafkaSource],
+    topology: OutputTopology,
+    trigger: Mapping[str, Any] | None,
+    listener: Listener | None,
+) -> "LiveRun":
+    """Serve a page about a run, before its start.
+
+    Args:
+        port: of this machine.
+        checkpoint: the pipeline's.
+        sources: what it reads.
+        topology: what it writes; where none is of Kafka, the source's cluster is asked.
+        trigger: when epochs begin.
+        listener: the user's.
+
+    Returns:
+        The listener of the run, which is to be shown its query.
+
+    Raises:
+        OptionError: the port is taken, or the extra `tallystick[ui]` is missing.
+    """
+    try:
+        from tallystick.ops.ui.live_page import open_page
+        from tallystick.ops.ui.live_run import LiveRun
+    except ModuleNotFoundError as error:
+        raise ui_is_missing(error) from None
+    live = LiveRun(listener, trigger, topology.dead_letter_topic or "")
+    open_page(port, checkpoint, connection_of(sources, topology), live)
+    return live
+
+
+def connection_of(sources: Sequence[KafkaSource], topology: OutputTopology) -> dict[str, str]:
+    """Return the client options of the cluster that the page asks about a pipeline.
+
+    The cluster of the deciding sink; else of another Kafka sink, or of the first source.
+
+    Args:
+        sources: what it reads.
+        topology: what it writes.
+    """
+    ends = (*(sink for _, sink in topology.by_uid), *sources)
+    end = next(candidate for candidate in ends if isinstance(candidate, KafkaSink | KafkaSource))
+    options = {
+        name: value for name, value in end.options.items() if name.startswith("kafka.")
+    }  # a source has other options too
+    return plain_client_options(end.bootstrap_servers, options)
+
+
+def ui_is_missing(error: ModuleNotFoundError) -> OptionError:
+    """Return the error for a library of the page that is not installed."""
+    return OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'")
+
+
+def declared(pipeline: Pipeline) -> "DeclaredPipeline":
+    """Return a pipeline as its code declares it, for `tallystick doctor`; call no function.
+
+    Args:
+        pipeline: whole, with source and sinks.
+
+    Raises:
+        OptionError: `start` would find the same mistake.
+    """
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
+
+    pipeline._check_whole(None)
+    topology = pipeline.topology
+    by_uid = dict(topology.by_uid)
+    return DeclaredPipeline(
+        run=pipeline._run(Cluster.at_hand(None), None),
+        outputs={uid: sink.output for uid, sink in by_uid.items() if isinstance(sink, KafkaSink)},
+        decider=topology.uid,
+        other_sinks=tuple(uid for uid, sink in by_uid.items() if not isinstance(sink, KafkaSink)),
+        sharing=tuple(sharing.uid for sharing in topology.sharing),
+    )

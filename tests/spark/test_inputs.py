@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import tallystick as ts
 from tallystick.__main__ import app
-from tallystick.api.declared import declared
+from tallystick.api.pipeline import declared
 from tallystick.epoch import manifest as m
 from tallystick.errors import OptionError
 from tallystick.ops.doctor_pipeline import DeclaredSubject
