@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from tallystick.api.explained import explained
+from tallystick.api.explain import explained
 from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.routing import AnySink, routing_of
