@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor  # PySpark 3.5 has none
 
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
-    from tallystick.ops.ui.live_run import LiveRun
+    from tallystick.ops.ui.page import LiveRun
 
 NAME_LENGTH_MAX = 200
 
@@ -568,7 +568,7 @@ def open_live_page(
     """
     try:
         from tallystick.ops.ui.live_page import open_page
-        from tallystick.ops.ui.live_run import LiveRun
+        from tallystick.ops.ui.page import LiveRun
     except ModuleNotFoundError as error:
         raise ui_is_missing(error) from None
     live = LiveRun(listener, trigger, topology.dead_letter_topic or "")

@@ -39,7 +39,7 @@ def ui(
     """
     with errors_as_messages():
         try:
-            from tallystick.ops.ui.checkpoint_reader import CheckpointReader
+            from tallystick.ops.ui.page import CheckpointReader
             from tallystick.ops.ui.server import Server, Source, new_token
         except ModuleNotFoundError as error:
             raise OptionError(

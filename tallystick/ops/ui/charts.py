@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from tallystick.ops.ui.facts import EpochFact, PageFacts
-from tallystick.ops.ui.live_run import PARTS
+from tallystick.ops.ui.page import PARTS
 
 CUT_AT_TIMES = 2.0
 """A value that is larger than this many times the largest of the others is cut off."""

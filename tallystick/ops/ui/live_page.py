@@ -4,8 +4,7 @@ import threading
 from collections.abc import Mapping
 
 from tallystick.errors import OptionError
-from tallystick.ops.ui.checkpoint_reader import CheckpointReader
-from tallystick.ops.ui.live_run import LiveRun
+from tallystick.ops.ui.page import CheckpointReader, LiveRun
 from tallystick.ops.ui.server import Server, Source
 
 _servers: dict[int, Server] = {}
