@@ -33,8 +33,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick.errors import OptionError
 from tallystick.ops.ui import rendering
-from tallystick.ops.ui.charts import charts
 from tallystick.ops.ui.facts import PageFacts
+from tallystick.ops.ui.rendering import charts
 
 LOCAL = "127.0.0.1"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
