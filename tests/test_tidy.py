@@ -154,7 +154,7 @@ CACHES_OF_VALUES = {
     },
     "kafka/schema_registry.py": {"_known_in_file"},
     "kafka/subjects.py": {"columns_to_read", "value_writer"},
-    "ops/ui/live_page.py": {"_servers"},  # of the driver; a fork has no thread that serves
+    "ops/ui/server.py": {"_servers"},  # of the driver; a fork has no thread that serves
     "ops/ui/rendering.py": {"_environment"},
     "tasks/operator_state.py": {"_lists", "_tables"},
     "source/subscription.py": {"_matches"},

@@ -567,8 +567,8 @@ def open_live_page(
         OptionError: the port is taken, or the extra `tallystick[ui]` is missing.
     """
     try:
-        from tallystick.ops.ui.live_page import open_page
         from tallystick.ops.ui.page import LiveRun
+        from tallystick.ops.ui.server import open_page
     except ModuleNotFoundError as error:
         raise ui_is_missing(error) from None
     live = LiveRun(listener, trigger, topology.dead_letter_topic or "")
