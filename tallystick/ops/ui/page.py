@@ -294,7 +294,7 @@ class LiveRun:
         self._listener = listener
         self._trigger = _trigger_text(trigger)
         self._dead_letter_topic = dead_letter_topic
-        self._since_ms = _now_ms()
+        self._since_ms = now_ms()
         self._query: Query | None = None
         self._open_ms: int | None = None
         self._outcomes = EpochOutcomes()
@@ -313,11 +313,11 @@ class LiveRun:
     def __call__(self, event: protocol.Event) -> None:
         """See `run.driver.Listener`."""
         if isinstance(event, protocol.EpochPlanned):
-            self._open_ms = None if event.sources is None else _now_ms()
+            self._open_ms = None if event.sources is None else now_ms()
         if isinstance(event, protocol.ManifestWritten):
             self._written = epoch_of(event.path)
         if isinstance(event, protocol.ActionFailed):
-            self._errors.append((_now_ms(), type(event.error), _shown(event.error)))
+            self._errors.append((now_ms(), type(event.error), _shown(event.error)))
         match self._outcomes.of(event):
             case EpochOutcome(number, ran=protocol.EpochRan() as ran):
                 self._commit(number, ran)
@@ -331,10 +331,10 @@ class LiveRun:
         outputs: list[ProducedRange | Committable] = [*ran.produced, *ran.committables]
         for output in outputs:
             self._rows[_place(output)] += output.record_count
-        self._decided[number] = _now_ms(), sum(output.record_count for output in outputs)
+        self._decided[number] = now_ms(), sum(output.record_count for output in outputs)
         while len(self._decided) > PROGRESS_COUNT:
             del self._decided[next(iter(self._decided))]
-        self._first_ms = self._first_ms or _now_ms()
+        self._first_ms = self._first_ms or now_ms()
         self._open_ms = None
 
     def add_to(self, facts: PageFacts) -> PageFacts:
@@ -351,7 +351,7 @@ class LiveRun:
             return facts
         epochs = tuple(map(self._epoch, query.recentProgress))
         newest = query.lastProgress
-        partitions = () if newest is None else _partitions(newest, facts.partitions)
+        partitions = () if newest is None else _run_partitions(newest, facts.partitions)
         return replace(
             facts,
             name=query.name,
@@ -389,7 +389,7 @@ class LiveRun:
             self._has_final = True
             shown = type(final), _shown(final)
             if not self._errors or self._errors[-1][1:] != shown:
-                self._errors.append((_now_ms(), *shown))
+                self._errors.append((now_ms(), *shown))
         return tuple(
             ErrorFact(
                 at_ms=at_ms,
@@ -459,7 +459,7 @@ def parts_of(progress: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     return tuple((part, round(ms, 1)) for part, ms in spent.items())
 
 
-def _partitions(
+def _run_partitions(
     progress: Mapping[str, Any], looked: Iterable[PartitionFact]
 ) -> tuple[PartitionFact, ...]:
     """Return the positions of a run; the end of a partition is the later one of two looks.
@@ -513,7 +513,3 @@ def _trigger_text(trigger: Mapping[str, Any] | None) -> str:
     return ", ".join(
         name if value is True else f"{name}: {value}" for name, value in trigger.items()
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
