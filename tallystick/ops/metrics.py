@@ -120,7 +120,7 @@ class SourceMetrics(Collector):
         )
 
     def observe(self, query: str, progress: Mapping[str, Any] | None) -> None:
-        """Add an epoch's progress; None: the query has ended. See `pipeline.progress.Observer`."""
+        """Add an epoch's progress; None: the query has ended. See `pipeline.listeners.Observer`."""
         with self._lock:
             if progress is None:
                 self._latest.pop(query, None)

@@ -114,8 +114,9 @@ def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     """Fork members and wait until all have ended; when a member is lost, kill the others.
 
     Spark did not start the members: its worker, which forks them, lives on independently, and ends
-    members that hang. The worker never runs anything of the user's (see `workers`): each member
-    imports the user's modules and unpickles the user's objects for itself, as Spark's workers do.
+    members that hang. The worker never runs anything of the user's (see `gang.in_clean_workers`):
+    each member imports the user's modules and unpickles the user's objects for itself, as Spark's
+    workers do.
 
     Returns:
         Texts about members that ended without an order to leave, except members that only lost
