@@ -127,7 +127,7 @@ def _declared(where: str) -> "tuple[dict[str, str], DeclaredPipeline]":
 
     pipeline = find_pipeline(where)
     declaration = declared(pipeline)
-    return connection_of(pipeline.inputs.sources, pipeline.topology), declaration
+    return connection_of(pipeline), declaration
 
 
 def find_pipeline(where: str) -> "Pipeline":

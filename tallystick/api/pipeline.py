@@ -239,7 +239,7 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        place, dropped = resolved(checkpoint), uids_of(allow_dropped_state)
+        place, dropped = resolved(checkpoint), _uids_of(allow_dropped_state)
         accepted = frozenset(accept)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
@@ -249,9 +249,7 @@ class Pipeline:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
                 return start_loop(run, place, trigger, accepted)
-            live = open_live_page(
-                ui_port, place, self.inputs.sources, self.topology, trigger, listener
-            )
+            live = _open_live_page(self, ui_port, place, trigger, listener)
             run = self._run(cluster, execution, live, dropped)
             query = start_loop(run, place, trigger, accepted)
             live.show(query)
@@ -426,7 +424,7 @@ class KeyedPipeline:
         Raises:
             OptionError: an argument is not what it should be.
         """
-        processor = processor_of(function, output, time_mode, rows, initial_state)
+        processor = _processor_of(function, output, time_mode, rows, initial_state)
         event_time, inputs = times_of(self.pipeline.inputs, self.keys, event_time)
         step = Process(
             uid=uid,
@@ -439,8 +437,8 @@ class KeyedPipeline:
             event_time=event_time,
             watermark_column=watermark_column,
             idle_advance=idle_advance,
-            event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
-            **delays_ms(
+            event_time_max_ahead_ms=_ahead_ms(event_time_max_ahead),
+            **_delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),
         )
@@ -466,7 +464,7 @@ _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recov
 _OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
 
 
-def processor_of(
+def _processor_of(
     function: "StatefulProcessor | Processor",
     output: Columns | None,
     time_mode: str | None,
@@ -521,17 +519,17 @@ def _check_own(
         raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
 
 
-def delays_ms(**delays: str | int) -> dict[str, int]:
+def _delays_ms(**delays: str | int) -> dict[str, int]:
     """Return delays in ms, by the names of the fields of `Process`."""
     return {f"{name}_ms": duration_ms(name, delay) for name, delay in delays.items()}
 
 
-def ahead_ms(given: str | int | None) -> int | None:
+def _ahead_ms(given: str | int | None) -> int | None:
     """Return how far event times may be ahead of the clock, in ms; None: without limit."""
     return None if given is None else duration_ms("event_time_max_ahead", given)
 
 
-def uids_of(uids: Collection[str]) -> frozenset[str]:
+def _uids_of(uids: Collection[str]) -> frozenset[str]:
     """Return the uids in `allow_dropped_state`.
 
     Raises:
@@ -542,26 +540,14 @@ def uids_of(uids: Collection[str]) -> frozenset[str]:
     return frozenset(uids)
 
 
-def open_live_page(
+def _open_live_page(
+    pipeline: Pipeline,
     port: int,
     checkpoint: str,
-    sources: Sequence[KafkaSource],
-    topology: OutputTopology,
     trigger: Mapping[str, Any] | None,
     listener: Listener | None,
 ) -> "LiveRun":
-    """Serve a page about a run, before its start.
-
-    Args:
-        port: of this machine.
-        checkpoint: the pipeline's.
-        sources: what it reads.
-        topology: what it writes; where none is of Kafka, the source's cluster is asked.
-        trigger: when epochs begin.
-        listener: the user's.
-
-    Returns:
-        The listener of the run, which is to be shown its query.
+    """Serve a page about a run, before its start, and return the listener of the run.
 
     Raises:
         OptionError: the port is taken, or the extra `tallystick[ui]` is missing.
@@ -570,32 +556,23 @@ def open_live_page(
         from tallystick.ops.ui.page import LiveRun
         from tallystick.ops.ui.server import open_page
     except ModuleNotFoundError as error:
-        raise ui_is_missing(error) from None
-    live = LiveRun(listener, trigger, topology.dead_letter_topic or "")
-    open_page(port, checkpoint, connection_of(sources, topology), live)
+        raise OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'") from None
+    live = LiveRun(listener, trigger, pipeline.topology.dead_letter_topic or "")
+    open_page(port, checkpoint, connection_of(pipeline), live)
     return live
 
 
-def connection_of(sources: Sequence[KafkaSource], topology: OutputTopology) -> dict[str, str]:
-    """Return the client options of the cluster that the page asks about a pipeline.
+def connection_of(pipeline: Pipeline) -> dict[str, str]:
+    """Return the client options of the cluster that the page and the doctor ask about a pipeline.
 
     The cluster of the deciding sink; else of another Kafka sink, or of the first source.
-
-    Args:
-        sources: what it reads.
-        topology: what it writes.
     """
-    ends = (*(sink for _, sink in topology.by_uid), *sources)
+    ends = (*(sink for _, sink in pipeline.topology.by_uid), *pipeline.inputs.sources)
     end = next(candidate for candidate in ends if isinstance(candidate, KafkaSink | KafkaSource))
     options = {
         name: value for name, value in end.options.items() if name.startswith("kafka.")
     }  # a source has other options too
     return plain_client_options(end.bootstrap_servers, options)
-
-
-def ui_is_missing(error: ModuleNotFoundError) -> OptionError:
-    """Return the error for a library of the page that is not installed."""
-    return OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'")
 
 
 def declared(pipeline: Pipeline) -> "DeclaredPipeline":

@@ -98,11 +98,6 @@ class Subject:
         ]
 
 
-def is_kafkas(decider: DeciderName | None) -> bool:
-    """Return whether Kafka's transactions decide."""
-    return decider is not None and decider.decided_by == KAFKA
-
-
 PACKAGES = ("tallystick", "pyspark", "pyarrow", "numpy", "lmdb")
 PYTHONS = ((3, 11), (3, 13))
 PYSPARKS = ((3, 5), (4, 3))
@@ -220,7 +215,7 @@ def decision(subject: Subject) -> Iterator[CheckFinding]:
         )
         return
     has_run = any(manifest.origin is None for manifest in subject.manifests)
-    if has_run and (view.doubt or (is_kafkas(decider) and view.decided is None)):
+    if has_run and (view.doubt or (decider.decided_by == KAFKA and view.decided is None)):
         yield CheckFinding(
             Severity.ERROR,
             name,
