@@ -108,11 +108,11 @@ def examine(
         fields = {"checkpoint": diagnosis.checkpoint, "exit_code": diagnosis.exit_code}
         typer.echo(cli_show.as_json({**fields, "checks": diagnosis.checks, "findings": findings}))
     else:
-        _show(diagnosis, cli_show.console())
+        _show_diagnosis(diagnosis, cli_show.console())
     sys.exit(diagnosis.exit_code)
 
 
-def _show(diagnosis: "Diagnosis", out: "Console") -> None:
+def _show_diagnosis(diagnosis: "Diagnosis", out: "Console") -> None:
     from tallystick.ops.cli_show import plain
 
     for finding in diagnosis.findings:
@@ -205,21 +205,21 @@ def list_transactions(
             KafkaConfig.from_options({**options, "bootstrap.servers": servers})
             for servers in (bootstrap_servers, decider or bootstrap_servers)
         )
-        lingering, view = _look(kafka, deciding, checkpoint, stated, elsewhere)
+        lingering, view = _lingering(kafka, deciding, checkpoint, stated, elsewhere)
     if stated.prefixes:
         lingering = of_prefixes(lingering, view, stated.prefixes)
-    fields = [_fields(transaction, view) for transaction in in_order(lingering, view)]
+    fields = [_transaction_fields(transaction, view) for transaction in in_order(lingering, view)]
     if as_json:
         typer.echo(cli_show.as_json({"transactions": fields}))
     elif fields:
         cli_show.show_transactions(fields, cli_show.console())
-        if remedy := _remedy(fields, view):
+        if remedy := _transactions_remedy(fields, view):
             typer.echo(cli_show.printable(remedy))
     else:
         typer.echo("No transaction is open.")
 
 
-def _look(
+def _lingering(
     kafka: "KafkaConfig",
     deciding: "KafkaConfig",
     checkpoint: str | None,
@@ -273,7 +273,9 @@ def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
     return elsewhere._replace(postgres=None)
 
 
-def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") -> dict[str, Any]:
+def _transaction_fields(
+    lingering: "LingeringTransaction", view: "CheckpointView | None"
+) -> dict[str, Any]:
     """Return one line of `--json`, a public format: fields stay."""
     from tallystick.ops.transactions import KAFKA, TransactionStatus, describe
 
@@ -306,7 +308,7 @@ def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") ->
     }
 
 
-def _remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
+def _transactions_remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
     """Return the command that settles the pipeline's transactions; "": there are none."""
     from tallystick.ops.transactions import OURS
 

@@ -95,7 +95,9 @@ def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[S
     progress = query if isinstance(query, Mapping) else query.lastProgress
     if progress is None:
         return []
-    entries = (_one(index, source) for index, source in enumerate(progress["sources"]))
+    entries = (
+        _source_progress_of(index, source) for index, source in enumerate(progress["sources"])
+    )
     return [entry for entry in entries if entry is not None]
 
 
@@ -106,7 +108,7 @@ def sources_of(progress: Mapping[str, Any]) -> Iterator[SourceOffsets]:
             yield offsets
 
 
-def _one(index: int, source: Mapping[str, Any]) -> SourceProgress | None:
+def _source_progress_of(index: int, source: Mapping[str, Any]) -> SourceProgress | None:
     end = parse_source(source["endOffset"] or "")
     if end is None:
         return None

@@ -63,10 +63,6 @@ NAMED_MAX = 50
 """The most partitions that a progress names of each kind: it is kept for 100 epochs."""
 
 
-def _names(partitions: Iterable[TopicPartition]) -> list[str]:
-    return [str(partition) for partition in sorted(partitions)]
-
-
 LOOK_AGAIN_S = 10.0
 """The time between two looks, without new records, for what a replaced run has done since."""
 
@@ -571,3 +567,7 @@ class TimeProgress:
             "counts": {kind: len(partitions) for kind, partitions in kinds.items()},
             **{kind: _names(partitions)[:NAMED_MAX] for kind, partitions in kinds.items()},
         }
+
+
+def _names(partitions: Iterable[TopicPartition]) -> list[str]:
+    return [str(partition) for partition in sorted(partitions)]

@@ -468,12 +468,14 @@ def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
         OptionError: they cannot be read.
     """
     return tuple(
-        replace(step, function=_declared(cluster, step)) if isinstance(step, MapBatches) else step
+        replace(step, function=_declared_function(cluster, step))
+        if isinstance(step, MapBatches)
+        else step
         for step in steps
     )
 
 
-def _declared(cluster: Cluster, step: MapBatches) -> BatchFunction:
+def _declared_function(cluster: Cluster, step: MapBatches) -> BatchFunction:
     function = step.function
     if step.schema is None and not step.outputs:
         return function
