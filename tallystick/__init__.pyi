@@ -7,13 +7,15 @@ from .api.routing import (
     mapped as mapped,
     when as when,
 )
-from .api.streams import Stream as Stream
-from .api.streams import broadcast as broadcast
-from .api.streams import stream as stream
-from .api.tables import BroadcastTable as BroadcastTable
-from .api.tables import ListState as ListState
-from .api.tables import enrich as enrich
-from .api.tables import list_state as list_state
+from .api.streams import (
+    BroadcastTable as BroadcastTable,
+    ListState as ListState,
+    Stream as Stream,
+    broadcast as broadcast,
+    enrich as enrich,
+    list_state as list_state,
+    stream as stream,
+)
 from .codec.formats import (
     Avro as Avro,
     Json as Json,
@@ -58,7 +60,7 @@ from .postgres.sink import PostgresSink as PostgresSink
 from .tasks.outputs import Rows as Rows
 from .run.query import Query as Query
 from .source.losses import LossPolicy as LossPolicy
-from .pipeline.progress import (
+from .pipeline.listeners import (
     SourceProgress as SourceProgress,
     source_progress as source_progress,
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tallystick.errors import OptionError, TallystickError
+from tallystick.ops import cli
 from tallystick.ops.cli_savepoint import (
     Checkpoint,
     Json,
@@ -25,8 +26,6 @@ from tallystick.ops.cli_savepoint import (
     errors_as_messages,
 )
 from tallystick.ops.cli_savepoint import app as savepoint
-from tallystick.ops.cli_transactions import app as transactions
-from tallystick.ops.cli_ui import ui
 from tallystick.storage.places import resolved
 
 if TYPE_CHECKING:
@@ -106,13 +105,11 @@ def doctor(
     is imported: keep a start() in it behind `if __name__ == "__main__":`. Exit codes: 0: nothing is
     wrong; 1: warnings; 2: errors, or the command was wrong.
     """
-    from tallystick.ops import cli_doctor
-
     try:
         checkpoint = resolved(checkpoint)
-        interval_ms = cli_doctor.interval_of(trigger)
+        interval_ms = cli.interval_of(trigger)
         options, declaration = ({}, None) if pipeline is None else _declared(pipeline)
-        cli_doctor.examine(
+        cli.examine(
             checkpoint,
             bootstrap_servers,
             kafka_options,
@@ -122,16 +119,15 @@ def doctor(
             trigger_interval_ms=interval_ms,
         )
     except TallystickError as error:
-        cli_doctor.fail(error)
+        cli.fail(error)
 
 
 def _declared(where: str) -> "tuple[dict[str, str], DeclaredPipeline]":
-    from tallystick.api.declared import declared
-    from tallystick.api.live_page import connection_of
+    from tallystick.api.pipeline import connection_of, declared
 
     pipeline = find_pipeline(where)
     declaration = declared(pipeline)
-    return connection_of(pipeline.inputs.sources, pipeline.topology), declaration
+    return connection_of(pipeline), declaration
 
 
 def find_pipeline(where: str) -> "Pipeline":
@@ -188,10 +184,10 @@ app = typer.Typer(
 broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
 app.add_typer(broker, name="broker")
 app.add_typer(savepoint, name="savepoint")
-app.add_typer(transactions, name="transactions")
+app.add_typer(cli.transactions_app, name="transactions")
 app.command("recover")(recover)
 app.command("doctor")(doctor)
-app.command("ui")(ui)
+app.command("ui")(cli.ui)
 
 
 @app.command("inspect")

@@ -19,9 +19,8 @@ from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import ENTRIES
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.event_times import InputState
-from tallystick.tasks.exchange import Frame, FrameSources
-from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_slices import SLICE_BYTES
+from tallystick.tasks.frames import Frame, FrameSources
+from tallystick.tasks.keyed import SLICE_BYTES, KeyedStep
 from tallystick.tasks.outputs import OF_DEAD_LETTERS
 from tallystick.tasks.read import EncodePlan, Report, Route, Sent, send
 from tallystick.values import Producer, TopicPartition

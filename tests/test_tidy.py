@@ -26,7 +26,6 @@ SIMULATOR = ROOT / "tests" / "simulation"
 STREAMING = PACKAGE / "spark" / "streaming"
 SIMULATED_TOO = {
     STREAMING.parent / "gang" / "inbox.py",
-    STREAMING.parent / "gang" / "replies.py",
     STREAMING.parent / "gang" / "share.py",
     PACKAGE / "pipeline" / "input_planning.py",
     PACKAGE / "pipeline" / "__init__.py",
@@ -155,20 +154,18 @@ CACHES_OF_VALUES = {
     },
     "kafka/schema_registry.py": {"_known_in_file"},
     "kafka/subjects.py": {"columns_to_read", "value_writer"},
-    "ops/ui/live_page.py": {"_servers"},  # of the driver; a fork has no thread that serves
+    "ops/ui/server.py": {"_servers"},  # of the driver; a fork has no thread that serves
     "ops/ui/rendering.py": {"_environment"},
-    "tasks/lists.py": {"_versions"},
-    "tasks/tables.py": {"_versions"},
+    "tasks/operator_state.py": {"_lists", "_tables"},
     "source/subscription.py": {"_matches"},
     "spark/context.py": {"_warned"},
     "spark/gang/gang.py": {"_held_slots"},
     "spark/gang/link.py": {"_links"},  # closes them in a fork
-    "pipeline/listeners.py": {"PIPELINES"},
     "pipeline/topics.py": {"_warned"},
     "spark/streaming/foreach_batch.py": {"_refused", "_sink_of_run"},  # of the driver
     "pipeline/group_offsets.py": {"COUNTS", "_with_transactions"},
     "spark/streaming/offset_reporter.py": {"_at_end", "_listening", "_runs"},
-    "pipeline/progress.py": {"OBSERVERS"},
+    "pipeline/listeners.py": {"OBSERVERS", "PIPELINES"},
     "state/pyspark/rows.py": {"_maker"},
     "storage/local_files.py": {"_looked_through"},
 }

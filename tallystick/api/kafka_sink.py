@@ -38,8 +38,7 @@ from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.options.table import TOPIC, Kind, client_config, one_of, whole
 from tallystick.pipeline.topology import OutputTopology, SharingSink
 from tallystick.source.subscription import topic_problem
-from tallystick.spark.streaming.epochs import foreach_batch_runner, write_batch
-from tallystick.spark.streaming.foreach_batch import RunnerPerRun
+from tallystick.spark.streaming.foreach_batch import RunnerPerRun, foreach_batch_runner, write_batch
 from tallystick.tasks.outputs import OF_MAIN, Selection
 
 EPOCH, TASK = "epoch", "task"

@@ -20,24 +20,35 @@ With state, exactly once with the output:
 After `process` the functions run in the task that owns the key.
 """
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from tallystick.api.explained import explained
-from tallystick.api.kafka_sink import check_columns, check_for_pipeline, topology_of
+from tallystick.api.explain import explained
+from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
-from tallystick.api.live_page import open_live_page
-from tallystick.api.process_arguments import ahead_ms, delays_ms, processor_of, uids_of
 from tallystick.api.routing import AnySink, routing_of
-from tallystick.api.streams import NO_INPUTS, Inputs, Stream, inputs_of, keys_of, times_of
-from tallystick.api.tables import MapFunction, State, lists_in, map_step, tables_in
+from tallystick.api.streams import (
+    NO_INPUTS,
+    Inputs,
+    MapFunction,
+    State,
+    Stream,
+    inputs_of,
+    keys_of,
+    lists_in,
+    map_step,
+    tables_in,
+    times_of,
+)
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
+from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.loop import start_loop
 from tallystick.pipeline.recovery import Recovery, recover
@@ -45,13 +56,18 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.query import Query
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
-from tallystick.state.functions.processing import Processor
+from tallystick.state.durations import duration_ms
+from tallystick.state.functions.aggregates import Aggregate
+from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.storage.places import Place, resolved
 from tallystick.tasks.keyed_step import Columns, FrameFunction, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Selection
 
-if TYPE_CHECKING:  # PySpark 3.5 has none
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor  # PySpark 3.5 has none
+
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
+    from tallystick.ops.ui.page import LiveRun
 
 NAME_LENGTH_MAX = 200
 
@@ -223,7 +239,7 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        place, dropped = resolved(checkpoint), uids_of(allow_dropped_state)
+        place, dropped = resolved(checkpoint), _uids_of(allow_dropped_state)
         accepted = frozenset(accept)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
@@ -233,9 +249,7 @@ class Pipeline:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
                 return start_loop(run, place, trigger, accepted)
-            live = open_live_page(
-                ui_port, place, self.inputs.sources, self.topology, trigger, listener
-            )
+            live = _open_live_page(self, ui_port, place, trigger, listener)
             run = self._run(cluster, execution, live, dropped)
             query = start_loop(run, place, trigger, accepted)
             live.show(query)
@@ -410,7 +424,7 @@ class KeyedPipeline:
         Raises:
             OptionError: an argument is not what it should be.
         """
-        processor = processor_of(function, output, time_mode, rows, initial_state)
+        processor = _processor_of(function, output, time_mode, rows, initial_state)
         event_time, inputs = times_of(self.pipeline.inputs, self.keys, event_time)
         step = Process(
             uid=uid,
@@ -423,8 +437,8 @@ class KeyedPipeline:
             event_time=event_time,
             watermark_column=watermark_column,
             idle_advance=idle_advance,
-            event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
-            **delays_ms(
+            event_time_max_ahead_ms=_ahead_ms(event_time_max_ahead),
+            **_delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),
         )
@@ -445,3 +459,140 @@ class KeyedPipeline:
 
 _STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
+
+
+_OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
+
+
+def _processor_of(
+    function: "StatefulProcessor | Processor",
+    output: Columns | None,
+    time_mode: str | None,
+    rows: str,
+    initial_state: DataFrame | None,
+) -> Processor:
+    """Return the function given to `process` as the processor of a step.
+
+    Raises:
+        OptionError: the argument is no such function, or other arguments do not fit it.
+    """
+    if not _is_stateful_processor(function):
+        processor = cast(Processor, function)
+        _check_own(processor, time_mode, rows, initial_state)
+        return processor
+    from tallystick.state.pyspark.processor import row_processor
+
+    if output is None:
+        raise OptionError(
+            f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
+            f"columns of the rows that it returns, e.g. output='user string, n bigint'"
+        )
+    mode = time_mode or NO_TIME
+    return row_processor(
+        function, output=output, rows=rows, time_mode=mode, initial_state=initial_state
+    )
+
+
+def _is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
+    module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
+    return module is not None and isinstance(function, module.StatefulProcessor)
+
+
+def _check_own(
+    processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
+) -> None:
+    if isinstance(processor, Aggregate):
+        raise OptionError(
+            "process(): count(), sum() and the like are columns of an aggregate, not a function by "
+            'themselves. Wrap it: ts.aggregate({"n": ts.count()}), or in ts.windowed(...)'
+        )
+    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
+        raise OptionError(
+            f"process({processor!r}): expected a StatefulProcessor, a function made with "
+            f"vectorised(...), or a ready-made one such as deduplicate()"
+        )
+    if time_mode not in (None, processor.time_mode):
+        raise OptionError(
+            f"time_mode={time_mode!r}: the function has time mode {processor.time_mode!r} already"
+        )
+    if rows != "row" or initial_state is not None:
+        raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
+
+
+def _delays_ms(**delays: str | int) -> dict[str, int]:
+    """Return delays in ms, by the names of the fields of `Process`."""
+    return {f"{name}_ms": duration_ms(name, delay) for name, delay in delays.items()}
+
+
+def _ahead_ms(given: str | int | None) -> int | None:
+    """Return how far event times may be ahead of the clock, in ms; None: without limit."""
+    return None if given is None else duration_ms("event_time_max_ahead", given)
+
+
+def _uids_of(uids: Collection[str]) -> frozenset[str]:
+    """Return the uids in `allow_dropped_state`.
+
+    Raises:
+        OptionError: a text was given instead of a list.
+    """
+    if isinstance(uids, str):
+        raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")
+    return frozenset(uids)
+
+
+def _open_live_page(
+    pipeline: Pipeline,
+    port: int,
+    checkpoint: str,
+    trigger: Mapping[str, Any] | None,
+    listener: Listener | None,
+) -> "LiveRun":
+    """Serve a page about a run, before its start, and return the listener of the run.
+
+    Raises:
+        OptionError: the port is taken, or the extra `tallystick[ui]` is missing.
+    """
+    try:
+        from tallystick.ops.ui.page import LiveRun
+        from tallystick.ops.ui.server import open_page
+    except ModuleNotFoundError as error:
+        raise OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'") from None
+    live = LiveRun(listener, trigger, pipeline.topology.dead_letter_topic or "")
+    open_page(port, checkpoint, connection_of(pipeline), live)
+    return live
+
+
+def connection_of(pipeline: Pipeline) -> dict[str, str]:
+    """Return the client options of the cluster that the page and the doctor ask about a pipeline.
+
+    The cluster of the deciding sink; else of another Kafka sink, or of the first source.
+    """
+    ends = (*(sink for _, sink in pipeline.topology.by_uid), *pipeline.inputs.sources)
+    end = next(candidate for candidate in ends if isinstance(candidate, KafkaSink | KafkaSource))
+    options = {
+        name: value for name, value in end.options.items() if name.startswith("kafka.")
+    }  # a source has other options too
+    return plain_client_options(end.bootstrap_servers, options)
+
+
+def declared(pipeline: Pipeline) -> "DeclaredPipeline":
+    """Return a pipeline as its code declares it, for `tallystick doctor`; call no function.
+
+    Args:
+        pipeline: whole, with source and sinks.
+
+    Raises:
+        OptionError: `start` would find the same mistake.
+    """
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
+
+    pipeline._check_whole(None)
+    topology = pipeline.topology
+    by_uid = dict(topology.by_uid)
+    return DeclaredPipeline(
+        run=pipeline._run(Cluster.at_hand(None), None),
+        outputs={uid: sink.output for uid, sink in by_uid.items() if isinstance(sink, KafkaSink)},
+        decider=topology.uid,
+        other_sinks=tuple(uid for uid, sink in by_uid.items() if not isinstance(sink, KafkaSink)),
+        sharing=tuple(sharing.uid for sharing in topology.sharing),
+    )

@@ -7,8 +7,8 @@ write). So there is one rule: rows that leave a task at once, as bytes, are not 
 keeps rows while a function of the user's may run copies them first, as the way to another process
 would have.
 
-Keepers of rows: sinks with transactions of their own (`run.sink_task`), lists (`run.lists`),
-the state of a keyed function, and accumulators of windows.
+Keepers of rows: sinks with transactions of their own (`tasks.write`), lists of readers
+(`tasks.operator_state`), the state of a keyed function, and accumulators of windows.
 """
 
 from collections.abc import Mapping

@@ -215,7 +215,7 @@ def size_text(size: float) -> str:
 
 
 def show_transactions(transactions: list[dict[str, Any]], out: Console) -> None:
-    """Print transactions that linger, a line each; see `cli_transactions` for their fields."""
+    """Print transactions that linger, a line each; see `cli` for their fields."""
     table = Table()
     for title in ("transaction", "state", "producer", "age", "timeout", "rows in", "what it is"):
         table.add_column(title, overflow="fold")  # no name is cut short

@@ -8,10 +8,13 @@ What only the pipeline's code says (its timeouts, `max_recovery_ms`, topics and 
 first epoch) is checked where the pipeline is named: `doctor_pipeline`.
 """
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from tallystick.checkpoint.decision_log import decider_of
@@ -19,20 +22,342 @@ from tallystick.checkpoint.disk_space import disk_space
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest_epoch import Ask, TokenAnswer, ask_nobody
 from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.manifest import KAFKA, DeciderName, Manifest
+from tallystick.epoch.rights import Right, committing, lacking, reading, showing, writing
+from tallystick.epoch.transactional_ids import parse, token_group
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
-from tallystick.kafka import cluster
+from tallystick.kafka import cluster, outlook
+from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
-from tallystick.kafka.config import KafkaConfig
-from tallystick.ops.checkpoint_view import look
-from tallystick.ops.doctor_kafka import CHECKS
-from tallystick.ops.doctor_subject import Subject
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
+from tallystick.kafka.output import KafkaOutput
+from tallystick.kafka.preflight import ClusterFacts, check, missing_rights
+from tallystick.ops.checkpoint_view import CheckpointView, look
+from tallystick.ops.cli_show import time_text
 from tallystick.ops.inspection import Report, inspect
-from tallystick.ops.transactions import KafkaCluster
-from tallystick.ops.versions import versions
+from tallystick.ops.transactions import (
+    OURS,
+    KafkaCluster,
+    LingeringTransaction,
+    TransactionStatus,
+    describe,
+    recovery,
+)
+from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.storage.file_storage import FileStorage
 
 if TYPE_CHECKING:
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The checkpoint that is checked, and the cluster.
+
+    Args:
+        options: of the connection, as the user gave them.
+        client: of the cluster; it knows the cluster's id.
+        open_transactions: lists those of the cluster.
+        view: the checkpoint, with what Kafka knows of it.
+        manifests: those that are retained, oldest first.
+        decider: of the checkpoint; None: nothing was decided yet.
+        trigger_interval_ms: of the pipeline; None: not given.
+    """
+
+    options: Mapping[str, str]
+    client: Client
+    open_transactions: Callable[[], Iterable[LingeringTransaction]]
+    view: CheckpointView
+    manifests: tuple[Manifest, ...]
+    decider: DeciderName | None
+    trigger_interval_ms: int | None = None
+
+    @property
+    def sources(self) -> list[SourceOffsets]:
+        """The positions of the sources that are ours."""
+        newest = self.view.decided or next(reversed(self.manifests), None)
+        texts = () if newest is None else newest.sources
+        return [source for source in map(parse_source, texts) if source is not None]
+
+    @property
+    def output_topics(self) -> list[str]:
+        """The topics that the retained epochs have rows in."""
+        return sorted({rows.topic for manifest in self.manifests for rows in manifest.produced})
+
+    @property
+    def transactional_ids(self) -> list[str]:
+        """The ids that the next start writes with: that of the decider first, then of tasks."""
+        decides = [] if self.decider is None else [self.decider.transactional_id]
+        names = {
+            committable.name for manifest in self.manifests for committable in manifest.committables
+        }
+        ids = sorted({name.rsplit(":", 2)[0] for name in names})
+        return [
+            *filter(None, decides),
+            *(pooled_id for pooled_id in ids if parse(pooled_id) is not None),
+        ]
+
+
+PACKAGES = ("tallystick", "pyspark", "pyarrow", "numpy", "lmdb")
+PYTHONS = ((3, 11), (3, 13))
+PYSPARKS = ((3, 5), (4, 3))
+"""The oldest and the newest that `make matrix` tries."""
+PYSPARK_FOR_QUERIES = (4, 2)
+KAFKA_RELEASES = {
+    12: "3.6", 15: "3.7", 20: "3.8", 21: "3.9", 22: "4.0", 26: "4.1", 28: "4.2", 30: "4.3",
+}  # fmt: skip
+"""The first `metadata.version` of each release of Kafka that is supported."""
+MATRIX = "benchmarks/MATRIX.md has those that were tried"
+
+
+def versions() -> Iterator[CheckFinding]:
+    """Yield the installed versions, and findings about Python and PySpark."""
+    installed = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    names = [f"{package} {number}" for package, number in installed.items()]
+    python = f"Python {sys.version.split()[0]}"
+    yield CheckFinding(Severity.INFO, "versions", ", ".join([python, *names]))
+    yield from judge_python(sys.version.split()[0])
+    yield from judge_pyspark(installed.get("pyspark", ""))
+
+
+def judge_python(text: str) -> Iterator[CheckFinding]:
+    """Yield a finding if Python is newer than tried; older versions cannot run this code."""
+    if _number(text) > PYTHONS[1]:
+        yield _untried(f"Python {text}", PYTHONS[1])
+
+
+def judge_pyspark(text: str) -> Iterator[CheckFinding]:
+    """Yield a finding if PySpark is absent (""), too old, or newer than tried."""
+    oldest, newest = PYSPARKS
+    install = f"pip install 'pyspark>={_text(oldest)},<5'"
+    if not text:
+        observation, meaning = "PySpark is not installed", "No pipeline can start from here."
+        yield CheckFinding(Severity.ERROR, "versions", observation, meaning, install)
+    elif _number(text) < oldest:
+        observation = f"PySpark {text} is installed, and {_text(oldest)} is the oldest that works"
+        yield CheckFinding(
+            Severity.ERROR, "versions", observation, "Every start is refused.", install
+        )
+    elif _number(text) > newest:
+        yield _untried(f"PySpark {text}", newest)
+    elif _number(text) < PYSPARK_FOR_QUERIES:
+        observation = (
+            f"PySpark {text} runs pipelines; Structured Streaming queries of your own need "
+            f"{_text(PYSPARK_FOR_QUERIES)}"
+        )
+        yield CheckFinding(Severity.INFO, "versions", observation)
+
+
+def judge_brokers(facts: ClusterFacts) -> Iterator[CheckFinding]:
+    """Yield the release of the brokers, an error if too old; without KRaft none is reported."""
+    level = facts.metadata_version
+    if level is None:
+        return
+    release = next((name for least, name in reversed(KAFKA_RELEASES.items()) if level >= least), "")
+    if release:
+        newest = max(KAFKA_RELEASES)
+        later = " or later" if level > newest else ""
+        observation = f"the brokers are of Kafka {release}{later} (metadata.version {level})"
+        yield CheckFinding(Severity.INFO, "versions", observation)
+    else:
+        yield CheckFinding(
+            Severity.ERROR,
+            "versions",
+            f"the brokers are older than Kafka 3.6 (metadata.version {level})",
+            "They do not verify that a partition belongs to a transaction: a stray write of an "
+            "earlier run would be committed with the next epoch, so a start is refused.",
+            "Upgrade the brokers to Kafka 3.6 or later.",
+        )
+
+
+def _untried(what: str, newest: tuple[int, int]) -> CheckFinding:
+    return CheckFinding(
+        Severity.WARNING,
+        "versions",
+        f"{what} is newer than {_text(newest)}, the newest that was tried",
+        "It may work; nobody has looked.",
+        f"{MATRIX}: install one of them.",
+    )
+
+
+def _number(text: str) -> tuple[int, int]:
+    major, minor, *_ = text.split(".")
+    return int(major), int(minor)
+
+
+def _text(number: tuple[int, int]) -> str:
+    return ".".join(map(str, number))
+
+
+LINGERS_MS = 60_000
+"""A transaction that is open for longer was left, or belongs to an epoch worth a look."""
+
+
+def decision(subject: Subject) -> Iterator[CheckFinding]:
+    """Check that the newest decision can be proved."""
+    name, view, decider = "decision", subject.view, subject.decider
+    if decider is None:
+        yield CheckFinding(Severity.INFO, name, "nothing was decided in this checkpoint yet")
+        return
+    here = subject.client.cluster_id
+    if decider.cluster_id not in ("", here):
+        yield CheckFinding(
+            Severity.ERROR,
+            name,
+            f"the checkpoint's epochs are decided by {decider}, and these servers are cluster "
+            f"{here!r}",
+            "What was found in Kafka is not about this pipeline; a start with these servers is "
+            "refused.",
+            "Give the servers of that cluster as --bootstrap-servers.",
+        )
+        return
+    has_run = any(manifest.origin is None for manifest in subject.manifests)
+    if has_run and (view.doubt or (decider.decided_by == KAFKA and view.decided is None)):
+        yield CheckFinding(
+            Severity.ERROR,
+            name,
+            view.doubt or f"Kafka holds no token of {decider.transactional_id!r}",
+            "Which epoch was committed last cannot be proved: the next start stops with a "
+            "DataLossError and asks for a decision (accept=), or clears it up by itself.",
+            "Start the pipeline and read what it says; do not reset offsets of its token group, "
+            f"{token_group(decider.transactional_id)!r}."
+            if decider.transactional_id
+            else "Start the pipeline and read what it says.",
+        )
+
+
+def lingering(subject: Subject) -> Iterator[CheckFinding]:
+    """Look for transactions of the pipeline that are open for long."""
+    view = subject.view
+    for transaction in subject.open_transactions():
+        description = describe(transaction, view)
+        if description.standing not in OURS:
+            continue
+        age_ms = max(0, outlook.now_ms() - transaction.begun_ms)
+        is_due = description.standing is TransactionStatus.DUE
+        is_old = age_ms >= min(LINGERS_MS, transaction.timeout_ms // 2 or LINGERS_MS)
+        consequence = f"Kafka aborts it after {time_text(transaction.timeout_ms)}"
+        command = recovery(view)
+        remedy = f"If the pipeline is dead: {command}" if command else "Start the query."
+        yield CheckFinding(
+            (Severity.ERROR if is_due else Severity.WARNING) if is_old else Severity.INFO,
+            "transactions",
+            f"{transaction.transactional_id} is open for {time_text(age_ms)}: {description.says}",
+            f"Readers of committed records wait for it. {consequence}"
+            + (", and rows of a decided epoch are gone from the output then." if is_due else "."),
+            remedy if is_old else "",
+        )
+
+
+def settings(subject: Subject) -> Iterator[CheckFinding]:
+    """Make the pre-flight check of a start, with the timeout that the last run had."""
+    timeout_ms = TRANSACTION_TIMEOUT_MS
+    for transactional_id in subject.transactional_ids[:1]:
+        state = transaction_state(subject.client, transactional_id)
+        timeout_ms = timeout_ms if state is None else int(state.transaction_timeout_ms)
+    config = KafkaConfig.from_options(subject.options, transaction_timeout_ms=timeout_ms)
+    output = KafkaOutput(config, None, "", transaction_timeout_ms=timeout_ms)
+    facts = cluster.cluster_facts(subject.client)
+    preflight = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
+    for problem in preflight.problems:
+        yield CheckFinding(Severity.ERROR, "settings", problem, "The next start is refused.")
+    for warning in preflight.warnings:
+        yield CheckFinding(Severity.WARNING, "settings", warning)
+    yield from judge_brokers(facts)
+    if facts.transaction_version is not None:
+        feature = f"the brokers' feature transaction.version is {facts.transaction_version}"
+        yield CheckFinding(Severity.INFO, "versions", feature)
+    if subject.transactional_ids:
+        yield from outlook.retention(facts)
+
+
+def topics(subject: Subject) -> Iterator[CheckFinding]:
+    """Compare the topics of sources and outputs with what the checkpoint knows of them."""
+    here, name = subject.client.cluster_id, "topics"
+    for source in subject.sources:
+        if source.cluster_id != here:
+            yield CheckFinding(
+                Severity.INFO,
+                name,
+                f"a source reads cluster {source.cluster_id!r}; its topics were not looked at",
+            )
+            continue
+        named = {partition.topic for partition in source.positions} - set(source.gone)
+        there = cluster.describe_topics(subject.client, named)
+        for topic in sorted(named):
+            expected = source.topic_ids.get(topic, "")
+            if topic not in there:
+                yield _topic_lost(f"source topic {topic!r} does not exist")
+            elif expected not in ("", there[topic].topic_id):
+                yield _topic_lost(
+                    f"source topic {topic!r} has id {there[topic].topic_id}, and the checkpoint's "
+                    f"positions are of id {expected}: it was deleted and created again"
+                )
+    there = cluster.describe_topics(subject.client, subject.output_topics)
+    for topic, replication in cluster.cluster_facts(subject.client, there).replication.items():
+        yield from outlook.copies(topic, replication)
+    for topic in subject.output_topics:
+        if topic not in there:
+            yield CheckFinding(
+                Severity.ERROR,
+                name,
+                f"output topic {topic!r} does not exist",
+                "What was written to it is gone, and the next start is refused.",
+                f"kafka-topics --bootstrap-server SERVERS --create --topic {topic} --partitions N",
+            )
+
+
+def _topic_lost(observation: str) -> CheckFinding:
+    return CheckFinding(
+        Severity.ERROR,
+        "topics",
+        observation,
+        "The records after the checkpoint's positions are gone. What the next epoch does is up to "
+        "the source's LossPolicy: by default it stops.",
+        "Look who removed it; then choose losses=LossPolicy(...) of the KafkaSource.",
+    )
+
+
+def authorization(subject: Subject) -> Iterator[CheckFinding]:
+    """Ask the brokers which rights of the next start this login lacks, as the start does."""
+    client = subject.client
+    wanted: list[Right] = [*writing(subject.output_topics)]
+    for transactional_id in subject.transactional_ids:
+        group = token_group(transactional_id)
+        wanted += committing(transactional_id, group, "")[:2]
+    for source in subject.sources:
+        if source.cluster_id == client.cluster_id:
+            named = {partition.topic for partition in source.positions}
+            wanted += showing(source.group, named) if source.group else reading(named)
+    missing = missing_rights(client, wanted)
+    if missing:
+        yield CheckFinding(
+            Severity.ERROR,
+            "rights",
+            lacking(missing, client.config.sasl_username),
+            "The next start with this login is refused, if it is the one of both source and sink.",
+            "Each of the kafka-acls arguments above, with --bootstrap-server SERVERS.",
+        )
+
+
+def clock(subject: Subject) -> Iterator[CheckFinding]:
+    """Compare the clock of this machine with the clock of the cluster's controller."""
+    return outlook.clock(subject.client)
+
+
+CHECKS: dict[str, Callable[[Subject], Iterator[CheckFinding]]] = {
+    "decision": decision,
+    "transactions": lingering,
+    "settings": settings,
+    "topics": topics,
+    "rights": authorization,
+    "clock": clock,
+}
+"""Checks that need both the checkpoint and Kafka, in the order in which they are made."""
+
 
 PATIENCE_MS = 30_000
 """The time Kafka has for an answer: a person waits, and can try again."""
@@ -147,8 +472,8 @@ def _check_pipeline(
     from tallystick.ops.doctor_pipeline import PIPELINE_CHECKS, DeclaredSubject  # they need PySpark
 
     declared = DeclaredSubject(pipeline, storage, written, trigger_interval_ms)
-    for name, check in PIPELINE_CHECKS.items():
-        checks.make(name, partial(check, declared))
+    for name, pipeline_check in PIPELINE_CHECKS.items():
+        checks.make(name, partial(pipeline_check, declared))
 
 
 def _subject(

@@ -22,8 +22,13 @@ from prometheus_client.registry import Collector
 
 from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES
 from tallystick.pipeline.group_offsets import COUNTS
-from tallystick.pipeline.listeners import PIPELINES, PipelineCounts
-from tallystick.pipeline.progress import OBSERVERS, SourceProgress, source_progress
+from tallystick.pipeline.listeners import (
+    OBSERVERS,
+    PIPELINES,
+    PipelineCounts,
+    SourceProgress,
+    source_progress,
+)
 from tallystick.values import TopicPartition
 
 PARTITION_SERIES_MAX = 1_000
@@ -115,7 +120,7 @@ class SourceMetrics(Collector):
         )
 
     def observe(self, query: str, progress: Mapping[str, Any] | None) -> None:
-        """Add an epoch's progress; None: the query has ended. See `pipeline.progress.Observer`."""
+        """Add an epoch's progress; None: the query has ended. See `pipeline.listeners.Observer`."""
         with self._lock:
             if progress is None:
                 self._latest.pop(query, None)

@@ -23,18 +23,27 @@ from tallystick.options.source import TICK_COUNT, TICK_INTERVAL
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
     InputDeclaration,
+    ListDeclaration,
     PipelineInput,
+    TableDeclaration,
     WithColumns,
     check_dead_letters,
     check_groups,
     joined,
+    lists_of,
+    tables_of,
     value_mode_of,
 )
 from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean
 from tallystick.pipeline.listeners import PIPELINES, counts_of
-from tallystick.pipeline.outputs import side_outputs, with_columns
-from tallystick.pipeline.sinks import STRAYS_LIVE_S, Sinks, engine_of, is_speculative
-from tallystick.pipeline.tables import ListDeclaration, TableDeclaration, lists_of, tables_of
+from tallystick.pipeline.sinks import (
+    STRAYS_LIVE_S,
+    Sinks,
+    engine_of,
+    is_speculative,
+    side_outputs,
+    with_columns,
+)
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.ports import Engine
 from tallystick.run.driver import Driver, Listener
@@ -49,7 +58,7 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
-from tallystick.tasks.lists import parts_of
+from tallystick.tasks.operator_state import parts_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,22 +1,167 @@
-"""Listeners of a driver: counts for metrics, warnings before a transaction times out."""
+"""Progress of pipelines and queries, and listeners of a driver.
+
+Spark logs and reports our offsets as JSON text that only we can read well: here it becomes numbers,
+and observers get each epoch. Listeners count for metrics, and warn before a transaction times out.
+"""
 
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
-from tallystick.epoch.two_phase import Timeout
+from tallystick.epoch.two_phase import Committable, Timeout
 from tallystick.errors import FencedError, RetriableError, TallystickError
-from tallystick.pipeline.open_transactions import OpenTransactions
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
+from tallystick.run.participants import Result
+from tallystick.run.query import Query
+from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, parse_source
 from tallystick.state.catalog import StepState
-from tallystick.values import Producer
+from tallystick.values import Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
+
+Observer = Callable[[str, Mapping[str, Any] | None], None]
+"""A callback for a query's name, or id, and each progress, Spark's or ours; None at the end."""
+OBSERVERS: list[Observer] = []
+
+
+def observe(query: str, progress: Mapping[str, Any] | None) -> None:
+    """Call all observers with the progress of a query; see `Observer`."""
+    for observer in OBSERVERS:
+        try:
+            observer(query, progress)
+        except Exception:
+            logger.exception("query %s: an observer of its progress failed", query)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProgress:
+    """One source after an epoch.
+
+    Args:
+        index: of the source in the query, counted over all kinds of sources.
+        cluster_id: the cluster that the source reads.
+        group: the consumer group that shows the positions; "": no group.
+        positions: the next offset to read of each partition.
+        latest: the end of each partition, as far as Spark knows; may be empty.
+        skipped: ranges (from, to) that were lost unread, and that this epoch passed over.
+        input: the id of the pipeline's input.
+    """
+
+    index: int
+    cluster_id: str
+    group: str
+    positions: Mapping[TopicPartition, int]
+    latest: Mapping[TopicPartition, int] = field(default_factory=dict)
+    skipped: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    input: str = ONLY_INPUT
+
+    @property
+    def lag(self) -> dict[TopicPartition, int]:
+        """The number of offsets of each partition left to read; absent where the end is unknown."""
+        return {
+            partition: max(0, end - self.positions[partition])
+            for partition, end in self.latest.items()
+            if partition in self.positions
+        }
+
+    @property
+    def lag_total(self) -> int | None:
+        """The sum of `lag`; None where no end is known."""
+        return sum(self.lag.values()) if self.latest else None
+
+    @property
+    def skipped_total(self) -> int:
+        """The number of offsets this epoch passed over."""
+        return sum(stop - start for start, stop in self.skipped.values())
+
+
+def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[SourceProgress]:
+    """Return positions, lag and losses of each Tallystick source of a query.
+
+    Args:
+        query: a query, for its last epoch; or an entry of the `recentProgress` of a query.
+
+    Returns:
+        One value per Tallystick source; empty before the first epoch.
+    """
+    progress = query if isinstance(query, Mapping) else query.lastProgress
+    if progress is None:
+        return []
+    entries = (
+        _source_progress_of(index, source) for index, source in enumerate(progress["sources"])
+    )
+    return [entry for entry in entries if entry is not None]
+
+
+def sources_of(progress: Mapping[str, Any]) -> Iterator[SourceOffsets]:
+    """Return the end offsets of the sources that are ours, as they were logged."""
+    for source in progress["sources"]:
+        if offsets := parse_source(source["endOffset"] or ""):
+            yield offsets
+
+
+def _source_progress_of(index: int, source: Mapping[str, Any]) -> SourceProgress | None:
+    end = parse_source(source["endOffset"] or "")
+    if end is None:
+        return None
+    latest = parse_source(source["latestOffset"] or "")
+    progress = SourceProgress(
+        index=index,
+        cluster_id=end.cluster_id,
+        group=end.group,
+        positions=end.positions,
+        latest={} if latest is None else latest.positions,
+        input=end.input,
+    )
+    # An epoch that read nothing from this source repeats the offsets of the one before, and its
+    # losses with them.
+    again = source["startOffset"] == source["endOffset"]
+    return progress if again else replace(progress, skipped=end.skipped)
+
+
+class OpenTransactions:
+    """The transactions in sinks without an end yet: prepared by tasks, or left over.
+
+    A task's transaction is known once the task has reported; one that an earlier run or a failed
+    attempt left, once a recovery has looked. Threads of the driver write, that of metrics reads.
+    """
+
+    def __init__(self) -> None:
+        self._begun_ms: dict[tuple[str, str], int] = {}
+
+    def prepared(self, committables: Iterable[Committable]) -> None:
+        """Add transactions that tasks reported."""
+        self._begun_ms |= {
+            (committable.sink, committable.name): committable.begun_ms
+            for committable in committables
+        }
+
+    def replace_all(self, committables: Iterable[Committable]) -> None:
+        """Replace all entries by what a look through all sinks found."""
+        self._begun_ms = {
+            (committable.sink, committable.name): committable.begun_ms
+            for committable in committables
+        }
+
+    def note(self, committable: Committable, result: Result) -> None:
+        """Take in the result of one commit or abort; see `run.participants.Note`."""
+        if not isinstance(result, Exception):
+            self._begun_ms.pop((committable.sink, committable.name), None)
+
+    def begun_ms(self) -> dict[str, list[int]]:
+        """Return the begin times of each sink's transactions, in ms since 1970; 0: not known."""
+        by_sink = defaultdict[str, list[int]](list)
+        for (sink, _), begun_ms in list(self._begun_ms.items()):
+            by_sink[sink].append(begun_ms)
+        return by_sink
 
 
 @dataclass(slots=True)

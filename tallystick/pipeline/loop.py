@@ -8,7 +8,7 @@ the manifest of the one before.
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,30 +30,38 @@ from tallystick.host.stopwatch import (
     WRITTEN_FILES,
 )
 from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.config import KafkaConfig
 from tallystick.pipeline.compiled import PipelineRun, check_checkpoint
 from tallystick.pipeline.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.pipeline.input_planning import (
+    InputPlanner,
     InputPlanners,
     Positions,
     by_input,
     count_of,
     text_of,
 )
-from tallystick.pipeline.loop_planning import planners_of, sizes_of
-from tallystick.pipeline.progress import observe
-from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound, SizedEpoch
-from tallystick.pipeline.time_progress import TimeProgress
+from tallystick.pipeline.listeners import observe
+from tallystick.pipeline.planning import StreamPlanner
+from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.epoch_clock import EpochClock, SteadyClock
-from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
-from tallystick.run.query import Query
-from tallystick.source.offsets import next_tick, unmoved
+from tallystick.run.query import EpochEnded, EpochLoop, Query, Trigger
+from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
-from tallystick.tasks.step_times import final_stage
+from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
+from tallystick.tasks.event_times import EventTimesOfEpoch, InputState
+from tallystick.values import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+TELL_AGAIN_S = 60.0
+"""The time between two lines of the log about partitions that wait."""
+NAMED_MAX = 50
+"""The most partitions that a progress names of each kind: it is kept for 100 epochs."""
+
 
 LOOK_AGAIN_S = 10.0
 """The time between two looks, without new records, for what a replaced run has done since."""
@@ -130,7 +138,7 @@ class PipelinePlanner:
         self._checkpoint_id = -1
 
     def stop_at_what_is_there(self) -> None:
-        """See `run.loop.LoopSource.stop_at_what_is_there`."""
+        """See `run.query.LoopSource.stop_at_what_is_there`."""
         self._ends_with_records = True
         self._inputs.stop_at_what_is_there()
 
@@ -177,7 +185,7 @@ class PipelinePlanner:
 
     @property
     def is_behind(self) -> bool:
-        """See `run.loop.LoopSource.is_behind`."""
+        """See `run.query.LoopSource.is_behind`."""
         newest = self._newest
         if newest is None or newest.bound is None or newest.is_held_back:
             return False
@@ -295,8 +303,8 @@ class _Run:
             self._driver = run.make_driver(identity, storage)
             self._driver.collection.begin_beside()
             run.start_tasks()
-            planners = planners_of(run, self._brokers, accepted)
-            self.source = PipelinePlanner(run, planners, sizes_of(run, when), self._look_again)
+            planners = _planners_of(run, self._brokers, accepted)
+            self.source = PipelinePlanner(run, planners, _sizes_of(run, when), self._look_again)
         except BaseException:
             self._hang_up()
             raise
@@ -447,3 +455,119 @@ def _cancel_jobs(context: SparkContext, run_id: str) -> None:
 
 def _texts(positions: Positions) -> tuple[str, ...]:
     return tuple(map(text_of, positions))
+
+
+def _sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
+    """Return the sizes of a run's epochs; None if the user wants all records in one epoch."""
+    inputs = run.inputs
+    counts = [source.options.offset_count_max if source.is_bounded else None for source in inputs]
+    if all(source.is_bounded and source.options.offset_count_max is None for source in inputs):
+        return None
+    known = [count for count in counts if count is not None]
+    limits = SizeLimits(
+        interval_s=when.interval_ms / 1000,
+        timeout_s=run.transaction_timeout_ms / 1000,
+        task_bytes_max=min(source.options.task_bytes_max for source in inputs),
+        offset_count_max=sum(known) if len(known) == len(inputs) else None,
+    )
+    return EpochSizes(limits)
+
+
+def _planners_of(
+    run: PipelineRun, brokers: Mapping[KafkaConfig, KafkaBroker], accepted: frozenset[str]
+) -> InputPlanners:
+    """Return what plans the inputs of a run."""
+    return InputPlanners(
+        [
+            InputPlanner(
+                uid=source.uid,
+                planner=StreamPlanner(brokers[source.config], source.options),
+                offset_count_max=source.options.offset_count_max if source.is_bounded else None,
+                takes_all=not source.waits
+                or (source.is_bounded and source.options.offset_count_max is None),
+                waits=source.is_timed,
+            )
+            for source in run.all_inputs
+        ],
+        accepted,
+    )
+
+
+class TimeProgress:
+    """The event times of a run's partitions, and the partitions that wait for slower ones.
+
+    A partition is mute if the newest records that were read of it gave no event time: functions
+    drop the rows, or the rows have none. How far it is then is not known, and nobody waits for it.
+
+    Args:
+        name: of the pipeline.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._newest: EventTimesOfEpoch | None = None
+        self._moving: frozenset[TopicPartition] = frozenset()
+        self._mute: frozenset[TopicPartition] = frozenset()
+        self._waiting: frozenset[TopicPartition] = frozenset()
+        self._warned_s: float | None = None
+
+    def planned(self, start: Iterable[str], stops: Iterable[str]) -> frozenset[TopicPartition]:
+        """Take in what the next epoch reads; return the partitions that may bring event times.
+
+        Args:
+            start: the positions before, as a manifest has them.
+            stops: those where it ends.
+        """
+        known = {offsets.input: offsets.positions for offsets in map(from_text, start)}
+        self._moving = frozenset(
+            of_input(stop.input, at)
+            for stop in map(from_text, stops)
+            for at, position in stop.positions.items()
+            if position != known.get(stop.input, {}).get(at) or at in stop.starts
+        )
+        return self._moving - self._mute
+
+    def note(self, times: EventTimesOfEpoch) -> None:
+        """Take in what an epoch left; see `PipelinePlan.on_event_times`."""
+        self._newest, self._mute = times, (self._mute | self._moving) - times.timed
+
+    def ahead(
+        self, keyed: PipelinePlan, state: tuple[StepState, ...], source: InputState
+    ) -> frozenset[TopicPartition]:
+        """Return the partitions that wait in the next epoch, and warn of them now and then."""
+        self._waiting = keyed.ahead(state, self._mute, source)
+        if not self._waiting:
+            self._warned_s = None
+        elif self._warned_s is None or time.monotonic() >= self._warned_s + TELL_AGAIN_S:
+            self._warned_s = time.monotonic()
+            logger.warning(
+                "pipeline %s: %s wait: their event times are more than max_drift (%d ms) ahead of "
+                "the slowest partition with unread records",
+                self._name,
+                ", ".join(_names(self._waiting)[:5])
+                + (" and others" if len(self._waiting) > 5 else ""),
+                keyed.max_drift_ms,
+            )
+        return self._waiting
+
+    def describe(self) -> Mapping[str, Any] | None:
+        """Return the newest epoch's event times for the progress, or None without event times."""
+        newest = self._newest
+        if newest is None:
+            return None
+        kinds = {
+            "waitedFor": newest.waited_for,
+            "idle": newest.idle,
+            "ended": newest.ended,
+            "held": self._waiting,
+        }
+        return {
+            "watermark": newest.watermark_ms,
+            "slowest": None if newest.slowest is None else str(newest.slowest),
+            "counts": {kind: len(partitions) for kind, partitions in kinds.items()},
+            **{kind: _names(partitions)[:NAMED_MAX] for kind, partitions in kinds.items()},
+        }
+
+
+def _names(partitions: Iterable[TopicPartition]) -> list[str]:
+    return [str(partition) for partition in sorted(partitions)]

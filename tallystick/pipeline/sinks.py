@@ -1,4 +1,7 @@
-"""The sinks of a run: the cluster whose transaction decides, if any, and the others."""
+"""The sinks of a run, and the outputs that steps declare for them, with all types known.
+
+One cluster's transaction decides, if any; the other sinks commit after its decision.
+"""
 
 import logging
 import time
@@ -6,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
@@ -17,6 +21,7 @@ from tallystick.epoch.protocol import ignore
 from tallystick.epoch.rights import Right, committing, writing
 from tallystick.epoch.transactional_ids import BATCH, is_batch_name, parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
+from tallystick.errors import OptionError
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.cluster import BatchLimits, cluster_facts, partition_counts, topics
@@ -25,6 +30,7 @@ from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import check, check_all, missing_rights, refuse
 from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
+from tallystick.pipeline.keyed import columns_of
 from tallystick.pipeline.listeners import EpochAge
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Driver, Listener
@@ -33,10 +39,19 @@ from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.context import log_what_is_missing
 from tallystick.spark.engine import DataFrameEngine
+from tallystick.spark.gang.messages import dumps
 from tallystick.spark.tasks import BroadcastPlans, Unread
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
 from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
-from tallystick.tasks.outputs import OF_DEAD_LETTERS, OF_MAIN, Selection
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.keyed_step import MapBatches, Step
+from tallystick.tasks.outputs import (
+    OF_DEAD_LETTERS,
+    OF_MAIN,
+    DeclaredFunction,
+    Selection,
+    check_output_name,
+)
 from tallystick.tasks.read import BatchFunction, EncodePlan, Route, WritePlan
 from tallystick.tasks.write import Branch, CollectPlan, FanOut
 from tallystick.values import Producer, TopicPartition
@@ -444,3 +459,95 @@ def engine_of(
         timestamp_ms,
         is_over,
     )
+
+
+def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return the steps, with the columns that were declared for functions of `map_batches`.
+
+    Raises:
+        OptionError: they cannot be read.
+    """
+    return tuple(
+        replace(step, function=_declared_function(cluster, step))
+        if isinstance(step, MapBatches)
+        else step
+        for step in steps
+    )
+
+
+def _declared_function(cluster: Cluster, step: MapBatches) -> BatchFunction:
+    function = step.function
+    if step.schema is None and not step.outputs:
+        return function
+    what = f"map_batches {getattr(function, '__name__', function)}"
+    outputs = {
+        name: columns_of(cluster, columns, f"{what}, output {name!r}")
+        for name, columns in step.outputs.items()
+    }
+    columns = None if step.schema is None else columns_of(cluster, step.schema, f"{what}, schema=")
+    return DeclaredFunction(function, outputs, columns)
+
+
+def side_outputs(
+    steps: Iterable[Step], keyed: Iterable[KeyedStep], topology: OutputTopology
+) -> dict[str, pa.Schema]:
+    """Return the columns of each side output of a pipeline, checked against its sinks.
+
+    Several steps may put out rows for one output, if it has the same columns in each.
+
+    Args:
+        steps: as `with_columns` returns them.
+        keyed: the keyed ones.
+        topology: the sinks.
+
+    Raises:
+        OptionError: a name cannot be one, two steps mean different columns, no sink writes an
+            output, or the output of a sink is not there.
+    """
+    functions = [step.function for step in steps if isinstance(step, MapBatches)]
+    declared: list[tuple[str, Mapping[str, pa.Schema]]] = [
+        (f"map_batches {function.__name__}", function.outputs)
+        for function in functions
+        if isinstance(function, DeclaredFunction)
+    ]
+    declared += [(f"step {step.uid}", step.outputs) for step in keyed]
+    columns_by_name: dict[str, pa.Schema] = {}
+    whose: dict[str, str] = {}
+    for what, outputs in declared:
+        for name, columns in outputs.items():
+            check_output_name(name, what)
+            if not columns_by_name.setdefault(name, columns).equals(columns):
+                raise OptionError(
+                    f"{whose[name]} and {what} both have an output {name!r}, with different "
+                    f"columns, {columns_by_name[name].names} and {columns.names}: its sinks get "
+                    f"one kind of rows. Rename one, or declare the same columns and types in both"
+                )
+            whose.setdefault(name, what)
+    _check_written(columns_by_name, topology)
+    return columns_by_name
+
+
+def _check_written(outputs: Mapping[str, pa.Schema], topology: OutputTopology) -> None:
+    written = {selection.output for selection in topology.selections.values() if selection.output}
+    for name in sorted({*written, *topology.dropped} - outputs.keys()):
+        known = f"the pipeline's are {', '.join(outputs)}" if outputs else "the pipeline has none"
+        raise OptionError(
+            f"write({name}=...): no step has an output {name!r}: {known}. Declare it where its "
+            f"rows come from: vectorised(..., outputs={{{name!r}: 'user string, why string'}}) or "
+            f"map_batches(..., outputs=...)"
+        )
+    for name in outputs:
+        if name not in written and name not in topology.dropped:
+            raise OptionError(
+                f"no sink gets the output {name!r}, and its rows would be lost: name one, "
+                f"write(..., {name}=sink), or say that they are not wanted: write(..., {name}=[])"
+            )
+    for what, function in topology.functions:
+        try:
+            dumps(function)
+        except Exception as error:
+            name = str(getattr(function, "__name__", type(function).__name__))
+            raise OptionError(
+                f"{what} {name} cannot be sent to the tasks that call it: {error}. "
+                f"It must not use locks, clients, sessions and the like"
+            ) from error

@@ -59,7 +59,6 @@ from tallystick.errors import (
     StorageError,
 )
 from tallystick.ports import Clock, Decider, Engine, EpochSource, Participants, Storage
-from tallystick.run.replaced import abort_undecided
 from tallystick.source.offsets import with_groups
 from tallystick.values import Producer
 
@@ -432,3 +431,39 @@ class Driver:
         return max(
             (candidate for candidate in map(epoch_of, paths) if candidate <= epoch), default=-1
         )
+
+
+def abort_undecided(
+    prepared: tuple[Committable, ...],
+    decider: Decider,
+    folder: CheckpointFolder,
+    sinks: Participants,
+    identity: Identity,
+) -> None:
+    """Abort the transactions that tasks of an epoch prepared, unless the epoch is decided.
+
+    The successor of a replaced run looks through its sinks when it starts, and later with its
+    epochs or now and again. A query of Structured Streaming with nothing to read has no such
+    moment, and readers would wait.
+
+    A later epoch's decision names none of them, but follows only once all transactions of earlier
+    decisions are committed: an abort then does nothing. Where it is not certain that the newest
+    decision is known (another lineage's, an older one, a missing manifest), nothing is aborted.
+
+    Args:
+        prepared: the transactions of a run that can decide nothing more: replaced, or self-fenced.
+        decider: of the checkpoint.
+        folder: the checkpoint's.
+        sinks: of the transactions.
+        identity: of the run.
+
+    Raises:
+        TallystickError: an abort failed; the next recovery finds the transactions left.
+    """
+    decided = identity.own(decider.last_decision()) if prepared else None
+    if decided is None or decided.checkpoint_id < prepared[0].checkpoint_id - 1:
+        return
+    if not decided.manifest_path:  # the token before the first epoch
+        sinks.abort(prepared)
+    elif (manifest := folder.manifest(decided.manifest_path)) is not None:
+        sinks.abort(to_abort(prepared, manifest.committables))

@@ -34,7 +34,7 @@ from tallystick.spark.tasks import BroadcastPlans, Parcel, TaskRunner, Unread
 from tallystick.state.catalog import StepState
 from tallystick.tasks.epoch_plan import NO_STEPS, EpochPlan, PipelinePlan
 from tallystick.tasks.event_times import InputState
-from tallystick.tasks.exchange import FRAME_DDL, Frame
+from tallystick.tasks.frames import FRAME_DDL, Frame
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import EncodePlan, Outlet, Report, WritePlan, send
 from tallystick.tasks.write import CollectPlan, FanOut

@@ -17,7 +17,7 @@ from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.host.parent_process import check_parent
 from tallystick.spark.tasks import BroadcastPlans, Parcel, Unread
 from tallystick.tasks.epoch_plan import EpochPlan
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.tasks.write import CollectPlan

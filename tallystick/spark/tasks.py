@@ -20,12 +20,11 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.tasks.epoch_plan import EpochPlan
-from tallystick.tasks.exchange import Frame
-from tallystick.tasks.lists import ListPlan, with_lists
+from tallystick.tasks.frames import Frame
+from tallystick.tasks.operator_state import ListPlan, TablePlan, with_lists, with_tables
 from tallystick.tasks.outputs import DeadLetters
 from tallystick.tasks.read import Outlet, Report, WritePlan
 from tallystick.tasks.read_plan import ReadPlan, send_read
-from tallystick.tasks.tables import TablePlan, with_tables
 from tallystick.tasks.write import CollectPlan
 from tallystick.values import SplitRange, TopicPartition
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.ports import EpochResult
+from tallystick.state.broadcast_table import WHOLE
 from tallystick.state.catalog import StateFile, StepState, Version
-from tallystick.state.compatibility import check, settle, starting_point
+from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -24,28 +25,41 @@ from tallystick.state.functions.processing import (
     HasInitialState,
     StateDeclaration,
 )
+from tallystick.state.list_state import ALL_TASKS, PLACE
 from tallystick.state.overlay import EpochTime
 from tallystick.tasks.event_times import (
     EventTimesOfEpoch,
     InputState,
     advanced,
     ahead,
+    in_use,
     latest_of,
 )
-from tallystick.tasks.exchange import check_same_attempts
-from tallystick.tasks.handed_on import first_timed, noted_column, with_watermarks
-from tallystick.tasks.keyed import KeyedStep, ProcessPlan, TaskNote, WorkerHost
-from tallystick.tasks.keyed_slices import SLICE_BYTES
-from tallystick.tasks.lists import ListPlan, ListStep, lists_after
+from tallystick.tasks.frames import check_same_attempts
+from tallystick.tasks.handed_on import first_timed, makes_rows_later, noted_column, with_watermarks
+from tallystick.tasks.keyed import (
+    SLICE_BYTES,
+    KeyedStep,
+    ProcessPlan,
+    RoutePlan,
+    TaskNote,
+    WorkerHost,
+)
+from tallystick.tasks.operator_state import (
+    ListPlan,
+    ListStep,
+    TablePlan,
+    TableStep,
+    lists_after,
+    tables_after,
+    with_tables,
+)
 from tallystick.tasks.read import BatchFunction, EncodePlan, Outlet, Report
-from tallystick.tasks.requirements import wanted_of_list, wanted_of_step, wanted_of_table
-from tallystick.tasks.route_plan import RoutePlan
-from tallystick.tasks.step_times import bases_in_use, final_stage, warn_of_dropped
-from tallystick.tasks.tables import TablePlan, TableStep, tables_after, with_tables
 from tallystick.tasks.write import FanOut, check_notes, split_notes
 from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)
+
 
 TICK_INTERVAL_MS = 1000
 
@@ -96,8 +110,8 @@ class PipelinePlan:
 
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""
-        wanted = [*map(wanted_of_step, self.steps), *map(wanted_of_table, self.tables)]
-        wanted += [wanted_of_list(step, self.task_count) for step in self.lists]
+        wanted = [*map(_wanted_of_step, self.steps), *map(_wanted_of_table, self.tables)]
+        wanted += [_wanted_of_list(step, self.task_count) for step in self.lists]
         kept = check(wanted, state, self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
@@ -244,7 +258,7 @@ class PipelinePlan:
             is_over: all inputs end here, where `source` does not say it.
         """
         version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
-        bases = bases_in_use(self.steps, tuple(islice(all_bases, len(self.steps))), source)
+        bases = _bases_in_use(self.steps, tuple(islice(all_bases, len(self.steps))), source)
         of_tables = tuple(islice(all_bases, len(self.tables)))
         tables = self._table_plans(version, of_tables, control or {})
         lists = self._list_plans(version, tuple(all_bases), state)
@@ -344,7 +358,7 @@ class EpochPlan:
         on_times: see `PipelinePlan`.
         on_event_times: see `PipelinePlan`.
         source: see `PipelinePlan.epoch`; also None where readers note no times.
-        final_stage: see `step_times.final_stage`; 0: more may come.
+        final_stage: see `final_stage`; 0: more may come.
         tables: the broadcast tables in this epoch.
         lists: the list states in this epoch.
     """
@@ -422,7 +436,7 @@ class EpochPlan:
 
     def _after(self, plan: ProcessPlan, notes: Sequence[TaskNote]) -> StepState:
         """A step's state at the end of the epoch, with the watermark that it had."""
-        warn_of_dropped(plan, notes)
+        _warn_of_dropped(plan, notes)
         files: list[StateFile] = [file for note in notes for file in note.files]
         # The first epoch counts even if it left nothing: initial state is put in once.
         is_new = files or plan.base.version is None
@@ -437,3 +451,74 @@ class EpochPlan:
             return
         now_ms, rule = self.plans[at].time.timestamp_ms, self.plans[at].step.watermark_rule
         self.on_event_times(EventTimesOfEpoch.of(steps[at], read_ms, self.source, now_ms, rule))
+
+
+def final_stage(steps: Sequence[KeyedStep]) -> int:
+    """Return the step that gets the final watermark at the end of all inputs, from 1; 0: none.
+
+    The first step with event times gets it, unless a step before has timers of the clock, which
+    may still make rows.
+    """
+    for stage, step in enumerate(steps, 1):
+        if step.event_time:
+            return stage
+        if makes_rows_later(step):
+            return 0
+    return 0
+
+
+def _bases_in_use(
+    steps: Sequence[KeyedStep], bases: tuple[StepState, ...], source: InputState | None
+) -> tuple[StepState, ...]:
+    """Return what steps go on from, with the watermark that an epoch goes by; see `in_use`."""
+    at = first_timed(steps)
+    if source is None or at is None:
+        return bases
+    return (
+        *bases[:at],
+        in_use(bases[at], source, steps[at].watermark_rule),
+        *bases[at + 1 :],
+    )
+
+
+def _wanted_of_step(step: KeyedStep) -> StepRequirement:
+    """Return the requirements of a keyed step on its state."""
+    return StepRequirement(
+        step.uid,
+        step.key.schema_text,
+        step.max_parallelism,
+        step.parallelism,
+        step.processor.time_mode,
+    )
+
+
+def _wanted_of_table(table: TableStep) -> StepRequirement:
+    """Return the requirements of a broadcast table on its state."""
+    return StepRequirement(table.uid, table.codec.key.schema_text, WHOLE.count, 1)
+
+
+def _wanted_of_list(list_step: ListStep, task_count: int) -> StepRequirement:
+    """Return the requirements of a list state of readers."""
+    return StepRequirement(list_step.uid, PLACE.schema_text, ALL_TASKS.count, task_count)
+
+
+def _warn_of_dropped(plan: ProcessPlan, notes: Sequence[TaskNote]) -> None:
+    """Warn of rows that a step dropped because of their event times."""
+    early = sum(note.early for note in notes)
+    late = sum(note.late for note in notes) - early
+    where = (plan.base.uid, plan.checkpoint_id)
+    if late:
+        logger.warning(
+            "step %s, epoch %d: %d rows came later than the watermark (%s ms) and were dropped",
+            *where,
+            late,
+            plan.base.watermark_ms,
+        )
+    if early:
+        logger.warning(
+            "step %s, epoch %d: %d rows were further ahead of the clock than event_time_max_ahead "
+            "(%s ms) and were dropped",
+            *where,
+            early,
+            plan.step.event_time_max_ahead_ms,
+        )

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError
 from tallystick.state.functions.processing import SideRows
-from tallystick.tasks.exchange import Frame
-from tallystick.tasks.frames import conform, from_ipc, to_ipc
+from tallystick.tasks.frames import Frame, conform, from_ipc, to_ipc
 
 MAIN = ""
 """The name of the main output."""

@@ -36,8 +36,15 @@ from tallystick.host import stopwatch as clock
 from tallystick.host.parent_process import check_parent
 from tallystick.ports import Produce, Writer
 from tallystick.state.functions.processing import SideRows
-from tallystick.tasks.exchange import Attempt, Frame, FrameSources, grouped, last_frames, target_of
-from tallystick.tasks.frames import conform
+from tallystick.tasks.frames import (
+    Attempt,
+    Frame,
+    FrameSources,
+    conform,
+    grouped,
+    last_frames,
+    target_of,
+)
 from tallystick.tasks.outputs import (
     DEAD_LETTERS,
     MAIN,
@@ -349,7 +356,7 @@ class EncodePlan:
 class Report:
     """A writing task's report: the ranges written, or the reason to give the epoch up.
 
-    `attempts` and `notes` are of the sources that sent rows; see `exchange`.
+    `attempts` and `notes` are of the sources that sent rows; see `frames`.
     """
 
     produced: tuple[ProducedRange, ...] = ()

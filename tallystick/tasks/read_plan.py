@@ -17,7 +17,7 @@ from tallystick.ports import Fetch
 from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.tasks.event_times import TimesRead, not_after
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.outputs import DeadLetters
 from tallystick.tasks.read import BatchFunction, Outlet, Sent, apply, send
 from tallystick.values import SplitRange, TopicPartition

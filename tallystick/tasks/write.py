@@ -21,9 +21,9 @@ from tallystick.codec.own_memory import own
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
-from tallystick.tasks import lists, tables
+from tallystick.tasks import operator_state
 from tallystick.tasks.event_times import NOTE, Note
-from tallystick.tasks.exchange import Attempt, Frame, FrameSources
+from tallystick.tasks.frames import Attempt, Frame, FrameSources
 from tallystick.tasks.outputs import OF_MAIN, DeadLetters, Selection
 from tallystick.tasks.read import BatchFunction, EncodePlan, Report, Sent, apply, named, selected
 
@@ -105,9 +105,9 @@ def split_notes(texts: Iterable[str]) -> Notes:
             notes.sinks.append(SinkNote.from_fields(fields))
         elif NOTE in fields:
             notes.event_times.append(fields[NOTE])
-        elif tables.NOTE in fields:
+        elif operator_state.TABLE_NOTE in fields:
             notes.tables.append(fields)
-        elif lists.NOTE in fields:
+        elif operator_state.LIST_NOTE in fields:
             notes.lists.append(fields)
         else:
             notes.keyed.append(text)

@@ -55,7 +55,7 @@ def make_driver(
     accepted: frozenset[str] = frozenset(),
     listener: Callable[[c.Event], None],
 ) -> Driver:
-    """The driver of one run, as `spark.epochs.driver_of` makes it."""
+    """The driver of one run, as `pipeline.sinks.Sinks.make_driver` makes it."""
     lineage = lineage or f"lineage-of-{shape.pipeline}"
     identity = Identity(shape.pipeline, lineage, str(checkpoint), accepted)
     target = Target(

@@ -8,7 +8,7 @@ import pyarrow as pa
 from tallystick.codec.records.encoder import encode
 from tallystick.ports import EpochResult
 from tallystick.state.catalog import StepState
-from tallystick.tasks.exchange import GROUP_FRAMES, Frame
+from tallystick.tasks.frames import GROUP_FRAMES, Frame
 from tallystick.tasks.read import WritePlan
 from tallystick.values import Producer
 

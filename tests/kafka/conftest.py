@@ -12,8 +12,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.testing.topics import create_topic
+from tallystick.testing.kafka import EmbeddedKafka, create_topic
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 

@@ -18,8 +18,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.preflight import Replication
 from tallystick.source.subscription import LATEST, FoundTopic
-from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.testing.topics import create_topic
+from tallystick.testing.kafka import EmbeddedKafka, create_topic
 from tallystick.values import ProducedRange, SplitRange, TopicPartition
 from tests.waiting import wait_for, wait_until
 

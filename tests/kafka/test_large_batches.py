@@ -18,8 +18,7 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.cluster import batch_limits
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.testing.kafka import EmbeddedKafka
-from tallystick.testing.topics import create_topic
+from tallystick.testing.kafka import EmbeddedKafka, create_topic
 from tallystick.values import Producer, TopicPartition
 from tests.failover.wire import Wire
 

@@ -21,7 +21,7 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.source.losses import LENIENT
-from tallystick.testing.topics import create_topic
+from tallystick.testing.kafka import create_topic
 from tallystick.values import SplitRange, TopicPartition
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]

@@ -14,9 +14,8 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.writer import PartitionWriter
-from tallystick.testing.kafka import EmbeddedKafka
+from tallystick.testing.kafka import EmbeddedKafka, create_topic
 from tallystick.testing.security import Grant, Security, create_acls
-from tallystick.testing.topics import create_topic
 from tallystick.values import ProducedRange, Producer, SplitRange, TopicPartition
 
 pytestmark = pytest.mark.broker

@@ -37,7 +37,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.protocol import partitions_of
 from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.kafka.task_transaction import Acks0Writer
-from tallystick.testing.topics import create_topic
+from tallystick.testing.kafka import create_topic
 from tallystick.values import TopicPartition
 from tests.waiting import wait_for, wait_until
 

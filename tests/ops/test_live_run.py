@@ -9,7 +9,7 @@ from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.epoch.manifest import epoch_of
 from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import EpochFact, EventTimesFact, PageFacts, StepFact
-from tallystick.ops.ui.live_run import BEGINS, LiveRun
+from tallystick.ops.ui.page import BEGINS, LiveRun
 from tallystick.state.overlay import FINAL_WATERMARK_MS
 from tallystick.values import Producer
 
@@ -26,7 +26,7 @@ EPOCH = [
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The time of the page; a test sets it."""
     now = [1000]
-    monkeypatch.setattr("tallystick.ops.ui.live_run._now_ms", lambda: now[0])
+    monkeypatch.setattr("tallystick.ops.ui.page.now_ms", lambda: now[0])
     return now
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tallystick.ops import metrics
-from tallystick.pipeline.progress import OBSERVERS, source_progress
+from tallystick.pipeline.listeners import OBSERVERS, source_progress
 from tallystick.source.offsets import SourceOffsets
 from tallystick.testing.process import free_ports
 from tallystick.values import TopicPartition

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.ops.ui.charts import charts, end_of
 from tallystick.ops.ui.facts import EpochFact, PageFacts
+from tallystick.ops.ui.rendering import charts, end_of
 
 EPOCHS = st.lists(st.tuples(st.integers(1, 10_000), st.integers(0, 500), st.integers(0, 500)))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tallystick.epoch.findings import Severity
-from tallystick.ops import versions
+from tallystick.ops import doctor
 from tallystick.spark import PYSPARK_VERSION_MIN, streaming
 from tallystick.testing.jars import KAFKA_VERSIONS
 from tests.kafka.test_preflight import FACTS
@@ -17,11 +17,11 @@ def number(text: str) -> tuple[int, ...]:
 
 
 def test_what_is_called_tried_is_what_the_matrix_tries() -> None:
-    assert (number(PYTHONS[0]), number(PYTHONS[-1])) == versions.PYTHONS
-    assert (number(SPARKS[0]), number(SPARKS[-1])) == versions.PYSPARKS
-    assert versions.PYSPARKS[0] == PYSPARK_VERSION_MIN
-    assert versions.PYSPARK_FOR_QUERIES == streaming.PYSPARK_VERSION_MIN
-    releases = [number(each) for each in versions.KAFKA_RELEASES.values()]
+    assert (number(PYTHONS[0]), number(PYTHONS[-1])) == doctor.PYTHONS
+    assert (number(SPARKS[0]), number(SPARKS[-1])) == doctor.PYSPARKS
+    assert doctor.PYSPARKS[0] == PYSPARK_VERSION_MIN
+    assert doctor.PYSPARK_FOR_QUERIES == streaming.PYSPARK_VERSION_MIN
+    releases = [number(each) for each in doctor.KAFKA_RELEASES.values()]
     assert {number(each) for each in KAFKA_VERSIONS} <= set(releases)
     assert releases == sorted(releases)
 
@@ -30,7 +30,7 @@ def test_what_is_called_tried_is_what_the_matrix_tries() -> None:
     ("text", "severity"), [("3.11.7", None), ("3.13.1", None), ("3.14.0", Severity.WARNING)]
 )
 def test_a_python_that_nobody_has_tried_is_a_warning(text: str, severity: Severity | None) -> None:
-    found = [each.severity for each in versions.judge_python(text)]
+    found = [each.severity for each in doctor.judge_python(text)]
 
     assert found == ([] if severity is None else [severity])
 
@@ -49,7 +49,7 @@ def test_a_python_that_nobody_has_tried_is_a_warning(text: str, severity: Severi
     ],
 )
 def test_pyspark_is_judged(text: str, severity: Severity | None, says: str) -> None:
-    found = list(versions.judge_pyspark(text))
+    found = list(doctor.judge_pyspark(text))
 
     assert [each.severity for each in found] == ([] if severity is None else [severity])
     assert all(says in each.found for each in found)
@@ -69,7 +69,7 @@ def test_pyspark_is_judged(text: str, severity: Severity | None, says: str) -> N
     ],
 )
 def test_brokers_are_judged(level: int | None, severity: Severity | None, says: str) -> None:
-    found = list(versions.judge_brokers(replace(FACTS, metadata_version=level)))
+    found = list(doctor.judge_brokers(replace(FACTS, metadata_version=level)))
 
     assert [each.severity for each in found] == ([] if severity is None else [severity])
     assert all(says in each.found for each in found)

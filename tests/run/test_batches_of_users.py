@@ -19,7 +19,7 @@ from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.errors import OptionError, RecordError
 from tallystick.files.sink import FileSink
 from tallystick.state.functions.keyed_batch import OwnUpdates, Update
-from tallystick.tasks.lists import ListFunction, with_lists
+from tallystick.tasks.operator_state import ListFunction, with_lists
 from tallystick.tasks.outputs import DeclaredFunction, Rows, Selection
 from tallystick.tasks.read import apply, send
 from tallystick.tasks.write import Branch, FanOut

@@ -6,7 +6,7 @@ import pytest
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError
 from tallystick.source.splits import share_out
-from tallystick.tasks.exchange import FrameSources, check_same_attempts
+from tallystick.tasks.frames import FrameSources, check_same_attempts
 from tallystick.tasks.read import EncodePlan, Route, send
 from tallystick.values import SplitRange
 

@@ -8,8 +8,8 @@ from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.vectorised import vectorised
+from tallystick.tasks.keyed import RoutePlan
 from tallystick.tasks.read import EncodePlan, Route, apply, send
-from tallystick.tasks.route_plan import RoutePlan
 from tallystick.tasks.write import FanOut
 from tests.keyed_job import step
 from tests.run.test_sink_task import Notebook, fan_out

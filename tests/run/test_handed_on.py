@@ -26,11 +26,10 @@ from tallystick.state.functions.vectorised import ByColumns, vectorised
 from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import cumulative, hopping, session, tumbling
 from tallystick.state.overlay import FINAL_WATERMARK_MS
-from tallystick.tasks.epoch_plan import PipelinePlan
+from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
 from tallystick.tasks.event_times import InputState, TimesRead
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.read import send
-from tallystick.tasks.step_times import final_stage
 from tallystick.values import TopicPartition
 from tests.keyed_job import Job, finish, routed, step
 

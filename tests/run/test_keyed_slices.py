@@ -25,8 +25,8 @@ from tallystick.state.functions.windows import hopping, session
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.pyspark.processor import row_processor
-from tallystick.tasks import keyed_slices
-from tallystick.tasks.keyed_slices import Slices
+from tallystick.tasks import keyed
+from tallystick.tasks.keyed import Slices
 from tests.keyed_job import EVENTS, Job, events, step
 
 KEY = KeyCodec(pa.schema([EVENTS.field("user")]))
@@ -102,7 +102,7 @@ def test_a_key_that_has_most_rows_is_one_slice_all_the_same():
 
 
 def test_nothing_is_left_in_the_folder_that_spark_names(tmp_path, monkeypatch):
-    monkeypatch.setenv(keyed_slices.FOLDERS_VARIABLE, f"{tmp_path},/nowhere")
+    monkeypatch.setenv(keyed.FOLDERS_VARIABLE, f"{tmp_path},/nowhere")
     with Slices(EVENTS, KEY, 128, KeyGroupRange(0, 127), 1, "rows") as slices:
         for at in range(3):
             slices.add(events(("a", at)))

@@ -12,9 +12,9 @@ import pytest
 from tallystick.errors import BrokenInvariantError, OptionError, RecordError
 from tallystick.state.catalog import SNAPSHOT, StepState
 from tallystick.state.list_state import ListCodec
-from tallystick.tasks import lists
+from tallystick.tasks import operator_state
 from tallystick.tasks.epoch_plan import PipelinePlan
-from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
+from tallystick.tasks.operator_state import ListFunction, ListStep, OpenList, with_lists
 from tallystick.tasks.outputs import DeclaredFunction
 from tallystick.tasks.read import EncodePlan
 from tests.keyed_job import MemoryHost
@@ -35,7 +35,7 @@ class Host:
         self.worker_host = MemoryHost()
         self.state: tuple[StepState, ...] = ()
         self.epoch = -1
-        lists._versions.clear()
+        operator_state._lists.clear()
 
     def plan(self, parallelism: int) -> Any:
         self.epoch += 1
@@ -46,7 +46,7 @@ class Host:
 
     def commit(self, epoch: Any, opened: list[OpenList]) -> None:
         notes = [json.loads(note) for each in opened for note in each.notes()]
-        self.state = tuple(lists.lists_after(epoch.lists, notes))
+        self.state = tuple(operator_state.lists_after(epoch.lists, notes))
 
     def open(self, parallelism: int) -> tuple[Any, list[OpenList]]:
         epoch = self.plan(parallelism)
@@ -79,9 +79,9 @@ def test_lists_go_on_whatever_a_process_remembers(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
-    due = {0: lists.ALL_TASKS}
+    due = {0: operator_state.ALL_TASKS}
     monkeypatch.setattr(
-        "tallystick.tasks.operator_files.due_snapshots",
+        "tallystick.tasks.operator_state.due_snapshots",
         lambda *_: due if chance.random() < 0.1 else {},
     )
     host, memories = Host(), [dict[Any, Any]() for _ in range(2)]
@@ -89,9 +89,9 @@ def test_lists_go_on_whatever_a_process_remembers(
     for number in range(60):
         if chance.random() < 0.15:
             parallelism = chance.randint(1, 5)
-        lists._versions = chance.choice(memories)
+        operator_state._lists = chance.choice(memories)
         if chance.random() < 0.3:
-            lists._versions.clear()
+            operator_state._lists.clear()
         epoch, opened = host.open(parallelism)
         expected = shared(committed, parallelism)
         after = [[*each] for each in expected]
@@ -109,7 +109,7 @@ def test_lists_go_on_whatever_a_process_remembers(
         snapshots += any(file.kind == SNAPSHOT for step in host.state for file in step.files)
     expected = shared(committed, parallelism)
     assert snapshots
-    lists._versions.clear()
+    operator_state._lists.clear()
     assert host.elements(parallelism) == expected
     (held,) = host.state
     assert len(held.files) < 60, "changelogs are merged"
@@ -160,7 +160,7 @@ def test_functions_get_the_list_of_their_attempt() -> None:
     assert [plain(batch(5, 6)).num_rows for _ in range(2)] == [0, 1]
     assert own(batch(5, 6)).num_rows == 2
     assert first.elements.num_rows == 3
-    assert list(lists.parts_of((inner,))) == [inner, function, count]
+    assert list(operator_state.parts_of((inner,))) == [inner, function, count]
 
 
 def test_what_a_function_returns_is_checked() -> None:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tallystick.run import loop as loop_module
-from tallystick.run.loop import IDLE_MAX_S, IDLE_MIN_S, EpochLoop, Trigger
-from tallystick.run.query import Query
+from tallystick.run import query as loop_module
+from tallystick.run.query import IDLE_MAX_S, IDLE_MIN_S, EpochLoop, Query, Trigger
 
 
 class Clock:

@@ -30,7 +30,7 @@ from tallystick.errors import (
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.pipeline.open_transactions import OpenTransactions
+from tallystick.pipeline.listeners import OpenTransactions
 from tallystick.run import participants
 from tallystick.run.participants import OpenSinks
 

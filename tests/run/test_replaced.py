@@ -12,8 +12,7 @@ from tallystick.epoch.facts import Identity
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import FencedError
-from tallystick.run.driver import Driver
-from tallystick.run.replaced import abort_undecided
+from tallystick.run.driver import Driver, abort_undecided
 from tallystick.storage.file_storage import FileStorage
 from tests.run.one_sink import Sink, run, started
 

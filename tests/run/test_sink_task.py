@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.epoch.two_phase import Committable, Owner, Place
 from tallystick.errors import BrokenInvariantError, RecordError
-from tallystick.tasks.exchange import Attempt, FrameSources
+from tallystick.tasks.frames import Attempt, FrameSources
 from tallystick.tasks.outputs import DeadLetters
 from tallystick.tasks.read import send
 from tallystick.tasks.write import Branch, CollectPlan, FanOut, check_notes, split_notes

@@ -13,12 +13,12 @@ import pytest
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
 from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import SNAPSHOT, StepState
-from tallystick.tasks import lists, operator_files, tables
+from tallystick.tasks import operator_state
 from tallystick.tasks.enrichment import Enrichment
 from tallystick.tasks.epoch_plan import PipelinePlan
+from tallystick.tasks.operator_state import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.tasks.outputs import DeclaredFunction
 from tallystick.tasks.read import EncodePlan
-from tallystick.tasks.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.values import SplitRange, TopicPartition
 from tests.keyed_job import MemoryHost
 
@@ -57,7 +57,7 @@ class Host:
         self.read: list[int] = [0, 0]
         self.epoch = -1
         self.expected: dict[str, int] = {}
-        tables._versions.clear()
+        operator_state._tables.clear()
 
     def say(self, partition: int, key: str, value: int | None) -> None:
         self.topic[partition].append((key, value))
@@ -82,7 +82,7 @@ class Host:
         (plan,) = epoch.tables
         rows = [plan.rows for _ in range(readers)]
         notes = [json.loads(note) for at in range(readers) for note in plan.notes(at)]
-        self.state = tuple(tables.tables_after(epoch.tables, notes))
+        self.state = tuple(operator_state.tables_after(epoch.tables, notes))
         for number, partition in enumerate(self.topic):
             for key, value in partition[self.read[number] :]:
                 self.expected.pop(key, None)
@@ -103,9 +103,9 @@ def test_every_process_has_the_same_table_whatever_it_remembers(
     """Merged changelogs, snapshots, aborted attempts, processes that are new or were away."""
     random.seed(seed)
     chance = random.Random(seed)
-    monkeypatch.setattr(tables, "HELD_BYTES", 64 if seed % 2 else 1 << 20)
+    monkeypatch.setattr(operator_state, "HELD_BYTES", 64 if seed % 2 else 1 << 20)
     monkeypatch.setattr(
-        operator_files, "due_snapshots", lambda *_: {0: WHOLE} if chance.random() < 0.1 else {}
+        operator_state, "due_snapshots", lambda *_: {0: WHOLE} if chance.random() < 0.1 else {}
     )
     host, memories = Host(), [dict[Any, Any]() for _ in range(3)]
     snapshots = 0
@@ -117,9 +117,9 @@ def test_every_process_has_the_same_table_whatever_it_remembers(
             (plan,) = host.plan().tables
             assert plan.rows is not None
             host.epoch -= 1
-        tables._versions = chance.choice(memories)
+        operator_state._tables = chance.choice(memories)
         if chance.random() < 0.2:
-            tables._versions.clear()
+            operator_state._tables.clear()
         host.commit(host.plan())
         snapshots += any(file.kind == SNAPSHOT for step in host.state for file in step.files)
     assert snapshots
@@ -137,7 +137,7 @@ def test_an_epoch_without_control_rows_reads_and_writes_nothing() -> None:
     host.commit(host.plan())
     assert host.state == before
     assert host.worker_host.files.files == {}
-    tables._versions.clear()
+    operator_state._tables.clear()
     host.worker_host.files.files |= files
     host.commit(host.plan())
 
@@ -147,14 +147,14 @@ def test_tasks_that_read_different_rows_abort_the_epoch() -> None:
     host.say(0, "a", 1)
     (plan,) = (epoch := host.plan()).tables
     notes = plan.notes(0)
-    tables._versions.clear()  # another process, where compaction has left out the record
+    operator_state._tables.clear()  # another process, where compaction has left out the record
     host.topic[0][0] = ("a", 2)
     assert plan.rows.num_rows == 1
     notes += plan.notes(1)
     with pytest.raises(EpochAbortedError, match="table rules: the tasks of epoch 0 did not read"):
-        tables.tables_after(epoch.tables, [json.loads(note) for note in notes])
+        operator_state.tables_after(epoch.tables, [json.loads(note) for note in notes])
     with pytest.raises(BrokenInvariantError, match="0 tasks wrote what changed"):
-        tables.tables_after(epoch.tables, [json.loads(note) for note in notes[1:]])
+        operator_state.tables_after(epoch.tables, [json.loads(note) for note in notes[1:]])
 
 
 def test_rows_of_one_key_count_in_the_order_of_their_partitions() -> None:
@@ -185,7 +185,7 @@ def test_functions_get_the_table_of_their_epoch_and_no_others_change() -> None:
     assert [each(rows).num_rows for each in made[:2]] == [1, 1]
     assert made[2] is plain
     assert (function,) == with_tables((function,), ())
-    assert list(lists.parts_of((inner,))) == [inner, function, function.function]
+    assert list(operator_state.parts_of((inner,))) == [inner, function, function.function]
 
 
 def plan_of(table: dict[str, int | None]) -> TablePlan:

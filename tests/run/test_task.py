@@ -17,7 +17,7 @@ from tallystick.codec.rows import RowLayout
 from tallystick.codec.value_writer import JsonWriter
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.outputs import OF_DEAD_LETTERS, DeadLetters
 from tallystick.tasks.read import EncodePlan, Route, send
 from tallystick.tasks.read_plan import ReadPlan

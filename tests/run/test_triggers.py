@@ -3,7 +3,7 @@
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.run.loop import Trigger
+from tallystick.run.query import Trigger
 
 
 @pytest.mark.parametrize(

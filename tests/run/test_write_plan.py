@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.errors import EpochAbortedError, WorkerOrphanedError
-from tallystick.tasks.exchange import Frame, last_frames
+from tallystick.tasks.frames import Frame, last_frames
 from tallystick.tasks.read import WritePlan
 from tallystick.values import ProducedRange, Producer, TopicPartition
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.ops.ui import rendering
-from tallystick.ops.ui.checkpoint_reader import CheckpointReader
+from tallystick.ops.ui.page import CheckpointReader
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import free_ports
 from tests.security.people import PASSWORDS, options_of

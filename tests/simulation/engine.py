@@ -19,7 +19,7 @@ from typing import Protocol
 from tallystick.codec.records.encoder import EncodedBatch, stamp
 from tallystick.ports import EpochResult
 from tallystick.state.catalog import StepState
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer, TopicPartition
 from tests.simulation.faults import Fault, FaultPlan

@@ -16,11 +16,19 @@ from functools import partial
 from typing import Any, Protocol
 
 from tallystick.errors import EpochAbortedError, RetriableError
-from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
-from tallystick.spark.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, Replies
+from tallystick.spark.gang.inbox import (
+    CANCELLED,
+    CUT,
+    DONE,
+    FAILED,
+    READY,
+    EpochCancelledError,
+    Inbox,
+    Replies,
+)
 from tallystick.spark.gang.share import FramesOf, Share, WriteStep
 from tallystick.state.catalog import StepState
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import Report
 from tests.simulation.faults import Fault, FaultPlan

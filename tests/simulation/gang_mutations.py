@@ -7,8 +7,7 @@ from typing import Any
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.errors import EpochAbortedError
-from tallystick.spark.gang.inbox import Inbox
-from tallystick.spark.gang.replies import CANCELLED, CUT, FAILED, Replies
+from tallystick.spark.gang.inbox import CANCELLED, CUT, FAILED, Inbox, Replies
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.read import WritePlan
 from tests.simulation.faults import Fault

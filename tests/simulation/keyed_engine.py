@@ -20,7 +20,7 @@ from tallystick.state.file_sets import Load, due_merges, due_snapshots
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.event_times import InputState
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import KeyedStep, ProcessPlan, WorkerHost
 from tallystick.tasks.read import BatchFunction, EncodePlan, Report, Route
 from tallystick.tasks.read_plan import ReadPlan, send_read

@@ -8,7 +8,7 @@ from typing import Protocol
 from tallystick.pipeline.input_planning import InputPlanners, text_of
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.driver import Driver
-from tallystick.run.loop import EpochEnded, EpochLoop, Trigger
+from tallystick.run.query import EpochEnded, EpochLoop, Trigger
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.checker import Checker
@@ -119,7 +119,7 @@ def _run_with(residents: Residents, loop: EpochLoop) -> None:
 
 
 class _Epochs:
-    """See `run.loop.LoopSource`."""
+    """See `run.query.LoopSource`."""
 
     is_behind = False
 
@@ -129,7 +129,7 @@ class _Epochs:
         self._inputs = planners_of(world, self._first_positions()) if world.has_two_inputs else None
 
     def stop_at_what_is_there(self) -> None:
-        """See `run.loop.LoopSource.stop_at_what_is_there`: nothing is added while it runs."""
+        """See `run.query.LoopSource.stop_at_what_is_there`: nothing is added while it runs."""
 
     def plan(
         self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]

@@ -32,7 +32,7 @@ from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import TransactionDecider
 from tallystick.source.offsets import shown
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer
 from tests.simulation.faults import Fault

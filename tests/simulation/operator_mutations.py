@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 
 from tallystick.state.overlay import ENTRIES
-from tallystick.tasks import lists, tables
+from tallystick.tasks import operator_state
 from tallystick.tasks.epoch_plan import PipelinePlan
-from tallystick.tasks.lists import ListPlan, OpenList
-from tallystick.tasks.tables import TablePlan, TableStep
+from tallystick.tasks.operator_state import ListPlan, OpenList, TablePlan, TableStep
 from tests.simulation.faults import Fault
 from tests.simulation.mutations import mutation as entered
 
@@ -46,7 +46,7 @@ def _(_: Any) -> Any:
     return property(lambda self: False)
 
 
-@rescaled("union list state is divided as other lists are", lists, "shared_values")
+@rescaled("union list state is divided as other lists are", operator_state, "shared_values")
 def _(original: Any) -> Any:
     def shared_values(*where: Any, is_union: bool = False) -> Any:
         return original(*where)
@@ -54,7 +54,7 @@ def _(original: Any) -> Any:
     return shared_values
 
 
-@rescaled("each new reader has the elements of all old ones", lists, "shared_values")
+@rescaled("each new reader has the elements of all old ones", operator_state, "shared_values")
 def _(original: Any) -> Any:
     def shared_values(*where: Any, is_union: bool = False) -> Any:
         return original(*where, is_union=True)
@@ -62,7 +62,7 @@ def _(original: Any) -> Any:
     return shared_values
 
 
-@rescaled("lists of readers that there are no longer stay", lists, "gone")
+@rescaled("lists of readers that there are no longer stay", operator_state, "gone")
 def _(_: Any) -> Any:
     return lambda entries, parallelism: ENTRIES.empty_table().to_batches()[0]
 
@@ -96,7 +96,7 @@ def _(original: Any) -> Any:
 
 @mutation(
     "a table in memory goes on from an epoch that was given up",
-    tables,
+    operator_state,
     "_hold",
     Fault.READ_FAILED,
 )
@@ -122,7 +122,7 @@ def _(original: Any) -> Any:
     return lambda self, rows: original(replace(self, deleted=None), rows)
 
 
-@mutation("control records of one key count in any order", tables, "newest_entries")
+@mutation("control records of one key count in any order", operator_state, "newest_entries")
 def _(original: Any) -> Any:
     return lambda batches: original([each.take(_backwards(each)) for each in batches[::-1]])
 
@@ -138,6 +138,10 @@ def _(_: Any) -> Any:
     return lambda self, state: ()
 
 
-@mutation("no file says what a control record has changed", tables, "write_changelog")
-def _(_: Any) -> Any:
-    return lambda *name: None
+@mutation("no file says what a control record has changed", TablePlan, "_written")
+def _(original: Any) -> Any:
+    def _written(self: Any, table: Any) -> Any:
+        with patch.object(operator_state, "write_changelog", lambda *name: None):
+            return list(original(self, table))
+
+    return _written

@@ -25,12 +25,20 @@ from tallystick.state.broadcast_table import TableCodec
 from tallystick.state.catalog import StepState
 from tallystick.state.list_state import ListCodec
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import WorkerHost
-from tallystick.tasks.lists import ListFunction, ListStep, OpenList, with_lists
+from tallystick.tasks.operator_state import (
+    ListFunction,
+    ListStep,
+    OpenList,
+    TableFunction,
+    TablePlan,
+    TableStep,
+    with_lists,
+    with_tables,
+)
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan, send_read
-from tallystick.tasks.tables import TableFunction, TablePlan, TableStep, with_tables
 from tallystick.values import SplitRange, TopicPartition
 from tests.simulation.fetch import parts_of, read_plan
 from tests.simulation.rows import RULES, key_of
@@ -149,7 +157,7 @@ class Memory:
     files: Storage
 
     def storage(self) -> Storage:
-        """See `tables.StateFiles.storage`."""
+        """See `tasks.operator_state.StateFiles.storage`."""
         return self.files
 
 

@@ -12,7 +12,7 @@ from tallystick.ports import EpochResult
 from tallystick.spark.gang.share import FramesOf, WriteStep
 from tallystick.state.catalog import StepState
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import ProcessPlan, WorkerHost
 from tallystick.tasks.read import EncodePlan, Report, WritePlan
 from tallystick.tasks.read_plan import ReadPlan, send_read

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from tallystick.epoch.manifest import FOLDER, KAFKA
-from tallystick.tasks import exchange, lists, tables
+from tallystick.tasks import frames, operator_state
 from tests.simulation.checker import Violation
 from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between
@@ -57,9 +57,10 @@ def simulate(
     world.plan.kinds -= frozenset(without)
     with ExitStack() as stack:
         stack.enter_context(_silent_driver())
-        stack.enter_context(patch.object(exchange, "GROUP_FRAMES", GROUP_FRAMES))
-        for module in (lists, tables):  # no process remembers what those of another world did
-            stack.enter_context(patch.dict(module._versions, clear=True))
+        stack.enter_context(patch.object(frames, "GROUP_FRAMES", GROUP_FRAMES))
+        # No process remembers what those of another world did.
+        for memory in (operator_state._lists, operator_state._tables):
+            stack.enter_context(patch.dict(memory, clear=True))
         try:
             verdict = _live(world)
         except Endless:

@@ -29,7 +29,7 @@ from tallystick.ops import savepoints
 from tallystick.ops.checkpoint_view import asking
 from tallystick.run.participants import OpenSinks
 from tallystick.spark.engine import DataFrameEngine
-from tallystick.spark.streaming import epochs, foreach_batch
+from tallystick.spark.streaming import foreach_batch
 from tallystick.spark.streaming.executions import active_runs, current_run_id
 from tallystick.spark.streaming.foreach_batch import EpochRunner
 from tallystick.storage.file_storage import FileStorage
@@ -489,7 +489,7 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
             flow.sink(dead_letter_topic="dead")(df, batch_id)
         if fault == "no listener":
             with monkeypatch.context() as patched:
-                patched.setattr(epochs, "listen", cannot)
+                patched.setattr(foreach_batch, "listen", cannot)
                 flow.sink()(df, batch_id)
         with ThreadPoolExecutor(1) as threads:
             taken = spark.createDataFrame(df.collect(), df.schema)

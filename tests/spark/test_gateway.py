@@ -8,7 +8,7 @@ from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 
 from tallystick.errors import TallystickError
-from tallystick.spark import gateway
+from tallystick.spark import context
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def write(script: Path, text: str) -> None:
 
 def test_a_jvm_that_never_says_where_it_listens_is_ended(spark_submit: Path) -> None:
     """As one that could not write it, on a full disk: its other threads keep it alive."""
-    write(spark_submit, f"exec -a {gateway.COMMAND} sleep 600")
-    others = gateway._own_jvms().keys()  # that of tests before
+    write(spark_submit, f"exec -a {context.COMMAND} sleep 600")
+    others = context._own_jvms().keys()  # that of tests before
     with pytest.raises(TallystickError, match=r"within 2 s where it listens.*full"):
-        gateway.launched(SparkConf(False), 2.0)
+        context.launched(SparkConf(False), 2.0)
     deadline = time.monotonic() + 10
-    while gateway._own_jvms().keys() - others:
+    while context._own_jvms().keys() - others:
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)
 
@@ -42,12 +42,12 @@ def test_one_that_ends_as_if_all_were_well_is_not_waited_for_without_end(
 ) -> None:
     write(spark_submit, "exit 0")
     with pytest.raises(TallystickError, match="has not said within 1 s"):
-        gateway.launched(SparkConf(False), 1.0)
+        context.launched(SparkConf(False), 1.0)
 
 
 def test_one_that_fails_is_told_at_once(spark_submit: Path) -> None:
     write(spark_submit, "exit 3")
     began = time.monotonic()
     with pytest.raises(PySparkRuntimeError):
-        gateway.launched(SparkConf(False), 60.0)
+        context.launched(SparkConf(False), 60.0)
     assert time.monotonic() - began < 30

@@ -30,7 +30,7 @@ from tallystick.pipeline.group_offsets import (
     in_transaction,
     shown_in_transaction,
 )
-from tallystick.pipeline.progress import source_progress
+from tallystick.pipeline.listeners import source_progress
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.streaming import offset_reporter
 from tallystick.testing import EmbeddedKafka

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import tallystick as ts
 from tallystick.__main__ import app
-from tallystick.api.declared import declared
+from tallystick.api.pipeline import declared
 from tallystick.epoch import manifest as m
 from tallystick.errors import OptionError
 from tallystick.ops.doctor_pipeline import DeclaredSubject
 from tallystick.ops.doctor_pipeline import pipeline as its_checkpoint
-from tallystick.ops.ui.checkpoint_reader import CheckpointReader
+from tallystick.ops.ui.page import CheckpointReader
 from tallystick.source.offsets import parse_source
 from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka

@@ -24,7 +24,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import metrics, savepoints
 from tallystick.ops.checkpoint_view import asking
 from tallystick.ops.inspection import DECIDED, KAFKA_KNOWS, SETTLED, UNDECIDED, Report, inspect
-from tallystick.pipeline.progress import OBSERVERS
+from tallystick.pipeline.listeners import OBSERVERS
 from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tests.postgres.real_postgres import PostgresServer

@@ -17,7 +17,7 @@ import pytest
 import tallystick as ts
 from tallystick.epoch.manifest import FOLDER
 from tallystick.errors import OptionError, SecondCallError, TallystickError
-from tallystick.spark.streaming import epochs, foreach_batch
+from tallystick.spark.streaming import foreach_batch
 
 WAIT_S = 20.0
 
@@ -126,10 +126,10 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries
     monkeypatch.setattr(foreach_batch, "check_is_read", lambda *_: None)
     monkeypatch.setattr(foreach_batch, "_sink_of_run", {})
     monkeypatch.setattr(foreach_batch, "active_runs", lambda _: set(found.active))
-    monkeypatch.setattr(epochs, "Cluster", Mock())  # the true one would start a Spark of its own
-    monkeypatch.setattr(epochs, "Sinks", lambda *_: FakeSinks(found))
-    monkeypatch.setattr(epochs, "engine_of", lambda sinks, *_: sinks)
-    monkeypatch.setattr(epochs, "_at_end", lambda _, run, do: found.ends.update({run: do}))
+    monkeypatch.setattr(foreach_batch, "Cluster", Mock())  # the true one would start a Spark
+    monkeypatch.setattr(foreach_batch, "Sinks", lambda *_: FakeSinks(found))
+    monkeypatch.setattr(foreach_batch, "engine_of", lambda sinks, *_: sinks)
+    monkeypatch.setattr(foreach_batch, "_at_end", lambda _, run, do: found.ends.update({run: do}))
     committed.clear()
     yield found
     found.may_open.set()

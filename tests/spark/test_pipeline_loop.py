@@ -14,7 +14,7 @@ import tallystick as ts
 from tallystick.epoch import manifest as m
 from tallystick.epoch import protocol as c
 from tallystick.errors import OptionError, TallystickError
-from tallystick.pipeline.progress import parse_source
+from tallystick.pipeline.listeners import parse_source
 from tallystick.pipeline.sizing import Reason
 from tallystick.run.query import Query
 from tallystick.testing import EmbeddedKafka

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import tallystick as ts
 from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
 from tallystick.ops import metrics
-from tallystick.pipeline.progress import OBSERVERS
+from tallystick.pipeline.listeners import OBSERVERS
 from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow

@@ -13,8 +13,7 @@ from tallystick.epoch.protocol import ManifestWritten
 from tallystick.kafka.client import Client
 from tallystick.kafka.transactions import TransactionDescription, found_open
 from tallystick.ops import metrics
-from tallystick.pipeline.listeners import PIPELINES
-from tallystick.pipeline.progress import OBSERVERS
+from tallystick.pipeline.listeners import OBSERVERS, PIPELINES
 from tallystick.run.participants import OpenSinks
 from tests.spark.flow import Flow, pass_on
 

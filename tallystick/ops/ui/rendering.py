@@ -1,8 +1,14 @@
-"""The page's HTML: a frame that stays, and sections, each sent again after a change."""
+"""The page's HTML: a frame that stays, and sections, each sent again after a change.
 
-from collections.abc import Mapping
+One epoch is often far longer than the others: the first, which compiles and connects. To keep the
+others legible, an axis of a chart ends soon after the largest of 19 in 20 values, and the values
+cut off are named.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tallystick.epoch.findings import Severity
 from tallystick.ops.cli_show import printable, size_text, time_text
-from tallystick.ops.ui.facts import PageFacts
+from tallystick.ops.ui.facts import EpochFact, PageFacts
+from tallystick.ops.ui.page import PARTS
 from tallystick.state.overlay import FINAL_WATERMARK_MS, is_final
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -85,3 +92,86 @@ def _worst(facts: PageFacts) -> Mapping[str, int]:
         "errors": sum(finding.severity == Severity.ERROR for finding in facts.findings),
         "warnings": sum(finding.severity == Severity.WARNING for finding in facts.findings),
     }
+
+
+CUT_AT_TIMES = 2.0
+"""A value that is larger than this many times the largest of the others is cut off."""
+ROOM = 1.2
+VALUES_MIN = 4
+"""In fewer values, none stands out."""
+
+
+def charts(facts: PageFacts) -> dict[str, Any]:
+    """Return all charts as JSON: values of each epoch, ends of axes, and values cut off."""
+    epochs = facts.epochs
+    parts = [dict(epoch.parts_ms) for epoch in epochs]
+    took_ms = [epoch.took_ms for epoch in epochs]
+    read, rows = [epoch.read for epoch in epochs], [epoch.rows for epoch in epochs]
+    times = list(_throughput(epochs))
+    per_s = [point[1] for point in times], [point[2] for point in times]
+    numbers = [epoch.number for epoch in epochs]
+    return {
+        "readName": facts.read_name,
+        "parts": {
+            "epochs": numbers,
+            "ms": {name: [part.get(name) for part in parts] for name in PARTS},
+            "end": end_of(took_ms),
+            "cut": cut_text(numbers, took_ms, "ms"),
+        }
+        if any(parts)
+        else None,
+        "counts": {
+            "x": numbers,
+            "in": read,
+            "out": rows,
+            "ends": [end_of(read), end_of(rows)],
+            "cut": _both(cut_text(numbers, read, "in"), cut_text(numbers, rows, "out")),
+        },
+        "throughput": {
+            "x": [point[0] for point in times],
+            "in": per_s[0],
+            "out": per_s[1],
+            "ends": [end_of(per_s[0]), end_of(per_s[1])],
+            "cut": "",
+        },
+    }
+
+
+def end_of(values: Sequence[float | None]) -> float | None:
+    """Return the end of an axis; None: the axis ends with the largest value."""
+    known = sorted(value for value in values if value is not None)
+    if len(known) < VALUES_MIN:
+        return None
+    usual = known[-1 - max(1, len(known) // 20)]
+    return usual * ROOM if 0 < usual * CUT_AT_TIMES < known[-1] else None
+
+
+def cut_text(numbers: Sequence[int], values: Sequence[float | None], unit: str) -> str:
+    """Name the epochs that an axis cuts off; "": none."""
+    end = end_of(values)
+    cut = [
+        f"epoch {number}: {value:,.0f} {unit}"
+        for number, value in zip(numbers, values, strict=True)
+        if end is not None and value is not None and value > end
+    ]
+    return ", ".join(cut)
+
+
+def _both(*texts: str) -> str:
+    return ", ".join(filter(None, texts))
+
+
+def _throughput(
+    epochs: Sequence[EpochFact],
+) -> Iterator[tuple[float, float | None, float | None]]:
+    """Yield an epoch's time of decision, in s, and the records read and rows put out per s."""
+    known = [epoch for epoch in epochs if epoch.decided_ms is not None]
+    for before, epoch in pairwise(known):
+        took_s = (epoch.decided_ms or 0) / 1000 - (before.decided_ms or 0) / 1000
+        if took_s > 0:
+            read, rows = epoch.read, epoch.rows
+            yield (
+                (epoch.decided_ms or 0) / 1000,
+                None if read is None else read / took_s,
+                None if rows is None else rows / took_s,
+            )

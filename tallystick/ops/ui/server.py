@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 
 import uvicorn
@@ -33,8 +33,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick.errors import OptionError
 from tallystick.ops.ui import rendering
-from tallystick.ops.ui.charts import charts
 from tallystick.ops.ui.facts import PageFacts
+from tallystick.ops.ui.page import CheckpointReader, LiveRun
+from tallystick.ops.ui.rendering import charts
 
 LOCAL = "127.0.0.1"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -221,3 +222,31 @@ class _NeedsToken:
 def new_token() -> str:
     """Draw a token."""
     return secrets.token_urlsafe(24)
+
+
+_servers: dict[int, Server] = {}
+"""By port. A page outlives its query, to show why that ended; the next start takes the port."""
+_lock = threading.Lock()
+
+
+def open_page(port: int, checkpoint: str, options: Mapping[str, str], live: LiveRun) -> None:
+    """Serve the page of a run.
+
+    Args:
+        port: of this machine.
+        checkpoint: the pipeline's.
+        options: of the connection to the cluster that decides, with Kafka's names.
+        live: the facts about the run.
+
+    Raises:
+        OptionError: there is no such port, or another program has it.
+    """
+    if not 0 < port < 65536:
+        raise OptionError(f"ui_port={port}: expected 1 to 65535, for example 4050")
+    source = Source(CheckpointReader(checkpoint, options).read, live.add_to)
+    with _lock:
+        if (server := _servers.get(port)) is not None:
+            server.source = source
+            return
+        server = _servers[port] = Server(source, port)
+        server.start()

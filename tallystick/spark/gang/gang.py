@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
@@ -17,9 +17,8 @@ from pyspark import SparkContext
 from tallystick.errors import EpochAbortedError
 from tallystick.host.parent_process import check_parent
 from tallystick.spark.cluster import is_local
-from tallystick.spark.gang.acceptor import accept_calls
-from tallystick.spark.gang.inbox import HELD_BYTES_MAX
-from tallystick.spark.gang.link import Link, LinkBrokenError, listen, stop_listening
+from tallystick.spark.gang.inbox import CUT, FAILED, HELD_BYTES_MAX, READY, WORKING, Replies
+from tallystick.spark.gang.link import Link, LinkBrokenError, accept_calls, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import (
     Failure,
@@ -29,8 +28,6 @@ from tallystick.spark.gang.messages import (
     dumps,
     loads,
 )
-from tallystick.spark.gang.replies import CUT, FAILED, READY, WORKING, Replies
-from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.tasks import BroadcastPlans
 from tallystick.tasks.read import Report
 
@@ -432,3 +429,28 @@ def _end_progress_bar(context: SparkContext) -> None:
         bar = context._jsc.sc().progressBar()
         if bar.isDefined():
             bar.get().stop()
+
+
+ENVIRONMENT: Mapping[str, str] = {"TALLYSTICK_FORKS_MEMBERS": "1"}
+"""Environment variables of the workers that fork members, and of no others."""
+
+
+def in_clean_workers(context: SparkContext) -> SparkContext:
+    """Return the same context, for jobs that run nothing of the user's in Spark's workers.
+
+    These workers fork members, and none of them has ever run a user's code. Spark gives a task any
+    idle worker of the same environment. One that ran an earlier job has the user's modules, with
+    their connections, generators and caches, and forks would share these; threads would be gone in
+    them. Spark keeps a daemon and a pool of workers for each environment, so the jobs of gangs have
+    one of their own. Their functions hold the user's objects pickled (`tasks.Parcel`), and only
+    members unpickle them.
+
+    Source: `SparkEnv.createPythonWorker`, whose pools go by executable, modules and environment.
+
+    Args:
+        context: is left as it is: other threads start their jobs with it.
+    """
+    same = object.__new__(type(context))
+    vars(same).update(vars(context))
+    same.environment = {**context.environment, **ENVIRONMENT}
+    return same

@@ -1,18 +1,20 @@
-"""Frames that wait for the tasks of a member: by run of an epoch, stage, target and source.
+"""Frames that wait for the tasks of a member, and the answers of members to an order.
 
-A sender never waits for the tasks here, so no two members can wait for each other: what does
-not fit into memory waits in a file, as in Spark's shuffle.
+Frames wait by run of an epoch, stage, target and source. A sender never waits for the tasks here,
+so no two members can wait for each other: what does not fit into memory waits in a file, as in
+Spark's shuffle.
 """
 
 import io
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import Condition
 from typing import IO, Any, NamedTuple, Protocol
 
-from tallystick.tasks.exchange import Frame
-from tallystick.tasks.keyed_slices import overflow_file
+from tallystick.tasks.frames import Frame
+from tallystick.tasks.keyed import overflow_file
+from tallystick.tasks.read import Report
 
 HELD_BYTES_MAX = 256 << 20
 """The bytes of frames that wait in a member's memory."""
@@ -183,3 +185,56 @@ def _read(file: int, size: int, place: int) -> bytes:
         parts.append(part)
         size, place = size - len(part), place + len(part)
     return b"".join(parts)
+
+
+READY, DONE, FAILED, CANCELLED, CUT = "ready", "done", "failed", "cancelled", "cut"
+"""A reply of a member: of itself, of its run of an order, of its connections to others."""
+WORKING = "working"
+"""A sign of a member that it got on with an order since its last one."""
+
+
+class Replies:
+    """The answers to one order.
+
+    Invariant: none is missing when `is_waiting` ends; so every member has stopped what it did for
+    the order, and its frames and writes are after it.
+
+    Args:
+        run: the order's number; answers to others are not counted.
+        members: the members that got the order.
+        read: makes reports, or an error, from a member's answer.
+    """
+
+    def __init__(self, run: int, members: Iterable[int], read: Callable[[Any], Any]) -> None:
+        self._run = run
+        self._missing = set(members)
+        self._read = read
+        self.reports: list[Report] = []
+        self.failure: Exception | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if members have not answered yet."""
+        return bool(self._missing)
+
+    def take(self, kind: str, index: int, run: int, answer: Any) -> bool:
+        """Take an answer in.
+
+        Args:
+            kind: `DONE`, `FAILED` or `CANCELLED`.
+            index: of the member.
+            run: the number of the answered order.
+            answer: the reports or the error.
+
+        Returns:
+            True for the first failure: the other members must be stopped.
+        """
+        if run != self._run:
+            return False
+        self._missing.discard(index)
+        if kind == DONE:
+            self.reports += self._read(answer)
+        elif kind == FAILED and self.failure is None:
+            self.failure = self._read(answer)
+            return True
+        return False

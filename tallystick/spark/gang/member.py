@@ -26,14 +26,28 @@ from tallystick.errors import WorkerOrphanedError
 from tallystick.host.parent_process import bind_to_forker
 from tallystick.host.random_numbers import draw_anew
 from tallystick.host.stopwatch import Stopwatch
-from tallystick.spark.gang.acceptor import accept_calls
-from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
-from tallystick.spark.gang.link import Address, Link, LinkBrokenError, listen, stop_listening
+from tallystick.spark.gang.inbox import (
+    CANCELLED,
+    CUT,
+    DONE,
+    FAILED,
+    READY,
+    WORKING,
+    EpochCancelledError,
+    Inbox,
+)
+from tallystick.spark.gang.link import (
+    Address,
+    Link,
+    LinkBrokenError,
+    accept_calls,
+    listen,
+    stop_listening,
+)
 from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
-from tallystick.spark.gang.replies import CANCELLED, CUT, DONE, FAILED, READY, WORKING
 from tallystick.spark.gang.share import Share
 from tallystick.spark.tasks import Parcel
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report
 
 MMAP_BYTES_MIN = 32 << 20
@@ -100,8 +114,9 @@ def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     """Fork members and wait until all have ended; when a member is lost, kill the others.
 
     Spark did not start the members: its worker, which forks them, lives on independently, and ends
-    members that hang. The worker never runs anything of the user's (see `workers`): each member
-    imports the user's modules and unpickles the user's objects for itself, as Spark's workers do.
+    members that hang. The worker never runs anything of the user's (see `gang.in_clean_workers`):
+    each member imports the user's modules and unpickles the user's objects for itself, as Spark's
+    workers do.
 
     Returns:
         Texts about members that ended without an order to leave, except members that only lost

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Protocol
 
 from tallystick.spark.gang.inbox import Inbox
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import Report
 

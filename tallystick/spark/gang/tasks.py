@@ -16,9 +16,9 @@ from tallystick.spark.gang.gang import (
     GangStoppedError,
     GangTooLargeError,
     Size,
+    in_clean_workers,
 )
 from tallystick.spark.gang.messages import Order
-from tallystick.spark.gang.workers import in_clean_workers
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import Unread
 from tallystick.tasks.epoch_plan import EpochPlan

@@ -35,7 +35,7 @@ from tallystick.pipeline.group_offsets import (
     forget_transactions,
     in_transaction,
 )
-from tallystick.pipeline.progress import observe, sources_of
+from tallystick.pipeline.listeners import observe, sources_of
 from tallystick.source.offsets import SourceOffsets
 from tallystick.spark.streaming.executions import (
     committed_batch,

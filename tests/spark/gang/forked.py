@@ -16,7 +16,7 @@ from tallystick.host.stopwatch import WRITE
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import OpenOutlet, Outlet, Report, StatelessOutlet, send
 from tests.spark.mischief import is_gone
 from tests.waiting import wait_for

@@ -11,10 +11,8 @@ from threading import Thread
 
 import pytest
 
-from tallystick.spark.gang import acceptor
-from tallystick.spark.gang import link as links
-from tallystick.spark.gang.acceptor import accept_calls
-from tallystick.spark.gang.link import Address, Link, listen, stop_listening
+from tallystick.spark.gang import link
+from tallystick.spark.gang.link import Address, Link, accept_calls, listen, stop_listening
 from tests.waiting import wait_for
 
 WAIT_S = 30.0
@@ -79,8 +77,8 @@ def greeters() -> int:
 def test_strangers_hold_no_more_than_a_number_of_threads_and_members_get_in_between(
     port: Port, strangers: Callable[[int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "UNPROVED_MAX", 5)
-    monkeypatch.setattr(acceptor, "UNPROVED_S", 0.2)
+    monkeypatch.setattr(link, "UNPROVED_MAX", 5)
+    monkeypatch.setattr(link, "UNPROVED_S", 0.2)
     strangers(40)
     port.assert_takes_a_member()
     assert greeters() <= 5
@@ -91,7 +89,7 @@ def test_strangers_hold_no_more_than_a_number_of_threads_and_members_get_in_betw
 def test_strangers_who_take_all_descriptors_do_not_end_who_listens(
     port: Port, strangers: Callable[[int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "UNPROVED_S", 0.2)
+    monkeypatch.setattr(link, "UNPROVED_S", 0.2)
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     strangers(20)
     wait_for(greeters, 20, "the number of threads that greet")
@@ -114,7 +112,7 @@ def test_strangers_who_take_all_descriptors_do_not_end_who_listens(
 def test_a_handshake_has_one_deadline_however_its_bytes_come(
     port: Port, strangers: Callable[[int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "HANDSHAKE_MAX_S", 0.5)
+    monkeypatch.setattr(link, "HANDSHAKE_MAX_S", 0.5)
     there = strangers(3)
     wait_for(greeters, 3, "the number of threads that greet")
     ended = 0
@@ -140,7 +138,7 @@ def test_a_caller_for_whom_there_is_no_thread_is_refused(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(acceptor.Thread, "start", fail)
+        patch.setattr(link.Thread, "start", fail)
         stranger = port.stranger()
         assert stranger.recv(1) == b""
         stranger.close()

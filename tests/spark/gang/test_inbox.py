@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 
 WAIT_S = 30.0
 STAGE = 1

@@ -21,11 +21,11 @@ from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang import member
 from tallystick.spark.gang.gang import Gang, GangLostError, Size
+from tallystick.spark.gang.inbox import CUT
 from tallystick.spark.gang.link import Link, LinkBrokenError, listen
 from tallystick.spark.gang.member import Spec, serve
-from tallystick.spark.gang.replies import CUT
 from tallystick.spark.tasks import Parcel
-from tallystick.tasks.exchange import Frame
+from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report
 from tests.spark.gang.forked import (
     WAIT_S,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tallystick.spark.gang.gang import ENVIRONMENT, in_clean_workers
 from tallystick.spark.gang.member import Spec, serve
-from tallystick.spark.gang.workers import ENVIRONMENT, in_clean_workers
 from tallystick.spark.tasks import Parcel
 
 

@@ -1,32 +1,145 @@
-"""`tallystick transactions list`: the open transactions, their owners, and how to settle them.
+"""`tallystick doctor`, `tallystick transactions list` and `tallystick ui`.
 
-Changes nothing: a start of the pipeline, or `tallystick recover`, settles its transactions.
+None of them changes anything: a start of the pipeline, or `tallystick recover`, settles its
+transactions. Each command imports what it runs when it runs.
 """
 
 import os
+import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tallystick.errors import OptionError
-from tallystick.ops.cli_savepoint import errors_as_messages, options_in
+from tallystick.errors import OptionError, TallystickError
+from tallystick.ops.cli_savepoint import (
+    Checkpoint,
+    KafkaOptions,
+    Servers,
+    errors_as_messages,
+    options_in,
+)
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tallystick.kafka.config import KafkaConfig
     from tallystick.ops.checkpoint_view import CheckpointView, StatedPipeline
+    from tallystick.ops.doctor import Diagnosis
+    from tallystick.ops.doctor_pipeline import DeclaredPipeline
     from tallystick.ops.transactions import LingeringTransaction
+
+ERROR_EXIT_CODE = 2
+"""Also for a wrong use of the command; Typer's own is the same."""
+STYLES = {"ERROR": "bold red", "WARNING": "yellow", "INFO": "dim"}
+
+
+def fail(error: TallystickError) -> None:
+    """Print an error in the use of the command, and exit."""
+    from tallystick.ops.cli_show import printable
+
+    typer.echo(printable(str(error)), err=True)
+    sys.exit(ERROR_EXIT_CODE)
+
+
+def interval_of(trigger: str | None) -> int | None:
+    """Return the interval in `--trigger`, in ms; None: epochs follow each other at once.
+
+    Raises:
+        OptionError: the text is no interval.
+    """
+    from tallystick.run.query import Trigger
+
+    return None if trigger is None else Trigger.of({"processingTime": trigger}).interval_ms or None
+
+
+def examine(
+    checkpoint: str,
+    servers: str | None,
+    kafka_options: Path | None,
+    *,
+    as_json: bool,
+    pipeline: "DeclaredPipeline | None",
+    options: Mapping[str, str],
+    trigger_interval_ms: int | None,
+) -> None:
+    """Make every check, print the findings, and exit with the weight of the worst.
+
+    Args:
+        checkpoint: its location.
+        servers: of the cluster to ask; None: the servers in `options`.
+        kafka_options: a file of further options; they win over `options`.
+        as_json: print JSON.
+        pipeline: the checkpoint's pipeline, if the user named it.
+        options: of the pipeline's own connection; empty without one.
+        trigger_interval_ms: see `diagnose`.
+
+    Raises:
+        OptionError: an option cannot work.
+    """
+    from tallystick.ops import cli_show
+    from tallystick.ops.cli_progress import checkpoint_bytes, watched
+    from tallystick.ops.doctor import diagnose
+
+    if servers is None and not options:
+        raise OptionError(
+            "which Kafka? Give --bootstrap-servers HOST:PORT of the cluster that the pipeline "
+            "writes to, or --pipeline MODULE:PIPELINE, which names it"
+        )
+    given = {} if kafka_options is None else options_in(kafka_options)
+    given |= {} if servers is None else {"bootstrap.servers": servers}
+    with watched("examining") as work:
+        work.expect(lambda: checkpoint_bytes(checkpoint))
+        diagnosis = diagnose(
+            checkpoint,
+            {**options, **given},
+            pipeline=pipeline,
+            trigger_interval_ms=trigger_interval_ms,
+            storage_of=work.storage,
+            on_check=lambda name: work.say(f"checking {name}"),
+        )
+    if as_json:
+        findings = [{**asdict(finding), "severity": finding.severity.name.lower()}
+                    for finding in diagnosis.findings]  # fmt: skip
+        fields = {"checkpoint": diagnosis.checkpoint, "exit_code": diagnosis.exit_code}
+        typer.echo(cli_show.as_json({**fields, "checks": diagnosis.checks, "findings": findings}))
+    else:
+        _show_diagnosis(diagnosis, cli_show.console())
+    sys.exit(diagnosis.exit_code)
+
+
+def _show_diagnosis(diagnosis: "Diagnosis", out: "Console") -> None:
+    from tallystick.ops.cli_show import plain
+
+    for finding in diagnosis.findings:
+        word = finding.severity.name
+        out.print(
+            f"[{STYLES[word]}]{word.lower()}[/] {finding.check}: {plain(finding.found)}",
+            soft_wrap=True,
+        )
+        for text in (finding.meaning, finding.remedy and f"-> {finding.remedy}"):
+            if text:
+                out.print(f"    {plain(text)}", soft_wrap=True)
+    summary = f"{len(diagnosis.checks)} checks: {', '.join(diagnosis.checks)}"
+    counts = [sum(finding.severity == level for finding in diagnosis.findings) for level in (2, 1)]
+    if any(counts):
+        out.print(f"Errors: {counts[0]}, warnings: {counts[1]}. {summary}.", soft_wrap=True)
+    else:
+        out.print(f"Nothing is wrong. {summary}.", soft_wrap=True)
+
 
 DSN_VARIABLE = "TALLYSTICK_POSTGRES_DSN"
 PATIENCE = {"delivery.timeout.ms": "30000"}
 """A person waits here, and can try again."""
 
-app = typer.Typer(no_args_is_help=True)
+transactions_app = typer.Typer(no_args_is_help=True)
 
 
-@app.callback()
+@transactions_app.callback()
 def _transactions() -> None:
     """Lingering transactions, with the checkpoint's view of them."""
 
@@ -39,7 +152,7 @@ class _Elsewhere(NamedTuple):
     sinks: tuple[str, ...]
 
 
-@app.command("list")
+@transactions_app.command("list")
 def list_transactions(
     bootstrap_servers: Annotated[
         str, typer.Option(help="Of the cluster that holds them: host:port,host:port.")
@@ -92,21 +205,21 @@ def list_transactions(
             KafkaConfig.from_options({**options, "bootstrap.servers": servers})
             for servers in (bootstrap_servers, decider or bootstrap_servers)
         )
-        lingering, view = _look(kafka, deciding, checkpoint, stated, elsewhere)
+        lingering, view = _lingering(kafka, deciding, checkpoint, stated, elsewhere)
     if stated.prefixes:
         lingering = of_prefixes(lingering, view, stated.prefixes)
-    fields = [_fields(transaction, view) for transaction in in_order(lingering, view)]
+    fields = [_transaction_fields(transaction, view) for transaction in in_order(lingering, view)]
     if as_json:
         typer.echo(cli_show.as_json({"transactions": fields}))
     elif fields:
         cli_show.show_transactions(fields, cli_show.console())
-        if remedy := _remedy(fields, view):
+        if remedy := _transactions_remedy(fields, view):
             typer.echo(cli_show.printable(remedy))
     else:
         typer.echo("No transaction is open.")
 
 
-def _look(
+def _lingering(
     kafka: "KafkaConfig",
     deciding: "KafkaConfig",
     checkpoint: str | None,
@@ -160,7 +273,9 @@ def _only_kafka(elsewhere: _Elsewhere, needed: str, why: str) -> _Elsewhere:
     return elsewhere._replace(postgres=None)
 
 
-def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") -> dict[str, Any]:
+def _transaction_fields(
+    lingering: "LingeringTransaction", view: "CheckpointView | None"
+) -> dict[str, Any]:
     """Return one line of `--json`, a public format: fields stay."""
     from tallystick.ops.transactions import KAFKA, TransactionStatus, describe
 
@@ -193,7 +308,7 @@ def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") ->
     }
 
 
-def _remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
+def _transactions_remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
     """Return the command that settles the pipeline's transactions; "": there are none."""
     from tallystick.ops.transactions import OURS
 
@@ -207,3 +322,45 @@ def _remedy(fields: list[dict[str, Any]], view: "CheckpointView | None") -> str:
         f"  tallystick recover MODULE:PIPELINE --checkpoint {view.location}\n"
         f"Either stops a run that is at work with a FencedError."
     )
+
+
+TOKEN_VARIABLE = "TALLYSTICK_UI_TOKEN"
+LOCAL = "127.0.0.1"
+
+
+def ui(
+    checkpoint: Checkpoint,
+    bootstrap_servers: Servers = None,
+    kafka_options: KafkaOptions = None,
+    port: Annotated[int, typer.Option(help="To listen on.", min=1, max=65535)] = 4050,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The address to listen on. Any but 127.0.0.1 needs a token: that of the "
+            f"environment variable {TOKEN_VARIABLE}, or one that is made and printed."
+        ),
+    ] = LOCAL,
+) -> None:
+    """Serve a page about a pipeline, from its checkpoint and Kafka, until Ctrl-C.
+
+    Read-only; the pipeline may run meanwhile, or be dead. How long the parts of its epochs take
+    only its own process knows: `Pipeline.start(ui_port=...)` shows them.
+    """
+    with errors_as_messages():
+        try:
+            from tallystick.ops.ui.page import CheckpointReader
+            from tallystick.ops.ui.server import Server, Source, new_token
+        except ModuleNotFoundError as error:
+            raise OptionError(
+                f"the page needs {error.name}: pip install 'tallystick[ui]'"
+            ) from None
+        options = None
+        if bootstrap_servers is not None:
+            given = {} if kafka_options is None else options_in(Path(kafka_options))
+            options = {**given, "bootstrap.servers": bootstrap_servers}
+        token = "" if host == LOCAL else os.environ.get(TOKEN_VARIABLE) or new_token()
+        server = Server(Source(CheckpointReader(checkpoint, options).read), port, host, token)
+    shown = f"?token={token}" if token and TOKEN_VARIABLE not in os.environ else ""
+    typer.echo(f"http://{host}:{server.port}/{shown}")
+    typer.echo("Ctrl-C stops it.", err=True)
+    server.run()

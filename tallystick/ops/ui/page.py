@@ -1,4 +1,9 @@
-"""Facts about a running pipeline, from the events in its own process."""
+"""The readers of the facts on the page: a checkpoint with its Kafka, and a run of this process.
+
+`CheckpointReader` never changes anything, whether a process runs the pipeline or not. Each question
+is asked where a command of `tallystick` asks it too. `LiveRun` adds the facts of the events in its
+own process.
+"""
 
 import time
 from collections import Counter, deque
@@ -6,12 +11,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tallystick.checkpoint.decision_log import decider_of
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.newest_epoch import ask_nobody
 from tallystick.epoch import protocol
 from tallystick.epoch.findings import CheckFinding, Severity
-from tallystick.epoch.manifest import epoch_of
+from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import NOT_SHOWN, TallystickError
+from tallystick.kafka import cluster
+from tallystick.kafka.client import Client
+from tallystick.kafka.config import KafkaConfig
+from tallystick.ops.checkpoint_view import CheckpointView, look
+from tallystick.ops.doctor import asking_again, diagnose, file_findings
+from tallystick.ops.inspection import FAILED, UNDECIDED, Report, StepReport, inspect
 from tallystick.ops.remedies import remedy_of
+from tallystick.ops.transactions import (
+    OURS,
+    KafkaCluster,
+    LingeringTransaction,
+    TransactionStatus,
+    describe,
+    in_order,
+    recovery,
+)
 from tallystick.ops.ui.facts import (
     EpochFact,
     ErrorFact,
@@ -19,14 +42,223 @@ from tallystick.ops.ui.facts import (
     PageFacts,
     PartitionFact,
     RunFact,
+    StepFact,
+    TransactionFact,
 )
-from tallystick.pipeline.listeners import PIPELINES, EpochOutcome, EpochOutcomes
-from tallystick.pipeline.progress import source_progress
+from tallystick.pipeline.listeners import PIPELINES, EpochOutcome, EpochOutcomes, source_progress
 from tallystick.run.driver import Listener
 from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
 from tallystick.run.query import PROGRESS_COUNT, Query
-from tallystick.source.offsets import of_input
-from tallystick.values import ProducedRange
+from tallystick.source.offsets import SourceOffsets, of_input, parse_source
+from tallystick.source.splits import plan_splits
+from tallystick.source.subscription import LATEST
+from tallystick.storage.file_storage import FileStorage
+from tallystick.values import ProducedRange, TopicPartition
+
+PATIENCE_MS = 5_000
+"""The time Kafka has for an answer: a page shows soon what did not answer."""
+
+
+class CheckpointReader:
+    """A reader that looks at a checkpoint, and Kafka, on each request.
+
+    Args:
+        checkpoint: its location.
+        options: of the connection to the cluster that decides, with Kafka's names; None: Kafka is
+            not asked, and the page says so where a fact is not known.
+
+    Raises:
+        OptionError: the location or an option cannot work.
+    """
+
+    def __init__(self, checkpoint: str, options: Mapping[str, str] | None) -> None:
+        self._storage = FileStorage(checkpoint)
+        self._options = options
+        self._config = None
+        if options is not None:
+            patience = {"delivery.timeout.ms": PATIENCE_MS, "request.timeout.ms": PATIENCE_MS - 1}
+            timeouts = {name: str(value) for name, value in patience.items()}
+            self._config = KafkaConfig.from_options({**options, **timeouts})
+
+    def read(self) -> PageFacts:
+        """Look now; an error becomes a finding."""
+        looked_ms = now_ms()  # all that is found was there then, or came later
+        findings = self._findings()
+        # A Kafka that does not answer is not waited for twice.
+        is_there = not any(finding.check == "kafka" for finding in findings)
+        kafka = _Kafka(self._config) if self._config is not None and is_there else None
+        facts = PageFacts("", self._storage.location, looked_ms, kafka=kafka is not None)
+        try:
+            facts = self._read(facts, kafka)
+        except (TallystickError, OSError) as error:
+            known = {finding.found for finding in findings}
+            if str(error) not in known:
+                findings = (CheckFinding(Severity.ERROR, "page", str(error)), *findings)
+        finally:
+            if kafka is not None:
+                kafka.close()
+        return replace(facts, findings=findings)
+
+    def _findings(self) -> tuple[CheckFinding, ...]:
+        if self._options is not None:
+            place = self._storage.uri
+            diagnosis = diagnose(place, self._options, verify=False, patience_ms=PATIENCE_MS)
+            return diagnosis.findings
+        try:
+            report = inspect(self._storage)
+        except TallystickError as error:
+            return (CheckFinding(Severity.ERROR, "checkpoint", str(error)),)
+        return tuple(file_findings(report))
+
+    def _read(self, facts: PageFacts, kafka: "_Kafka | None") -> PageFacts:
+        open_now = () if kafka is None else kafka.cluster.lingering()
+        ask = ask_nobody if kafka is None else asking_again(kafka.cluster.ask)
+        view = look(self._storage, ask)
+        decider = decider_of(self._storage)
+        facts = replace(
+            facts,
+            name=view.pipeline,
+            decided_by="" if decider is None else str(decider),
+            transactions=_transactions(open_now, view),
+            recovery=recovery(view),
+        )
+        newest = view.decided
+        if newest is not None:
+            facts = replace(
+                facts,
+                decided=self._epoch(view.decided_path, newest, None),
+                producer=_producer(newest),
+                partitions=_partitions(newest, kafka),
+            )
+        report = inspect(self._storage, ask=None if kafka is None else ask)
+        steps = tuple(map(_step, report.steps))
+        return replace(facts, steps=steps, epochs=self._epochs(report))
+
+    def _epochs(self, report: Report) -> tuple[EpochFact, ...]:
+        """Return the retained epochs that count, as far as is known."""
+        paths = [
+            output.manifest_path
+            for output in report.outputs
+            if output.standing not in (FAILED, UNDECIDED)
+        ]
+        known = CheckpointFolder(self._storage).manifests(paths)
+        befores = [None, *known.values()]
+        return tuple(
+            self._epoch(path, manifest, before)
+            for before, (path, manifest) in zip(befores, known.items(), strict=False)
+            if manifest.origin is None
+        )
+
+    def _epoch(self, path: str, manifest: Manifest, before: Manifest | None) -> EpochFact:
+        return EpochFact(
+            number=manifest.checkpoint_id,
+            decided_ms=self._storage.written_ms(path),
+            offsets=_offsets_between(before, manifest),
+            rows=rows_of(manifest),
+        )
+
+
+class _Kafka:
+    """The cluster that decides."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.client = Client(config)
+        self.cluster = KafkaCluster(config)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+        self.cluster.close()
+
+
+def now_ms() -> int:
+    """Return the time, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def rows_of(manifest: Manifest) -> int:
+    """Return the number of rows that an epoch put out, in all sinks."""
+    rows = sum(produced.record_count for produced in manifest.produced)
+    return rows + sum(committable.record_count for committable in manifest.committables)
+
+
+def _sources(manifest: Manifest) -> list[SourceOffsets]:
+    """Return the positions of the sources that are ours."""
+    parsed = map(parse_source, manifest.sources)
+    return [source for source in parsed if source is not None]
+
+
+def _offsets_between(before: Manifest | None, manifest: Manifest) -> int | None:
+    """Return the number of offsets read by an epoch; None if the manifest before is gone."""
+    if before is None or before.checkpoint_id != manifest.checkpoint_id - 1:
+        return None
+    starts = {source.input: source for source in _sources(before)}
+    return sum(
+        split.offset_count
+        for stop in _sources(manifest)
+        for start in [starts.get(stop.input, SourceOffsets(stop.cluster_id, stop.group))]
+        if not stop.initial
+        for split in plan_splits(start, stop)
+    )
+
+
+def _partitions(manifest: Manifest, kafka: _Kafka | None) -> tuple[PartitionFact, ...]:
+    """Return the position of each partition, and its end if the partition's cluster is asked."""
+    facts = []
+    for source in _sources(manifest):
+        ends: Mapping[TopicPartition, int] = {}
+        if kafka is not None and source.cluster_id == cluster.cluster_id(kafka.client):
+            ends = cluster.list_offsets(kafka.client, source.positions, LATEST, absent_after_s=0.0)
+        facts += [
+            PartitionFact(*of_input(source.input, partition), position, ends.get(partition))
+            for partition, position in sorted(source.positions.items())
+        ]
+    return tuple(facts)
+
+
+def _step(step: StepReport) -> StepFact:
+    return StepFact(
+        uid=step.uid,
+        watermark_ms=step.watermark_ms,
+        size=step.size,
+        files=step.snapshots + step.changelogs,
+        max_parallelism=step.max_parallelism,
+        parts=tuple((part.first, part.last, part.size) for part in step.parts),
+        skew=step.skew,
+    )
+
+
+def _transactions(
+    lingering: Iterable[LingeringTransaction], view: CheckpointView
+) -> tuple[TransactionFact, ...]:
+    """Return the transactions that belong to the pipeline."""
+    described = [
+        (transaction, describe(transaction, view)) for transaction in in_order(lingering, view)
+    ]
+    return tuple(
+        TransactionFact(
+            name=transaction.transactional_id,
+            state=transaction.state,
+            age_ms=max(0, now_ms() - transaction.begun_ms) if transaction.begun_ms else None,
+            timeout_ms=transaction.timeout_ms,
+            partitions=tuple(map(str, transaction.partitions)),
+            says=description.says,
+        )
+        for transaction, description in described
+        if description.standing in OURS or description.standing is TransactionStatus.ENDING
+    )
+
+
+def _producer(manifest: Manifest) -> str:
+    """Return the writer of an epoch, in words."""
+    producer = manifest.producer
+    if not producer.transactional_id:
+        return ""
+    return (
+        f"{producer.transactional_id}, producer {producer.producer_id}, "
+        f"epoch {producer.producer_epoch}"
+    )
+
 
 ERRORS_KEPT = 20
 EVENT_TIMES_SHOWN = 10
@@ -62,7 +294,7 @@ class LiveRun:
         self._listener = listener
         self._trigger = _trigger_text(trigger)
         self._dead_letter_topic = dead_letter_topic
-        self._since_ms = _now_ms()
+        self._since_ms = now_ms()
         self._query: Query | None = None
         self._open_ms: int | None = None
         self._outcomes = EpochOutcomes()
@@ -81,11 +313,11 @@ class LiveRun:
     def __call__(self, event: protocol.Event) -> None:
         """See `run.driver.Listener`."""
         if isinstance(event, protocol.EpochPlanned):
-            self._open_ms = None if event.sources is None else _now_ms()
+            self._open_ms = None if event.sources is None else now_ms()
         if isinstance(event, protocol.ManifestWritten):
             self._written = epoch_of(event.path)
         if isinstance(event, protocol.ActionFailed):
-            self._errors.append((_now_ms(), type(event.error), _shown(event.error)))
+            self._errors.append((now_ms(), type(event.error), _shown(event.error)))
         match self._outcomes.of(event):
             case EpochOutcome(number, ran=protocol.EpochRan() as ran):
                 self._commit(number, ran)
@@ -99,10 +331,10 @@ class LiveRun:
         outputs: list[ProducedRange | Committable] = [*ran.produced, *ran.committables]
         for output in outputs:
             self._rows[_place(output)] += output.record_count
-        self._decided[number] = _now_ms(), sum(output.record_count for output in outputs)
+        self._decided[number] = now_ms(), sum(output.record_count for output in outputs)
         while len(self._decided) > PROGRESS_COUNT:
             del self._decided[next(iter(self._decided))]
-        self._first_ms = self._first_ms or _now_ms()
+        self._first_ms = self._first_ms or now_ms()
         self._open_ms = None
 
     def add_to(self, facts: PageFacts) -> PageFacts:
@@ -119,7 +351,7 @@ class LiveRun:
             return facts
         epochs = tuple(map(self._epoch, query.recentProgress))
         newest = query.lastProgress
-        partitions = () if newest is None else _partitions(newest, facts.partitions)
+        partitions = () if newest is None else _run_partitions(newest, facts.partitions)
         return replace(
             facts,
             name=query.name,
@@ -157,7 +389,7 @@ class LiveRun:
             self._has_final = True
             shown = type(final), _shown(final)
             if not self._errors or self._errors[-1][1:] != shown:
-                self._errors.append((_now_ms(), *shown))
+                self._errors.append((now_ms(), *shown))
         return tuple(
             ErrorFact(
                 at_ms=at_ms,
@@ -227,7 +459,7 @@ def parts_of(progress: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     return tuple((part, round(ms, 1)) for part, ms in spent.items())
 
 
-def _partitions(
+def _run_partitions(
     progress: Mapping[str, Any], looked: Iterable[PartitionFact]
 ) -> tuple[PartitionFact, ...]:
     """Return the positions of a run; the end of a partition is the later one of two looks.
@@ -281,7 +513,3 @@ def _trigger_text(trigger: Mapping[str, Any] | None) -> str:
     return ", ".join(
         name if value is True else f"{name}: {value}" for name, value in trigger.items()
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
