@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tallystick.codec import json_flat_kernels as kernels
 from tallystick.codec import json_prune
 from tallystick.codec.avro.columns import text_array, validity
-from tallystick.codec.json_token_kernels import UNSURE
+from tallystick.codec.json.token_kernels import UNSURE
 from tallystick.codec.spans import Int64Array, Spans, spans_of
 from tallystick.host import kernel_cache
 

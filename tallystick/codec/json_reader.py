@@ -34,9 +34,8 @@ import pyarrow.json
 
 from tallystick.codec.avro.columns import validity
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
-from tallystick.codec.json_flat import FlatColumns, flat_of, is_kernel_ready
-from tallystick.codec.json_ignored_kernels import NO_NUMBER
-from tallystick.codec.json_kernels import (
+from tallystick.codec.json.flat_kernels import read_times
+from tallystick.codec.json.kernels import (
     CONTROL_CHARACTER,
     EMPTY,
     GOOD,
@@ -46,9 +45,9 @@ from tallystick.codec.json_kernels import (
     has_odd_word,
     join_records,
 )
+from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
+from tallystick.codec.json_flat import FlatColumns, flat_of, is_kernel_ready
 from tallystick.codec.json_prune import pruned
-from tallystick.codec.json_time_kernels import read_times
-from tallystick.codec.json_token_kernels import SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of
 from tallystick.codec.value_reader import ParsedValues, Where, check_names, malformed_error, nulls
 from tallystick.errors import OptionError

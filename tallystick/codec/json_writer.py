@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tallystick.codec.json_kernels import (
+from tallystick.codec.json.kernels import (
     add_sizes,
     encode_base64,
     escape_growth,

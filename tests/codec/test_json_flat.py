@@ -12,11 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec import json_reader
+from tallystick.codec.json.flat_kernels import UNSURE_FREE
+from tallystick.codec.json.token_kernels import DEPTH_MAX, PARSED, SUSPECT, UNSURE
 from tallystick.codec.json_flat import FlatColumns, flat_of
-from tallystick.codec.json_flat_kernels import UNSURE_FREE
-from tallystick.codec.json_ignored_kernels import DEPTH_MAX
 from tallystick.codec.json_reader import parse_json
-from tallystick.codec.json_token_kernels import PARSED, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of
 from tallystick.codec.value_reader import ParsedValues
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec import json_reader, json_writer, number_kernels
-from tallystick.codec.json_kernels import add_sizes, encode_base64, escape_strings, write_column
+from tallystick.codec.json.kernels import add_sizes, encode_base64, escape_strings, write_column
 from tallystick.codec.json_reader import parse_json
 from tallystick.codec.json_writer import check_schema, write_json
 from tallystick.errors import OptionError, RecordError

@@ -7,9 +7,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.codec.avro import kernels
-from tallystick.codec.avro.kernels import decode_records
+from tallystick.codec.avro.kernels import copy_spans, decode_records, may_repeat
 from tallystick.codec.avro.plan import Output, Plan, SlotContent
-from tallystick.codec.avro.span_kernels import copy_spans, may_repeat
 
 Int64Array = NDArray[np.int64]
 Bytes = NDArray[np.uint8]

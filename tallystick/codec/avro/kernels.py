@@ -5,8 +5,8 @@ column is a run of slots; the n-th item of its context (context 0: the records; 
 that is read has one of its own) stands in the n-th slot. A slot is null until its byte of validity
 is set, so a null, or a record that turns out malformed, leaves nothing.
 
-Inner functions take addresses, not arrays (see `memory`): arrays made the loops several times as
-slow.
+Inner functions take addresses, not arrays (see `bytes_kernels`): arrays made the loops several
+times as slow.
 
 Invariants
     Every read is checked against the end of its record, every slot against its context's capacity.
@@ -19,10 +19,10 @@ Source of the format: https://avro.apache.org/docs/1.12.0/specification/#binary-
 import numba
 import numpy as np
 
-from tallystick.codec.json_kernels import _is_utf8
-from tallystick.codec.memory import (
-    bytes_at,
+from tallystick.codec.bytes_kernels import (
+    copy,
     inner_kernel,
+    is_text,
     load8,
     load32,
     load64,
@@ -69,7 +69,6 @@ _POWERS = np.array([divmod(10**digits, 2**64) for digits in range(_DIGITS_MAX + 
 """10 to the n-th: high and low 64 bits."""
 _MILLIS_MAX = (2**63 - 1) // 1000
 _ALL_ONES = np.uint64(2**64 - 1)
-_TOP_BITS = np.uint64(0x8080808080808080)
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -126,23 +125,6 @@ def _varint(at, end):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _is_text(at, size):  # type: ignore[no-untyped-def]
-    """True if bytes are UTF-8: ASCII by words, the last one overlapping, and else byte by byte."""
-    high = np.uint64(0)
-    if size >= 8:
-        last = size - 8
-        place = 0
-        while place < last:
-            high |= load64(at + place)
-            place += 8
-        high |= load64(at + last)
-    else:
-        for place in range(size):
-            high |= load8(at + place)
-    return high & _TOP_BITS == np.uint64(0) or _is_utf8(bytes_at(at, size), 0, size)
-
-
-@inner_kernel
 def _decimal(at, size, precision, low_at, high_at):  # type: ignore[no-untyped-def]
     """Write a big-endian two's complement number of at most `precision` digits; 0 or a problem."""
     if size == 0:
@@ -195,7 +177,7 @@ def _sized(operation, instruction, slot, at, end, report):  # type: ignore[no-un
         if problem != 0:
             return np.int64(-problem)
     else:
-        if operation == STRING and not _is_text(at, size):
+        if operation == STRING and not is_text(at, size):
             return np.int64(-NOT_UTF8)
         store64(place, np.uint64(at))
         store64(second, np.uint64(size))
@@ -411,3 +393,52 @@ def decode_records(  # type: ignore[no-untyped-def]
         problems[1, row] = report[0]
         problems[2, row] = report[1]
     return spans.shape[1], np.int64(-1)
+
+
+PAIRED_MAX = 32
+"""Keys of maps up to this size are compared each with each."""
+
+
+@_kernel
+def copy_spans(starts, offsets, target):  # type: ignore[no-untyped-def]
+    """Copy bytes one after another.
+
+    Args:
+        starts: their addresses.
+        offsets: where each goes in the target, one more than there are starts; so its length.
+        target: an address with room for the last offset.
+    """
+    for row in range(len(starts)):
+        begin = np.int64(offsets[row])
+        copy(target + begin, starts[row], np.int64(offsets[row + 1]) - begin)
+
+
+@inner_kernel
+def _is_same(one, other, size):  # type: ignore[no-untyped-def]
+    """True for the same bytes; from their end, as keys of a map more often begin alike."""
+    for place in range(size - 1, -1, -1):  # noqa: SIM110  numba has no all()
+        if load8(one + place) != load8(other + place):
+            return False
+    return True
+
+
+@_kernel
+def may_repeat(starts, sizes, counts):  # type: ignore[no-untyped-def]
+    """Return whether a map has a key twice, or so many keys that another way finds it sooner.
+
+    Args:
+        starts: the address of each key, one map after another.
+        sizes: the bytes of each key.
+        counts: how many keys each map has.
+    """
+    first = np.int64(0)
+    for row in range(len(counts)):
+        after = first + counts[row]
+        if counts[row] > PAIRED_MAX:
+            return True
+        for one in range(first, after):
+            for other in range(one + 1, after):
+                if sizes[one] == sizes[other] and _is_same(starts[one], starts[other], sizes[one]):
+                    return True
+        first = after
+    return False

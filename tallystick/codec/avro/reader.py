@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from tallystick.codec.avro import kernels
 from tallystick.codec.avro.columns import Int64Array, decode
+from tallystick.codec.avro.kernels import may_repeat
 from tallystick.codec.avro.plan import Plan, make_plan
 from tallystick.codec.avro.schema import parse_schema
-from tallystick.codec.avro.span_kernels import may_repeat
 from tallystick.codec.spans import spans_of
 from tallystick.codec.value_reader import ParsedValues, Where, check_names
 from tallystick.codec.wire_format import DecodedBodies, SchemaSource, SchemaTexts, parse_bodies

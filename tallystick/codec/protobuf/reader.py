@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.codec.avro.columns import last_of_each_key, text_array, validity
-from tallystick.codec.avro.span_kernels import copy_spans
+from tallystick.codec.avro.kernels import copy_spans
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import EnumColumn, FieldPlan, MessagePlan, make_plan
 from tallystick.codec.protobuf.schema import message_at

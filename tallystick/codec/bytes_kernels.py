@@ -1,10 +1,11 @@
-"""Instructions for kernels that numba has no name for: words of bits, memory by address.
+"""Parts of kernels: words of bits, memory by address, UTF-8, varints; compiled by numba.
 
 Access by address counts no references of arrays and needs a single compiled version. No invariant
 is kept here: a kernel checks every range itself before it reads or writes.
 """
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -21,6 +22,7 @@ inlined_kernel = numba.njit(
     no_cfunc_wrapper=True,
 )
 """Compiles alike, and inlines: on the path of a usual record, calls would be half of the time."""
+_TOP_BITS = np.uint64(0x8080808080808080)
 
 
 @intrinsic
@@ -152,3 +154,69 @@ def copy(target, source, size):  # type: ignore[no-untyped-def]
     else:
         for at in range(size):
             store8(target + at, load8(source + at))
+
+
+@inner_kernel
+def is_utf8(data, at, end):  # type: ignore[no-untyped-def]
+    """Return True if data[at:end] is UTF-8: no overlong form, no surrogate."""
+    while at < end:
+        byte = data[at]
+        at += 1
+        if byte < 0x80:
+            continue
+        low, high = 0x80, 0xBF
+        if 0xC2 <= byte <= 0xDF:
+            more = 1
+        elif 0xE0 <= byte <= 0xEF:
+            more = 2
+            low = 0xA0 if byte == 0xE0 else low
+            high = 0x9F if byte == 0xED else high
+        elif 0xF0 <= byte <= 0xF4:
+            more = 3
+            low = 0x90 if byte == 0xF0 else low
+            high = 0x8F if byte == 0xF4 else high
+        else:
+            return False
+        if at + more > end:
+            return False
+        for _ in range(more):
+            if data[at] < low or data[at] > high:
+                return False
+            low, high = 0x80, 0xBF
+            at += 1
+    return True
+
+
+@inner_kernel
+def is_text(at, size):  # type: ignore[no-untyped-def]
+    """Return True if bytes are UTF-8: ASCII by words, the last one overlapping, else by bytes."""
+    high = np.uint64(0)
+    if size >= 8:
+        last = size - 8
+        place = 0
+        while place < last:
+            high |= load64(at + place)
+            place += 8
+        high |= load64(at + last)
+    else:
+        for place in range(size):
+            high |= load8(at + place)
+    return high & _TOP_BITS == np.uint64(0) or is_utf8(bytes_at(at, size), 0, size)
+
+
+@inner_kernel
+def zigzag(number):  # type: ignore[no-untyped-def]
+    """Return a signed number in zigzag: 0, -1, 1, -2, … become 0, 1, 2, 3 and so on."""
+    return np.uint64((number << 1) ^ (number >> 63))
+
+
+@inner_kernel
+def put_zigzag(at, number):  # type: ignore[no-untyped-def]
+    """Write a number in zigzag, in at most ten bytes; return the address after the number."""
+    remaining = zigzag(number)
+    while remaining >= np.uint64(0x80):
+        store8(at, (remaining & np.uint64(0x7F)) | np.uint64(0x80))
+        remaining >>= np.uint64(7)
+        at += 1
+    store8(at, remaining)
+    return at + 1
