@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tallystick.codec.avro import kernels
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.codec.spans import Spans, spans_of
-from tallystick.codec.value_reader import ParsedValues, Where, malformed_error, nulls
+from tallystick.codec.values import ParsedValues, Where, malformed_error, nulls
 from tallystick.errors import RecordError
 
 Int64Array = NDArray[np.int64]

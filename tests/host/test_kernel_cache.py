@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from tallystick.codec import json_reader
+from tallystick.codec.json import read as json_reader
 from tallystick.host import kernel_cache
 
 

@@ -14,7 +14,7 @@ from tallystick.codec.avro.kernels import may_repeat
 from tallystick.codec.avro.plan import Plan, make_plan
 from tallystick.codec.avro.schema import parse_schema
 from tallystick.codec.spans import spans_of
-from tallystick.codec.value_reader import ParsedValues, Where, check_names
+from tallystick.codec.values import ParsedValues, Where, check_names
 from tallystick.codec.wire_format import DecodedBodies, SchemaSource, SchemaTexts, parse_bodies
 from tallystick.errors import OptionError
 

@@ -23,7 +23,7 @@ from tallystick.codec.avro.kernels import copy_spans
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import EnumColumn, FieldPlan, MessagePlan, make_plan
 from tallystick.codec.protobuf.schema import message_at
-from tallystick.codec.value_reader import ParsedValues, Where, check_names
+from tallystick.codec.values import ParsedValues, Where, check_names
 from tallystick.codec.wire_format import DecodedBodies, SchemaSource, SchemaTexts, parse_bodies
 from tallystick.errors import OptionError
 

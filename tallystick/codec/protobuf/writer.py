@@ -22,7 +22,7 @@ from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import Field, FieldPlan, MessagePlan, make_plan, unfit
 from tallystick.codec.protobuf.schema import Message, indexes_as_bytes, message_at, path_of
 from tallystick.codec.spans import spans_of
-from tallystick.codec.value_writer import binary_array
+from tallystick.codec.values import binary_array
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
 from tallystick.errors import OptionError, RecordError
 
