@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 
 from tallystick.state.entries import ID_AT
 from tallystick.state.functions.inputs import TIME
-from tallystick.state.functions.join_keys import NEVER
-from tallystick.state.functions.join_rows import Rows
-from tallystick.state.functions.matching import greatest, least, order_of
+from tallystick.state.functions.join_columns import NEVER, Rows, greatest, least, order_of
 from tallystick.state.functions.processing import ROWS, StateDeclaration
 from tallystick.state.keys import bodies
 from tallystick.state.meaning import Meaning

@@ -24,13 +24,13 @@ from tallystick.state.functions.join_columns import (
     JoinColumns,
     carried,
     columns_of_input,
+    order_of,
     outer_sides,
     taken,
 )
+from tallystick.state.functions.joins import SIDES
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
-from tallystick.state.functions.matching import order_of
 from tallystick.state.functions.processing import NO_TIME
-from tallystick.state.functions.range_join import SIDES
 from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
 from tallystick.state.meaning import name_text
 from tallystick.state.numpy_columns import valid_of
