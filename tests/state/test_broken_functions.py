@@ -12,8 +12,8 @@ import pytest
 import test_joins_like_flink as joins
 import test_like_flink as windows
 
-from tallystick.state.functions import grid_windows
 from tallystick.state.functions import joins as join_functions
+from tallystick.state.functions import window_engine
 
 Judge = Callable[[dict[str, Any]], None]
 
@@ -95,14 +95,14 @@ def test_windows_judged_by_the_wrong_watermark_are_found_out(
     attribute: str, by_us: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One window further: a pane is freed, or a row is late, one too early or too late."""
-    init = grid_windows._Epoch.__init__
+    init = window_engine._Epoch.__init__
 
     def shifted(self: Any, *given: Any) -> None:
         init(self, *given)
         moved = getattr(self, attribute) + by_us * self._windows.every_us
         setattr(self, attribute, moved)
 
-    monkeypatch.setattr(grid_windows._Epoch, "__init__", shifted)
+    monkeypatch.setattr(window_engine._Epoch, "__init__", shifted)
     assert found_out(windows.test_windows_are_those_of_flink, kind)
 
 
