@@ -11,8 +11,7 @@ from tallystick.pipeline.inputs import InputDeclaration, PipelineInput, WithColu
 from tallystick.pipeline.keyed import columns_of
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
-from tallystick.state.broadcast_table import TableCodec
-from tallystick.state.list_state import ListCodec
+from tallystick.state.operator_state import ListCodec, TableCodec
 from tallystick.tasks.keyed_step import Columns, Stages
 from tallystick.tasks.lists import ListStep, UnionFunction, refuse_lists
 from tallystick.tasks.outputs import Predicate

@@ -23,7 +23,13 @@ from tallystick.host import stopwatch as clock
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.file_sets import extend
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.list_state import ALL_TASKS, ListCodec, changes_of, gone, shared_values
+from tallystick.state.operator_state import (
+    ALL_TASKS,
+    ListCodec,
+    deletions_beyond,
+    list_changes,
+    shared_values,
+)
 from tallystick.state.overlay import one_batch
 from tallystick.tasks.frames import conform
 from tallystick.tasks.operator_files import FIRST_READER, CommittedEntries, rewritten
@@ -157,9 +163,9 @@ class OpenList:
 
     def _changes(self, after: pa.BinaryArray) -> list[pa.RecordBatch]:
         assert self._committed is not None, "read before it is written"
-        changes = [changes_of(self._task, self._committed, after)]
+        changes = [list_changes(self._task, self._committed, after)]
         if self._task == FIRST_READER and self._all is not None:
-            changes.append(gone(self._all, self._plan.base.parallelism))
+            changes.append(deletions_beyond(self._all, self._plan.base.parallelism))
         return changes
 
     def _begun(self) -> pa.RecordBatch:

@@ -1,8 +1,7 @@
 """The requirements of steps, tables and lists on the state that they go on from."""
 
-from tallystick.state.broadcast_table import WHOLE
 from tallystick.state.compatibility import StepRequirement
-from tallystick.state.list_state import ALL_TASKS, PLACE
+from tallystick.state.operator_state import ALL_TASKS, PLACE, WHOLE
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.lists import ListStep
 from tallystick.tasks.tables import TableStep

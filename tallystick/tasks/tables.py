@@ -34,9 +34,9 @@ from tallystick.codec.spans import spans_of
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError
 from tallystick.host import stopwatch as clock
 from tallystick.ports import Storage
-from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.file_sets import extend
+from tallystick.state.operator_state import WHOLE, TableCodec, TableContent
 from tallystick.state.overlay import one_batch
 from tallystick.tasks.operator_files import FIRST_READER, rewritten
 from tallystick.tasks.outputs import Batch, DeclaredFunction, Predicate, Rows, mask_of
