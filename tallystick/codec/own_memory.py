@@ -7,7 +7,7 @@ write). So there is one rule: rows that leave a task at once, as bytes, are not 
 keeps rows while a function of the user's may run copies them first, as the way to another process
 would have.
 
-Keepers of rows: sinks with transactions of their own (`run.sink_task`), lists (`run.lists`),
+Keepers of rows: sinks with transactions of their own (`tasks.write`), lists (`tasks.lists`),
 the state of a keyed function, and accumulators of windows.
 """
 

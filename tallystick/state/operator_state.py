@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tallystick.codec.spans import spans_of
+from tallystick.codec.spans import Int64Array, spans_of
 from tallystick.errors import OptionError
 from tallystick.state import key_kernels
 from tallystick.state.changelog import groups_of
@@ -42,8 +42,6 @@ _TABLE_STATE, _LIST_STATE = "row", "elements"
 STATE_ID = 1
 WHOLE = KeyGroupRange(0, 0)
 """All key groups of a table."""
-
-Int64Array = NDArray[np.int64]
 
 
 class TableCodec:

@@ -12,16 +12,12 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from tallystick.codec.avro.columns import text_array, validity
 from tallystick.codec.json import flat_kernels as kernels
 from tallystick.codec.json import kernels as record_kernels
 from tallystick.codec.json.token_kernels import UNSURE
-from tallystick.codec.spans import Int64Array, Spans, spans_of
+from tallystick.codec.spans import Bytes, Int64Array, Spans, spans_of, text_array, validity
 from tallystick.host import kernel_cache
-
-Bytes = NDArray[np.uint8]
 
 _KINDS: dict[pa.DataType, tuple[int, type[np.generic]]] = {
     pa.bool_(): (kernels.BOOLEAN, np.uint8),

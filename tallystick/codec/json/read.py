@@ -39,7 +39,6 @@ import pyarrow as pa
 import pyarrow.json
 
 from tallystick.codec.avro import kernels
-from tallystick.codec.avro.columns import text_array, validity
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.codec.json.flat import FlatColumns, flat_of, is_kernel_ready, pruned
 from tallystick.codec.json.flat_kernels import read_times
@@ -54,7 +53,7 @@ from tallystick.codec.json.kernels import (
     join_records,
 )
 from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
-from tallystick.codec.spans import Spans, spans_of
+from tallystick.codec.spans import Spans, spans_of, text_array, validity
 from tallystick.codec.values import ParsedValues, Where, check_names, malformed_error, nulls
 from tallystick.errors import OptionError
 

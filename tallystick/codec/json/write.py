@@ -33,7 +33,7 @@ from tallystick.codec.json.kernels import (
     has_escapes,
     write_column,
 )
-from tallystick.codec.spans import Spans, spans_of
+from tallystick.codec.spans import Int64Array, Spans, spans_of
 from tallystick.codec.values import binary_array
 from tallystick.errors import BrokenInvariantError, OptionError, RecordError
 
@@ -41,8 +41,6 @@ _DAY_RANGE = (-719162, 2932896)
 """0001-01-01 to 9999-12-31 in days since 1970: the years that ISO-8601 writes with four digits."""
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS_PER_DAY = 86_400
-
-Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

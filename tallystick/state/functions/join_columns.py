@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tallystick.codec.spans import spans_of
+from tallystick.codec.spans import Int64Array, spans_of
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.entries import (
     TIMERS_BY_TIME,
@@ -40,8 +40,6 @@ LEFT, RIGHT = range(2)
 INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER = "inner", "left", "right", "full"
 HOWS = (INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER)
 """The kinds of joins, numbered by which sides are outer: 1 for the left one, 2 for the right."""
-
-Int64Array = NDArray[np.int64]
 
 
 def outer_sides(function: str, how: str, among: Sequence[str] = HOWS) -> tuple[bool, bool]:

@@ -27,8 +27,8 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from tallystick.codec.spans import Int64Array
 from tallystick.errors import OptionError
 from tallystick.state.durations import signed_duration_ms
 from tallystick.state.entries import Keys
@@ -38,6 +38,7 @@ from tallystick.state.functions.join_columns import (
     LEFT_OUTER,
     NEVER,
     RIGHT,
+    BoolArray,
     JoinColumns,
     Rows,
     carried,
@@ -71,9 +72,6 @@ KEYS_MAX = 8192
 """The keys whose heads are in memory at a time."""
 SIDES = ("left", "right")
 """The names of the states."""
-
-Int64Array = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 
 class Reach(Protocol):
