@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from tallystick.codec.avro import kernels
+from tallystick.codec import bytes_kernels as kernels
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.codec.spans import Int64Array, Spans, spans_of
 from tallystick.codec.values import ParsedValues, Where, malformed_error, nulls

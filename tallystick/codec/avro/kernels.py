@@ -31,12 +31,6 @@ from tallystick.codec.bytes_kernels import (
     word_at,
 )
 
-ENVELOPE_SIZE = 5
-"""The magic byte 0 and the big-endian schema id."""
-
-GOOD, TOMBSTONE, TOO_SHORT, WRONG_MAGIC = range(4)
-"""The verdicts of `read_envelopes` on a value."""
-
 (TRUNCATED, LEFT_OVER, VARINT_TOO_LONG, INT_RANGE, NOT_BOOLEAN, NEGATIVE_LENGTH, NOT_UTF8) = range(
     1, 8
 )
@@ -70,37 +64,6 @@ _MILLIS_MAX = (2**63 - 1) // 1000
 _ALL_ONES = np.uint64(2**64 - 1)
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
-
-
-@_kernel
-def read_envelopes(address, starts, lengths, ids, verdicts):  # type: ignore[no-untyped-def]
-    """Read the schema id of each value; return True if all values have the same schema.
-
-    Args:
-        address: the start of the data, from which `starts` count.
-        starts: where each value begins.
-        lengths: bytes, -1 for null.
-        ids: gets the ids, 0 where there is none.
-        verdicts: gets GOOD, TOMBSTONE, TOO_SHORT or WRONG_MAGIC.
-    """
-    is_same = len(starts) > 0
-    for row in range(len(starts)):
-        at = address + starts[row]
-        verdict = GOOD
-        if lengths[row] < 0:
-            verdict = TOMBSTONE
-        elif lengths[row] < ENVELOPE_SIZE:
-            verdict = TOO_SHORT
-        elif load8(at) != np.uint64(0):
-            verdict = WRONG_MAGIC
-        value = np.uint64(0)
-        if verdict == GOOD:
-            for index in range(1, ENVELOPE_SIZE):
-                value = (value << np.uint64(8)) | load8(at + index)
-        ids[row] = np.int32(np.int64(value))
-        verdicts[row] = verdict
-        is_same = is_same and verdict == GOOD and ids[row] == ids[0]
-    return is_same
 
 
 @inner_kernel

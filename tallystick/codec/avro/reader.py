@@ -16,7 +16,7 @@ from tallystick.codec.avro import kernels
 from tallystick.codec.avro.kernels import decode_records
 from tallystick.codec.avro.plan import Output, Plan, SlotContent, make_plan
 from tallystick.codec.avro.schema import parse_schema
-from tallystick.codec.bytes_kernels import may_repeat
+from tallystick.codec.bytes_kernels import ENVELOPE_SIZE, may_repeat, read_envelopes
 from tallystick.codec.spans import (
     Bytes,
     Int64Array,
@@ -92,8 +92,8 @@ def warm_up() -> None:
     plan = _plan((text,), pa.schema([("s", pa.string())]))
     spans = spans_of(pa.array([b"\x00\x00\x00\x00\x01\x02a"], pa.binary()), "value")
     ids, verdicts = np.zeros(1, np.int32), np.zeros(1, np.uint8)
-    kernels.read_envelopes(spans.address, spans.starts, spans.lengths, ids, verdicts)
-    body = spans.address + kernels.ENVELOPE_SIZE
+    read_envelopes(spans.address, spans.starts, spans.lengths, ids, verdicts)
+    body = spans.address + ENVELOPE_SIZE
     decode(plan, np.array([[body], [body + 2]], np.int64))
     none = np.zeros(0, np.int64)
     may_repeat(none, none, none)

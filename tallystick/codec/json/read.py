@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from tallystick.codec.avro import kernels
+from tallystick.codec import bytes_kernels as kernels
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.codec.json.flat import FlatColumns, flat_of, is_kernel_ready, pruned
 from tallystick.codec.json.flat_kernels import read_times
