@@ -34,12 +34,12 @@ _KINDS: dict[pa.DataType, tuple[int, type[np.generic]]] = {
 
 
 def warm_up() -> None:
-    """Compile the kernel, or load it from the cache."""
+    """Compile the kernels, or load them from the cache."""
     schema = pa.schema([("a", pa.string())])
     flat = flat_of(schema)
     assert flat is not None, "it is flat"
     FlatColumns(schema, flat, spans_of(pa.array([b"{}"], pa.binary()), "value"))
-    _warm_up_pruning()
+    pruned(np.frombuffer(b"{}\n", np.uint8), np.array([0, 3]), schema)
 
 
 def is_kernel_ready() -> bool:
@@ -210,12 +210,6 @@ class _Tree:
     nodes: Int64Array
     depth: int
     names: Bytes
-
-
-def _warm_up_pruning() -> None:
-    """Compile the kernel, or load it from the cache."""
-    text = np.frombuffer(b"{}\n", np.uint8)
-    pruned(text, np.array([0, 3]), pa.schema([("a", pa.string())]))
 
 
 def pruned(
