@@ -186,6 +186,8 @@ def told_of(letters: pa.RecordBatch) -> str:
     )
 
 
+# ---- division of a batch that a broker has refused -----------------------------------------------
+
 BATCH_BYTES_MIN = 1024
 _NAMES = {number: name for name, number in CODEC_IDS.items()}
 

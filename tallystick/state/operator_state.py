@@ -186,6 +186,8 @@ def _hashes(keys: pa.BinaryArray) -> NDArray[np.uint64]:
     return codes
 
 
+# ---- lists ---------------------------------------------------------------------------------------
+
 ALL_TASKS = KeyGroupRange(0, MAX_PARALLELISM_MAX - 1)
 PLACE = KeyCodec(pa.schema([pa.field("task", pa.int32()), pa.field("place", pa.int64())]))
 

@@ -343,6 +343,8 @@ def parse_records(  # type: ignore[no-untyped-def]
     return 0
 
 
+# ---- times ---------------------------------------------------------------------------------------
+
 _BIG_T, _BIG_Z, _SPACE = 0x54, 0x5A, 0x20
 _DATE_ZEROS, _DATE_SEPARATORS = text_word(b"0000-00-"), text_word(b"\0\0\0\0\xff\0\0\xff")
 _DATE_TAIL_ZEROS = text_word(b"00-00-00")

@@ -307,6 +307,8 @@ def write_column(prefix, data, starts, lengths, quoted, out, cursors):  # type: 
     return 0
 
 
+# ---- removal of undeclared fields ----------------------------------------------------------------
+
 VALUE, STRUCT, LIST = range(3)
 """The kinds of nodes; a VALUE is copied whole."""
 KIND, FIRST, COUNT, NAME, SIZE = range(5)

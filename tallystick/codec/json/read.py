@@ -378,6 +378,8 @@ def _is_scalar(kind: pa.DataType) -> bool:
     return any(is_type(kind) for is_type in _SCALAR_TYPES)
 
 
+# ---- Confluent's wire format ---------------------------------------------------------------------
+
 BATCH_BYTES_MAX = 1 << 30
 """The bytes that are unwrapped at once: Arrow's offsets have 31 bits."""
 FRAMED_EXPECTED = (

@@ -346,6 +346,8 @@ def to_double(mantissa, exponent):  # type: ignore[no-untyped-def]
     return _to_double_by_fives(mantissa, exponent)
 
 
+# ---- values without a column ---------------------------------------------------------------------
+
 NO_NUMBER = 3
 """One more verdict: Inf or -NaN, which Arrow would read; NaN, Infinity and -Infinity are words."""
 DEPTH_MAX = 64

@@ -336,6 +336,8 @@ _SCALAR_TYPES = (
 )
 
 
+# ---- texts of doubles ----------------------------------------------------------------------------
+
 _CHARS_MAX = 17
 """A sign, nine digits, a point, six digits."""
 _WHOLE_MAX = 1e9

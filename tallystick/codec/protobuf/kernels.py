@@ -388,6 +388,8 @@ def read_messages(spans, fields, wanted, holders, problems, strays):  # type: ig
             problems[1, row] = index
 
 
+# ---- writing -------------------------------------------------------------------------------------
+
 COLUMN_VALUES, COLUMN_SIZES, VALID, OFFSETS = range(4)
 """The addresses of a column: numbers, float bits or addresses of bytes (int64); how many bytes
 (int64); a byte per row, 0 for null, or address 0; where each list begins (int64)."""

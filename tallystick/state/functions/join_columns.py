@@ -41,6 +41,8 @@ INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER = "inner", "left", "right", "full"
 HOWS = (INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER)
 """The kinds of joins, numbered by which sides are outer: 1 for the left one, 2 for the right."""
 
+BoolArray = NDArray[np.bool_]
+
 
 def outer_sides(function: str, how: str, among: Sequence[str] = HOWS) -> tuple[bool, bool]:
     """Return which sides' rows come out without a partner too.
@@ -301,6 +303,8 @@ def moments_of(times_ms: Int64Array) -> pa.Array:
     return pc.multiply(pa.array(times_ms), 1000).cast(pa.timestamp("us", tz="UTC"))
 
 
+# ---- keys at work --------------------------------------------------------------------------------
+
 NEVER = (1 << 63) - 1
 """The due time of a key without a timer."""
 
@@ -342,7 +346,7 @@ def move_timers(
         overlay.put_many(timers, pa.array([value] * len(which), pa.binary()))
 
 
-BoolArray = NDArray[np.bool_]
+# ---- pairs by time -------------------------------------------------------------------------------
 
 
 def ranges(
@@ -417,6 +421,8 @@ def greatest(values: Int64Array, codes: Int64Array, count: int, otherwise: int) 
     np.maximum.at(by_code, codes, values)
     return by_code
 
+
+# ---- rows with times -----------------------------------------------------------------------------
 
 ROW_BYTES = 16
 """The bytes that a row takes in state besides its own."""

@@ -227,6 +227,8 @@ def _pane_key(key: KeyCodec) -> KeyCodec:
     return KeyCodec(pa.schema([*key.schema, pa.field(START, pa.int64())]))
 
 
+# ---- windows on a grid ---------------------------------------------------------------------------
+
 _OPEN = pa.field("$open", pa.bool_())
 """True in each stored pane: with accumulators that are all null there would be no entry."""
 _LINES_MAX = 1 << 20

@@ -295,6 +295,8 @@ def session(gap: str | int) -> Sessions:
     return Sessions(gap_us)
 
 
+# ---- clock and output ----------------------------------------------------------------------------
+
 MOMENT = pa.timestamp("us", tz="UTC")
 WINDOW_START, WINDOW_END, IS_FINAL = "window_start", "window_end", "is_final"
 
