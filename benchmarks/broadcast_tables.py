@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from tallystick.checkpoint.state_files import newest_entries
 from tallystick.host import kernel_cache
-from tallystick.state.broadcast_table import KeyIndex, TableCodec, TableContent
 from tallystick.state.keys import bodies
+from tallystick.state.operator_state import KeyIndex, TableCodec, TableContent
 from tallystick.state.overlay import one_batch
 from tallystick.tasks.enrichment import Enrichment
 

@@ -17,9 +17,10 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from tallystick.codec import json_reader, json_writer
-from tallystick.codec.json_reader import parse_json
-from tallystick.codec.json_writer import write_json
+from tallystick.codec.json import read as json_reader
+from tallystick.codec.json import write as json_writer
+from tallystick.codec.json.read import parse_json
+from tallystick.codec.json.write import write_json
 
 RECORD_COUNT = 200_000
 BATCH_ROWS = 65_536

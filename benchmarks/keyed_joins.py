@@ -21,9 +21,8 @@ from tallystick.state import changelog
 from tallystick.state.catalog import Version
 from tallystick.state.compatibility import settle
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
+from tallystick.state.functions.joins import interval_join, temporal_join
 from tallystick.state.functions.processing import Work
-from tallystick.state.functions.range_join import interval_join
-from tallystick.state.functions.temporal_join import temporal_join
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec

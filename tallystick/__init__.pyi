@@ -88,13 +88,14 @@ from .state.functions.co_process import (
     co_process as co_process,
 )
 from .state.functions.count_windows import count_window as count_window
+from .state.functions.joins import (
+    interval_join as interval_join,
+    temporal_join as temporal_join,
+    window_join as window_join,
+)
 from .state.functions.keyed_batch import (
     KeyedBatch as KeyedBatch,
     Update as Update,
-)
-from .state.functions.range_join import (
-    interval_join as interval_join,
-    window_join as window_join,
 )
 from .state.functions.ready_made import (
     aggregate as aggregate,
@@ -102,7 +103,6 @@ from .state.functions.ready_made import (
     sessions as sessions,
     top_n as top_n,
 )
-from .state.functions.temporal_join import temporal_join as temporal_join
 from .state.functions.upsert_join import upsert_join as upsert_join
 from .state.functions.vectorised import vectorised as vectorised
 from .state.functions.windowed import windowed as windowed

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
-from tallystick.codec.value_writer import JsonWriter
 from tallystick.ports import EpochResult
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange

@@ -139,9 +139,8 @@ CACHES_OF_VALUES = {
     "checkpoint/local/lmdb_environment.py": {"_open", "_looked_s"},  # LMDB's rules for forks
     "codec/avro/reader.py": {"_plan"},
     "codec/avro/writer.py": {"_tree"},
-    "codec/json_flat.py": {"flat_of"},
-    "codec/json_prune.py": {"_tree"},
-    "codec/json_schema.py": {"parse_shape"},
+    "codec/json/flat.py": {"_tree", "flat_of"},
+    "codec/json/schema.py": {"parse_shape"},
     "codec/protobuf/reader.py": {"_plan"},
     "codec/protobuf/schema.py": {"_known_files", "messages_of"},
     "codec/protobuf/writer.py": {"_plan"},

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.codec.formats import DEADLETTER, FAILFAST, PERMISSIVE
-from tallystick.codec.value_reader import TextReader, ValueReader
+from tallystick.codec.values import TextReader, ValueReader
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.codec.spans import spans_of
-from tallystick.codec.value_writer import ValueWriter
+from tallystick.codec.values import ValueWriter
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 

@@ -4,6 +4,8 @@ Kernels work on spans, so they need to know nothing of Arrow's offset widths, sl
 
 Invariants: all arrays are int64 and contiguous (numba compiles one version of each kernel); every
 span lies inside `data`; a length of -1 is null.
+
+The way back is `text_array`, from bytes that may lie anywhere in memory.
 """
 
 from collections.abc import Iterator
@@ -13,16 +15,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tallystick.codec.bytes_kernels import copy_spans
 from tallystick.errors import RecordError
 
 Int64Array = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
     """The values of a binary column; `data` is read-only and shared with Arrow, not copied."""
 
-    data: NDArray[np.uint8]
+    data: Bytes
     starts: Int64Array
     lengths: Int64Array
 
@@ -82,7 +86,7 @@ def spans_of(column: pa.Array, name: str) -> Spans:
     return Spans(data, offsets[:-1], lengths)
 
 
-def _bytes_of(buffer: pa.Buffer | None) -> NDArray[np.uint8]:
+def _bytes_of(buffer: pa.Buffer | None) -> Bytes:
     data = np.frombuffer(buffer if buffer is not None else b"", np.uint8)
     data.flags.writeable = False
     return data
@@ -107,3 +111,58 @@ def _with_offsets(column: pa.Array, name: str) -> pa.Array:
     raise RecordError(
         f"column {name} is {kind}, but Kafka takes bytes: cast it to binary or string first."
     )
+
+
+def text_array(
+    kind: pa.DataType, starts: Int64Array, lengths: NDArray[np.integer], valid: Bytes
+) -> pa.Array:
+    """Return a binary or string array with bytes from anywhere.
+
+    Args:
+        kind: binary or string.
+        starts: the address of each value; the caller keeps that memory alive.
+        lengths: bytes of each value; ignored for a null.
+        valid: 0 for null.
+    """
+    offsets = offsets_of(lengths, valid)
+    text = np.empty(int(offsets[-1]), np.uint8)
+    copy_spans(starts, offsets, text.ctypes.data)
+    buffers = [validity(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(kind, len(valid), buffers)
+
+
+def last_of_each_key(
+    keys: pa.Array, items: pa.Array, counts: Int64Array
+) -> tuple[pa.Array, pa.Array, Int64Array]:
+    """Return the entries of maps, the last of each key in a map, and each map's number of entries.
+
+    Args:
+        keys: of all maps, one map after another; never null.
+        items: the values of the keys.
+        counts: how many entries each map has.
+    """
+    if counts.max(initial=0) < 2:
+        return keys, items, counts
+    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    pairs = owners * (int(codes.max()) + 1) + codes
+    _, from_end = np.unique(pairs[::-1], return_index=True)
+    if len(from_end) == len(pairs):
+        return keys, items, counts
+    kept = np.sort(len(pairs) - 1 - from_end)
+    taken = pa.array(kept)
+    kept_counts = np.bincount(owners[kept], minlength=len(counts)).astype(np.int64)
+    return keys.take(taken), items.take(taken), kept_counts
+
+
+def offsets_of(lengths: NDArray[np.integer], valid: Bytes) -> NDArray[np.int32]:
+    """Return the start of each value; nulls are empty. Callers bound a batch's bytes by 2^31."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths if valid.all() else np.where(valid, lengths, 0), out=offsets[1:])
+    assert offsets[-1] < 2**31, "too many bytes in one batch"
+    return offsets.astype(np.int32)
+
+
+def validity(valid: Bytes) -> pa.Buffer | None:
+    """Return bytes of validity as Arrow has them; None: all are valid."""
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))

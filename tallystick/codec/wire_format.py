@@ -16,15 +16,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from tallystick.codec.avro import kernels
+from tallystick.codec import bytes_kernels as kernels
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
-from tallystick.codec.spans import Spans, spans_of
-from tallystick.codec.value_reader import ParsedValues, Where, malformed_error, nulls
+from tallystick.codec.spans import Int64Array, Spans, spans_of
+from tallystick.codec.values import ParsedValues, Where, malformed_error, nulls
 from tallystick.errors import RecordError
-
-Int64Array = NDArray[np.int64]
 
 BATCH_BYTES_MAX = 1 << 30
 """The bytes that are decoded at once: Arrow's offsets have 31 bits."""

@@ -23,9 +23,9 @@ from tallystick.host.user_cache import cache_directory
 
 EVERY_PIPELINE = (
     "tallystick.codec.records.decoder",
-    "tallystick.codec.json_writer",
+    "tallystick.codec.json.write",
     "tallystick.codec.rows",
-    "tallystick.codec.json_reader",
+    "tallystick.codec.json.read",
 )
 KEYED_PIPELINES = (
     "tallystick.state.keys",
@@ -33,7 +33,7 @@ KEYED_PIPELINES = (
     "tallystick.state.functions.keyed_batch",
 )
 OTHERS = (
-    "tallystick.codec.json_flat",
+    "tallystick.codec.json.flat",
     "tallystick.codec.avro.reader",
     "tallystick.codec.avro.writer",
     "tallystick.codec.protobuf.reader",

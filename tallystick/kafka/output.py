@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tallystick.codec.formats import Format
 from tallystick.codec.rows import RowLayout
-from tallystick.codec.value_writer import ValueWriter
+from tallystick.codec.values import ValueWriter
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Guarantee, Timeout
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig

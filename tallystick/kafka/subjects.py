@@ -12,9 +12,10 @@ import pyarrow as pa
 from tallystick.codec.avro.schema import parse_schema
 from tallystick.codec.avro.writer import AvroWriter
 from tallystick.codec.formats import Avro, Format, Json, JsonSchema, Protobuf
-from tallystick.codec.json_schema import JsonSchemaWriter, columns_of, parse_shape
+from tallystick.codec.json.schema import JsonSchemaWriter, columns_of, parse_shape
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.protobuf.writer import ProtobufWriter
-from tallystick.codec.value_writer import JsonWriter, ValueWriter
+from tallystick.codec.values import ValueWriter
 from tallystick.errors import OptionError, RecordError
 from tallystick.kafka.schema_registry import RegisteredSchema, registry_of
 

@@ -21,8 +21,7 @@ from typing import Any, assert_never
 
 import pyarrow as pa
 
-from tallystick.codec.output_records import OutputRecords, letters_of, told_of
-from tallystick.codec.records.division import plain
+from tallystick.codec.output_records import OutputRecords, letters_of, plain, told_of
 from tallystick.codec.records.encoder import EncodedBatch, stamp
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.transactional_ids import slot_of, token_group, transactional_id

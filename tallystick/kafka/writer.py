@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tallystick.codec.records.division import divided
+from tallystick.codec.output_records import divided
 from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError, stamp
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol

@@ -35,10 +35,9 @@ from tallystick.source.offsets import SourceOffsets
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
-from tallystick.state.broadcast_table import TableCodec
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.state.functions.vectorised import ByColumns
-from tallystick.state.list_state import ListCodec
+from tallystick.state.operator_state import ListCodec, TableCodec
 from tallystick.tasks.frames import conform
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Stages, Step

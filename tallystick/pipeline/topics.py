@@ -8,11 +8,10 @@ import pyarrow as pa
 
 from tallystick.codec.avro.reader import AvroReader
 from tallystick.codec.formats import DEADLETTER, PERMISSIVE, Format, Json, JsonSchema, Protobuf
-from tallystick.codec.framed_reader import FramedJsonReader
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json.read import FramedJsonReader, JsonReader
 from tallystick.codec.layout import Layout, ddl
 from tallystick.codec.protobuf.reader import ProtobufReader
-from tallystick.codec.value_reader import TextReader, ValueReader
+from tallystick.codec.values import TextReader, ValueReader
 from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.cluster import (

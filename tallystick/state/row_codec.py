@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.codec.spans import Spans, spans_of
+from tallystick.codec.spans import Int64Array, Spans, spans_of
 from tallystick.errors import ManifestError, OptionError
 from tallystick.state import row_kernels
 from tallystick.state.keys import binary_of, check_size
@@ -35,7 +35,6 @@ from tallystick.state.schema import text_of
 _LENGTH = np.dtype("<u4")
 _NULLS = "nulls"
 
-Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from tallystick.errors import OptionError
-from tallystick.state.broadcast_table import TableContent
+from tallystick.state.operator_state import TableContent
 from tallystick.tasks.frames import conform
 
 INNER, LEFT = "inner", "left"

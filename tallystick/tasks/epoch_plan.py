@@ -15,7 +15,6 @@ import pyarrow as pa
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.ports import EpochResult
-from tallystick.state.broadcast_table import WHOLE
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
@@ -25,7 +24,7 @@ from tallystick.state.functions.processing import (
     HasInitialState,
     StateDeclaration,
 )
-from tallystick.state.list_state import ALL_TASKS, PLACE
+from tallystick.state.operator_state import ALL_TASKS, PLACE, WHOLE
 from tallystick.state.overlay import EpochTime
 from tallystick.tasks.event_times import (
     EventTimesOfEpoch,

@@ -51,11 +51,19 @@ from tallystick.codec.spans import spans_of
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError
 from tallystick.host import stopwatch as clock
 from tallystick.ports import Storage
-from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.list_state import ALL_TASKS, ListCodec, changes_of, gone, shared_values
+from tallystick.state.operator_state import (
+    ALL_TASKS,
+    WHOLE,
+    ListCodec,
+    TableCodec,
+    TableContent,
+    deletions_beyond,
+    list_changes,
+    shared_values,
+)
 from tallystick.state.overlay import EmptyView, one_batch
 from tallystick.tasks.frames import conform
 from tallystick.tasks.outputs import Batch, DeclaredFunction, Predicate, Rows, mask_of
@@ -528,9 +536,9 @@ class OpenList:
 
     def _changes(self, after: pa.BinaryArray) -> list[pa.RecordBatch]:
         assert self._committed is not None, "read before it is written"
-        changes = [changes_of(self._task, self._committed, after)]
+        changes = [list_changes(self._task, self._committed, after)]
         if self._task == FIRST_READER and self._all is not None:
-            changes.append(gone(self._all, self._plan.base.parallelism))
+            changes.append(deletions_beyond(self._all, self._plan.base.parallelism))
         return changes
 
     def _begun(self) -> pa.RecordBatch:

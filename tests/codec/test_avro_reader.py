@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tallystick.codec import wire_format
 from tallystick.codec.avro.kernels import FRAMES_MAX
 from tallystick.codec.avro.reader import AvroReader
-from tallystick.codec.value_reader import ParsedValues
+from tallystick.codec.values import ParsedValues
 from tallystick.errors import OptionError, RecordError
 
 UTC_MICROS = pa.timestamp("us", tz="UTC")

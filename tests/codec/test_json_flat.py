@@ -11,14 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tallystick.codec import json_reader
-from tallystick.codec.json_flat import FlatColumns, flat_of
-from tallystick.codec.json_flat_kernels import UNSURE_FREE
-from tallystick.codec.json_ignored_kernels import DEPTH_MAX
-from tallystick.codec.json_reader import parse_json
-from tallystick.codec.json_token_kernels import PARSED, SUSPECT, UNSURE
+from tallystick.codec.json import read as json_reader
+from tallystick.codec.json.flat import FlatColumns, flat_of
+from tallystick.codec.json.flat_kernels import UNSURE_FREE
+from tallystick.codec.json.read import parse_json
+from tallystick.codec.json.token_kernels import DEPTH_MAX, PARSED, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of
-from tallystick.codec.value_reader import ParsedValues
+from tallystick.codec.values import ParsedValues
 
 MICROS = pa.timestamp("us", "UTC")
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]

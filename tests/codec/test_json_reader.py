@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tallystick.codec import json_reader
 from tallystick.codec.formats import MODES, Json
-from tallystick.codec.json_kernels import CONTROL_CHARACTER, GOOD, NOT_UTF8, join_records
-from tallystick.codec.json_reader import JsonReader, check_schema, parse_json
+from tallystick.codec.json import read as json_reader
+from tallystick.codec.json.kernels import CONTROL_CHARACTER, GOOD, NOT_UTF8, join_records
+from tallystick.codec.json.read import JsonReader, check_schema, parse_json
 from tallystick.codec.spans import spans_of
-from tallystick.codec.value_reader import ParsedValues
+from tallystick.codec.values import ParsedValues
 from tallystick.errors import OptionError, RecordError
 
 SCHEMA = pa.schema(

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec.formats import MODES
-from tallystick.codec.framed_reader import FramedJsonReader
-from tallystick.codec.json_reader import JsonReader
-from tallystick.codec.json_schema import JsonSchemaWriter, columns_of, parse_shape
+from tallystick.codec.json.read import FramedJsonReader, JsonReader
+from tallystick.codec.json.schema import JsonSchemaWriter, columns_of, parse_shape
 from tallystick.errors import OptionError, RecordError
 
 FRAME = b"\0\0\0\0\7"

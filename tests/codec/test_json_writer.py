@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.codec import json_reader, json_writer, number_kernels
-from tallystick.codec.json_kernels import add_sizes, encode_base64, escape_strings, write_column
-from tallystick.codec.json_reader import parse_json
-from tallystick.codec.json_writer import check_schema, write_json
+from tallystick.codec.json import read as json_reader
+from tallystick.codec.json import write as json_writer
+from tallystick.codec.json.kernels import add_sizes, encode_base64, escape_strings, write_column
+from tallystick.codec.json.read import parse_json
+from tallystick.codec.json.write import check_schema, write_json
 from tallystick.errors import OptionError, RecordError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -197,9 +198,9 @@ def test_the_kernel_itself_writes_amounts_of_money(monkeypatch):
     """Else the test above would pass without it."""
     cents = pa.array(np.arange(-100_000, 1_000_000, 37) / 100)
     expected = arrow_texts(cents.filter(pc.not_equal(cents, 0.0)))
-    monkeypatch.setattr(number_kernels, "spans_of", None)
+    monkeypatch.setattr(json_writer, "spans_of", None)
 
-    spans = number_kernels.double_texts(cents.filter(pc.not_equal(cents, 0.0)), "cents")
+    spans = json_writer.double_texts(cents.filter(pc.not_equal(cents, 0.0)), "cents")
 
     found = [
         spans.data[start : start + length].tobytes().decode()
@@ -313,7 +314,7 @@ def test_no_rows_give_an_empty_array():
 
 
 def test_a_result_beyond_two_gib_is_large_binary(monkeypatch):
-    monkeypatch.setattr(json_writer, "BINARY_BYTES_MAX", 10)
+    monkeypatch.setattr("tallystick.codec.values.BINARY_BYTES_MAX", 10)
 
     records = write_json(pa.record_batch({"v": pa.array([1, 2])}))
 

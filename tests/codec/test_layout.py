@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec.formats import MODES
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json.read import JsonReader
 from tallystick.codec.layout import OWN_HEADERS, REASON_LENGTH_MAX, Layout, LayoutRows
 from tallystick.codec.records.decoder import RECORD_SCHEMA_WITH_HEADERS
-from tallystick.codec.value_reader import TextReader, ValueReader
+from tallystick.codec.values import TextReader, ValueReader
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 

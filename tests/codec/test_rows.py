@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.rows import RowLayout, partition_of
-from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec.formats import MODES
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json.read import JsonReader
 from tallystick.codec.layout import Layout, LayoutRows
-from tallystick.codec.value_reader import TextReader, ValueReader
+from tallystick.codec.values import TextReader, ValueReader
 from tallystick.errors import OptionError, RecordError
 from tests.codec.test_layout import FROM, decoded
 

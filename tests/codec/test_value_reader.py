@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.codec.formats import MODES
-from tallystick.codec.json_reader import JsonReader
-from tallystick.codec.value_reader import TextReader
+from tallystick.codec.json.read import JsonReader
+from tallystick.codec.values import TextReader
 from tallystick.errors import RecordError
 
 VALUES = st.lists(

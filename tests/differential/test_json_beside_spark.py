@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
-from tallystick.codec.json_reader import parse_json
+from tallystick.codec.json.read import parse_json
 from tallystick.state.schema import schema_of
 
 pytestmark = [pytest.mark.spark]

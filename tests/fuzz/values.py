@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from tallystick.codec import json_flat, json_schema
 from tallystick.codec.avro.reader import AvroReader
-from tallystick.codec.framed_reader import FramedJsonReader
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json import flat as json_flat
+from tallystick.codec.json import schema as json_schema
+from tallystick.codec.json.read import FramedJsonReader, JsonReader
 from tallystick.codec.protobuf.reader import ProtobufReader
-from tallystick.codec.value_reader import TextReader, ValueReader
+from tallystick.codec.values import TextReader, ValueReader
 from tests.codec import test_avro_reader as avro
 from tests.codec import test_protobuf as protobuf
 from tests.codec.test_json_flat import SCHEMA as FLAT

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.rows import RowLayout
-from tallystick.codec.value_writer import JsonWriter
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.tasks.keyed import RoutePlan

@@ -17,11 +17,10 @@ import pytest
 from tallystick.state.functions.aggregates import count, first_value, last_value, maximum, minimum
 from tallystick.state.functions.count_windows import count_window
 from tallystick.state.functions.inputs import TIME, KeyedInput, KeyedInputs
+from tallystick.state.functions.joins import interval_join, temporal_join, window_join
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
-from tallystick.state.functions.range_join import interval_join, window_join
 from tallystick.state.functions.ready_made import aggregate, deduplicate, sessions
-from tallystick.state.functions.temporal_join import temporal_join
 from tallystick.state.functions.vectorised import ByColumns, vectorised
 from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import cumulative, hopping, session, tumbling

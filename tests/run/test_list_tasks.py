@@ -11,7 +11,7 @@ import pytest
 
 from tallystick.errors import BrokenInvariantError, OptionError, RecordError
 from tallystick.state.catalog import SNAPSHOT, StepState
-from tallystick.state.list_state import ListCodec
+from tallystick.state.operator_state import ListCodec
 from tallystick.tasks import operator_state
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.operator_state import ListFunction, ListStep, OpenList, with_lists

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.rows import RowLayout
-from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import SideRows

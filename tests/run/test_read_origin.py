@@ -8,13 +8,13 @@ import pyarrow.compute as pc
 import pytest
 
 from tallystick.codec.formats import DEADLETTER
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json.read import JsonReader
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.layout import OFFSET_HEADER, Layout
 from tallystick.codec.output_records import CUT_BYTES
 from tallystick.codec.records.decoder import RECORD_SCHEMA_WITH_HEADERS, decode
 from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
-from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import RecordError
 from tallystick.tasks.outputs import OF_DEAD_LETTERS, Selection
 from tallystick.tasks.read import EncodePlan, Route

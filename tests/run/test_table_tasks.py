@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
-from tallystick.state.broadcast_table import WHOLE, TableCodec, TableContent
 from tallystick.state.catalog import SNAPSHOT, StepState
+from tallystick.state.operator_state import WHOLE, TableCodec, TableContent
 from tallystick.tasks import operator_state
 from tallystick.tasks.enrichment import Enrichment
 from tallystick.tasks.epoch_plan import PipelinePlan

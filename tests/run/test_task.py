@@ -9,12 +9,12 @@ import pytest
 from confluent_kafka import Producer
 
 from tallystick import values
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json.read import JsonReader
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.layout import OWN_HEADERS, Layout
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
-from tallystick.codec.value_writer import JsonWriter
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.tasks.frames import Frame

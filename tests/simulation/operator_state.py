@@ -21,9 +21,8 @@ import pyarrow as pa
 
 from tallystick.ports import Storage
 from tallystick.source.offsets import ONLY_INPUT, of_input
-from tallystick.state.broadcast_table import TableCodec
 from tallystick.state.catalog import StepState
-from tallystick.state.list_state import ListCodec
+from tallystick.state.operator_state import ListCodec, TableCodec
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import WorkerHost

@@ -7,8 +7,8 @@ from typing import Any
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.state.catalog import StepState
-from tallystick.state.functions.panes import Panes
-from tallystick.state.functions.window_output import Clock
+from tallystick.state.functions.window_engine import Panes
+from tallystick.state.functions.windows import Clock
 from tallystick.tasks import epoch_plan, keyed
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.write import FanOut

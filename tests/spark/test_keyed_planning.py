@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import tallystick as ts
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json.read import JsonReader
 from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError
 from tallystick.pipeline.keyed import keyed_steps, lean

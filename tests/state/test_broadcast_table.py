@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tallystick.checkpoint.state_files import newest_entries
 from tallystick.errors import OptionError
-from tallystick.state import broadcast_table
-from tallystick.state.broadcast_table import KeyIndex, TableCodec, TableContent
+from tallystick.state import operator_state
+from tallystick.state.operator_state import KeyIndex, TableCodec, TableContent
 from tallystick.state.overlay import one_batch
 
 COLUMNS = pa.schema([("v", pa.int64()), ("a", pa.string()), ("b", pa.int32()), ("t", pa.string())])
@@ -55,8 +55,8 @@ def test_the_index_finds_what_is_there(keys: set[bytes], wanted: list[bytes], sa
     held = sorted(keys)
     with pytest.MonkeyPatch.context() as patch:
         if same:  # hashes that are equal
-            hashes = broadcast_table._hashes
-            patch.setattr(broadcast_table, "_hashes", lambda keys: hashes(keys) % 3)
+            hashes = operator_state._hashes
+            patch.setattr(operator_state, "_hashes", lambda keys: hashes(keys) % 3)
         index = KeyIndex(pa.array(held, pa.binary()))
         found = index.find(pa.array(wanted, pa.binary())).tolist()
     assert found == [held.index(each) if each in keys else -1 for each in wanted]

@@ -12,7 +12,8 @@ import pytest
 import test_joins_like_flink as joins
 import test_like_flink as windows
 
-from tallystick.state.functions import grid_windows, range_join, temporal_join
+from tallystick.state.functions import joins as join_functions
+from tallystick.state.functions import window_engine
 
 Judge = Callable[[dict[str, Any]], None]
 
@@ -63,14 +64,14 @@ def test_a_broken_temporal_join_is_found_out(
     sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, make = JOINS[sentence]
-    monkeypatch.setattr(temporal_join, name, make(getattr(temporal_join, name)))
+    monkeypatch.setattr(join_functions, name, make(getattr(join_functions, name)))
     assert found_out(joined, "temporal_join")
 
 
 def test_a_temporal_join_that_does_not_wait_for_the_watermark_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    visit = temporal_join._Visit
+    visit = join_functions._TemporalVisit
     monkeypatch.setattr(visit, "__init__", _of_a_later_watermark(visit.__init__))
     assert found_out(joined, "temporal_join")
 
@@ -78,13 +79,13 @@ def test_a_temporal_join_that_does_not_wait_for_the_watermark_is_found_out(
 def test_a_temporal_join_that_keeps_no_version_before_the_watermark_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write = temporal_join._Visit._write
+    write = join_functions._TemporalVisit._write
 
     def forgetful(self: Any, side: int, rows: Any, chunks: Any) -> Any:
         is_kept = rows.times > self._until if side else np.ones(len(rows), np.bool_)
         return write(self, side, rows.filter(is_kept), chunks)
 
-    monkeypatch.setattr(temporal_join._Visit, "_write", forgetful)
+    monkeypatch.setattr(join_functions._TemporalVisit, "_write", forgetful)
     assert found_out(joined, "temporal_join")
 
 
@@ -94,19 +95,20 @@ def test_windows_judged_by_the_wrong_watermark_are_found_out(
     attribute: str, by_us: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One window further: a pane is freed, or a row is late, one too early or too late."""
-    init = grid_windows._Epoch.__init__
+    init = window_engine._Epoch.__init__
 
     def shifted(self: Any, *given: Any) -> None:
         init(self, *given)
         moved = getattr(self, attribute) + by_us * self._windows.every_us
         setattr(self, attribute, moved)
 
-    monkeypatch.setattr(grid_windows._Epoch, "__init__", shifted)
+    monkeypatch.setattr(window_engine._Epoch, "__init__", shifted)
     assert found_out(windows.test_windows_are_those_of_flink, kind)
 
 
 @pytest.mark.parametrize(
-    ("kind", "where"), [("window_join", range_join.Window), ("interval_join", range_join.Interval)]
+    ("kind", "where"),
+    [("window_join", join_functions.Window), ("interval_join", join_functions.Interval)],
 )
 def test_a_join_whose_rows_leave_one_too_early_is_found_out(
     kind: str, where: Any, monkeypatch: pytest.MonkeyPatch

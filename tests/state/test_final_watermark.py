@@ -6,11 +6,10 @@ import pyarrow as pa
 import pytest
 
 import tallystick as ts
+from tallystick.state.functions.joins import interval_join, temporal_join, window_join
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME
-from tallystick.state.functions.range_join import interval_join, window_join
 from tallystick.state.functions.ready_made import sessions
-from tallystick.state.functions.temporal_join import temporal_join
 from tallystick.state.functions.vectorised import vectorised
 from tallystick.state.overlay import FINAL_WATERMARK_MS
 from tests.state.co_keyed_tasks import CoKeyedTasks

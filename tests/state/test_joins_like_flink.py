@@ -14,8 +14,7 @@ from co_keyed_tasks import CoKeyedTasks
 from test_like_flink import CASES, ms
 
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
-from tallystick.state.functions.range_join import interval_join, window_join
-from tallystick.state.functions.temporal_join import temporal_join
+from tallystick.state.functions.joins import interval_join, temporal_join, window_join
 from tallystick.state.functions.upsert_join import upsert_join
 from tallystick.state.functions.vectorised import ByColumns
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
-from tallystick.state.list_state import (
+from tallystick.state.operator_state import (
     ListCodec,
     Share,
-    changes_of,
-    gone,
+    deletions_beyond,
     in_union,
+    list_changes,
     repartitioned,
     shared_values,
 )
@@ -91,7 +91,7 @@ def test_what_changes_makes_of_the_old_lists_the_new_ones(
 ) -> None:
     held: dict[bytes, bytes] = {}
     for task, elements in enumerate(lists):
-        applied(held, changes_of(task, encoded([]), encoded(elements)))
+        applied(held, list_changes(task, encoded([]), encoded(elements)))
     entries = batch_of(held)
     before = len(lists)
     everything: list[Any] = []
@@ -104,9 +104,9 @@ def test_what_changes_makes_of_the_old_lists_the_new_ones(
         union = shared_values(entries, task, before, parallelism, is_union=True)
         assert decoded(union) == [e for its in lists for e in its]
         committed = encoded(lists[task]) if task < before else encoded([])
-        applied(held, changes_of(task, committed, encoded(share)))
+        applied(held, list_changes(task, committed, encoded(share)))
         everything.append(share)
-    applied(held, gone(entries, parallelism))
+    applied(held, deletions_beyond(entries, parallelism))
     assert sorted(map(repr, (e for its in lists for e in its))) == sorted(
         map(repr, (e for its in everything for e in its))
     )
@@ -116,7 +116,7 @@ def test_what_changes_makes_of_the_old_lists_the_new_ones(
 
     task = data.draw(st.integers(0, parallelism - 1))
     newer = data.draw(ELEMENTS)
-    applied(held, changes_of(task, encoded(everything[task]), encoded(newer)))
+    applied(held, list_changes(task, encoded(everything[task]), encoded(newer)))
     everything[task] = newer
     assert decoded(batch_of(held).column(1)) == [e for its in everything for e in its]
 
@@ -124,8 +124,8 @@ def test_what_changes_makes_of_the_old_lists_the_new_ones(
 def test_only_what_differs_is_written() -> None:
     old = [(n, "x") for n in range(100)]
     new = [*old[:50], (0, "y"), *old[51:], (7, "z")]
-    assert changes_of(3, encoded(old), encoded(new)).num_rows == 2
-    assert changes_of(3, encoded(old), encoded(old)).num_rows == 0
+    assert list_changes(3, encoded(old), encoded(new)).num_rows == 2
+    assert list_changes(3, encoded(old), encoded(old)).num_rows == 0
 
 
 def test_columns_that_cannot_be_stored_are_refused() -> None:

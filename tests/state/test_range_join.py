@@ -16,9 +16,9 @@ from tallystick.errors import OptionError, RecordError
 from tallystick.ops.state_table import schema_of, table_of
 from tallystick.state.catalog import StepState
 from tallystick.state.compatibility import settle
-from tallystick.state.functions import range_join, row_state
+from tallystick.state.functions import joins, row_state
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
-from tallystick.state.functions.range_join import interval_join, window_join
+from tallystick.state.functions.joins import interval_join, window_join
 from tallystick.state.overlay import ENTRIES
 
 ORDERS = pa.schema(
@@ -65,8 +65,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_state, "CHUNK_BYTES", 100)
     monkeypatch.setattr(row_state, "CHUNK_ROWS", 3)
     monkeypatch.setattr(row_state, "LOAD_BYTES", 150)
-    monkeypatch.setattr(range_join, "OUTPUT_ROWS", 3)
-    monkeypatch.setattr(range_join, "KEYS_MAX", 2)
+    monkeypatch.setattr(joins, "OUTPUT_ROWS", 3)
+    monkeypatch.setattr(joins, "KEYS_MAX", 2)
 
 
 def arrival(record: Record) -> tuple[int, dict[str, Any]]:
@@ -166,7 +166,7 @@ def run(function: Any, oracle: Oracle, epochs: list[Any], own: tuple[str, ...] =
             watermark_ms=watermark,
             parallelism=min(parallelism, tasks.max_parallelism),
         )
-        assert all(count <= range_join.OUTPUT_ROWS for count in tasks.batch_rows)
+        assert all(count <= joins.OUTPUT_ROWS for count in tasks.batch_rows)
         expected = oracle.epoch(records, watermark)
         kept = [{k: v for k, v in row.items() if k not in own} for row in found]
         assert plain(kept) == plain(expected)
@@ -340,7 +340,7 @@ def test_a_skewed_key_is_joined_in_pieces(how: str, monkeypatch: pytest.MonkeyPa
         before = pa.total_allocated_bytes()
         work = tasks.work(table, watermark_ms=int(times[0]) - 1 - reach if part else None)
         for batch in join.run(work):
-            assert batch.num_rows <= range_join.OUTPUT_ROWS
+            assert batch.num_rows <= joins.OUTPUT_ROWS
             pair_count += batch.num_rows
             assert pa.total_allocated_bytes() - before < 64 << 20
         changes = work.overlay.changes()

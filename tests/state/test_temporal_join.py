@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
-from tallystick.state.functions import range_join, row_state
-from tallystick.state.functions import temporal_join as module
+from tallystick.state.functions import joins, row_state
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
-from tallystick.state.functions.temporal_join import temporal_join
+from tallystick.state.functions.joins import temporal_join
 
 ORDERS = pa.schema([("coin", pa.string()), ("amount", pa.int64()), ("at", pa.int64())])
 RATES = pa.schema([("coin", pa.string()), ("rate", pa.int64()), ("at", pa.int64())])
@@ -41,8 +40,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_state, "CHUNK_BYTES", 100)
     monkeypatch.setattr(row_state, "CHUNK_ROWS", 3)
     monkeypatch.setattr(row_state, "LOAD_BYTES", 150)
-    monkeypatch.setattr(range_join, "KEYS_MAX", 2)
-    monkeypatch.setattr(module, "OUTPUT_ROWS", 3)
+    monkeypatch.setattr(joins, "KEYS_MAX", 2)
+    monkeypatch.setattr(joins, "OUTPUT_ROWS", 3)
 
 
 def arrival(record: Record) -> tuple[int, dict[str, Any]]:

@@ -478,7 +478,7 @@ def test_moments_within_a_millisecond_and_before_1970() -> None:
 
 
 def test_a_far_jump_of_the_watermark_closes_many_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallystick.state.functions.grid_windows._LINES_MAX", 100)
+    monkeypatch.setattr("tallystick.state.functions.window_engine._LINES_MAX", 100)
     records = [(key, at, at) for key in "abc" for at in range(0, 500, 7)]
     task = task_of(ts.hopping(100, every=1))
     task.epoch(rows_of(records))
@@ -495,7 +495,7 @@ def test_updates_of_many_windows_come_in_parts(
 ) -> None:
     records = [(key, at, at) for key in "ab" for at in range(0, 200, 9)]
     whole = task_of(windows, emit="update").epoch(rows_of(records))
-    monkeypatch.setattr("tallystick.state.functions.grid_windows._LINES_MAX", 50)
+    monkeypatch.setattr("tallystick.state.functions.window_engine._LINES_MAX", 50)
     task = task_of(windows, emit="update")
 
     found = task.epoch(rows_of(records))

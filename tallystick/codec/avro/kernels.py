@@ -5,8 +5,8 @@ column is a run of slots; the n-th item of its context (context 0: the records; 
 that is read has one of its own) stands in the n-th slot. A slot is null until its byte of validity
 is set, so a null, or a record that turns out malformed, leaves nothing.
 
-Inner functions take addresses, not arrays (see `memory`): arrays made the loops several times as
-slow.
+Inner functions take addresses, not arrays (see `bytes_kernels`): arrays made the loops several
+times as slow.
 
 Invariants
     Every read is checked against the end of its record, every slot against its context's capacity.
@@ -19,10 +19,9 @@ Source of the format: https://avro.apache.org/docs/1.12.0/specification/#binary-
 import numba
 import numpy as np
 
-from tallystick.codec.json_kernels import _is_utf8
-from tallystick.codec.memory import (
-    bytes_at,
+from tallystick.codec.bytes_kernels import (
     inner_kernel,
+    is_text,
     load8,
     load32,
     load64,
@@ -31,12 +30,6 @@ from tallystick.codec.memory import (
     store64,
     word_at,
 )
-
-ENVELOPE_SIZE = 5
-"""The magic byte 0 and the big-endian schema id."""
-
-GOOD, TOMBSTONE, TOO_SHORT, WRONG_MAGIC = range(4)
-"""The verdicts of `read_envelopes` on a value."""
 
 (TRUNCATED, LEFT_OVER, VARINT_TOO_LONG, INT_RANGE, NOT_BOOLEAN, NEGATIVE_LENGTH, NOT_UTF8) = range(
     1, 8
@@ -69,40 +62,8 @@ _POWERS = np.array([divmod(10**digits, 2**64) for digits in range(_DIGITS_MAX + 
 """10 to the n-th: high and low 64 bits."""
 _MILLIS_MAX = (2**63 - 1) // 1000
 _ALL_ONES = np.uint64(2**64 - 1)
-_TOP_BITS = np.uint64(0x8080808080808080)
 
 _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
-
-
-@_kernel
-def read_envelopes(address, starts, lengths, ids, verdicts):  # type: ignore[no-untyped-def]
-    """Read the schema id of each value; return True if all values have the same schema.
-
-    Args:
-        address: the start of the data, from which `starts` count.
-        starts: where each value begins.
-        lengths: bytes, -1 for null.
-        ids: gets the ids, 0 where there is none.
-        verdicts: gets GOOD, TOMBSTONE, TOO_SHORT or WRONG_MAGIC.
-    """
-    is_same = len(starts) > 0
-    for row in range(len(starts)):
-        at = address + starts[row]
-        verdict = GOOD
-        if lengths[row] < 0:
-            verdict = TOMBSTONE
-        elif lengths[row] < ENVELOPE_SIZE:
-            verdict = TOO_SHORT
-        elif load8(at) != np.uint64(0):
-            verdict = WRONG_MAGIC
-        value = np.uint64(0)
-        if verdict == GOOD:
-            for index in range(1, ENVELOPE_SIZE):
-                value = (value << np.uint64(8)) | load8(at + index)
-        ids[row] = np.int32(np.int64(value))
-        verdicts[row] = verdict
-        is_same = is_same and verdict == GOOD and ids[row] == ids[0]
-    return is_same
 
 
 @inner_kernel
@@ -123,23 +84,6 @@ def _varint(at, end):  # type: ignore[no-untyped-def]
             problem = np.int64(at)
             break
     return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), problem
-
-
-@inner_kernel
-def _is_text(at, size):  # type: ignore[no-untyped-def]
-    """True if bytes are UTF-8: ASCII by words, the last one overlapping, and else byte by byte."""
-    high = np.uint64(0)
-    if size >= 8:
-        last = size - 8
-        place = 0
-        while place < last:
-            high |= load64(at + place)
-            place += 8
-        high |= load64(at + last)
-    else:
-        for place in range(size):
-            high |= load8(at + place)
-    return high & _TOP_BITS == np.uint64(0) or _is_utf8(bytes_at(at, size), 0, size)
 
 
 @inner_kernel
@@ -195,7 +139,7 @@ def _sized(operation, instruction, slot, at, end, report):  # type: ignore[no-un
         if problem != 0:
             return np.int64(-problem)
     else:
-        if operation == STRING and not _is_text(at, size):
+        if operation == STRING and not is_text(at, size):
             return np.int64(-NOT_UTF8)
         store64(place, np.uint64(at))
         store64(second, np.uint64(size))

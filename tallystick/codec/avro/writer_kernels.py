@@ -14,11 +14,12 @@ Source of the format: https://avro.apache.org/docs/1.12.0/specification/#binary-
 import numba
 import numpy as np
 
-from tallystick.codec.memory import (
+from tallystick.codec.bytes_kernels import (
     copy,
     inner_kernel,
     load8,
     put_word,
+    put_zigzag,
     store8,
     store32,
     store64,
@@ -48,18 +49,6 @@ _kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @inner_kernel
-def _put_varint(at, number):  # type: ignore[no-untyped-def]
-    """Write a number in zigzag, in at most ten bytes; return the address after the number."""
-    remaining = np.uint64((number << 1) ^ (number >> 63))
-    while remaining >= np.uint64(0x80):
-        store8(at, (remaining & np.uint64(0x7F)) | np.uint64(0x80))
-        remaining >>= np.uint64(7)
-        at += 1
-    store8(at, remaining)
-    return at + 1
-
-
-@inner_kernel
 def _put_bytes(instruction, slot, at, end):  # type: ignore[no-untyped-def]
     """Write bytes, a string or a fixed; return the address after the value."""
     start = word_at(word_at(instruction, VALUES), slot)
@@ -72,7 +61,7 @@ def _put_bytes(instruction, slot, at, end):  # type: ignore[no-untyped-def]
     else:
         if size + VARINT_SIZE_MAX > end - at:
             return np.int64(-NEEDS_ROOM)
-        at = _put_varint(at, size)
+        at = put_zigzag(at, size)
     copy(at, start, size)
     return at + size
 
@@ -95,7 +84,7 @@ def _put_decimal(instruction, slot, at, end):  # type: ignore[no-untyped-def]
         return np.int64(-NEEDS_ROOM)
     if size < 0:
         size = least
-        at = _put_varint(at, size)
+        at = put_zigzag(at, size)
     for index in range(size):
         place = size - 1 - index
         store8(at + index, load8(number + place) if place < _DECIMAL_SIZE else sign)
@@ -123,13 +112,13 @@ def _put_scalar(instruction, slot, at, end):  # type: ignore[no-untyped-def]
     if operation == DECIMAL:
         return _put_decimal(instruction, slot, at, end)
     if operation == ABSENT:
-        return _put_varint(at, word_at(instruction, B))
+        return put_zigzag(at, word_at(instruction, B))
     value = word_at(word_at(instruction, VALUES), slot)
     if operation == PLAIN:
         return _put_plain(word_at(instruction, A), value, at)
     if operation == ENUM and value < 0:
         return np.int64(-NO_SYMBOL)
-    return _put_varint(at, value)
+    return put_zigzag(at, value)
 
 
 @inner_kernel
@@ -152,17 +141,17 @@ def _encode(program, slot, at, end, stack, report):  # type: ignore[no-untyped-d
             valid = word_at(instruction, VALID_BYTES)
             if valid == 0 or load8(valid + slot) != np.uint64(0):
                 if word_at(instruction, A) >= 0:
-                    at = _put_varint(at, word_at(instruction, A))
+                    at = put_zigzag(at, word_at(instruction, A))
             else:
                 if word_at(instruction, B) < 0:
                     return np.int64(-NULL_VALUE)
-                at = _put_varint(at, word_at(instruction, B))
+                at = put_zigzag(at, word_at(instruction, B))
                 pc = word_at(instruction, TARGET)
         elif operation == REPEAT:
             first = word_at(word_at(instruction, VALUES), slot)
             stop = word_at(word_at(instruction, VALUES), slot + 1)
             if stop > first:
-                at = _put_varint(at, stop - first)
+                at = put_zigzag(at, stop - first)
                 frame = stack + FRAME_SIZE * depth
                 put_word(frame, 0, pc)
                 put_word(frame, 1, slot)

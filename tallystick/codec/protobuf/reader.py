@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.codec.avro.columns import last_of_each_key, text_array, validity
-from tallystick.codec.avro.span_kernels import copy_spans
+from tallystick.codec.bytes_kernels import copy_spans
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import EnumColumn, FieldPlan, MessagePlan, make_plan
 from tallystick.codec.protobuf.schema import message_at
-from tallystick.codec.value_reader import ParsedValues, Where, check_names
+from tallystick.codec.spans import Int64Array, last_of_each_key, text_array, validity
+from tallystick.codec.values import ParsedValues, Where, check_names
 from tallystick.codec.wire_format import DecodedBodies, SchemaSource, SchemaTexts, parse_bodies
 from tallystick.errors import OptionError
 
@@ -32,7 +32,6 @@ SECONDS_MAX = 253_402_300_799
 """The end of the year 9999: the range of a Timestamp."""
 SECONDS_MIN = -62_135_596_800
 
-Int64Array = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import Field, FieldPlan, MessagePlan, make_plan, unfit
 from tallystick.codec.protobuf.schema import Message, indexes_as_bytes, message_at, path_of
-from tallystick.codec.protobuf.writer_kernels import write_messages
-from tallystick.codec.spans import spans_of
-from tallystick.codec.value_writer import binary_array
+from tallystick.codec.spans import Int64Array, spans_of
+from tallystick.codec.values import binary_array
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
 from tallystick.errors import OptionError, RecordError
 
@@ -39,8 +38,6 @@ _RANGES = {
     kernels.FIXED64: (0, 2**63 - 1),
 }
 """The least and the most of an int64 in a field; others take any."""
-
-Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +211,11 @@ def write_columns(
     table = plan.table[[one.index for one, _ in of_field]]
     before = np.frombuffer(prefix, np.uint8)
     offsets = np.zeros(row_count + 1, np.int64)
-    write_messages(table, addresses.reshape(len(of_field), 4), before, offsets, 0)
+    kernels.write_messages(table, addresses.reshape(len(of_field), 4), before, offsets, 0)
     out = np.empty(int(offsets[-1]) + 1, np.uint8)
-    write_messages(table, addresses.reshape(len(of_field), 4), before, offsets, out.ctypes.data)
+    kernels.write_messages(
+        table, addresses.reshape(len(of_field), 4), before, offsets, out.ctypes.data
+    )
     return binary_array(pa.py_buffer(out[: int(offsets[-1])]), offsets)
 
 

@@ -14,7 +14,7 @@ Source of the format: https://kafka.apache.org/documentation/#record
 import numba
 import numpy as np
 
-from tallystick.codec.memory import copy, inner_kernel, load8, store8
+from tallystick.codec.bytes_kernels import copy, inner_kernel, load8, put_zigzag, store8, zigzag
 
 UNFIT, OUTSIDE = 1, 2
 """Problems of a batch: a length does not fit; a record's offset is outside of the batch."""
@@ -275,29 +275,13 @@ def control_type(at, size):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _zigzag(value):  # type: ignore[no-untyped-def]
-    return np.uint64((value << 1) ^ (value >> 63))
-
-
-@inner_kernel
 def _varint_size(value):  # type: ignore[no-untyped-def]
-    rest = _zigzag(value) >> _SEVEN
+    rest = zigzag(value) >> _SEVEN
     size = 1
     while rest:
         rest >>= _SEVEN
         size += 1
     return size
-
-
-@inner_kernel
-def _write_varint(at, value):  # type: ignore[no-untyped-def]
-    rest = _zigzag(value)
-    while rest >= _CONTINUE:
-        store8(at, (rest & _SEVEN_BITS) | _CONTINUE)
-        at += 1
-        rest >>= _SEVEN
-    store8(at, rest)
-    return at + 1
 
 
 @inner_kernel
@@ -307,7 +291,7 @@ def _blob_size(length):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _write_blob(at, source, length):  # type: ignore[no-untyped-def]
-    at = _write_varint(at, length)
+    at = put_zigzag(at, length)
     if length > 0:
         copy(at, source, length)
         at += length
@@ -365,13 +349,13 @@ def encode_records(  # type: ignore[no-untyped-def]
         if size > capacity - (at - target):
             problem = NEEDS_LARGER_BUFFER if row == first else 0
             return row, at - target, timestamp_max, problem, size
-        at = _write_varint(at, body)
+        at = put_zigzag(at, body)
         store8(at, np.uint64(0))  # attributes, unused
-        at = _write_varint(at + 1, timestamp_delta)
-        at = _write_varint(at, row - first)
+        at = put_zigzag(at + 1, timestamp_delta)
+        at = put_zigzag(at, row - first)
         at = _write_blob(at, key_data + key_starts[row], key_length)
         at = _write_blob(at, value_data + value_starts[row], value_length)
-        at = _write_varint(at, header_count)
+        at = put_zigzag(at, header_count)
         for header in range(first_header, first_header + header_count):
             at = _write_blob(
                 at, header_key_data + header_key_starts[header], header_key_lengths[header]

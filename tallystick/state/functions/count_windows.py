@@ -24,12 +24,11 @@ import numpy as np
 import pyarrow as pa
 
 from tallystick.errors import OptionError
-from tallystick.state.functions import panes as stored
 from tallystick.state.functions.folds import LATEST, Folds, picked
 from tallystick.state.functions.keyed_batch import BoolArray, Int64Array, order_by_key
-from tallystick.state.functions.panes import Panes, numbered
 from tallystick.state.functions.processing import NO_TIME, StateDeclaration, Work
 from tallystick.state.functions.vectorised import beside_key
+from tallystick.state.functions.window_engine import Panes, numbered, panes_declaration
 from tallystick.state.functions.windows import WINDOWS_PER_PANE_MAX
 from tallystick.state.keys import KeyCodec
 from tallystick.state.numpy_columns import places_in
@@ -119,7 +118,7 @@ class CountFunction:
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the state of the heads and panes."""
-        return (stored.declared(self.windows.text, self.codec, self.folds),)
+        return (panes_declaration(self.windows.text, self.codec, self.folds),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """See `Processor.output`."""

@@ -1,4 +1,4 @@
-"""The columns of a join: of each side, and of the output.
+"""The parts of which joins are made: columns, keys at work, rows with times, pairs by time.
 
 A row of output is
 
@@ -6,21 +6,34 @@ A row of output is
 
 without the sides' own columns of the key's names. A column of the right side whose name is taken
 is called `<right>_<name>`, so the left side's names do not depend on the right's.
+
+Pairs are numbers into arrays of rows that are sorted by the number of the key, then by time.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tallystick.codec.spans import Int64Array, spans_of
 from tallystick.errors import OptionError, RecordError
+from tallystick.state.entries import (
+    TIMERS_BY_TIME,
+    Keys,
+    distinct_keys,
+    due_keys,
+    keys_of,
+    time_keys,
+)
 from tallystick.state.functions.inputs import INPUT, TIME, CarriedColumns
-from tallystick.state.functions.processing import check_event_times
+from tallystick.state.functions.processing import Work, check_event_times
 from tallystick.state.meaning import Meaning, meaning_of, name_text
+from tallystick.state.overlay import Overlay
 
 LEFT, RIGHT = range(2)
 """The sides of a join."""
@@ -28,7 +41,7 @@ INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER = "inner", "left", "right", "full"
 HOWS = (INNER, LEFT_OUTER, RIGHT_OUTER, FULL_OUTER)
 """The kinds of joins, numbered by which sides are outer: 1 for the left one, 2 for the right."""
 
-Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 def outer_sides(function: str, how: str, among: Sequence[str] = HOWS) -> tuple[bool, bool]:
@@ -288,3 +301,201 @@ def end_to_end(one: Sequence[pa.Array], two: Sequence[pa.Array]) -> tuple[pa.Arr
 def moments_of(times_ms: Int64Array) -> pa.Array:
     """Return moments as timestamps."""
     return pc.multiply(pa.array(times_ms), 1000).cast(pa.timestamp("us", tz="UTC"))
+
+
+# ---- keys at work --------------------------------------------------------------------------------
+
+NEVER = (1 << 63) - 1
+"""The due time of a key without a timer."""
+
+
+def keys_at_work(work: Work, state_id: int) -> tuple[Int64Array, Keys]:
+    """Return the number of each row's key, and the keys: of the rows, and with due timers.
+
+    Args:
+        work: of the epoch.
+        state_id: of the state whose entries the keys have.
+    """
+    codes, keys = distinct_keys(work.rows, work.key, work.max_parallelism, state_id)
+    until_ms = work.time.watermark_ms
+    if until_ms is None:
+        return codes.astype(np.int64), keys
+    due = due_keys(work.overlay, work.groups, until_ms, state_id)
+    due = due.filter(pc.invert(pc.is_in(due, keys.entries)))
+    if not len(due):
+        return codes.astype(np.int64), keys
+    others = keys_of(due, work.key)
+    entries = pa.concat_arrays([keys.entries, due])
+    order = pc.sort_indices(entries)
+    places = np.empty(len(order), np.int64)
+    places[order.to_numpy()] = np.arange(len(order))
+    pairs = zip(keys.columns.columns, others.columns.columns, strict=True)
+    columns = [pa.concat_arrays(pair).take(order) for pair in pairs]
+    both = pa.RecordBatch.from_arrays(columns, schema=keys.columns.schema)
+    return places[codes], Keys(both, entries.take(order))
+
+
+def move_timers(
+    overlay: Overlay, entries: pa.BinaryArray, before: Int64Array, after: Int64Array
+) -> None:
+    """Write the changed timers of keys; the time `NEVER` stands for no timer."""
+    for times, value in ((before, None), (after, b"")):
+        which = np.flatnonzero((before != after) & (times != NEVER))
+        owners = entries.take(pa.array(which))
+        timers = time_keys(owners, pa.array(times[which]), TIMERS_BY_TIME)
+        overlay.put_many(timers, pa.array([value] * len(which), pa.binary()))
+
+
+# ---- pairs by time -------------------------------------------------------------------------------
+
+
+def ranges(
+    codes: Int64Array,
+    firsts: Int64Array,
+    lasts: Int64Array,
+    of_codes: Int64Array,
+    of_times: Int64Array,
+) -> tuple[Int64Array, Int64Array]:
+    """Return which rows have a key and a time within bounds: from a start to before a stop.
+
+    Args:
+        codes: a key for each range.
+        firsts: the least time of each, included.
+        lasts: the greatest, included; none is before its first.
+        of_codes: the key of each row.
+        of_times: its time; rows are sorted by code, then time.
+    """
+    moments = np.unique(of_times)
+    # One number for key and time, from 0: the rank of a moment instead of itself cannot overflow.
+    width = len(moments) + 1
+    places = of_codes * width + np.searchsorted(moments, of_times)
+    starts = codes * width + np.searchsorted(moments, firsts, "left")
+    stops = codes * width + np.searchsorted(moments, lasts, "right")
+    return np.searchsorted(places, starts), np.searchsorted(places, stops)
+
+
+def pairs(
+    starts: Int64Array, stops: Int64Array, count_max: int
+) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Yield each range's number with each row in it, at most so many pairs at a time.
+
+    Args:
+        starts: of the ranges, as `ranges` returns them.
+        stops: their ends.
+        count_max: bounds the memory: a skewed key has many pairs.
+    """
+    counts = stops - starts
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    offsets = starts - (ends - counts)
+    for first in range(0, total, count_max):
+        numbers = np.arange(first, min(first + count_max, total))
+        whose = np.searchsorted(ends, numbers, "right")
+        yield whose, numbers + offsets[whose]
+
+
+def covered(starts: Int64Array, stops: Int64Array, count: int) -> BoolArray:
+    """Return which of `count` rows lie in a range."""
+    opened = np.bincount(starts, minlength=count + 1)
+    closed = np.bincount(stops, minlength=count + 1)
+    inside: BoolArray = np.cumsum(opened - closed)[:count] > 0
+    return inside
+
+
+def order_of(codes: Int64Array, times: Int64Array) -> Int64Array:
+    """Return the order of rows by code, then time; ties stay in their order."""
+    order: Int64Array = np.lexsort((times, codes))
+    return order
+
+
+def least(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
+    """Return the least value of each code; `otherwise` for a code without values."""
+    by_code = np.full(count, otherwise, np.int64)
+    np.minimum.at(by_code, codes, values)
+    return by_code
+
+
+def greatest(values: Int64Array, codes: Int64Array, count: int, otherwise: int) -> Int64Array:
+    """Return the greatest value of each code; `otherwise` for a code without values."""
+    by_code = np.full(count, otherwise, np.int64)
+    np.maximum.at(by_code, codes, values)
+    return by_code
+
+
+# ---- rows with times -----------------------------------------------------------------------------
+
+ROW_BYTES = 16
+"""The bytes that a row takes in state besides its own."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of one side of a join.
+
+    Args:
+        codes: the number of each row's key, or of its chunk.
+        times: in ms.
+        matched: whether the row has had a partner; changed in place.
+        data: the rows as bytes.
+        columns: their columns.
+    """
+
+    codes: Int64Array
+    times: Int64Array
+    matched: BoolArray
+    data: pa.BinaryArray
+    columns: tuple[pa.Array, ...]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.codes)
+
+    def take(self, rows: Int64Array) -> Self:
+        """Return the rows with some numbers, in the order of the numbers."""
+        numbers = pa.array(rows)
+        return type(self)(
+            self.codes[rows],
+            self.times[rows],
+            self.matched[rows],
+            self.data.take(numbers),
+            tuple(column.take(numbers) for column in self.columns),
+        )
+
+    def filter(self, mask: BoolArray) -> Self:
+        """Return the rows where the mask is true."""
+        return self if mask.all() else self.take(np.flatnonzero(mask))
+
+    def of_keys(self, first: int, stop: int) -> Self:
+        """Return the rows of some keys, numbered from 0; they must be sorted by key."""
+        begin, end = np.searchsorted(self.codes, [first, stop]).tolist()
+        return type(self)(
+            self.codes[begin:end] - first,
+            self.times[begin:end],
+            self.matched[begin:end],
+            self.data.slice(begin, end - begin),
+            tuple(column.slice(begin, end - begin) for column in self.columns),
+        )
+
+    def ordered(self) -> Self:
+        """Sort the rows by key, then time; ties stay in their order."""
+        order = order_of(self.codes, self.times)
+        return self if (order[1:] > order[:-1]).all() else self.take(order)
+
+    def and_then(self, later: Self) -> Self:
+        """Add rows that arrived later; return all rows by key and time."""
+        return self.followed_by(later).ordered() if len(later) else self
+
+    def followed_by(self, later: Self) -> Self:
+        """Append other rows, without sorting."""
+        return type(self)(
+            np.concatenate([self.codes, later.codes]),
+            np.concatenate([self.times, later.times]),
+            np.concatenate([self.matched, later.matched]),
+            pa.concat_arrays([self.data, later.data]),
+            end_to_end(self.columns, later.columns),
+        )
+
+    @property
+    def sizes(self) -> Int64Array:
+        """The size of each row in state, in bytes."""
+        return np.maximum(spans_of(self.data, "state").lengths, 0) + ROW_BYTES

@@ -22,13 +22,18 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from tallystick.codec.spans import Int64Array
 from tallystick.state.entries import ID_AT
 from tallystick.state.functions.inputs import TIME
-from tallystick.state.functions.join_keys import NEVER
-from tallystick.state.functions.join_rows import Rows
-from tallystick.state.functions.matching import greatest, least, order_of
+from tallystick.state.functions.join_columns import (
+    NEVER,
+    BoolArray,
+    Rows,
+    greatest,
+    least,
+    order_of,
+)
 from tallystick.state.functions.processing import ROWS, StateDeclaration
 from tallystick.state.keys import bodies
 from tallystick.state.meaning import Meaning
@@ -46,8 +51,6 @@ CHUNK_BYTES = 64 << 10
 LOAD_BYTES = 8 << 20
 """The chunks that are in memory at a time."""
 
-Int64Array = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 _ROWS = [
     pa.field("times", pa.list_(pa.int64())),

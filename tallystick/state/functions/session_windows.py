@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from tallystick.state.entries import distinct_keys
 from tallystick.state.functions import fold_kernels
-from tallystick.state.functions import panes as stored
 from tallystick.state.functions.folds import LATEST, Folds, picked
 from tallystick.state.functions.keyed_batch import Int64Array
-from tallystick.state.functions.panes import Due, Panes, numbered
 from tallystick.state.functions.processing import (
     COLUMNS,
     EVENT_TIME,
@@ -33,8 +31,15 @@ from tallystick.state.functions.processing import (
     Work,
 )
 from tallystick.state.functions.vectorised import beside_key
-from tallystick.state.functions.window_output import WINDOW_END, Clock, WindowOutput
-from tallystick.state.functions.windows import NEVER, US_PER_MS, Sessions
+from tallystick.state.functions.window_engine import Due, Panes, numbered, panes_declaration
+from tallystick.state.functions.windows import (
+    NEVER,
+    US_PER_MS,
+    WINDOW_END,
+    Clock,
+    Sessions,
+    WindowOutput,
+)
 from tallystick.state.keys import KeyCodec
 from tallystick.state.numpy_columns import explode, lists_of
 from tallystick.state.row_codec import ColumnsCodec, changed_rows
@@ -76,7 +81,7 @@ class SessionFunction:
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the state of the sessions, and of the bounds of each key's sessions."""
         bounds = StateDeclaration(BOUNDS, COLUMNS, "", text_of(_BOUNDS_CODEC.schema))
-        return (stored.declared(self.sessions.text, self.codec, self.folds), bounds)
+        return (panes_declaration(self.sessions.text, self.codec, self.folds), bounds)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
         """See `Processor.output`."""

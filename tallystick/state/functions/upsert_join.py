@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions.join_columns import (
@@ -24,13 +23,13 @@ from tallystick.state.functions.join_columns import (
     JoinColumns,
     carried,
     columns_of_input,
+    order_of,
     outer_sides,
     taken,
 )
-from tallystick.state.functions.keyed_batch import KeyedBatch, Update
-from tallystick.state.functions.matching import order_of
+from tallystick.state.functions.joins import SIDES
+from tallystick.state.functions.keyed_batch import BoolArray, Int64Array, KeyedBatch, Update
 from tallystick.state.functions.processing import NO_TIME
-from tallystick.state.functions.range_join import SIDES
 from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
 from tallystick.state.meaning import name_text
 from tallystick.state.numpy_columns import valid_of
@@ -39,9 +38,6 @@ from tallystick.state.row_codec import ColumnsCodec, changed_rows
 CHANGE = "change"
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
 _CHANGES = pa.array([INSERT, UPDATE, DELETE])
-
-Int64Array = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 
 def upsert_join(

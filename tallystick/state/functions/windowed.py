@@ -9,18 +9,19 @@ from tallystick.state.durations import duration_ms
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.count_windows import CountFunction, CountWindows
 from tallystick.state.functions.folds import Folds
-from tallystick.state.functions.grid_windows import GridFunction
 from tallystick.state.functions.processing import DROP, EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tallystick.state.functions.session_windows import SessionFunction
 from tallystick.state.functions.vectorised import ByColumns
-from tallystick.state.functions.window_output import (
+from tallystick.state.functions.window_engine import GridFunction
+from tallystick.state.functions.windows import (
     IS_FINAL,
     WINDOW_END,
     WINDOW_START,
     Clock,
+    Sessions,
     WindowOutput,
+    Windows,
 )
-from tallystick.state.functions.windows import Sessions, Windows
 
 FINAL, UPDATE = "final", "update"
 _TIMES = {"event": EVENT_TIME, "processing": PROCESSING_TIME}

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tallystick.codec.json_reader import JsonReader
+from tallystick.codec.json.read import JsonReader
+from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.layout import Layout
 from tallystick.codec.rows import RowLayout
-from tallystick.codec.value_writer import JsonWriter
 from tallystick.errors import NOT_SHOWN, TallystickError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch

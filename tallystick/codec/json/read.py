@@ -1,7 +1,7 @@
 r"""JSON records to typed columns, whole blocks at a time, exact for every single record.
 
 Where all fields are scalars, a kernel reads every record that is surely well-formed (see
-`json_flat_kernels`). Arrow's parser reads all other records and schemas, and it alone refuses
+`flat_kernels`). Arrow's parser reads all other records and schemas, and it alone refuses
 records: acceptance does not depend on the reader. Until the kernel is compiled on this machine,
 Arrow's parser reads all.
 
@@ -16,12 +16,18 @@ Arrow takes a text of many documents and, if one is malformed, refuses the whole
   only after it failed alone, so it never takes a good neighbour along.
 
 Accepted beyond RFC 8259: NaN and ±Infinity for float and double, as in Spark. A float or double
-that is too large is infinite. Undeclared fields need only be JSON, see `json_ignored_kernels`.
+that is too large is infinite. Undeclared fields need only be JSON, see `token_kernels`.
 Malformed: a declared field twice in an object (Spark takes the last); 1.0 or "1" for an integer (as
 in Spark); a number for a string (Spark takes its text); an integer beyond its type; a decimal that
 would need rounding; in a string that is a column, a `\ud800` without its partner; a byte order
-mark. A timestamp is text as in `json_time_kernels`, in UTC unless it names an offset; a date is
+mark. A timestamp is text as in `flat_kernels`, in UTC unless it names an offset; a date is
 YYYY-MM-DD. docs/json-beside-from-json.md compares all of this with Spark.
+
+JSON in Confluent's wire format (`FramedJsonReader`) is a zero byte, a schema's id (int32), and the
+text. The text names its fields itself, so the id is not looked up: columns are found by name, as in
+JSON without a frame.
+
+Source: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
 """
 
 import re
@@ -32,11 +38,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from tallystick.codec.avro.columns import validity
+from tallystick.codec import bytes_kernels as kernels
 from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
-from tallystick.codec.json_flat import FlatColumns, flat_of, is_kernel_ready
-from tallystick.codec.json_ignored_kernels import NO_NUMBER
-from tallystick.codec.json_kernels import (
+from tallystick.codec.json.flat import FlatColumns, flat_of, is_kernel_ready, pruned
+from tallystick.codec.json.flat_kernels import read_times
+from tallystick.codec.json.kernels import (
     CONTROL_CHARACTER,
     EMPTY,
     GOOD,
@@ -46,11 +52,9 @@ from tallystick.codec.json_kernels import (
     has_odd_word,
     join_records,
 )
-from tallystick.codec.json_prune import pruned
-from tallystick.codec.json_time_kernels import read_times
-from tallystick.codec.json_token_kernels import SUSPECT, UNSURE
-from tallystick.codec.spans import Spans, spans_of
-from tallystick.codec.value_reader import ParsedValues, Where, check_names, malformed_error, nulls
+from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
+from tallystick.codec.spans import Spans, spans_of, text_array, validity
+from tallystick.codec.values import ParsedValues, Where, check_names, malformed_error, nulls
 from tallystick.errors import OptionError
 
 BLOCK_BYTES_MAX = 64 << 20
@@ -139,7 +143,7 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
 
 
 def warm_up() -> None:
-    """Compile the kernel before Arrow's parser, or load it from the cache; see `json_flat` too."""
+    """Compile the kernel before Arrow's parser, or load it from the cache; see `flat` too."""
     schema = pa.schema([("a", pa.string())])
     _Block(spans_of(pa.array([b"{}"], pa.binary()), "value"), schema).judge(1, first_only=False)
     _times(pa.array(["2024-01-02T03:04:05Z"]), pa.timestamp("us"))
@@ -372,3 +376,75 @@ def _is_scalar(kind: pa.DataType) -> bool:
     if pa.types.is_timestamp(kind):
         return bool(kind.unit == "us")
     return any(is_type(kind) for is_type in _SCALAR_TYPES)
+
+
+# ---- Confluent's wire format ---------------------------------------------------------------------
+
+BATCH_BYTES_MAX = 1 << 30
+"""The bytes that are unwrapped at once: Arrow's offsets have 31 bits."""
+FRAMED_EXPECTED = (
+    "JSON in Confluent's wire format (byte 0, four bytes of schema id, an object of the schema)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FramedJsonReader:
+    """A `ValueReader` of JSON in Confluent's wire format.
+
+    Args:
+        json: the reader of the text.
+    """
+
+    json: JsonReader
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See `ValueReader.schema`."""
+        return self.json.schema
+
+    def parse(self, values: pa.Array, mode: str, where: Where) -> ParsedValues:
+        """See `ValueReader.parse`."""
+        assert mode in MODES, mode
+        spans = spans_of(values, "value")
+        batches: list[pa.RecordBatch] = []
+        reasons: dict[int, str] = {}
+        for first, last in spans.runs(BATCH_BYTES_MAX):
+            texts, wrong = _unwrapped(spans, first, last)
+            parsed = self.json.parse(texts, PERMISSIVE, where)
+            batches.append(parsed.columns)
+            reasons |= {
+                first + row: why for row, why in sorted({**parsed.reasons, **wrong}.items())
+            }
+        columns = pa.concat_batches(batches) if batches else nulls(self.schema, 0)
+        if reasons and mode == FAILFAST:
+            row, reason = next(iter(reasons.items()))
+            raise malformed_error(values, row, FRAMED_EXPECTED, reason, where(row))
+        if not reasons or mode == PERMISSIVE:
+            return ParsedValues(columns, None, reasons)
+        kept = np.ones(len(values), np.bool_)
+        kept[list(reasons)] = False
+        return ParsedValues(columns.filter(pa.array(kept)), np.flatnonzero(kept), reasons)
+
+
+def _unwrapped(spans: Spans, first: int, last: int) -> tuple[pa.Array, dict[int, str]]:
+    """Return the JSON texts of a run of rows, null if missing, and the malformed rows' reasons."""
+    starts, lengths = spans.starts[first:last], spans.lengths[first:last]
+    ids, verdicts = np.zeros(last - first, np.int32), np.zeros(last - first, np.uint8)
+    kernels.read_envelopes(spans.address, starts, lengths, ids, verdicts)
+    good = verdicts == kernels.GOOD
+    sizes = np.where(good, lengths - kernels.ENVELOPE_SIZE, 0)
+    at = np.where(good, starts + spans.address + kernels.ENVELOPE_SIZE, 0)
+    texts = text_array(pa.binary(), at, sizes, good.astype(np.uint8))
+    reasons = {}
+    for row in np.flatnonzero(~good & (verdicts != kernels.TOMBSTONE)).tolist():
+        if verdicts[row] == kernels.TOO_SHORT:
+            reasons[row] = (
+                f"it has {lengths[row]} bytes, and the zero byte and the schema id alone take "
+                f"{kernels.ENVELOPE_SIZE}"
+            )
+        else:
+            first_byte = spans.data[starts[row]]
+            reasons[row] = (
+                f"it begins with byte {first_byte:#04x}, not with the zero byte of the format"
+            )
+    return texts, reasons

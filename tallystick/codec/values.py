@@ -1,4 +1,4 @@
-"""Readers that turn a column of bytes into typed columns; and text, the simplest format.
+"""Readers of values and writers of values: their interfaces; and text, the simplest format.
 
 Text is strictly valid UTF-8, checked for a whole column in one pass: Spark's own
 `cast(value as string)` puts U+FFFD where bytes are no text, without a warning.
@@ -155,3 +155,44 @@ def _reasons(values: pa.Array) -> dict[int, str]:
             reasons[row] = f"it is not valid UTF-8: {error.reason} at byte {error.start}"
     assert reasons, "Arrow and Python disagree about what UTF-8 is"
     return reasons
+
+
+BINARY_BYTES_MAX = (1 << 31) - 1
+"""The most that an Arrow binary array holds; a longer result is large_binary."""
+
+
+class ValueWriter(Protocol):
+    """Turns columns into values; a plain value, pickled to tasks."""
+
+    def check(self, columns: pa.Schema) -> None:
+        """Refuse columns that the format cannot hold, before any rows come.
+
+        Raises:
+            OptionError: a column is of the wrong type, missing, or one that the format cannot hold.
+        """
+        ...
+
+    def write(self, columns: pa.RecordBatch) -> pa.Array:
+        """Write one value per row, of all columns.
+
+        Returns:
+            binary, never null; large_binary where it is more than 2 GiB.
+
+        Raises:
+            OptionError: `check` would have raised it.
+            RecordError: a row holds a value that the format cannot hold.
+        """
+        ...
+
+
+def binary_array(data: pa.Buffer, offsets: NDArray[np.int64]) -> pa.Array:
+    """Return adjacent values as a binary array; large_binary beyond 2 GiB.
+
+    Args:
+        data: the bytes of all values.
+        offsets: where each value begins, and the end of the last.
+    """
+    is_large = offsets[-1] > BINARY_BYTES_MAX
+    kind = pa.large_binary() if is_large else pa.binary()
+    places = offsets if is_large else offsets.astype(np.int32)
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(places), data])

@@ -1,21 +1,23 @@
-"""Arrow columns from flat JSON records: slots for the kernel to fill, then made into arrays."""
+"""Flat JSON records to Arrow columns, and JSON lines without undeclared fields, by kernels.
 
+A flat record has scalars only: `flat_kernels` fills slots, which become arrays. A record that
+Arrow's parser refuses for a field that the schema lacks is written again without such fields
+(`pruned`).
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from tallystick.codec import json_flat_kernels as kernels
-from tallystick.codec import json_prune
-from tallystick.codec.avro.columns import text_array, validity
-from tallystick.codec.json_token_kernels import UNSURE
-from tallystick.codec.spans import Int64Array, Spans, spans_of
+from tallystick.codec.json import flat_kernels as kernels
+from tallystick.codec.json import kernels as record_kernels
+from tallystick.codec.json.token_kernels import UNSURE
+from tallystick.codec.spans import Bytes, Int64Array, Spans, spans_of, text_array, validity
 from tallystick.host import kernel_cache
-
-Bytes = NDArray[np.uint8]
 
 _KINDS: dict[pa.DataType, tuple[int, type[np.generic]]] = {
     pa.bool_(): (kernels.BOOLEAN, np.uint8),
@@ -32,12 +34,12 @@ _KINDS: dict[pa.DataType, tuple[int, type[np.generic]]] = {
 
 
 def warm_up() -> None:
-    """Compile the kernel, or load it from the cache."""
+    """Compile the kernels, or load them from the cache."""
     schema = pa.schema([("a", pa.string())])
     flat = flat_of(schema)
     assert flat is not None, "it is flat"
     FlatColumns(schema, flat, spans_of(pa.array([b"{}"], pa.binary()), "value"))
-    json_prune.warm_up()
+    pruned(np.frombuffer(b"{}\n", np.uint8), np.array([0, 3]), schema)
 
 
 def is_kernel_ready() -> bool:
@@ -199,3 +201,62 @@ def _slots(column: pa.Array) -> pa.Array:
     elif pa.types.is_timestamp(kind):
         column = column.view(pa.int64())
     return pc.fill_null(column, 0) if column.null_count else column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tree:
+    """A schema's nodes, their depth, and the memory of the names that the nodes point to."""
+
+    nodes: Int64Array
+    depth: int
+    names: Bytes
+
+
+def pruned(
+    text: Bytes, line_starts: Int64Array, schema: pa.Schema
+) -> tuple[Bytes, Int64Array, Bytes]:
+    """Return lines without the fields that a schema lacks, their starts, and the verdicts.
+
+    Args:
+        text: records, each with a line break behind it.
+        line_starts: where each line begins, and the end of the last.
+        schema: the fields that are kept.
+    """
+    tree = _tree(schema)
+    out = np.empty(len(text), np.uint8)
+    starts = np.zeros(len(line_starts), np.int64)
+    verdicts = np.zeros(len(line_starts) - 1, np.uint8)
+    record_kernels.prune_records(
+        *(text.ctypes.data, line_starts, tree.nodes, tree.depth),
+        *(out.ctypes.data, starts, verdicts),
+    )
+    return out[: starts[-1]], starts, verdicts
+
+
+@lru_cache(maxsize=64)
+def _tree(schema: pa.Schema) -> _Tree:
+    rows = [[record_kernels.STRUCT, 0, 0, 0, 0]]
+    names = bytearray()
+    depth = _add_parts(0, pa.struct(list(schema)), rows, names)
+    nodes, text = np.array(rows, np.int64), np.frombuffer(bytes(names) + b"\0", np.uint8)
+    nodes[:, record_kernels.NAME] += text.ctypes.data
+    return _Tree(nodes, depth, text)
+
+
+def _add_parts(index: int, kind: pa.DataType, rows: list[list[int]], names: bytearray) -> int:
+    """Add the parts of a node's type to `rows` and `names`; return the node's depth."""
+    parts: Sequence[pa.Field] = ()
+    if pa.types.is_struct(kind):
+        parts = list(kind)
+        rows[index][record_kernels.KIND] = record_kernels.STRUCT
+    elif pa.types.is_list(kind):
+        parts = [kind.value_field]
+        rows[index][record_kernels.KIND] = record_kernels.LIST
+    rows[index][record_kernels.FIRST : record_kernels.COUNT + 1] = len(rows), len(parts)
+    first = len(rows)
+    for part in parts:
+        name = part.name.encode()
+        rows.append([record_kernels.VALUE, 0, 0, len(names), len(name)])
+        names += name
+    depths = [_add_parts(first + place, part.type, rows, names) for place, part in enumerate(parts)]
+    return 1 + max(depths, default=0)
