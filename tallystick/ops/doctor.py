@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.disk_space import disk_space
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.newest_epoch import Ask, TokenAnswer, ask_nobody
+from tallystick.checkpoint.newest import Ask, TokenAnswer, ask_nobody
 from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
 from tallystick.kafka import cluster
