@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tallystick.checkpoint.decision_log import decider_of
-from tallystick.checkpoint.disk_space import disk_space
 from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.local.store import disk_space
 from tallystick.checkpoint.newest import Ask, TokenAnswer, ask_nobody
 from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.errors import AuthorizationError, OptionError, TallystickError

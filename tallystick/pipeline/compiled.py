@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.local.local_state import LocalState
+from tallystick.checkpoint.local.store import LocalState
 from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of

@@ -32,7 +32,7 @@ PACKAGES = (
     *("pyarrow.compute", "pyspark.daemon", "pyspark.worker"),
     *(
         "tallystick.tasks.write",
-        "tallystick.checkpoint.local.local_state",
+        "tallystick.checkpoint.local.store",
         "tallystick.spark.gang.member",
         "tallystick.state.functions.ready_made",
     ),
