@@ -7,7 +7,7 @@ check asks for anyway, and for the time: one more request, on a connection that 
 import time
 from collections.abc import Iterator
 
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import TallystickError
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client

@@ -18,7 +18,7 @@ from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.local.store import disk_space
 from tallystick.checkpoint.newest import Ask, TokenAnswer, ask_nobody
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client

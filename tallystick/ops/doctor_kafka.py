@@ -5,7 +5,7 @@ Each asks the code that a start or another command uses for the same: the answer
 
 from collections.abc import Callable, Iterator
 
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.rights import Right, committing, lacking, reading, showing, writing
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.kafka import cluster, outlook

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.rights import Right, lacking, writing
 from tallystick.epoch.transactional_ids import checkpoint_prefix
 from tallystick.epoch.two_phase import Guarantee, Owner

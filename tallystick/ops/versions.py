@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.kafka.preflight import ClusterFacts
 
 PACKAGES = ("tallystick", "pyspark", "pyarrow", "numpy", "lmdb")

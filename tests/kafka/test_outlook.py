@@ -9,7 +9,7 @@ import pytest
 from fake_broker import CODES, SILENCE, FakeBroker, answer, part
 from test_preflight import FACTS
 
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.kafka import cluster, network, outlook
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tallystick.epoch import protocol
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.manifest import epoch_of
 from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import EpochFact, EventTimesFact, PageFacts, StepFact

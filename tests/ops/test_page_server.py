@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import OptionError
 from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import (

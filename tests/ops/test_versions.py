@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.epoch.findings import Severity
+from tallystick.epoch.facts import Severity
 from tallystick.ops import versions
 from tallystick.spark import PYSPARK_VERSION_MIN, streaming
 from tallystick.testing.jars import KAFKA_VERSIONS

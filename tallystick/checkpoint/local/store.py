@@ -55,7 +55,7 @@ from tallystick.checkpoint.local.lmdb_environment import (
     locked,
     remove_unused,
 )
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import BrokenInvariantError, OptionError, StorageError
 from tallystick.host.stopwatch import LIVE_ENTRIES, count
 from tallystick.host.worker_cache import WorkerCache

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest import ask_nobody
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.manifest import Manifest
 from tallystick.errors import TallystickError
 from tallystick.kafka import cluster

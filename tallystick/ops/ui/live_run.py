@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tallystick.epoch import protocol
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import NOT_SHOWN, TallystickError

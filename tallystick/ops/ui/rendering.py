@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tallystick.epoch.findings import Severity
+from tallystick.epoch.facts import Severity
 from tallystick.ops.cli_show import printable, size_text, time_text
 from tallystick.ops.ui.facts import PageFacts
 from tallystick.state.overlay import FINAL_WATERMARK_MS, is_final
