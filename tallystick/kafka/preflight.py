@@ -2,13 +2,14 @@
 
 Every problem is found before anything runs, and all are raised at once. Where a cluster does not
 say (no ACL for it), the check is left out and named, so that its absence is known.
+
+`Right` is what a user of Kafka needs, as a plain value, and how to grant it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tallystick.epoch.rights import GROUP, READ, TOPIC, TRANSACTIONAL_ID, WRITE, Right, lacking
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client, Coordinator
@@ -17,6 +18,8 @@ from tallystick.kafka.error_policy import ABORT, FENCED
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.transaction_size import beyond_limit
 
+TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional-id"
+READ, WRITE = "READ", "WRITE"
 REQUEST_VERSIONS = {"InitProducerId": 3, "OffsetFetch": 7, "TxnOffsetCommit": 3, "EndTxn": 1}
 """API -> lowest version with what the protocol needs (KIP-360, KIP-447)."""
 OPERATION_CODES = {READ: 3, WRITE: 4}
@@ -29,6 +32,90 @@ NOT_TOLD = -(1 << 31)
 NO_PRODUCER = -1
 NO_TOPIC = frozenset({"UnknownTopicOrPartition", "InvalidTopic"})
 """Missing topics are reported elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One operation on one resource.
+
+    Args:
+        resource: TOPIC, GROUP or TRANSACTIONAL_ID, as `kafka-acls` spells them.
+        name: of the resource.
+        operation: READ or WRITE.
+        prefix: what to grant the right on, if all names in use begin with it; "": the name itself.
+    """
+
+    resource: str
+    name: str
+    operation: str
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.name.startswith(self.prefix), self
+
+    def __str__(self) -> str:
+        what = self.resource.replace("-", " ")
+        if self.prefix:
+            return f"{self.operation} on every {what} that begins with {self.prefix!r}"
+        return f"{self.operation} on {what} {self.name!r}"
+
+    @property
+    def grant(self) -> str:
+        """The arguments with which `kafka-acls --add` grants the right."""
+        words = f"--operation {self.operation.capitalize()} --{self.resource} "
+        if self.prefix:
+            return f"{words}'{self.prefix}' --resource-pattern-type prefixed"
+        return f"{words}'{self.name}'"
+
+
+def rights_to_read(topics: Iterable[str]) -> tuple[Right, ...]:
+    """Return the rights to read topics."""
+    return tuple(Right(TOPIC, topic, READ) for topic in sorted(topics))
+
+
+def rights_to_write(topics: Iterable[str]) -> tuple[Right, ...]:
+    """Return the rights to write topics."""
+    return tuple(Right(TOPIC, topic, WRITE) for topic in sorted(topics))
+
+
+def rights_to_commit(
+    transactional_id: str, token_group: str, token_topic: str, *, prefix: str = ""
+) -> tuple[Right, ...]:
+    """Return the rights to commit transactions with a token.
+
+    Args:
+        transactional_id: its id.
+        token_group: of the token.
+        token_topic: under which the token is kept.
+        prefix: of id and group, where they are one of many; "": they are the only ones.
+    """
+    return (
+        Right(TRANSACTIONAL_ID, transactional_id, WRITE, prefix),
+        Right(GROUP, token_group, READ, prefix),
+        *rights_to_read([token_topic]),
+    )
+
+
+def rights_to_show(group: str, topics: Iterable[str]) -> tuple[Right, ...]:
+    """Return the rights to commit positions to a consumer group."""
+    return (Right(GROUP, group, READ), *rights_to_read(topics))
+
+
+def grants_message(missing: Sequence[Right], user: str) -> str:
+    """Return a message with a user's missing rights and the command to grant them.
+
+    Args:
+        missing: one at least.
+        user: the name of the login; "": it has none.
+    """
+    wanted = ", ".join(map(str, sorted(missing)))
+    grants = "; ".join(right.grant for right in sorted(missing))
+    who = f"user {user!r}" if user else "the user of this connection"
+    principal = f"User:{user}" if user else "User:<its name>"
+    return (
+        f"{who} lacks {wanted}. Grant it with kafka-acls --add --allow-principal {principal}, once "
+        f"for each of: {grants}"
+    )
 
 
 class Replication(NamedTuple):
@@ -129,7 +216,7 @@ def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "
     """
     text = "; ".join(problems)
     if missing:
-        raise AuthorizationError("; ".join(filter(None, (text, lacking(missing, user)))))
+        raise AuthorizationError("; ".join(filter(None, (text, grants_message(missing, user)))))
     if text:
         raise OptionError(text)
 

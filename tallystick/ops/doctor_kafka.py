@@ -6,13 +6,21 @@ Each asks the code that a start or another command uses for the same: the answer
 from collections.abc import Callable, Iterator
 
 from tallystick.epoch.facts import CheckFinding, Severity
-from tallystick.epoch.rights import Right, committing, lacking, reading, showing, writing
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.kafka import cluster, outlook
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, missing_rights
+from tallystick.kafka.preflight import (
+    Right,
+    check,
+    grants_message,
+    missing_rights,
+    rights_to_commit,
+    rights_to_read,
+    rights_to_show,
+    rights_to_write,
+)
 from tallystick.ops.cli_show import time_text
 from tallystick.ops.doctor_subject import Subject, is_kafkas
 from tallystick.ops.transactions import OURS, TransactionStatus, describe, recovery
@@ -150,20 +158,20 @@ def _topic_lost(observation: str) -> CheckFinding:
 def authorization(subject: Subject) -> Iterator[CheckFinding]:
     """Ask the brokers which rights of the next start this login lacks, as the start does."""
     client = subject.client
-    wanted: list[Right] = [*writing(subject.output_topics)]
+    wanted: list[Right] = [*rights_to_write(subject.output_topics)]
     for transactional_id in subject.transactional_ids:
         group = token_group(transactional_id)
-        wanted += committing(transactional_id, group, "")[:2]
+        wanted += rights_to_commit(transactional_id, group, "")[:2]
     for source in subject.sources:
         if source.cluster_id == client.cluster_id:
             named = {partition.topic for partition in source.positions}
-            wanted += showing(source.group, named) if source.group else reading(named)
+            wanted += rights_to_show(source.group, named) if source.group else rights_to_read(named)
     missing = missing_rights(client, wanted)
     if missing:
         yield CheckFinding(
             Severity.ERROR,
             "rights",
-            lacking(missing, client.config.sasl_username),
+            grants_message(missing, client.config.sasl_username),
             "The next start with this login is refused, if it is the one of both source and sink.",
             "Each of the kafka-acls arguments above, with --bootstrap-server SERVERS.",
         )
