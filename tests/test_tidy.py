@@ -153,8 +153,7 @@ CACHES_OF_VALUES = {
     "kafka/messages.py": {
         *("_decoded_class", "_struct_reader", "_struct_writer", "_value_reader", "_value_writer"),
     },
-    "kafka/schema_registry.py": {"_known_in_file"},
-    "kafka/subjects.py": {"columns_to_read", "value_writer"},
+    "kafka/registry.py": {"_known_in_file", "columns_to_read", "value_writer"},
     "ops/ui/live_page.py": {"_servers"},  # of the driver; a fork has no thread that serves
     "ops/ui/rendering.py": {"_environment"},
     "tasks/lists.py": {"_versions"},

@@ -21,8 +21,7 @@ from tallystick.kafka.cluster import (
     list_offsets,
     offsets_for_times,
 )
-from tallystick.kafka.schema_registry import schema_source
-from tallystick.kafka.subjects import columns_to_read
+from tallystick.kafka.registry import columns_to_read, schema_source
 from tallystick.options.source import SourceOptions
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.subscription import (

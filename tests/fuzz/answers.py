@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from tallystick.errors import UNREADABLE, OptionError
-from tallystick.kafka import cluster, oauth, protocol, sasl, schema_registry
+from tallystick.kafka import cluster, oauth, protocol, sasl
+from tallystick.kafka import registry as registry_module
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
 from tallystick.kafka.network import Network, PendingRequest
-from tallystick.kafka.schema_registry import SchemaRegistry
+from tallystick.kafka.registry import SchemaRegistry
 from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.fuzz.decoder import Decoder
@@ -233,9 +234,9 @@ def registry_answers() -> list[bytes]:
 def read_registry(data: bytes, original: bytes) -> bool:
     """Ask a registry for schemas, and for an id."""
     registry = SchemaRegistry("http://registry:8081")
-    with patch.object(schema_registry, "_connected", lambda _: Pool(data)):
-        schema_registry._known.close()
-        schema_registry._connections.close()
+    with patch.object(registry_module, "_connected", lambda _: Pool(data)):
+        registry_module._known.close()
+        registry_module._connections.close()
         if data == original == registry_answers()[1]:
             return True  # it refers to itself
         registry.register("a/b", '"string"')
