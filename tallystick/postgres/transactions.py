@@ -37,10 +37,11 @@ from tallystick.postgres.connection import (
     give_back,
     lend,
     literal,
+    ours,
     query,
     quoted,
+    secrets_of,
 )
-from tallystick.postgres.faults import ours, secrets_of
 from tallystick.postgres.names import (
     application_of,
     deletion,
