@@ -17,8 +17,8 @@ from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.epoch.manifest import DeciderName
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
-from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import SourceOffsets
+from tallystick.source.subscription import LossPolicy
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import StateView

@@ -14,8 +14,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.options.source import parse_source_options
 from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX, client_config
 from tallystick.options.values import KEY_PREFIX
-from tallystick.source.losses import LossPolicy
-from tallystick.source.subscription import topic_problem
+from tallystick.source.subscription import LossPolicy, topic_problem
 
 FALLBACK_OPTION = "startingOffsetsByTimestampStrategy"
 Offsets = str | Mapping[str, Mapping[int, int]]

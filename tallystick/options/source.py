@@ -29,16 +29,23 @@ from tallystick.options.table import (
     whole,
 )
 from tallystick.options.values import VALUE_OPTIONS, VALUES, check_values, format_of
-from tallystick.source import losses
-from tallystick.source.losses import LossPolicy
 from tallystick.source.subscription import (
     EARLIEST,
+    FAIL,
+    KEEP_MS,
     LATEST,
+    LENIENT,
+    ON_EXPIRED,
+    ON_RECREATED,
+    ON_REMOVED,
+    ON_TRUNCATED,
+    ON_UNREADABLE,
     Assignment,
     AtCommitted,
     AtOffsets,
     AtTime,
     Bound,
+    LossPolicy,
     Subscription,
     TopicList,
     TopicPattern,
@@ -234,16 +241,16 @@ SOURCE = OptionTable((
     Option("metadata.columns", Kind("names, by comma, or `none`", _read_columns), METADATA, "Which of Kafka's columns there are beside the value: `key`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`. Spark cannot leave out what a query does not use, so naming what you need makes reading cheaper.",
            "key,offset", VALUES, "all", "metadata_columns"),
     Option("metadata.prefix", text_of("text"), "", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", VALUES, "empty", "metadata_prefix"),
-    Option("when.expired", one_of(*losses.ON_EXPIRED), losses.FAIL,
+    Option("when.expired", one_of(*ON_EXPIRED), FAIL,
            "Records were deleted before they were read. `skip`: go on at the first that is left; the log, `skipped` in the offsets and the metrics say from where to where.", "skip", _WORLD),
-    Option("when.removed", one_of(*losses.ON_REMOVED), losses.FAIL,
+    Option("when.removed", one_of(*ON_REMOVED), FAIL,
            "A topic is gone. `drop`: go on without it; `keep`: hold its position between epochs for `when.removed.keep.ms` in case it comes back, then drop it; an epoch that was planned before fails.", "drop", _WORLD),
-    Option("when.removed.keep.ms", whole("ms", 0, "milliseconds"), losses.KEEP_MS, "See `when.removed`.", "60000", _WORLD),
-    Option("when.recreated", one_of(*losses.ON_RECREATED), losses.FAIL,
+    Option("when.removed.keep.ms", whole("ms", 0, "milliseconds"), KEEP_MS, "See `when.removed`.", "60000", _WORLD),
+    Option("when.recreated", one_of(*ON_RECREATED), FAIL,
            "A topic was deleted and created again (its id differs, KIP-516). `restart`: read the new one from its beginning.", "restart", _WORLD),
-    Option("when.truncated", one_of(*losses.ON_TRUNCATED), losses.FAIL,
+    Option("when.truncated", one_of(*ON_TRUNCATED), FAIL,
            "A log ends before the next offset to read (unclean leader election). `resume`: go on at its new end.", "resume", _WORLD),
-    Option("when.unreadable", one_of(*losses.ON_UNREADABLE), losses.FAIL,
+    Option("when.unreadable", one_of(*ON_UNREADABLE), FAIL,
            "A record batch has its checksum and cannot be read: a faulty producer wrote it so. `skip`: leave the whole batch out; the log names its offsets and its producer. A batch whose checksum is wrong is damaged, and ends the query in any case.", "skip", _WORLD),
     Option("failOnDataLoss", FLAG, True, "`false` is short for `skip`, `drop`, `restart` and `resume` in the options above.", "false", _WORLD, "true"),
     Option(GROUP_OPTION, GROUP, "",
@@ -417,7 +424,7 @@ def _at_offsets(parsed: ParsedOptions, name: str, default: str) -> AtOffsets:
 
 
 def _policy(parsed: ParsedOptions) -> LossPolicy:
-    base = LossPolicy() if parsed["failOnDataLoss"] else losses.LENIENT
+    base = LossPolicy() if parsed["failOnDataLoss"] else LENIENT
     ways = ("expired", "removed", "recreated", "truncated", "unreadable")
     names = {way: f"when.{way}" for way in ways} | {"keep_ms": "when.removed.keep.ms"}
     given = {way: parsed[name] for way, name in names.items() if name in parsed}

@@ -31,10 +31,9 @@ from tallystick.errors import (
     PartitionRemovedError,
     TopicRecreatedError,
 )
-from tallystick.source.losses import DROP, FAIL, KEEP, LossPolicy
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.splits import Positions, limit_offsets
-from tallystick.source.subscription import FoundTopic, Subscription
+from tallystick.source.subscription import DROP, FAIL, KEEP, FoundTopic, LossPolicy, Subscription
 from tallystick.values import TopicPartition
 
 
