@@ -22,8 +22,8 @@ from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.connection import Network, PendingRequest
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
-from tallystick.kafka.network import Network, PendingRequest
 from tallystick.kafka.protocol import shortened
 from tallystick.values import TopicPartition
 

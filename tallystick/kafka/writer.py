@@ -25,6 +25,7 @@ from tallystick.kafka.audit import batch_at_sequence, producer_states, unexplain
 from tallystick.kafka.client import Client, Coordinator, client_for
 from tallystick.kafka.cluster import batch_limits
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.connection import PendingRequest
 from tallystick.kafka.error_policy import (
     AGAIN,
     BACKOFF_MIN_S,
@@ -37,7 +38,6 @@ from tallystick.kafka.error_policy import (
     refusal,
     too_large,
 )
-from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.protocol import by_topic, shortened
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
