@@ -148,7 +148,7 @@ CACHES_OF_VALUES = {
     "codec/protobuf/writer.py": {"_plan"},
     "codec/records/compression.py": {"_codec"},
     "host/java.py": {"_has_vector_module", "probe"},
-    "host/parent_process.py": {"_parents"},
+    "host/forks.py": {"_parents"},
     "kafka/java_settings.py": {"say_passed_over"},
     "kafka/messages.py": {
         *("_decoded_class", "_struct_reader", "_struct_writer", "_value_reader", "_value_writer"),

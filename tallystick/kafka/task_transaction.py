@@ -28,7 +28,7 @@ from tallystick.codec.rows import RowLayout
 from tallystick.epoch.transactional_ids import slot_of, token_group, transactional_id
 from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import BrokenInvariantError, TallystickError
-from tallystick.host.parent_process import check_parent
+from tallystick.host.forks import check_parent
 from tallystick.host.stopwatch import WRITTEN_BYTES, count
 from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol

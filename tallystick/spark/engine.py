@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.errors import OptionError
-from tallystick.host.parent_process import check_parent
+from tallystick.host.forks import check_parent
 from tallystick.ports import EpochResult
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
 from tallystick.spark.tasks import BroadcastPlans, Parcel, TaskRunner, Unread

@@ -33,7 +33,7 @@ from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.host import stopwatch as clock
-from tallystick.host.parent_process import check_parent
+from tallystick.host.forks import check_parent
 from tallystick.ports import Produce, Writer
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.exchange import Attempt, Frame, FrameSources, grouped, last_frames, target_of

@@ -23,8 +23,7 @@ import tallystick.kafka.fetcher
 import tallystick.kafka.output
 import tallystick.kafka.registry  # noqa: F401
 from tallystick.errors import WorkerOrphanedError
-from tallystick.host.parent_process import bind_to_forker
-from tallystick.host.random_numbers import draw_anew
+from tallystick.host.forks import bind_to_forker, draw_anew
 from tallystick.host.stopwatch import Stopwatch
 from tallystick.spark.gang.acceptor import accept_calls
 from tallystick.spark.gang.inbox import EpochCancelledError, Inbox
