@@ -16,7 +16,6 @@ Invariants:
 """
 
 import json
-import time
 from dataclasses import asdict, dataclass, fields
 from enum import Enum, auto
 from typing import Any, Self
@@ -29,6 +28,7 @@ from tallystick.errors import (
     FencedError,
     ManifestError,
 )
+from tallystick.host.stopwatch import now_ms
 from tallystick.kafka import cluster, group_offsets, protocol
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
@@ -425,4 +425,4 @@ def read_token(
 
 def age_ms(begun_ms: int) -> int:
     """Return the age of something that began at a time in ms since 1970."""
-    return max(0, time.time_ns() // 1_000_000 - begun_ms)
+    return max(0, now_ms() - begun_ms)

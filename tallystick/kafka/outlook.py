@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import TallystickError
+from tallystick.host import stopwatch
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.preflight import ClusterFacts, Replication
@@ -18,11 +19,6 @@ RETENTION_MIN_MINUTES = 24 * 60
 CLOCK_SKEW_MAX_MS = 5_000
 CLOCK_PATIENCE_S = 1.0
 """The longest wait of a start for the cluster's time: without a controller there is no answer."""
-
-
-def now_ms() -> int:
-    """Return the time on this machine, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def outlook(client: Client, facts: ClusterFacts) -> Iterator[CheckFinding]:
@@ -85,9 +81,9 @@ def clock(client: Client) -> Iterator[CheckFinding]:
     """Compare the clock of this machine with that of the cluster's controller."""
     try:
         with client.within(time.monotonic() + CLOCK_PATIENCE_S):
-            before = now_ms()
+            before = stopwatch.now_ms()
             theirs = cluster.clock_ms(client)
-            after = now_ms()
+            after = stopwatch.now_ms()
     except TallystickError as error:
         yield CheckFinding(Severity.INFO, "clock", f"the cluster does not tell its time: {error}")
         return

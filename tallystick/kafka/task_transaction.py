@@ -13,7 +13,6 @@ Invariants:
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from tallystick.epoch.transactional_ids import slot_of, token_group, transaction
 from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.forks import check_parent
-from tallystick.host.stopwatch import WRITTEN_BYTES, count
+from tallystick.host.stopwatch import WRITTEN_BYTES, count, now_ms
 from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
 from tallystick.kafka.broker import KafkaBroker
@@ -143,9 +142,8 @@ class _Encoder:
         """
         output, dead_letters = self._plan.output, self._plan.dead_letters
         letters: list[pa.RecordBatch] | None = [] if dead_letters and takes_letters else None
-        now_ms = time.time_ns() // 1_000_000
         records = OutputRecords(layout, output.compression, output.batch_bytes, letters)
-        for partition, encoded in records.encode(rows, spread=self._spread, now_ms=now_ms):
+        for partition, encoded in records.encode(rows, spread=self._spread, now_ms=now_ms()):
             self._frames.append((partition, encoded))
             self._size += len(encoded.data)
             count(WRITTEN_BYTES, len(encoded.data))
@@ -181,7 +179,7 @@ class InTransaction:
         name = transactional_id(plan.id_prefix, place.owner.sink, place.task, slot)
         self._encoder = _Encoder(plan, place)
         check_parent()
-        self._begun_ms = time.time_ns() // 1_000_000
+        self._begun_ms = now_ms()
         self._broker: KafkaBroker | None = _take(plan.output)
         try:
             self._producer = self._broker.fence(name, None)

@@ -4,7 +4,6 @@ Changes nothing: a start of the pipeline, or `tallystick recover`, settles its t
 """
 
 import os
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tallystick.errors import OptionError
+from tallystick.host.stopwatch import now_ms
 from tallystick.ops.cli_savepoint import errors_as_messages, options_in
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _fields(lingering: "LingeringTransaction", view: "CheckpointView | None") ->
     named = description.named or lingering.committable
     is_kafka = lingering.system == KAFKA
     is_foreign = description.standing is TransactionStatus.FOREIGN
-    age_ms = max(0, time.time_ns() // 1_000_000 - lingering.begun_ms)
+    age_ms = max(0, now_ms() - lingering.begun_ms)
     return {
         "system": lingering.system,
         "transaction": lingering.transactional_id,

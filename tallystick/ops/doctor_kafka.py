@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.transactional_ids import token_group
+from tallystick.host import stopwatch
 from tallystick.kafka import cluster, outlook
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
@@ -70,7 +71,7 @@ def lingering(subject: Subject) -> Iterator[CheckFinding]:
         description = describe(transaction, view)
         if description.standing not in OURS:
             continue
-        age_ms = max(0, outlook.now_ms() - transaction.begun_ms)
+        age_ms = max(0, stopwatch.now_ms() - transaction.begun_ms)
         is_due = description.standing is TransactionStatus.DUE
         is_old = age_ms >= min(LINGERS_MS, transaction.timeout_ms // 2 or LINGERS_MS)
         consequence = f"Kafka aborts it after {time_text(transaction.timeout_ms)}"

@@ -26,7 +26,7 @@ EPOCH = [
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The time of the page; a test sets it."""
     now = [1000]
-    monkeypatch.setattr("tallystick.ops.ui.live_run._now_ms", lambda: now[0])
+    monkeypatch.setattr("tallystick.ops.ui.live_run.now_ms", lambda: now[0])
     return now
 
 

@@ -3,7 +3,6 @@
 Reads, never changes anything. Each question is asked where a command of `tallystick` asks it too.
 """
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from tallystick.checkpoint.newest import ask_nobody
 from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.manifest import Manifest
 from tallystick.errors import TallystickError
+from tallystick.host.stopwatch import now_ms
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -149,11 +149,6 @@ class _Kafka:
         """Close the connections."""
         self.client.close()
         self.cluster.close()
-
-
-def now_ms() -> int:
-    """Return the time, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def rows_of(manifest: Manifest) -> int:

@@ -1,6 +1,5 @@
 """Facts about a running pipeline, from the events in its own process."""
 
-import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -11,6 +10,7 @@ from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import NOT_SHOWN, TallystickError
+from tallystick.host.stopwatch import now_ms
 from tallystick.ops.remedies import remedy_of
 from tallystick.ops.ui.facts import (
     EpochFact,
@@ -62,7 +62,7 @@ class LiveRun:
         self._listener = listener
         self._trigger = _trigger_text(trigger)
         self._dead_letter_topic = dead_letter_topic
-        self._since_ms = _now_ms()
+        self._since_ms = now_ms()
         self._query: Query | None = None
         self._open_ms: int | None = None
         self._outcomes = EpochOutcomes()
@@ -81,11 +81,11 @@ class LiveRun:
     def __call__(self, event: protocol.Event) -> None:
         """See `run.driver.Listener`."""
         if isinstance(event, protocol.EpochPlanned):
-            self._open_ms = None if event.sources is None else _now_ms()
+            self._open_ms = None if event.sources is None else now_ms()
         if isinstance(event, protocol.ManifestWritten):
             self._written = epoch_of(event.path)
         if isinstance(event, protocol.ActionFailed):
-            self._errors.append((_now_ms(), type(event.error), _shown(event.error)))
+            self._errors.append((now_ms(), type(event.error), _shown(event.error)))
         match self._outcomes.of(event):
             case EpochOutcome(number, ran=protocol.EpochRan() as ran):
                 self._commit(number, ran)
@@ -99,10 +99,10 @@ class LiveRun:
         outputs: list[ProducedRange | Committable] = [*ran.produced, *ran.committables]
         for output in outputs:
             self._rows[_place(output)] += output.record_count
-        self._decided[number] = _now_ms(), sum(output.record_count for output in outputs)
+        self._decided[number] = now_ms(), sum(output.record_count for output in outputs)
         while len(self._decided) > PROGRESS_COUNT:
             del self._decided[next(iter(self._decided))]
-        self._first_ms = self._first_ms or _now_ms()
+        self._first_ms = self._first_ms or now_ms()
         self._open_ms = None
 
     def add_to(self, facts: PageFacts) -> PageFacts:
@@ -157,7 +157,7 @@ class LiveRun:
             self._has_final = True
             shown = type(final), _shown(final)
             if not self._errors or self._errors[-1][1:] != shown:
-                self._errors.append((_now_ms(), *shown))
+                self._errors.append((now_ms(), *shown))
         return tuple(
             ErrorFact(
                 at_ms=at_ms,
@@ -281,7 +281,3 @@ def _trigger_text(trigger: Mapping[str, Any] | None) -> str:
     return ", ".join(
         name if value is True else f"{name}: {value}" for name, value in trigger.items()
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
