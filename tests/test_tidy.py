@@ -41,19 +41,20 @@ MODULE_LINES_MAX = 700
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),
+    "text": {"errors"},
     "host": {"errors"},
     "codec": {"errors", "values", "host"},
-    "source": {"errors", "values"},
-    "state": {"errors", "host", "codec"},
-    "epoch": {"errors", "values", "host", "source", "state"},
+    "source": {"errors", "values", "text"},
+    "state": {"errors", "text", "host", "codec"},
+    "epoch": {"errors", "values", "text", "host", "source", "state"},
 }
-MAY_IMPORT["ports"] = {*MAY_IMPORT}
+MAY_IMPORT["ports"] = {*MAY_IMPORT} - {"text"}
 MAY_IMPORT["storage"] = {"errors"}
-MAY_IMPORT["checkpoint"] = {*MAY_IMPORT}
-MAY_IMPORT["kafka"] = {"errors", "values", "host", "codec", "source", "epoch"}
+MAY_IMPORT["checkpoint"] = {*MAY_IMPORT} - {"text"}
+MAY_IMPORT["kafka"] = {"errors", "values", "text", "host", "codec", "source", "epoch"}
 MAY_IMPORT["postgres"] = {"errors", "host", "epoch"}
-MAY_IMPORT["files"] = {"errors", "host", "epoch", "storage"}
-MAY_IMPORT["options"] = {*MAY_IMPORT["kafka"], "kafka"}
+MAY_IMPORT["files"] = {"errors", "text", "host", "epoch", "storage"}
+MAY_IMPORT["options"] = {*MAY_IMPORT["kafka"], "kafka"} - {"text"}
 MAY_IMPORT["tasks"] = {*MAY_IMPORT} - {"storage", "kafka", "postgres", "files", "options"}
 MAY_IMPORT["run"] = {*MAY_IMPORT["tasks"]}
 MAY_IMPORT["spark"] = {*MAY_IMPORT} - {"storage", "postgres", "files", "options", "run"}
@@ -62,7 +63,7 @@ MAY_IMPORT["spark/streaming"] = {*MAY_IMPORT["pipeline"], "pipeline"}
 MAY_IMPORT["ops"] = {*MAY_IMPORT} - {"spark/streaming"}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT}
-MAY_IMPORT["testing"] = {"errors", "values", "host", "kafka"}
+MAY_IMPORT["testing"] = {"errors", "values", "text", "host", "kafka"}
 MAY_IMPORT["tools"] = set()
 MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "postgres",
@@ -75,7 +76,7 @@ MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
 MAY_IMPORT["tools/demo"] = {*MAY_IMPORT} - {"tools/chaos"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
-PURE = ("errors", "values", "codec", "source", "state", "epoch", "ports")
+PURE = ("errors", "values", "text", "codec", "source", "state", "epoch", "ports")
 NOT_PURE = "state/pyspark/"
 """Runs classes that users wrote against PySpark's API."""
 PURE_MAY_IMPORT = {

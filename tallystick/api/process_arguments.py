@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 from pyspark.sql import DataFrame
 
 from tallystick.errors import OptionError
-from tallystick.state.durations import duration_ms
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.tasks.keyed_step import Columns
+from tallystick.text import duration_ms
 
 if TYPE_CHECKING:  # PySpark 3.5 has none
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor

@@ -7,12 +7,12 @@ check asks for anyway, and for the time: one more request, on a connection that 
 import time
 from collections.abc import Iterator
 
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import TallystickError
 from tallystick.host import stopwatch
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.preflight import ClusterFacts, Replication
+from tallystick.values import CheckFinding, Severity
 
 RETENTION_MIN_MINUTES = 24 * 60
 """Kafka's default before 2.0; a pipeline that was down over a weekend needs more."""

@@ -141,13 +141,6 @@ def partitions_of(response: Any) -> Iterator[tuple[TopicPartition, Any]]:
             yield TopicPartition(topic.name, part.partition_index), part
 
 
-def shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
-    """Return partitions in words, only the first ones of many."""
-    names = [str(partition) for partition in sorted(partitions)]
-    more = f" and {len(names) - count_max} more" if len(names) > count_max else ""
-    return ", ".join(names[:count_max]) + more
-
-
 def topic_id_text(topic_id: UUID | None) -> str:
     """Return 22 characters of base64url, as Kafka's own tools print it; "" for no id."""
     if topic_id is None or topic_id == NO_ID:

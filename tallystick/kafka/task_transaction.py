@@ -38,6 +38,7 @@ from tallystick.kafka.error_policy import Attempts, describe
 from tallystick.kafka.outcome import TaskTransaction, end_transaction
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.writer import PartitionWriter
+from tallystick.text import shortened
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -384,7 +385,7 @@ class Acks0Writer:
         """
         unsent = deque((partition, stamp(encoded.data, NOBODY, 0)) for partition, encoded in frames)
         partitions = {partition for partition, _ in frames}
-        attempts = Attempts(self._client.deadline(), "Produce", protocol.shortened(partitions))
+        attempts = Attempts(self._client.deadline(), "Produce", shortened(sorted(partitions)))
         while unsent:
             partition, data = unsent[0]
             led = self._client.by_leader([partition], attempts.deadline)

@@ -18,7 +18,6 @@ from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.local.store import disk_space
 from tallystick.checkpoint.newest import Ask, TokenAnswer, ask_nobody
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
@@ -30,6 +29,7 @@ from tallystick.ops.inspection import Report, inspect
 from tallystick.ops.transactions import KafkaCluster
 from tallystick.ops.versions import versions
 from tallystick.storage.file_storage import FileStorage
+from tallystick.values import CheckFinding, Severity
 
 if TYPE_CHECKING:
     from tallystick.ops.doctor_pipeline import DeclaredPipeline

@@ -5,7 +5,6 @@ Each asks the code that a start or another command uses for the same: the answer
 
 from collections.abc import Callable, Iterator
 
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.host import stopwatch
 from tallystick.kafka import cluster, outlook
@@ -26,6 +25,7 @@ from tallystick.ops.cli_show import time_text
 from tallystick.ops.doctor_subject import Subject, is_kafkas
 from tallystick.ops.transactions import OURS, TransactionStatus, describe, recovery
 from tallystick.ops.versions import judge_brokers
+from tallystick.values import CheckFinding, Severity
 
 LINGERS_MS = 60_000
 """A transaction that is open for longer was left, or belongs to an epoch worth a look."""

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.transactional_ids import checkpoint_prefix
 from tallystick.epoch.two_phase import Guarantee, Owner
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
@@ -31,6 +30,7 @@ from tallystick.pipeline.compiled import PipelineRun, newest_manifest
 from tallystick.pipeline.input_planning import by_input, check_none_gone
 from tallystick.pipeline.sinks import decider_rights
 from tallystick.storage.file_storage import FileStorage
+from tallystick.values import CheckFinding, Severity
 
 PATIENCE_S = 30.0
 """The time each cluster of the pipeline has for its answers."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.kafka.preflight import ClusterFacts
+from tallystick.values import CheckFinding, Severity
 
 PACKAGES = ("tallystick", "pyspark", "pyarrow", "numpy", "lmdb")
 PYTHONS = ((3, 11), (3, 13))

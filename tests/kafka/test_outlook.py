@@ -9,13 +9,13 @@ import pytest
 from fake_broker import CODES, SILENCE, FakeBroker, answer, part
 from test_preflight import FACTS
 
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.kafka import cluster, connection, outlook
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Replication
 from tallystick.pipeline.sinks import SinkCluster, preflight
+from tallystick.values import CheckFinding, Severity
 
 CLOCK_PATIENCE_SLACK_S = 3.0
 

@@ -55,7 +55,6 @@ from tallystick.checkpoint.local.lmdb_environment import (
     locked,
     remove_unused,
 )
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.errors import BrokenInvariantError, OptionError, StorageError
 from tallystick.host.stopwatch import LIVE_ENTRIES, count
 from tallystick.host.worker_cache import WorkerCache
@@ -65,6 +64,7 @@ from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES, EmptyView, StateView
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import local_path
+from tallystick.values import CheckFinding, Severity
 
 ROOT_VARIABLE = "TALLYSTICK_STATE_DIR"
 """Names the folder for local copies of state, on each host; else the system's temporary folder."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest import ask_nobody
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.manifest import Manifest
 from tallystick.errors import TallystickError
 from tallystick.host.stopwatch import now_ms
@@ -33,7 +32,7 @@ from tallystick.source.offsets import SourceOffsets, of_input, parse_source
 from tallystick.source.splits import plan_splits
 from tallystick.source.subscription import LATEST
 from tallystick.storage.file_storage import FileStorage
-from tallystick.values import TopicPartition
+from tallystick.values import CheckFinding, Severity, TopicPartition
 
 PATIENCE_MS = 5_000
 """The time Kafka has for an answer: a page shows soon what did not answer."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from tallystick.epoch import protocol
-from tallystick.epoch.facts import CheckFinding, Severity
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import NOT_SHOWN, TallystickError
@@ -26,7 +25,7 @@ from tallystick.run.driver import Listener
 from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
 from tallystick.run.query import PROGRESS_COUNT, Query
 from tallystick.source.offsets import of_input
-from tallystick.values import ProducedRange
+from tallystick.values import CheckFinding, ProducedRange, Severity
 
 ERRORS_KEPT = 20
 EVENT_TIMES_SHOWN = 10

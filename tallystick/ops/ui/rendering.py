@@ -8,10 +8,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tallystick.epoch.facts import Severity
 from tallystick.ops.cli_show import printable, size_text, time_text
 from tallystick.ops.ui.facts import PageFacts
 from tallystick.state.overlay import FINAL_WATERMARK_MS, is_final
+from tallystick.values import Severity
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HERE = Path(__file__).parent

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.errors import OptionError
-from tallystick.state.durations import duration_ms, signed_duration_ms
 from tallystick.state.functions.keyed_batch import Int64Array
+from tallystick.text import duration_ms, signed_duration_ms
 
 US_PER_MS = 1000
 _DAY_US = 24 * 3_600_000 * US_PER_MS
