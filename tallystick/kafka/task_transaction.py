@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from tallystick.host.forks import check_parent
 from tallystick.host.stopwatch import WRITTEN_BYTES, count, now_ms
 from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
-from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.broker import KafkaBroker, init_producer_request
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import Attempts, describe
@@ -342,19 +343,10 @@ def take_producer(client: Client, config: KafkaConfig, cluster_id: str) -> Produ
     last = _idle_producers.take((config, cluster_id))
     if last is not None:
         return Producer("", last.producer_id, last.producer_epoch + 1)
-
-    def make() -> Any:
-        return protocol.InitProducerIdRequest(
-            transactional_id=None,
-            transaction_timeout_ms=0x7FFFFFFF,
-            producer_id=-1,
-            producer_epoch=-1,
-            min_version=3,
-            max_version=5,
-        )
-
     answer = client.call(
-        make, AnyBroker(), lambda response: [(response.error_code, "an idempotent producer")]
+        partial(init_producer_request, None, 0x7FFFFFFF),
+        AnyBroker(),
+        lambda response: [(response.error_code, "an idempotent producer")],
     )
     return Producer("", int(answer.producer_id), int(answer.producer_epoch))
 
