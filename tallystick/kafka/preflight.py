@@ -16,7 +16,6 @@ from tallystick.kafka.client import AnyBroker, Client, Coordinator
 from tallystick.kafka.config import failover_ms
 from tallystick.kafka.error_policy import ABORT, FENCED
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.transaction_size import beyond_limit
 
 TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional-id"
 READ, WRITE = "READ", "WRITE"
@@ -32,6 +31,10 @@ NOT_TOLD = -(1 << 31)
 NO_PRODUCER = -1
 NO_TOPIC = frozenset({"UnknownTopicOrPartition", "InvalidTopic"})
 """Missing topics are reported elsewhere."""
+STATE_TOPIC = "__transaction_state"
+RECORD_BYTES_FIXED = 200
+"""The size of the batch, the record, the transactional id and the producer's numbers, about."""
+RECORD_BYTES_OF_TOPIC, RECORD_BYTES_OF_PARTITION = 8, 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -284,7 +287,7 @@ def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int)
 
 
 def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
-    if beyond := beyond_limit(facts.partition_counts, facts.transaction_record_max):
+    if beyond := transaction_record_warning(facts.partition_counts, facts.transaction_record_max):
         yield beyond
     if facts.partition_verification is None:
         yield (
@@ -440,3 +443,47 @@ def _operations(bits: int) -> Operations:
     if bits == NOT_TOLD:
         return EVERYTHING
     return frozenset(code for code in OPERATION_CODES.values() if bits >> code & 1)
+
+
+def transaction_record_bytes(partition_counts: Mapping[str, int]) -> int:
+    """Return the size of the record of a transaction, about, by its partitions of each topic.
+
+    The coordinator writes all partitions of a transaction as one record of `__transaction_state`.
+    If that is larger than the topic's limit, partitions cannot be added, and the producer is told
+    of an unknown error.
+
+    Source: TransactionLogValue.json and TransactionStateManager of Kafka.
+    """
+    return RECORD_BYTES_FIXED + sum(
+        RECORD_BYTES_OF_TOPIC + len(topic) + RECORD_BYTES_OF_PARTITION * count
+        for topic, count in partition_counts.items()
+    )
+
+
+def transaction_record_warning(
+    partition_counts: Mapping[str, int], limit: int | None
+) -> str | None:
+    """Return a warning if a transaction over all these partitions would have no place.
+
+    Args:
+        partition_counts: of the topics that may be written to.
+        limit: the largest record batch that `__transaction_state` takes; None: not known.
+    """
+    size = transaction_record_bytes(partition_counts)
+    if limit is None or size <= limit:
+        return None
+    return (
+        f"the output has {sum(partition_counts.values())} partitions, and one transaction over all "
+        f"of them is a record of about {size} bytes, of which {STATE_TOPIC} takes {limit}: an "
+        f"epoch that writes to too many of them cannot be written. "
+        f"{transaction_record_remedy(size)}"
+    )
+
+
+def transaction_record_remedy(size: int) -> str:
+    """Return the remedy for a transaction record that is too large."""
+    return (
+        f"Raise max.message.bytes of {STATE_TOPIC}, or the brokers' message.max.bytes, to at least "
+        f"{2 * size}; or write to fewer partitions in an epoch; or use "
+        f"KafkaSink(transactions='task'), where each task has a transaction of its own."
+    )
