@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.local.store import open_store
 from tallystick.codec.layout import KAFKA_FIELDS, TIMESTAMP_TYPE
 from tallystick.host import kernel_cache
 from tallystick.state import changelog

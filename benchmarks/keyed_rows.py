@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from tallystick.checkpoint.local.lmdb_store import LmdbStore, open_store
+from tallystick.checkpoint.local.store import LmdbStore, open_store
 from tallystick.state import changelog
 from tallystick.state.catalog import Version
 from tallystick.state.compatibility import settle

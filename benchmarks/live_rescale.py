@@ -26,7 +26,7 @@ from harness.dataset import Dataset
 from harness.topics import Topics
 from harness.workspace import Workspace, build_tools
 
-from tallystick.checkpoint.local.local_state import ROOT_VARIABLE
+from tallystick.checkpoint.local.store import ROOT_VARIABLE
 
 HERE = Path(__file__).resolve().parent
 INPUT, OUTPUT = "events", "counts"

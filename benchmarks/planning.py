@@ -17,10 +17,9 @@ import numpy as np
 from harness.results import markdown
 
 from tallystick.source.enumerator import Enumerator
-from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import from_json
 from tallystick.source.splits import plan_splits
-from tallystick.source.subscription import FoundTopic, TopicPattern
+from tallystick.source.subscription import FoundTopic, LossPolicy, TopicPattern
 from tallystick.values import TopicPartition
 
 SHOWN = (1, 10, 100, 1000)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from harness import results
 
-from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.local.store import open_store
 from tallystick.checkpoint.state_files import (
     bring_forward,
     write_changelog,

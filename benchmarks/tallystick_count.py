@@ -16,7 +16,7 @@ import tallystick_stateless
 from harness.count_check import MODES, RECORD
 
 import tallystick as ts
-from tallystick.checkpoint.local.local_state import ROOT_VARIABLE
+from tallystick.checkpoint.local.store import ROOT_VARIABLE
 from tallystick.state.functions.aggregates import count
 from tallystick.state.functions.aggregates import sum as total
 from tallystick.state.functions.ready_made import aggregate

@@ -18,7 +18,7 @@ import tallystick_stateless
 from harness.nexmark_events import AUCTIONS, BIDS, PERSONS
 
 import tallystick as ts
-from tallystick.checkpoint.local.local_state import ROOT_VARIABLE
+from tallystick.checkpoint.local.store import ROOT_VARIABLE
 
 BID = "auction bigint, bidder bigint, price bigint, dateTime bigint, extra string"
 DELAY = "4 seconds"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 import tallystick as ts
-from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.local.store import open_store
 from tallystick.host import kernel_cache
 from tallystick.state import changelog
 from tallystick.state.catalog import Version

@@ -59,7 +59,7 @@ from .ops.state_table import read_state as read_state
 from .postgres.sink import PostgresSink as PostgresSink
 from .tasks.outputs import Rows as Rows
 from .run.query import Query as Query
-from .source.losses import LossPolicy as LossPolicy
+from .source.subscription import LossPolicy as LossPolicy
 from .pipeline.listeners import (
     SourceProgress as SourceProgress,
     source_progress as source_progress,

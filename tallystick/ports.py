@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.epoch.manifest import DeciderName
+from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
-from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import SourceOffsets
+from tallystick.source.subscription import LossPolicy
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import StateView
@@ -366,31 +367,12 @@ class StateStore(Protocol):
         ...
 
 
-class EpochResult(NamedTuple):
-    """The result of an epoch that does not count yet: rows, files of state, prepared transactions.
-
-    Args:
-        produced: the rows in the producer's open transaction.
-        state: the state of the keyed steps after the epoch.
-        late: how many rows came later than the watermark and were dropped, by the step's uid; only
-            steps that had some.
-        committables: the output that tasks prepared in other sinks.
-        has_strays: other attempts may have begun transactions in those sinks, and never reported.
-    """
-
-    produced: tuple[ProducedRange, ...]
-    state: tuple[StepState, ...] = ()
-    late: tuple[tuple[str, int], ...] = ()
-    committables: tuple[Committable, ...] = ()
-    has_strays: bool = False
-
-
 class Engine(Protocol):
     """The runner of an epoch's data part, in Spark's tasks."""
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """Read, transform and write all of the epoch into the producer's open transaction.
 
         Goes on from the committed `state`. Returns after every task has reported, and so has

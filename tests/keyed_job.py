@@ -12,7 +12,7 @@ from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
 from tallystick.codec.rows import RowLayout
-from tallystick.ports import EpochResult
+from tallystick.epoch.protocol import EpochRan
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.keys import KeyCodec
@@ -184,7 +184,7 @@ def routed(frames: Iterable[Frame], count: int) -> list[list[Frame]]:
     return [[f for f in ordered if f.target == target] for target in range(count)]
 
 
-def finish(planned: EpochPlan, written: list[list[Frame]]) -> tuple[EpochResult, list[dict]]:
+def finish(planned: EpochPlan, written: list[list[Frame]]) -> tuple[EpochRan, list[dict]]:
     """What the writing tasks and the driver make of it."""
     reports, rows = [], []
     for frames in written:

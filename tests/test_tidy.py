@@ -40,19 +40,20 @@ MODULE_LINES_MAX = 700
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),
+    "text": {"errors"},
     "host": {"errors"},
     "codec": {"errors", "values", "host"},
-    "source": {"errors", "values"},
-    "state": {"errors", "host", "codec"},
-    "epoch": {"errors", "values", "host", "source", "state"},
+    "source": {"errors", "values", "text"},
+    "state": {"errors", "text", "host", "codec"},
+    "epoch": {"errors", "values", "text", "host", "source", "state"},
 }
-MAY_IMPORT["ports"] = {*MAY_IMPORT}
+MAY_IMPORT["ports"] = {*MAY_IMPORT} - {"text"}
 MAY_IMPORT["storage"] = {"errors"}
-MAY_IMPORT["checkpoint"] = {*MAY_IMPORT}
-MAY_IMPORT["kafka"] = {"errors", "values", "host", "codec", "source", "epoch"}
+MAY_IMPORT["checkpoint"] = {*MAY_IMPORT} - {"text"}
+MAY_IMPORT["kafka"] = {"errors", "values", "text", "host", "codec", "source", "epoch"}
 MAY_IMPORT["postgres"] = {"errors", "host", "epoch"}
-MAY_IMPORT["files"] = {"errors", "host", "epoch", "storage"}
-MAY_IMPORT["options"] = {*MAY_IMPORT["kafka"], "kafka"}
+MAY_IMPORT["files"] = {"errors", "text", "host", "epoch", "storage"}
+MAY_IMPORT["options"] = {*MAY_IMPORT["kafka"], "kafka"} - {"text"}
 MAY_IMPORT["tasks"] = {*MAY_IMPORT} - {"storage", "kafka", "postgres", "files", "options"}
 MAY_IMPORT["run"] = {*MAY_IMPORT["tasks"]}
 MAY_IMPORT["spark"] = {*MAY_IMPORT} - {"storage", "postgres", "files", "options", "run"}
@@ -61,7 +62,7 @@ MAY_IMPORT["spark/streaming"] = {*MAY_IMPORT["pipeline"], "pipeline"}
 MAY_IMPORT["ops"] = {*MAY_IMPORT} - {"spark/streaming"}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT}
-MAY_IMPORT["testing"] = {"errors", "values", "host", "kafka"}
+MAY_IMPORT["testing"] = {"errors", "values", "text", "host", "kafka"}
 MAY_IMPORT["tools"] = set()
 MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "postgres",
@@ -74,7 +75,7 @@ MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
 MAY_IMPORT["tools/demo"] = {*MAY_IMPORT} - {"tools/chaos"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
-PURE = ("errors", "values", "codec", "source", "state", "epoch", "ports")
+PURE = ("errors", "values", "text", "codec", "source", "state", "epoch", "ports")
 NOT_PURE = "state/pyspark/"
 """Runs classes that users wrote against PySpark's API."""
 PURE_MAY_IMPORT = {
@@ -146,13 +147,12 @@ CACHES_OF_VALUES = {
     "codec/protobuf/writer.py": {"_plan"},
     "codec/records/compression.py": {"_codec"},
     "host/java.py": {"_has_vector_module", "probe"},
-    "host/parent_process.py": {"_parents"},
+    "host/forks.py": {"_parents"},
     "kafka/java_settings.py": {"say_passed_over"},
     "kafka/messages.py": {
         *("_decoded_class", "_struct_reader", "_struct_writer", "_value_reader", "_value_writer"),
     },
-    "kafka/schema_registry.py": {"_known_in_file"},
-    "kafka/subjects.py": {"columns_to_read", "value_writer"},
+    "kafka/registry.py": {"_known_in_file", "columns_to_read", "value_writer"},
     "ops/ui/server.py": {"_servers"},  # of the driver; a fork has no thread that serves
     "ops/ui/rendering.py": {"_environment"},
     "tasks/operator_state.py": {"_lists", "_tables"},

@@ -11,11 +11,9 @@ from tallystick.codec.formats import Avro, Format, Json, JsonSchema, Protobuf, T
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
-from tallystick.options.source import parse_source_options
+from tallystick.options.source import KEY_PREFIX, parse_source_options
 from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX, client_config
-from tallystick.options.values import KEY_PREFIX
-from tallystick.source.losses import LossPolicy
-from tallystick.source.subscription import topic_problem
+from tallystick.source.subscription import LossPolicy, topic_problem
 
 FALLBACK_OPTION = "startingOffsetsByTimestampStrategy"
 Offsets = str | Mapping[str, Mapping[int, int]]

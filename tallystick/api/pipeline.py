@@ -56,12 +56,12 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.query import Query
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
-from tallystick.state.durations import duration_ms
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.storage.places import Place, resolved
 from tallystick.tasks.keyed_step import Columns, FrameFunction, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Selection
+from tallystick.text import duration_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor  # PySpark 3.5 has none

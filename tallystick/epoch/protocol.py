@@ -126,10 +126,15 @@ class CommittedRead:
 
 @dataclass(frozen=True, slots=True)
 class EpochRan:
-    """All tasks have flushed and will not write again; `state` is the state after the epoch.
+    """All tasks have flushed and will not write again. Nothing of the epoch counts yet.
 
-    `late` is for listeners: how many rows steps dropped, by uid. `has_strays`: attempts of
-    tasks that do not count may have left transactions open.
+    Args:
+        produced: the rows in the producer's open transaction.
+        state: the state of the keyed steps after the epoch.
+        late: how many rows came later than the watermark and were dropped, by the step's uid; only
+            steps that had some. For listeners.
+        committables: the output that tasks prepared in other sinks.
+        has_strays: other attempts may have begun transactions in those sinks, and never reported.
     """
 
     produced: tuple[ProducedRange, ...]

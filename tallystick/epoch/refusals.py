@@ -15,6 +15,7 @@ from tallystick.errors import (
     SparkLogError,
 )
 from tallystick.source.offsets import parse_source
+from tallystick.text import shortened
 from tallystick.values import TopicPartition
 
 POSITIONS_SHOWN_MAX = 20
@@ -121,9 +122,8 @@ def _consequence(seed: Base) -> str:
         if source is not None
         for partition, offset in sorted(source.positions.items())
     ]
-    shown = ", ".join(positions[:POSITIONS_SHOWN_MAX])
-    more = len(positions) - POSITIONS_SHOWN_MAX
-    where = f" ({shown}{f' and {more} partitions more' if more > 0 else ''})" if shown else ""
+    shown = shortened(positions, POSITIONS_SHOWN_MAX, "partitions more")
+    where = f" ({shown})" if shown else ""
     return (
         f"Going on reads again what comes after epoch {seed.manifest.checkpoint_id}{where}, so "
         f"output from epoch {seed.manifest.checkpoint_id + 1} on is written a second time"
@@ -385,10 +385,8 @@ def output_lost(
         if source is not None
         for partition, offset in sorted(source.positions.items())
     ]
-    more_ends = (
-        f" and {len(ends) - LOST_SHOWN_MAX} partitions more" if len(ends) > LOST_SHOWN_MAX else ""
-    )
-    where = f" Its input: {', '.join(ends[:LOST_SHOWN_MAX])}{more_ends}." if ends else ""
+    inputs = shortened(ends, LOST_SHOWN_MAX, "partitions more")
+    where = f" Its input: {inputs}." if ends else ""
     return DataLossError(
         f"pipeline {identity.pipeline!r}: epoch {manifest.checkpoint_id} was decided, and "
         f"{len(lost)} of its {len(manifest.committables)} transactions with {known} records were "

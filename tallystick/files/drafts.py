@@ -35,6 +35,7 @@ from urllib.parse import quote
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place
 from tallystick.errors import UNREADABLE, DataLossError, ManifestError
 from tallystick.files.folder import HIDDEN, Folder
+from tallystick.text import shortened
 
 DRAFT = ".draft"
 """Follows the final name: DuckDB's `**/*.parquet` does look into hidden folders."""
@@ -255,16 +256,16 @@ class Commits:
             raise DataLossError(
                 f"file sink {drafts.location}: epoch {committable.checkpoint_id} was decided, and "
                 f"of the {len(files)} files of task {committable.task}, {len(gone)} are gone that "
-                f"were never made visible: {_some(gone)}. Of the others, {len(visible)} are "
-                f"visible, and the drafts of {len(remaining)} lie in {drafts.pending}. Somebody, "
-                f"or a lifecycle rule, removed them from there. Bring them back (versions or a "
-                f"backup of the bucket or disk) and start again."
+                f"were never made visible: {shortened(gone, SHOWN_MAX)}. Of the others, "
+                f"{len(visible)} are visible, and the drafts of {len(remaining)} lie in "
+                f"{drafts.pending}. Somebody, or a lifecycle rule, removed them from there. Bring "
+                f"them back (versions or a backup of the bucket or disk) and start again."
             )
         kept_from = _kept_from(folder, drafts.hidden)
         if kept_from is None or committable.checkpoint_id < kept_from:
             since = "an epoch that cannot be read" if kept_from is None else f"epoch {kept_from}"
             raise DataLossError(
-                f"file sink {drafts.location}: whether {_some(gone)} of epoch "
+                f"file sink {drafts.location}: whether {shortened(gone, SHOWN_MAX)} of epoch "
                 f"{committable.checkpoint_id} was ever visible cannot be known: neither "
                 f"the file nor its draft is there, and what was committed is noted from {since} on "
                 f"only. Look for it where readers of {drafts.location} put what "
@@ -349,8 +350,3 @@ def _pending_files(folder: Folder, drafts: Drafts) -> tuple[File, ...]:
                 f"never finished, so there is nothing to commit. Abort it."
             )
     return tuple(file for file in files.values() if file is not None)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    return ", ".join(names[:SHOWN_MAX]) + more

@@ -33,6 +33,11 @@ _MARK = "times "
 Item = TypeVar("Item")
 
 
+def now_ms() -> int:
+    """Return the time by the clock of this machine, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 class TaskTimes(NamedTuple):
     """The time of a task in an epoch, by part.
 

@@ -16,8 +16,12 @@ from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.cluster import READ_UNCOMMITTED, batch_limits, list_offsets
 from tallystick.kafka.error_policy import OUT_OF_RANGE, UNEXPLAINED
 from tallystick.kafka.messages import Rows
+from tallystick.kafka.preflight import (
+    STATE_TOPIC,
+    transaction_record_bytes,
+    transaction_record_remedy,
+)
 from tallystick.kafka.protocol import by_topic, partitions_of
-from tallystick.kafka.transaction_size import STATE_TOPIC, remedy, size_of
 from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
@@ -84,13 +88,14 @@ def unexplained(
     for partition in open_transaction(client, producer.transactional_id) | {*adding}:
         counts[partition.topic] = counts.get(partition.topic, 0) + 1
     limit = batch_limits(client, [STATE_TOPIC]).get(STATE_TOPIC)
-    size = size_of(counts)
+    size = transaction_record_bytes(counts)
     takes = "a limit that this user may not see" if limit is None else f"{limit} bytes"
     return TallystickError(
         f"{doing} for {subject}: {UNEXPLAINED}: the broker names no reason. The transaction "
         f"{producer.transactional_id!r} has {sum(counts.values())} partitions by now, a record of "
         f"about {size} bytes, and {STATE_TOPIC} takes {takes}. If that is near, no more partitions "
-        f"can be added to it: {remedy(size)} Else the broker's log has the reason."
+        f"can be added to it: {transaction_record_remedy(size)} Else the broker's log has the "
+        f"reason."
     )
 
 

@@ -36,6 +36,45 @@ ABSENT = frozenset({"UnknownTopicOrPartition"})
 ASK_AGAIN_S = 0.2
 
 
+def generation(transaction_version: int, since: int) -> dict[str, int]:
+    """Return the versions of a request to speak: all before KIP-890, or all from it on.
+
+    Args:
+        transaction_version: of the cluster.
+        since: the request's first version of KIP-890.
+    """
+    if transaction_version < EPOCH_BY_END_TXN:
+        return {"max_version": since - 1}
+    return {"min_version": since}
+
+
+def end_transaction_request(
+    producer: Producer, transaction_version: int, *, committed: bool
+) -> Any:
+    """Return the EndTxn of a producer's transaction."""
+    return protocol.EndTxnRequest(
+        transactional_id=producer.transactional_id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        committed=committed,
+        **generation(transaction_version, 5),
+    )
+
+
+def init_producer_request(
+    transactional_id: str | None, timeout_ms: int, current: Producer | None = None
+) -> Any:
+    """Return the InitProducerId of an id; it fails if `current` is no longer the id's producer."""
+    return protocol.InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1 if current is None else current.producer_id,
+        producer_epoch=-1 if current is None else current.producer_epoch,
+        min_version=3,  # KIP-360
+        max_version=5,
+    )
+
+
 class KafkaBroker:
     """The driver's view of one cluster.
 
@@ -114,7 +153,7 @@ class KafkaBroker:
                 member_id="",
                 group_instance_id=None,
                 topics=group_offsets.committing(request_class, some),
-                **self._generation(4, 5),
+                **generation(self.transaction_version, 5),
             )
 
         self._settle(make, group, offsets, best_effort=best_effort)
@@ -241,12 +280,6 @@ class KafkaBroker:
             remaining = {partition: remaining[partition] for partition in denied}
             time.sleep(ASK_AGAIN_S)
 
-    def _generation(self, before: int, since: int) -> dict[str, int]:
-        """Return the version to speak: one below the KIP-890 generation, or at least in it."""
-        if self.transaction_version < EPOCH_BY_END_TXN:
-            return {"max_version": before}
-        return {"min_version": since}
-
     def _newest_named(self, current: Producer) -> Producer:
         """Return the producer named by the last unanswered InitProducerId, if newer than `current`.
 
@@ -293,16 +326,9 @@ class KafkaBroker:
         return current
 
     def _init_producer(self, transactional_id: str, current: Producer | None) -> Producer:
-        def make() -> Any:
-            return protocol.InitProducerIdRequest(
-                transactional_id=transactional_id,
-                transaction_timeout_ms=self._transaction_timeout_ms,
-                producer_id=-1 if current is None else current.producer_id,
-                producer_epoch=-1 if current is None else current.producer_epoch,
-                min_version=3,  # KIP-360
-                max_version=5,
-            )
-
+        make = partial(
+            init_producer_request, transactional_id, self._transaction_timeout_ms, current
+        )
         try:
             response = self._call_transaction(make, transactional_id, fenced=FencedError)
         except BrokerUnavailableError:
@@ -313,15 +339,9 @@ class KafkaBroker:
     def _end_transaction(
         self, producer: Producer, *, committed: bool, accept: frozenset[str] = frozenset()
     ) -> Any:
-        def make() -> Any:
-            return protocol.EndTxnRequest(
-                transactional_id=producer.transactional_id,
-                producer_id=producer.producer_id,
-                producer_epoch=producer.producer_epoch,
-                committed=committed,
-                **self._generation(4, 5),
-            )
-
+        make = partial(
+            end_transaction_request, producer, self.transaction_version, committed=committed
+        )
         return self._call_transaction(make, producer.transactional_id, accept=accept)
 
     def _add_group(self, producer: Producer, group: str) -> None:

@@ -22,9 +22,9 @@ from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.connection import Network, PendingRequest
 from tallystick.kafka.error_policy import ABSENT, AGAIN, STALE, Attempts, describe, refusal
-from tallystick.kafka.network import Network, PendingRequest
-from tallystick.kafka.protocol import shortened
+from tallystick.text import shortened
 from tallystick.values import TopicPartition
 
 LOOKUP_TIMEOUT_S = 3.0
@@ -190,7 +190,7 @@ class Client:
             return answered
         deadline = self.deadline() if deadline is None else deadline
         doing = protocol.api_name(make([]))
-        attempts = Attempts(deadline, doing, shortened(waiting))
+        attempts = Attempts(deadline, doing, shortened(sorted(waiting)))
         unknown_since: dict[TopicPartition, float] = {}
         while True:
             obstacle = ""

@@ -15,9 +15,8 @@ from tallystick.kafka.error_policy import (
     Attempts,
     kafka_message,
 )
-from tallystick.kafka.preflight import ClusterFacts, Replication
+from tallystick.kafka.preflight import STATE_TOPIC, ClusterFacts, Replication
 from tallystick.kafka.protocol import topic_id_from, topic_id_text
-from tallystick.kafka.transaction_size import STATE_TOPIC
 from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
 from tallystick.values import TopicPartition
 

@@ -25,11 +25,11 @@ from tallystick.errors import (
 )
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH
+from tallystick.kafka.connection import PendingRequest
 from tallystick.kafka.error_policy import Attempts
 from tallystick.kafka.messages import NO_ID
-from tallystick.kafka.network import PendingRequest
 from tallystick.kafka.protocol import topic_id_from, topic_id_text
-from tallystick.source.losses import FAIL, KEEP, LossPolicy
+from tallystick.source.subscription import FAIL, KEEP, LossPolicy
 from tallystick.values import SplitRange, TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -48,8 +48,7 @@ from tallystick.kafka.fetch_request import (
     topic_recreated,
 )
 from tallystick.kafka.messages import NO_ID
-from tallystick.source.losses import LossPolicy
-from tallystick.source.subscription import EARLIEST, LATEST
+from tallystick.source.subscription import EARLIEST, LATEST, LossPolicy
 from tallystick.values import SplitRange, TopicPartition
 
 FETCH_BYTES_MAX = 8 << 20

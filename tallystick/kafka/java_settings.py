@@ -20,103 +20,58 @@ TOKEN_AT_LOGIN = "a token is asked for when a login needs one, and kept for most
 TOKEN_AS_IT_IS = "the token is handed on as it is, and the brokers check it"
 TICKET_OF_SYSTEM = "tickets are the system's: renew them there, or name a KRB5_CLIENT_KTNAME"
 SYSTEM_LEVEL = "every codec has one level here; the sink's compression chooses the codec"
+ASKED_AGAIN = (
+    "where no known broker answers, those of kafka.bootstrap.servers are asked again, always"
+)
 IN_TURN = "batches of rows without a key go to the partitions in turn"
 
-PASSED_OVER: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "batch.size",
-            "buffer.memory",
-            "check.crcs",
-            "client.dns.lookup",
-            "client.rack",
-            "connections.max.idle.ms",
-            "default.api.timeout.ms",
-            "enable.metrics.push",
-            "fetch.max.bytes",
-            "fetch.max.wait.ms",
-            "fetch.min.bytes",
-            "linger.ms",
-            "max.block.ms",
-            "max.in.flight.requests.per.connection",
-            "max.partition.fetch.bytes",
-            "max.poll.records",
-            "metadata.max.age.ms",
-            "metadata.max.idle.ms",
-            "metrics.num.samples",
-            "metrics.recording.level",
-            "metrics.sample.window.ms",
-            "receive.buffer.bytes",
-            "reconnect.backoff.max.ms",
-            "reconnect.backoff.ms",
-            "retries",
-            "retry.backoff.max.ms",
-            "retry.backoff.ms",
-            "send.buffer.bytes",
-            "socket.connection.setup.timeout.max.ms",
-        ),
-        TUNES_JAVA,
-    ),
-    **dict.fromkeys(
-        (
-            "auto.commit.interval.ms",
-            "group.remote.assignor",
-            "heartbeat.interval.ms",
-            "max.poll.interval.ms",
-            "partition.assignment.strategy",
-            "rebalance.timeout.ms",
-            "session.timeout.ms",
-        ),
-        NO_MEMBERS,
-    ),
-    **dict.fromkeys(
-        ("metadata.recovery.rebootstrap.trigger.ms", "metadata.recovery.strategy"),
-        "where no known broker answers, those of kafka.bootstrap.servers are asked again, always",
-    ),
-    **dict.fromkeys(
-        ("compression.gzip.level", "compression.lz4.level", "compression.zstd.level"), SYSTEM_LEVEL
-    ),
-    **dict.fromkeys(
-        ("partitioner.adaptive.partitioning.enable", "partitioner.availability.timeout.ms"),
-        IN_TURN,
-    ),
-    **dict.fromkeys(
-        (
-            "sasl.kerberos.kinit.cmd",
-            "sasl.kerberos.min.time.before.relogin",
-            "sasl.kerberos.ticket.renew.jitter",
-            "sasl.kerberos.ticket.renew.window.factor",
-        ),
-        TICKET_OF_SYSTEM,
-    ),
-    **dict.fromkeys(
-        (
-            "sasl.login.connect.timeout.ms",
-            "sasl.login.read.timeout.ms",
-            "sasl.login.refresh.buffer.seconds",
-            "sasl.login.refresh.min.period.seconds",
-            "sasl.login.refresh.window.factor",
-            "sasl.login.refresh.window.jitter",
-            "sasl.login.retry.backoff.max.ms",
-            "sasl.login.retry.backoff.ms",
-        ),
-        TOKEN_AT_LOGIN,
-    ),
-    **dict.fromkeys(
-        (
-            "sasl.oauthbearer.clock.skew.seconds",
-            "sasl.oauthbearer.expected.audience",
-            "sasl.oauthbearer.expected.issuer",
-            "sasl.oauthbearer.jwks.endpoint.refresh.ms",
-            "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
-            "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
-            "sasl.oauthbearer.jwks.endpoint.url",
-            "sasl.oauthbearer.scope.claim.name",
-            "sasl.oauthbearer.sub.claim.name",
-        ),
-        TOKEN_AS_IT_IS,
-    ),
-}
+
+def _by_name(names_by_reason: Mapping[str, str]) -> dict[str, str]:
+    """Return the reason of each name, of lists of names by their reason."""
+    return {name: reason for reason, names in names_by_reason.items() for name in names.split()}
+
+
+PASSED_OVER = _by_name(
+    {
+        TUNES_JAVA: """
+            batch.size buffer.memory check.crcs client.dns.lookup client.rack
+            connections.max.idle.ms default.api.timeout.ms enable.metrics.push fetch.max.bytes
+            fetch.max.wait.ms fetch.min.bytes linger.ms max.block.ms
+            max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.records
+            metadata.max.age.ms metadata.max.idle.ms metrics.num.samples metrics.recording.level
+            metrics.sample.window.ms receive.buffer.bytes reconnect.backoff.max.ms
+            reconnect.backoff.ms retries retry.backoff.max.ms retry.backoff.ms send.buffer.bytes
+            socket.connection.setup.timeout.max.ms
+        """,
+        NO_MEMBERS: """
+            auto.commit.interval.ms group.remote.assignor heartbeat.interval.ms
+            max.poll.interval.ms partition.assignment.strategy rebalance.timeout.ms
+            session.timeout.ms
+        """,
+        ASKED_AGAIN: "metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy",
+        SYSTEM_LEVEL: "compression.gzip.level compression.lz4.level compression.zstd.level",
+        IN_TURN: """
+            partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms
+        """,
+        TICKET_OF_SYSTEM: """
+            sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+            sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor
+        """,
+        TOKEN_AT_LOGIN: """
+            sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
+            sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
+            sasl.login.refresh.window.factor sasl.login.refresh.window.jitter
+            sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms
+        """,
+        TOKEN_AS_IT_IS: """
+            sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience
+            sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.refresh.ms
+            sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+            sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
+            sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+        """,
+    }
+)
 """Settings that no row depends on, and why they have no effect."""
 
 OAUTH = "org.apache.kafka.common.security.oauthbearer"
@@ -147,55 +102,35 @@ OPENSSL_DOES_IT = (
 )
 TLS_VERSIONS = "connections use TLS 1.2 or later, as OpenSSL is set up"
 SHARE_GROUPS = "share groups have no positions to go on from: read a topic, by subscribe"
-CLAIMS = (
-    "algorithm",
-    "claim.aud",
-    "claim.exp.seconds",
-    "claim.iss",
-    "claim.jti.include",
-    "claim.nbf.seconds",
-    "claim.sub",
-    "file",
-    "private.key.file",
-    "private.key.passphrase",
-    "template.file",
-)
+CLAIMS = """
+    algorithm claim.aud claim.exp.seconds claim.iss claim.jti.include claim.nbf.seconds claim.sub
+    file private.key.file private.key.passphrase template.file
+"""
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys((f"sasl.oauthbearer.assertion.{claim}" for claim in CLAIMS), READ_TOKEN),
     **dict.fromkeys(
-        (
-            "sasl.oauthbearer.client.id",
-            "sasl.oauthbearer.client.secret",
-            "sasl.oauthbearer.extensions",
-            "sasl.oauthbearer.method",
-        ),
-        "that is librdkafka's name; use kafka.sasl.oauthbearer.token.endpoint.url, and clientId=, "
-        "clientSecret= and extension_NAME= in kafka.sasl.jaas.config",
+        (f"sasl.oauthbearer.assertion.{claim}" for claim in CLAIMS.split()), READ_TOKEN
+    ),
+    **_by_name(
+        {
+            "that is librdkafka's name; use kafka.sasl.oauthbearer.token.endpoint.url, and "
+            "clientId=, clientSecret= and extension_NAME= in kafka.sasl.jaas.config": """
+                sasl.oauthbearer.client.id sasl.oauthbearer.client.secret
+                sasl.oauthbearer.extensions sasl.oauthbearer.method
+            """,
+            f"{NO_CLASS}; for OAUTHBEARER {READ_TOKEN}": """
+                sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class
+            """,
+            f"{NO_CLASS}; log in by kafka.sasl.jaas.config": """
+                sasl.client.callback.handler.class sasl.login.class
+            """,
+            OPENSSL_DOES_IT: """
+                security.providers ssl.cipher.suites ssl.keymanager.algorithm ssl.provider
+                ssl.secure.random.implementation ssl.trustmanager.algorithm
+            """,
+        }
     ),
     "sasl.oauthbearer.header.urlencode": (
         f"id and secret go as they are, as Kafka's clients do by default; or {READ_TOKEN}"
-    ),
-    **dict.fromkeys(
-        (
-            "sasl.oauthbearer.jwt.retriever.class",
-            "sasl.oauthbearer.jwt.validator.class",
-        ),
-        f"{NO_CLASS}; for OAUTHBEARER {READ_TOKEN}",
-    ),
-    **dict.fromkeys(
-        ("sasl.client.callback.handler.class", "sasl.login.class"),
-        f"{NO_CLASS}; log in by kafka.sasl.jaas.config",
-    ),
-    **dict.fromkeys(
-        (
-            "security.providers",
-            "ssl.cipher.suites",
-            "ssl.keymanager.algorithm",
-            "ssl.provider",
-            "ssl.secure.random.implementation",
-            "ssl.trustmanager.algorithm",
-        ),
-        OPENSSL_DOES_IT,
     ),
     "ssl.engine.factory.class": (
         f"{NO_CLASS}; certificates go to kafka.ssl.truststore.location and .keystore.location"

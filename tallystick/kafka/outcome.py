@@ -16,9 +16,9 @@ Invariants:
 """
 
 import json
-import time
 from dataclasses import asdict, dataclass, fields
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Self
 
 from tallystick.epoch.two_phase import Outcome
@@ -29,17 +29,16 @@ from tallystick.errors import (
     FencedError,
     ManifestError,
 )
+from tallystick.host.stopwatch import now_ms
 from tallystick.kafka import cluster, group_offsets, protocol
 from tallystick.kafka.audit import transaction_state
-from tallystick.kafka.broker import EPOCH_BY_END_TXN
+from tallystick.kafka.broker import end_transaction_request
 from tallystick.kafka.client import Client, Coordinator
 from tallystick.kafka.error_policy import ABORT, FENCED, Attempts
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 REFUSED = FENCED | ABORT
 """EndTxn's errors for a producer epoch that is not, or is no longer, the current one."""
-SINCE_END_TXN = 5
-"""The version of EndTxn that gives out the next producer epoch (KIP-890)."""
 CONTESTED_PATIENCE_MS = 2_000
 """The time to wait for a token that another user's open one is about to replace."""
 RETENTION_ASSUMED_MINUTES = 24 * 60
@@ -379,20 +378,13 @@ def end_transaction(
         BrokerUnavailableError: no answer; whether Kafka acted is unknown.
         AuthorizationError: WRITE on the transactional id is missing.
     """
-    bumps = transaction.transaction_version >= EPOCH_BY_END_TXN
-    generation = {"min_version": SINCE_END_TXN} if bumps else {"max_version": SINCE_END_TXN - 1}
-
-    def make() -> Any:
-        return protocol.EndTxnRequest(
-            transactional_id=transaction.transactional_id,
-            producer_id=transaction.producer_id,
-            producer_epoch=transaction.producer_epoch,
-            committed=committed,
-            **generation,
-        )
-
     response = client.call(
-        make,
+        partial(
+            end_transaction_request,
+            transaction.producer,
+            transaction.transaction_version,
+            committed=committed,
+        ),
         Coordinator("transaction", transaction.transactional_id),
         lambda response: [(response.error_code, str(transaction))],
         deadline=deadline,
@@ -425,4 +417,4 @@ def read_token(
 
 def age_ms(begun_ms: int) -> int:
     """Return the age of something that began at a time in ms since 1970."""
-    return max(0, time.time_ns() // 1_000_000 - begun_ms)
+    return max(0, now_ms() - begun_ms)

@@ -7,22 +7,18 @@ check asks for anyway, and for the time: one more request, on a connection that 
 import time
 from collections.abc import Iterator
 
-from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.errors import TallystickError
+from tallystick.host import stopwatch
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.preflight import ClusterFacts, Replication
+from tallystick.values import CheckFinding, Severity
 
 RETENTION_MIN_MINUTES = 24 * 60
 """Kafka's default before 2.0; a pipeline that was down over a weekend needs more."""
 CLOCK_SKEW_MAX_MS = 5_000
 CLOCK_PATIENCE_S = 1.0
 """The longest wait of a start for the cluster's time: without a controller there is no answer."""
-
-
-def now_ms() -> int:
-    """Return the time on this machine, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def outlook(client: Client, facts: ClusterFacts) -> Iterator[CheckFinding]:
@@ -85,9 +81,9 @@ def clock(client: Client) -> Iterator[CheckFinding]:
     """Compare the clock of this machine with that of the cluster's controller."""
     try:
         with client.within(time.monotonic() + CLOCK_PATIENCE_S):
-            before = now_ms()
+            before = stopwatch.now_ms()
             theirs = cluster.clock_ms(client)
-            after = now_ms()
+            after = stopwatch.now_ms()
     except TallystickError as error:
         yield CheckFinding(Severity.INFO, "clock", f"the cluster does not tell its time: {error}")
         return

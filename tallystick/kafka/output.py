@@ -9,7 +9,7 @@ from tallystick.codec.values import ValueWriter
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Guarantee, Timeout
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
-from tallystick.kafka.subjects import value_writer
+from tallystick.kafka.registry import value_writer
 
 BATCH_BYTES = 900_000
 """Below the 1,048,588 that brokers take by default (message.max.bytes)."""

@@ -2,21 +2,23 @@
 
 Every problem is found before anything runs, and all are raised at once. Where a cluster does not
 say (no ACL for it), the check is left out and named, so that its absence is known.
+
+`Right` is what a user of Kafka needs, as a plain value, and how to grant it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tallystick.epoch.rights import GROUP, READ, TOPIC, TRANSACTIONAL_ID, WRITE, Right, lacking
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client, Coordinator
 from tallystick.kafka.config import failover_ms
 from tallystick.kafka.error_policy import ABORT, FENCED
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.transaction_size import beyond_limit
 
+TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional-id"
+READ, WRITE = "READ", "WRITE"
 REQUEST_VERSIONS = {"InitProducerId": 3, "OffsetFetch": 7, "TxnOffsetCommit": 3, "EndTxn": 1}
 """API -> lowest version with what the protocol needs (KIP-360, KIP-447)."""
 OPERATION_CODES = {READ: 3, WRITE: 4}
@@ -29,6 +31,94 @@ NOT_TOLD = -(1 << 31)
 NO_PRODUCER = -1
 NO_TOPIC = frozenset({"UnknownTopicOrPartition", "InvalidTopic"})
 """Missing topics are reported elsewhere."""
+STATE_TOPIC = "__transaction_state"
+RECORD_BYTES_FIXED = 200
+"""The size of the batch, the record, the transactional id and the producer's numbers, about."""
+RECORD_BYTES_OF_TOPIC, RECORD_BYTES_OF_PARTITION = 8, 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One operation on one resource.
+
+    Args:
+        resource: TOPIC, GROUP or TRANSACTIONAL_ID, as `kafka-acls` spells them.
+        name: of the resource.
+        operation: READ or WRITE.
+        prefix: what to grant the right on, if all names in use begin with it; "": the name itself.
+    """
+
+    resource: str
+    name: str
+    operation: str
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.name.startswith(self.prefix), self
+
+    def __str__(self) -> str:
+        what = self.resource.replace("-", " ")
+        if self.prefix:
+            return f"{self.operation} on every {what} that begins with {self.prefix!r}"
+        return f"{self.operation} on {what} {self.name!r}"
+
+    @property
+    def grant(self) -> str:
+        """The arguments with which `kafka-acls --add` grants the right."""
+        words = f"--operation {self.operation.capitalize()} --{self.resource} "
+        if self.prefix:
+            return f"{words}'{self.prefix}' --resource-pattern-type prefixed"
+        return f"{words}'{self.name}'"
+
+
+def rights_to_read(topics: Iterable[str]) -> tuple[Right, ...]:
+    """Return the rights to read topics."""
+    return tuple(Right(TOPIC, topic, READ) for topic in sorted(topics))
+
+
+def rights_to_write(topics: Iterable[str]) -> tuple[Right, ...]:
+    """Return the rights to write topics."""
+    return tuple(Right(TOPIC, topic, WRITE) for topic in sorted(topics))
+
+
+def rights_to_commit(
+    transactional_id: str, token_group: str, token_topic: str, *, prefix: str = ""
+) -> tuple[Right, ...]:
+    """Return the rights to commit transactions with a token.
+
+    Args:
+        transactional_id: its id.
+        token_group: of the token.
+        token_topic: under which the token is kept.
+        prefix: of id and group, where they are one of many; "": they are the only ones.
+    """
+    return (
+        Right(TRANSACTIONAL_ID, transactional_id, WRITE, prefix),
+        Right(GROUP, token_group, READ, prefix),
+        *rights_to_read([token_topic]),
+    )
+
+
+def rights_to_show(group: str, topics: Iterable[str]) -> tuple[Right, ...]:
+    """Return the rights to commit positions to a consumer group."""
+    return (Right(GROUP, group, READ), *rights_to_read(topics))
+
+
+def grants_message(missing: Sequence[Right], user: str) -> str:
+    """Return a message with a user's missing rights and the command to grant them.
+
+    Args:
+        missing: one at least.
+        user: the name of the login; "": it has none.
+    """
+    wanted = ", ".join(map(str, sorted(missing)))
+    grants = "; ".join(right.grant for right in sorted(missing))
+    who = f"user {user!r}" if user else "the user of this connection"
+    principal = f"User:{user}" if user else "User:<its name>"
+    return (
+        f"{who} lacks {wanted}. Grant it with kafka-acls --add --allow-principal {principal}, once "
+        f"for each of: {grants}"
+    )
 
 
 class Replication(NamedTuple):
@@ -129,7 +219,7 @@ def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "
     """
     text = "; ".join(problems)
     if missing:
-        raise AuthorizationError("; ".join(filter(None, (text, lacking(missing, user)))))
+        raise AuthorizationError("; ".join(filter(None, (text, grants_message(missing, user)))))
     if text:
         raise OptionError(text)
 
@@ -197,7 +287,7 @@ def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int)
 
 
 def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
-    if beyond := beyond_limit(facts.partition_counts, facts.transaction_record_max):
+    if beyond := transaction_record_warning(facts.partition_counts, facts.transaction_record_max):
         yield beyond
     if facts.partition_verification is None:
         yield (
@@ -353,3 +443,47 @@ def _operations(bits: int) -> Operations:
     if bits == NOT_TOLD:
         return EVERYTHING
     return frozenset(code for code in OPERATION_CODES.values() if bits >> code & 1)
+
+
+def transaction_record_bytes(partition_counts: Mapping[str, int]) -> int:
+    """Return the size of the record of a transaction, about, by its partitions of each topic.
+
+    The coordinator writes all partitions of a transaction as one record of `__transaction_state`.
+    If that is larger than the topic's limit, partitions cannot be added, and the producer is told
+    of an unknown error.
+
+    Source: TransactionLogValue.json and TransactionStateManager of Kafka.
+    """
+    return RECORD_BYTES_FIXED + sum(
+        RECORD_BYTES_OF_TOPIC + len(topic) + RECORD_BYTES_OF_PARTITION * count
+        for topic, count in partition_counts.items()
+    )
+
+
+def transaction_record_warning(
+    partition_counts: Mapping[str, int], limit: int | None
+) -> str | None:
+    """Return a warning if a transaction over all these partitions would have no place.
+
+    Args:
+        partition_counts: of the topics that may be written to.
+        limit: the largest record batch that `__transaction_state` takes; None: not known.
+    """
+    size = transaction_record_bytes(partition_counts)
+    if limit is None or size <= limit:
+        return None
+    return (
+        f"the output has {sum(partition_counts.values())} partitions, and one transaction over all "
+        f"of them is a record of about {size} bytes, of which {STATE_TOPIC} takes {limit}: an "
+        f"epoch that writes to too many of them cannot be written. "
+        f"{transaction_record_remedy(size)}"
+    )
+
+
+def transaction_record_remedy(size: int) -> str:
+    """Return the remedy for a transaction record that is too large."""
+    return (
+        f"Raise max.message.bytes of {STATE_TOPIC}, or the brokers' message.max.bytes, to at least "
+        f"{2 * size}; or write to fewer partitions in an epoch; or use "
+        f"KafkaSink(transactions='task'), where each task has a transaction of its own."
+    )

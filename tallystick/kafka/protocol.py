@@ -1,5 +1,7 @@
 """Requests, answers, errors and versions of Kafka's protocol, for all modules of this folder.
 
+Errors have the names of the classes in `org.apache.kafka.common.protocol.Errors`.
+
 Invariant: bytes of a broker raise nothing but a `ConnectionError`: an answer that cannot be read
 ends its connection.
 """
@@ -13,7 +15,6 @@ from uuid import UUID
 
 from tallystick.errors import UNREADABLE, TallystickError
 from tallystick.kafka import messages
-from tallystick.kafka.error_names import NAMES
 from tallystick.kafka.messages import NO_ID
 from tallystick.values import TopicPartition
 
@@ -53,6 +54,49 @@ ProduceRequest: Any = REQUESTS["ProduceRequest"]
 SaslAuthenticateRequest: Any = REQUESTS["SaslAuthenticateRequest"]
 SaslHandshakeRequest: Any = REQUESTS["SaslHandshakeRequest"]
 TxnOffsetCommitRequest: Any = REQUESTS["TxnOffsetCommitRequest"]
+
+
+_IN_ORDER = """
+Unknown None OffsetOutOfRange CorruptRecord UnknownTopicOrPartition InvalidFetchRequest
+LeaderNotAvailable NotLeaderForPartition RequestTimedOut BrokerNotAvailable
+ReplicaNotAvailable MessageSizeTooLarge StaleControllerEpoch OffsetMetadataTooLarge
+NetworkException CoordinatorLoadInProgress CoordinatorNotAvailable NotCoordinator
+InvalidTopic RecordListTooLarge NotEnoughReplicas NotEnoughReplicasAfterAppend
+InvalidRequiredAcks IllegalGeneration InconsistentGroupProtocol InvalidGroupId
+UnknownMemberId InvalidSessionTimeout RebalanceInProgress InvalidCommitOffsetSize
+TopicAuthorizationFailed GroupAuthorizationFailed ClusterAuthorizationFailed
+InvalidTimestamp UnsupportedSaslMechanism IllegalSaslState UnsupportedVersion
+TopicAlreadyExists InvalidPartitions InvalidReplicationFactor
+InvalidReplicationAssignment InvalidConfiguration NotController InvalidRequest
+UnsupportedForMessageFormat PolicyViolation OutOfOrderSequenceNumber
+DuplicateSequenceNumber InvalidProducerEpoch InvalidTxnState InvalidProducerIdMapping
+InvalidTransactionTimeout ConcurrentTransactions TransactionCoordinatorFenced
+TransactionalIdAuthorizationFailed SecurityDisabled OperationNotAttempted KafkaStorage
+LogDirNotFound SaslAuthenticationFailed UnknownProducerId ReassignmentInProgress
+DelegationTokenAuthDisabled DelegationTokenNotFound DelegationTokenOwnerMismatch
+DelegationTokenRequestNotAllowed DelegationTokenAuthorizationFailed
+DelegationTokenExpired InvalidPrincipalType NonEmptyGroup GroupIdNotFound
+FetchSessionIdNotFound InvalidFetchSessionEpoch ListenerNotFound TopicDeletionDisabled
+FencedLeaderEpoch UnknownLeaderEpoch UnsupportedCompressionType StaleBrokerEpoch
+OffsetNotAvailable MemberIdRequired PreferredLeaderNotAvailable GroupMaxSizeReached
+FencedInstanceId EligibleLeadersNotAvailable ElectionNotNeeded NoReassignmentInProgress
+GroupSubscribedToTopic InvalidRecord UnstableOffsetCommit ThrottlingQuotaExceeded
+ProducerFenced ResourceNotFound DuplicateResource UnacceptableCredential
+InconsistentVoterSet InvalidUpdateVersion FeatureUpdateFailed
+PrincipalDeserializationFailure SnapshotNotFound PositionOutOfRange UnknownTopicId
+DuplicateBrokerRegistration BrokerIdNotRegistered InconsistentTopicId
+InconsistentClusterId TransactionalIdNotFound FetchSessionTopicId IneligibleReplica
+NewLeaderElected OffsetMovedToTieredStorage FencedMemberEpoch UnreleasedInstanceId
+UnsupportedAssignor StaleMemberEpoch MismatchedEndpointType UnsupportedEndpointType
+UnknownControllerId UnknownSubscriptionId TelemetryTooLarge InvalidRegistration
+TransactionAbortable InvalidRecordState ShareSessionNotFound InvalidShareSessionEpoch
+FencedStateEpoch InvalidVoterKey DuplicateVoter VoterNotFound InvalidRegularExpression
+RebootstrapRequired StreamsInvalidTopology StreamsInvalidTopologyEpoch
+StreamsTopologyFenced ShareSessionLimitReached
+"""
+
+NAMES = dict(enumerate(_IN_ORDER.split(), -1))
+"""The name of each code, from -1 on; 0 is no error."""
 
 
 def error_name(code: int) -> str | None:
@@ -95,13 +139,6 @@ def partitions_of(response: Any) -> Iterator[tuple[TopicPartition, Any]]:
     for topic in response.topics:
         for part in topic.partitions:
             yield TopicPartition(topic.name, part.partition_index), part
-
-
-def shortened(partitions: Iterable[TopicPartition], count_max: int = 5) -> str:
-    """Return partitions in words, only the first ones of many."""
-    names = [str(partition) for partition in sorted(partitions)]
-    more = f" and {len(names) - count_max} more" if len(names) > count_max else ""
-    return ", ".join(names[:count_max]) + more
 
 
 def topic_id_text(topic_id: UUID | None) -> str:

@@ -19,7 +19,6 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from tallystick.codec.rows import RowLayout
-from tallystick.epoch.rights import Right, committing, writing
 from tallystick.epoch.transactional_ids import (
     SEPARATOR,
     PooledId,
@@ -41,7 +40,15 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.outcome import TaskTransaction, written
 from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, check_recovery, missing_rights, refuse
+from tallystick.kafka.preflight import (
+    Right,
+    check,
+    check_recovery,
+    missing_rights,
+    refuse,
+    rights_to_commit,
+    rights_to_write,
+)
 from tallystick.kafka.protocol import topic_id_text
 from tallystick.kafka.task_transaction import TaskPlan, close_idle
 from tallystick.kafka.transactions import Finder, TransactionDescription, give_up
@@ -272,13 +279,16 @@ def rights_of(output: KafkaOutput, owner: Owner, id_prefix: str) -> tuple[Right,
         owner: whose transactions they are.
         id_prefix: of the checkpoint's transactional ids.
     """
-    wanted = writing(output.topics)
+    wanted = rights_to_write(output.topics)
     if output.guarantee is not Guarantee.EXACTLY_ONCE:
         return wanted
     first = transactional_id(id_prefix, owner.sink, task=0, slot=0)
     of_pipeline, separator, _ = id_prefix.rpartition(SEPARATOR)  # of any checkpoint
     prefix = f"{of_pipeline}{separator}" or id_prefix
-    return (*wanted, *committing(first, token_group(first), output.token_topic, prefix=prefix))
+    return (
+        *wanted,
+        *rights_to_commit(first, token_group(first), output.token_topic, prefix=prefix),
+    )
 
 
 def _open_committable(

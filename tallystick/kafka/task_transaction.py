@@ -13,10 +13,10 @@ Invariants:
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 import pyarrow as pa
@@ -27,17 +27,18 @@ from tallystick.codec.rows import RowLayout
 from tallystick.epoch.transactional_ids import slot_of, token_group, transactional_id
 from tallystick.epoch.two_phase import Committable, Guarantee, Place
 from tallystick.errors import BrokenInvariantError, TallystickError
-from tallystick.host.parent_process import check_parent
-from tallystick.host.stopwatch import WRITTEN_BYTES, count
+from tallystick.host.forks import check_parent
+from tallystick.host.stopwatch import WRITTEN_BYTES, count, now_ms
 from tallystick.host.worker_cache import WorkerCache
 from tallystick.kafka import protocol
-from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.broker import KafkaBroker, init_producer_request
 from tallystick.kafka.client import AnyBroker, Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.error_policy import Attempts, describe
 from tallystick.kafka.outcome import TaskTransaction, end_transaction
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.writer import PartitionWriter
+from tallystick.text import shortened
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -142,9 +143,8 @@ class _Encoder:
         """
         output, dead_letters = self._plan.output, self._plan.dead_letters
         letters: list[pa.RecordBatch] | None = [] if dead_letters and takes_letters else None
-        now_ms = time.time_ns() // 1_000_000
         records = OutputRecords(layout, output.compression, output.batch_bytes, letters)
-        for partition, encoded in records.encode(rows, spread=self._spread, now_ms=now_ms):
+        for partition, encoded in records.encode(rows, spread=self._spread, now_ms=now_ms()):
             self._frames.append((partition, encoded))
             self._size += len(encoded.data)
             count(WRITTEN_BYTES, len(encoded.data))
@@ -180,7 +180,7 @@ class InTransaction:
         name = transactional_id(plan.id_prefix, place.owner.sink, place.task, slot)
         self._encoder = _Encoder(plan, place)
         check_parent()
-        self._begun_ms = time.time_ns() // 1_000_000
+        self._begun_ms = now_ms()
         self._broker: KafkaBroker | None = _take(plan.output)
         try:
             self._producer = self._broker.fence(name, None)
@@ -342,19 +342,10 @@ def take_producer(client: Client, config: KafkaConfig, cluster_id: str) -> Produ
     last = _idle_producers.take((config, cluster_id))
     if last is not None:
         return Producer("", last.producer_id, last.producer_epoch + 1)
-
-    def make() -> Any:
-        return protocol.InitProducerIdRequest(
-            transactional_id=None,
-            transaction_timeout_ms=0x7FFFFFFF,
-            producer_id=-1,
-            producer_epoch=-1,
-            min_version=3,
-            max_version=5,
-        )
-
     answer = client.call(
-        make, AnyBroker(), lambda response: [(response.error_code, "an idempotent producer")]
+        partial(init_producer_request, None, 0x7FFFFFFF),
+        AnyBroker(),
+        lambda response: [(response.error_code, "an idempotent producer")],
     )
     return Producer("", int(answer.producer_id), int(answer.producer_epoch))
 
@@ -385,7 +376,7 @@ class Acks0Writer:
         """
         unsent = deque((partition, stamp(encoded.data, NOBODY, 0)) for partition, encoded in frames)
         partitions = {partition for partition, _ in frames}
-        attempts = Attempts(self._client.deadline(), "Produce", protocol.shortened(partitions))
+        attempts = Attempts(self._client.deadline(), "Produce", shortened(sorted(partitions)))
         while unsent:
             partition, data = unsent[0]
             led = self._client.by_leader([partition], attempts.deadline)

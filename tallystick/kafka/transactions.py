@@ -12,13 +12,14 @@ DescribeTransactions, which does refuse.
 import logging
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 from tallystick.epoch.transactional_ids import PooledId, owned, transactional_id
 from tallystick.errors import AuthorizationError, BrokerUnavailableError
 from tallystick.kafka import outcome, protocol
 from tallystick.kafka.audit import INTERNAL_TOPICS, transaction_state
-from tallystick.kafka.broker import EPOCH_BY_END_TXN
+from tallystick.kafka.broker import EPOCH_BY_END_TXN, init_producer_request
 from tallystick.kafka.client import Client, Coordinator, Node
 from tallystick.kafka.error_policy import Attempts
 from tallystick.kafka.outcome import TaskTransaction
@@ -208,19 +209,10 @@ def give_up(client: Client, transaction: TaskTransaction, timeout_ms: int) -> No
     is_prepared = bool(transaction.nonce)
     if is_prepared or transaction.transaction_version >= EPOCH_BY_END_TXN:
         return
-
-    def make() -> Any:
-        return protocol.InitProducerIdRequest(
-            transactional_id=transaction.transactional_id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=transaction.producer_id,
-            producer_epoch=transaction.producer_epoch,
-            min_version=3,  # KIP-360
-            max_version=5,
-        )
-
     client.call(
-        make,
+        partial(
+            init_producer_request, transaction.transactional_id, timeout_ms, transaction.producer
+        ),
         Coordinator("transaction", transaction.transactional_id),
         lambda response: [(response.error_code, str(transaction))],
         accept=outcome.REFUSED,

@@ -25,6 +25,7 @@ from tallystick.kafka.audit import batch_at_sequence, producer_states, unexplain
 from tallystick.kafka.client import Client, Coordinator, client_for
 from tallystick.kafka.cluster import batch_limits
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.connection import PendingRequest
 from tallystick.kafka.error_policy import (
     AGAIN,
     BACKOFF_MIN_S,
@@ -37,8 +38,8 @@ from tallystick.kafka.error_policy import (
     refusal,
     too_large,
 )
-from tallystick.kafka.network import PendingRequest
-from tallystick.kafka.protocol import by_topic, shortened
+from tallystick.kafka.protocol import by_topic
+from tallystick.text import shortened
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 IN_FLIGHT_MAX = 5
@@ -434,4 +435,4 @@ class PartitionWriter:
             and any(self._logs[partition].record_count == 0 for partition in pending)
         )
         first_s = ADDING_PAUSE_S if is_adding else BACKOFF_MIN_S
-        return Attempts(self._client.deadline(), "Produce", shortened(pending), first_s)
+        return Attempts(self._client.deadline(), "Produce", shortened(sorted(pending)), first_s)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tallystick.checkpoint.decision_log import transactional_ids
 from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
-from tallystick.checkpoint.newest_epoch import Ask, Epochs, TokenAnswer
+from tallystick.checkpoint.newest import Ask, Epochs, TokenAnswer
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.tokens import newest_token
 from tallystick.epoch.transactional_ids import checkpoint_prefix, default_prefix, parse, token_group
@@ -91,7 +91,7 @@ def asking(config: KafkaConfig) -> Ask:
 def ask_kafka(
     client: Client, transactional_id: str, lineage: str, *, stable: bool = True
 ) -> TokenAnswer:
-    """Return the token of a pipeline's last decision in Kafka, or a doubt; see `newest_epoch.Ask`.
+    """Return the token of a pipeline's last decision in Kafka, or a doubt; see `newest.Ask`.
 
     Args:
         client: of the cluster.

@@ -6,7 +6,6 @@ transactions. Each command imports what it runs when it runs.
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tallystick.errors import OptionError, TallystickError
+from tallystick.host.stopwatch import now_ms
 from tallystick.ops.cli_savepoint import (
     Checkpoint,
     KafkaOptions,
@@ -283,7 +283,7 @@ def _transaction_fields(
     named = description.named or lingering.committable
     is_kafka = lingering.system == KAFKA
     is_foreign = description.standing is TransactionStatus.FOREIGN
-    age_ms = max(0, time.time_ns() // 1_000_000 - lingering.begun_ms)
+    age_ms = max(0, now_ms() - lingering.begun_ms)
     return {
         "system": lingering.system,
         "transaction": lingering.transactional_id,

@@ -12,7 +12,7 @@ import typer
 from tallystick.errors import OptionError, TallystickError
 
 if TYPE_CHECKING:
-    from tallystick.checkpoint.newest_epoch import Ask
+    from tallystick.checkpoint.newest import Ask
     from tallystick.storage.file_storage import FileStorage
 
 app = typer.Typer(
@@ -48,7 +48,7 @@ def create(
     kafka_options: KafkaOptions = None,
 ) -> None:
     """Copy the newest committed epoch of a checkpoint, whether its pipeline runs or not."""
-    from tallystick.checkpoint.newest_committed import newest_decided
+    from tallystick.checkpoint.newest import newest_decided
     from tallystick.ops import savepoints
     from tallystick.ops.cli_progress import epoch_bytes, watched
     from tallystick.storage.file_storage import FileStorage, shown

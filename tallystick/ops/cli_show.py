@@ -14,6 +14,7 @@ from tallystick.epoch.savepoint import Savepoint
 from tallystick.ops.inspection import Report, StepReport, state_text
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import StepState
+from tallystick.text import shortened
 
 SHOWN_MAX = 20
 """At most this many lines of a kind; JSON has them all."""
@@ -226,7 +227,7 @@ def show_transactions(transactions: list[dict[str, Any]], out: Console) -> None:
             producer_of(transaction),
             time_text(transaction["age_ms"]),
             time_text(transaction["timeout_ms"]) if transaction["timeout_ms"] else "never",
-            _few(transaction["partitions"]),
+            shortened(transaction["partitions"], 3),
             transaction["says"],
         )
         table.add_row(*map(escape, cells))
@@ -256,8 +257,3 @@ def time_text(ms: int | None) -> str:
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -18,20 +18,29 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from tallystick.checkpoint.decision_log import decider_of
-from tallystick.checkpoint.disk_space import disk_space
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.newest_epoch import Ask, TokenAnswer, ask_nobody
-from tallystick.epoch.findings import CheckFinding, Severity
+from tallystick.checkpoint.local.store import disk_space
+from tallystick.checkpoint.newest import Ask, TokenAnswer, ask_nobody
 from tallystick.epoch.manifest import KAFKA, DeciderName, Manifest
-from tallystick.epoch.rights import Right, committing, lacking, reading, showing, writing
 from tallystick.epoch.transactional_ids import parse, token_group
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
+from tallystick.host import stopwatch
 from tallystick.kafka import cluster, outlook
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import ClusterFacts, check, missing_rights
+from tallystick.kafka.preflight import (
+    ClusterFacts,
+    Right,
+    check,
+    grants_message,
+    missing_rights,
+    rights_to_commit,
+    rights_to_read,
+    rights_to_show,
+    rights_to_write,
+)
 from tallystick.ops.checkpoint_view import CheckpointView, look
 from tallystick.ops.cli_show import time_text
 from tallystick.ops.inspection import Report, inspect
@@ -45,6 +54,7 @@ from tallystick.ops.transactions import (
 )
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tallystick.storage.file_storage import FileStorage
+from tallystick.values import CheckFinding, Severity
 
 if TYPE_CHECKING:
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
@@ -236,7 +246,7 @@ def lingering(subject: Subject) -> Iterator[CheckFinding]:
         description = describe(transaction, view)
         if description.standing not in OURS:
             continue
-        age_ms = max(0, outlook.now_ms() - transaction.begun_ms)
+        age_ms = max(0, stopwatch.now_ms() - transaction.begun_ms)
         is_due = description.standing is TransactionStatus.DUE
         is_old = age_ms >= min(LINGERS_MS, transaction.timeout_ms // 2 or LINGERS_MS)
         consequence = f"Kafka aborts it after {time_text(transaction.timeout_ms)}"
@@ -324,20 +334,20 @@ def _topic_lost(observation: str) -> CheckFinding:
 def authorization(subject: Subject) -> Iterator[CheckFinding]:
     """Ask the brokers which rights of the next start this login lacks, as the start does."""
     client = subject.client
-    wanted: list[Right] = [*writing(subject.output_topics)]
+    wanted: list[Right] = [*rights_to_write(subject.output_topics)]
     for transactional_id in subject.transactional_ids:
         group = token_group(transactional_id)
-        wanted += committing(transactional_id, group, "")[:2]
+        wanted += rights_to_commit(transactional_id, group, "")[:2]
     for source in subject.sources:
         if source.cluster_id == client.cluster_id:
             named = {partition.topic for partition in source.positions}
-            wanted += showing(source.group, named) if source.group else reading(named)
+            wanted += rights_to_show(source.group, named) if source.group else rights_to_read(named)
     missing = missing_rights(client, wanted)
     if missing:
         yield CheckFinding(
             Severity.ERROR,
             "rights",
-            lacking(missing, client.config.sasl_username),
+            grants_message(missing, client.config.sasl_username),
             "The next start with this login is refused, if it is the one of both source and sink.",
             "Each of the kafka-acls arguments above, with --bootstrap-server SERVERS.",
         )

@@ -10,8 +10,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch.findings import CheckFinding, Severity
-from tallystick.epoch.rights import Right, lacking, writing
 from tallystick.epoch.transactional_ids import checkpoint_prefix
 from tallystick.epoch.two_phase import Guarantee, Owner
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
@@ -19,12 +17,20 @@ from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, check_recovery, missing_rights
+from tallystick.kafka.preflight import (
+    Right,
+    check,
+    check_recovery,
+    grants_message,
+    missing_rights,
+    rights_to_write,
+)
 from tallystick.kafka.task_sink import rights_of
 from tallystick.pipeline.compiled import PipelineRun, newest_manifest
 from tallystick.pipeline.input_planning import by_input, check_none_gone
 from tallystick.pipeline.sinks import decider_rights
 from tallystick.storage.file_storage import FileStorage
+from tallystick.values import CheckFinding, Severity
 
 PATIENCE_S = 30.0
 """The time each cluster of the pipeline has for its answers."""
@@ -105,11 +111,11 @@ def rights(subject: DeclaredSubject) -> Iterator[CheckFinding]:
         with _asking(output) as client:
             wanted: list[Right] = [*_wanted(declared, uid, output)]
             if output.topic is None:
-                wanted += writing(subject.written)
+                wanted += rights_to_write(subject.written)
             if uid == declared.decider:
                 wanted += declared.run.shown_rights(cluster.cluster_id(client))
             if missing := missing_rights(client, wanted):
-                text = f"sink {uid}: {lacking(missing, output.config.sasl_username)}"
+                text = f"sink {uid}: {grants_message(missing, output.config.sasl_username)}"
                 yield CheckFinding(
                     Severity.ERROR,
                     "rights",
@@ -159,7 +165,7 @@ def _wanted(declared: DeclaredPipeline, uid: str, output: KafkaOutput) -> tuple[
     if uid == declared.decider:
         return decider_rights(output, declared.run.name)
     if uid in declared.sharing:
-        return writing(output.topics)
+        return rights_to_write(output.topics)
     owner = Owner(declared.run.name, uid, "")
     prefix = checkpoint_prefix(f"{output.id_prefix}{owner.pipeline}", owner.lineage)
     return rights_of(output, owner, prefix)

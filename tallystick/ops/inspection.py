@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tallystick.checkpoint.folder import CheckpointFolder, Integrity, RetainedEpoch, newest_whole
-from tallystick.checkpoint.newest_committed import (
+from tallystick.checkpoint.newest import (
+    Ask,
+    CheckpointEnd,
+    Epochs,
+    ask_nobody,
     call_failed,
     never_committed,
     refuse_nothing_settled,
 )
-from tallystick.checkpoint.newest_epoch import Ask, CheckpointEnd, Epochs, ask_nobody
 from tallystick.epoch.manifest import (
     CHECKPOINT,
     Manifest,

@@ -10,7 +10,6 @@ it reads more than `PARTITION_SERIES_MAX` partitions: a pattern that matches too
 overload the monitoring system.
 """
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
@@ -20,7 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Histogram, start_http
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES
+from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES, now_ms
 from tallystick.pipeline.group_offsets import COUNTS
 from tallystick.pipeline.listeners import (
     OBSERVERS,
@@ -255,17 +254,17 @@ def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
     yield "tallystick_state_written_files_total", one, counts.written_files
     yield "tallystick_state_written_bytes_total", one, counts.written_bytes
     yield "tallystick_last_commit_seconds", one, counts.committed_ms / 1000
-    now_ms, since_ms = time.time_ns() // 1_000_000, counts.open_since_ms
-    yield "tallystick_epoch_open_seconds", one, max(0, now_ms - since_ms) / 1000 if since_ms else 0
+    at_ms, since_ms = now_ms(), counts.open_since_ms
+    yield "tallystick_epoch_open_seconds", one, max(0, at_ms - since_ms) / 1000 if since_ms else 0
     if counts.timeout_ms is not None:
         yield "tallystick_transaction_timeout_seconds", one, counts.timeout_ms / 1000
     for sink, begun_ms in counts.open_since().items():
-        oldest_ms = min(filter(None, begun_ms), default=now_ms)
+        oldest_ms = min(filter(None, begun_ms), default=at_ms)
         yield "tallystick_open_transactions", (name, sink), len(begun_ms)
         yield (
             "tallystick_oldest_transaction_seconds",
             (name, sink),
-            max(0, now_ms - oldest_ms) / 1000,
+            max(0, at_ms - oldest_ms) / 1000,
         )
     for error, count in list(counts.failures.items()):
         yield "tallystick_epoch_failures_total", (name, error), count

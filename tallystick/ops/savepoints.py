@@ -17,9 +17,8 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.local.lmdb_store import open_store
-from tallystick.checkpoint.newest_committed import Newest, newest_committed
-from tallystick.checkpoint.newest_epoch import Ask, Epochs
+from tallystick.checkpoint.local.store import open_store
+from tallystick.checkpoint.newest import Ask, Epochs, Newest, newest_committed
 from tallystick.checkpoint.savepoint_folder import (
     DELETION,
     NewFolder,

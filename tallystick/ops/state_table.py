@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from tallystick.checkpoint.newest_committed import newest_committed
-from tallystick.checkpoint.newest_epoch import Ask
+from tallystick.checkpoint.newest import Ask, newest_committed
 from tallystick.checkpoint.state_files import chunks_of, contents_of
 from tallystick.epoch import savepoint
 from tallystick.errors import OptionError

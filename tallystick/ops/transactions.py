@@ -1,6 +1,6 @@
 """Open and prepared transactions: the system, the owner, and the command that settles each.
 
-Nothing is changed here. What is decided is the answer of `checkpoint.newest_epoch`; transactions
+Nothing is changed here. What is decided is the answer of `checkpoint.newest`; transactions
 are settled by the pipeline's driver, in a start or in `tallystick recover`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from tallystick.checkpoint.newest_epoch import TokenAnswer
+from tallystick.checkpoint.newest import TokenAnswer
 from tallystick.epoch.transactional_ids import PooledId, is_batch_name, parse
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
 from tallystick.errors import OptionError
@@ -215,7 +215,7 @@ class KafkaCluster:
         )
 
     def ask(self, transactional_id: str, lineage: str) -> TokenAnswer:
-        """See `newest_epoch.Ask`: it waits for no open transaction."""
+        """See `newest.Ask`: it waits for no open transaction."""
         return ask_kafka(self._client, transactional_id, lineage, stable=False)
 
     def close(self) -> None:

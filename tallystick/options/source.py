@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tallystick.codec.formats import Avro, Format, Protobuf
+from tallystick.codec.formats import FAILFAST, MODES, Avro, Format, Json, JsonSchema, Protobuf
 from tallystick.codec.layout import METADATA
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -28,17 +28,23 @@ from tallystick.options.table import (
     text_of,
     whole,
 )
-from tallystick.options.values import VALUE_OPTIONS, VALUES, check_values, format_of
-from tallystick.source import losses
-from tallystick.source.losses import LossPolicy
 from tallystick.source.subscription import (
     EARLIEST,
+    FAIL,
+    KEEP_MS,
     LATEST,
+    LENIENT,
+    ON_EXPIRED,
+    ON_RECREATED,
+    ON_REMOVED,
+    ON_TRUNCATED,
+    ON_UNREADABLE,
     Assignment,
     AtCommitted,
     AtOffsets,
     AtTime,
     Bound,
+    LossPolicy,
     Subscription,
     TopicList,
     TopicPattern,
@@ -46,6 +52,12 @@ from tallystick.source.subscription import (
 )
 from tallystick.values import TopicPartition
 
+VALUES = "What a record becomes"
+"""The heading of the docs that these options stand under."""
+WITH_SCHEMA = ("json", "avro", "json_schema", "protobuf")
+_OF_REGISTRY = ("avro", "json_schema", "protobuf")
+KEY_PREFIX = "key_"
+_NOT_SET = "not set"
 DISCOVERY_INTERVAL_MS = 300_000
 TRIGGER_DELAY_MS = 900_000
 OFFSETS_MAX = 1_000_000
@@ -65,6 +77,121 @@ COMMITTED = "committed"
 _MARKERS = {"earliest": EARLIEST, "latest": LATEST}
 _FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+
+
+def _registry_options(part: str) -> tuple[Option, ...]:
+    """Return the options of where the schemas of values or keys are."""
+    also = ", and `json_schema` with `value.registry.subject`" if part == "value" else ""
+    return (
+        Option(f"{part}.registry.url", text_of("URL"), None, f"For `{part}.format=avro` or `protobuf`{also}: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", VALUES, _NOT_SET),
+        Option(f"{part}.registry.user.info", text_of("`user:password`"), None, "Credentials for the registry, if they do not stand in its URL.", "reader:secret", VALUES, _NOT_SET),
+        Option(f"{part}.registry.ca", text_of("path"), None, "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", VALUES, "the system's"),
+        Option(f"{part}.registry.file", text_of("path"), None, f"For `{part}.format=avro`: instead of a registry, a JSON file `{{\"1\": <schema>, …}}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", VALUES, _NOT_SET),
+    )  # fmt: skip
+
+
+VALUE_OPTIONS = (
+    Option("value.format", one_of("raw", "string", *WITH_SCHEMA), "raw",
+           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`, `json_schema`, `protobuf`: the fields of `value.schema` become columns (the last three in Confluent's wire format).", "json", VALUES, field="value_format"),
+    Option("value.schema", text_of("Spark DDL"), None, "The fields to read; `json`, `avro` and `protobuf` need it; with `json_schema` the newest schema of `value.registry.subject` may say them instead. What a record has beyond them is ignored, what it lacks is null.",
+           "dest string, dep_delay double", VALUES, "none", "value_schema"),
+    Option("value.mode", one_of(*MODES), FAILFAST,
+           "What a malformed value or key does. `failfast`: stop, and name the record; `permissive`: a row of nulls with the bytes in `_corrupt_record`, those of a key in `_corrupt_key`; `dropmalformed`: leave it out, counted in the log; `deadletter`: write it to the sink's dead-letter topic in the same transaction (pipelines only).",
+           "permissive", VALUES, field="value_mode"),
+    *_registry_options("value"),
+    Option("value.registry.subject", text_of("subject"), None, "For `value.format=json_schema`, instead of `value.schema`: the subject whose newest schema says the fields, looked up when the query starts.", "orders-value", VALUES, _NOT_SET),
+    Option("key.format", one_of("raw", *WITH_SCHEMA), "raw",
+           "`raw`: the key stays binary; else the fields of `key.schema` become columns in the place of `key`.", "json", VALUES),
+    Option("key.schema", text_of("Spark DDL"), None, "The fields of the key; every format but `raw` needs it.", "user string, day date", VALUES, "none", "key_schema"),
+    Option("key.prefix", text_of("text"), KEY_PREFIX, "Put before the names of the key's columns; the value often has fields of the same names.", "k_", VALUES, f"`{KEY_PREFIX}`", "key_prefix"),
+    *_registry_options("key"),
+)  # fmt: skip
+
+
+def check_values(parsed: ParsedOptions) -> None:
+    """Refuse options of values and keys that contradict each other.
+
+    Raises:
+        OptionError: the way out is named.
+    """
+    value_format = parsed["value.format"]
+    _check_part(parsed, "value", "dest string")
+    _check_part(parsed, "key", "user string")
+    if value_format == parsed["key.format"] == "raw" and "value.mode" in parsed:
+        raise OptionError("value.mode is for a value.format: raw takes any bytes; remove it")
+    if value_format not in WITH_SCHEMA and parsed["metadata.prefix"]:
+        raise OptionError(
+            f"metadata.prefix is for values that become several columns, and "
+            f"value.format={value_format} becomes one: remove it"
+        )
+    if parsed["key.format"] == "raw":
+        if "key.prefix" in parsed:
+            raise OptionError("key.prefix is for a key.format: raw is one column, key; remove it")
+    elif "key" not in parsed["metadata.columns"]:
+        raise OptionError(
+            f"key.format={parsed['key.format']} reads the key, which metadata.columns leaves out: "
+            f"name key there, or remove key.format"
+        )
+
+
+def _check_part(parsed: ParsedOptions, part: str, example: str) -> None:
+    form = parsed[f"{part}.format"]
+    has_schema = f"{part}.schema" in parsed or (
+        "value.registry.subject" in parsed and part == "value"
+    )
+    if (form in WITH_SCHEMA) != has_schema:
+        raise OptionError(
+            f"{part}.format=json, avro or protobuf needs {part}.schema, and {part}.schema needs "
+            f"{part}.format=json, avro or protobuf: "
+            f'give both, e.g. .option("{part}.format", "json").option("{part}.schema", "{example}")'
+        )
+    registry = [name for name in parsed.given if name.startswith(f"{part}.registry.")]
+    if registry and form not in _OF_REGISTRY:
+        raise OptionError(
+            f"{', '.join(registry)}: {part}.format={form} needs no registry: set it to avro, or "
+            f"remove that"
+        )
+
+
+def format_of(parsed: ParsedOptions, part: str) -> Format | None:
+    """Return the format that gives the value or the key columns of its own, or None.
+
+    Args:
+        parsed: checked by `check_values`.
+        part: "value" or "key".
+    """
+    mode, schema = parsed["value.mode"], parsed[f"{part}.schema"]
+    if parsed[f"{part}.format"] == "json":
+        return Json(schema, mode)
+    if parsed[f"{part}.format"] == "json_schema":
+        form = JsonSchema(
+            schema,
+            parsed[f"{part}.registry.url"],
+            parsed["value.registry.subject"] if part == "value" else None,
+            mode=mode,
+            user_info=parsed[f"{part}.registry.user.info"],
+            ca=parsed[f"{part}.registry.ca"],
+        )
+        form.check_for_reading()
+        return form
+    if parsed[f"{part}.format"] == "protobuf":
+        return Protobuf(
+            schema,
+            parsed[f"{part}.registry.url"],
+            mode=mode,
+            user_info=parsed[f"{part}.registry.user.info"],
+            ca=parsed[f"{part}.registry.ca"],
+        )
+    if parsed[f"{part}.format"] != "avro":
+        return None
+    return Avro(
+        schema,
+        registry=parsed[f"{part}.registry.url"],
+        schemas=parsed[f"{part}.registry.file"],
+        mode=mode,
+        user_info=parsed[f"{part}.registry.user.info"],
+        ca=parsed[f"{part}.registry.ca"],
+    )
 
 
 def _read_topics(text: str) -> TopicList:
@@ -173,7 +300,6 @@ _PER_PARTITION = "JSON: topic → partition → "
 _OFFSETS = choices("earliest", "latest", COMMITTED) + f", or {_PER_PARTITION}offset"
 _TIME = whole("ms since 1970", 0, "milliseconds")
 _TIMES = Kind(f"{_PER_PARTITION}{_TIME.words}", _read_times)
-_NOT_SET = "not set"
 _WHAT = "What to read"
 _START = "Where to start and stop"
 _RATE = "How much at a time"
@@ -234,16 +360,16 @@ SOURCE = OptionTable((
     Option("metadata.columns", Kind("names, by comma, or `none`", _read_columns), METADATA, "Which of Kafka's columns there are beside the value: `key`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`. Spark cannot leave out what a query does not use, so naming what you need makes reading cheaper.",
            "key,offset", VALUES, "all", "metadata_columns"),
     Option("metadata.prefix", text_of("text"), "", "Put before the names of Kafka's own columns when a value has fields of the same name.", "kafka_", VALUES, "empty", "metadata_prefix"),
-    Option("when.expired", one_of(*losses.ON_EXPIRED), losses.FAIL,
+    Option("when.expired", one_of(*ON_EXPIRED), FAIL,
            "Records were deleted before they were read. `skip`: go on at the first that is left; the log, `skipped` in the offsets and the metrics say from where to where.", "skip", _WORLD),
-    Option("when.removed", one_of(*losses.ON_REMOVED), losses.FAIL,
+    Option("when.removed", one_of(*ON_REMOVED), FAIL,
            "A topic is gone. `drop`: go on without it; `keep`: hold its position between epochs for `when.removed.keep.ms` in case it comes back, then drop it; an epoch that was planned before fails.", "drop", _WORLD),
-    Option("when.removed.keep.ms", whole("ms", 0, "milliseconds"), losses.KEEP_MS, "See `when.removed`.", "60000", _WORLD),
-    Option("when.recreated", one_of(*losses.ON_RECREATED), losses.FAIL,
+    Option("when.removed.keep.ms", whole("ms", 0, "milliseconds"), KEEP_MS, "See `when.removed`.", "60000", _WORLD),
+    Option("when.recreated", one_of(*ON_RECREATED), FAIL,
            "A topic was deleted and created again (its id differs, KIP-516). `restart`: read the new one from its beginning.", "restart", _WORLD),
-    Option("when.truncated", one_of(*losses.ON_TRUNCATED), losses.FAIL,
+    Option("when.truncated", one_of(*ON_TRUNCATED), FAIL,
            "A log ends before the next offset to read (unclean leader election). `resume`: go on at its new end.", "resume", _WORLD),
-    Option("when.unreadable", one_of(*losses.ON_UNREADABLE), losses.FAIL,
+    Option("when.unreadable", one_of(*ON_UNREADABLE), FAIL,
            "A record batch has its checksum and cannot be read: a faulty producer wrote it so. `skip`: leave the whole batch out; the log names its offsets and its producer. A batch whose checksum is wrong is damaged, and ends the query in any case.", "skip", _WORLD),
     Option("failOnDataLoss", FLAG, True, "`false` is short for `skip`, `drop`, `restart` and `resume` in the options above.", "false", _WORLD, "true"),
     Option(GROUP_OPTION, GROUP, "",
@@ -417,7 +543,7 @@ def _at_offsets(parsed: ParsedOptions, name: str, default: str) -> AtOffsets:
 
 
 def _policy(parsed: ParsedOptions) -> LossPolicy:
-    base = LossPolicy() if parsed["failOnDataLoss"] else losses.LENIENT
+    base = LossPolicy() if parsed["failOnDataLoss"] else LENIENT
     ways = ("expired", "removed", "recreated", "truncated", "unreadable")
     names = {way: f"when.{way}" for way in ways} | {"keep_ms": "when.removed.keep.ms"}
     given = {way: parsed[name] for way, name in names.items() if name in parsed}

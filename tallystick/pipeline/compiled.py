@@ -10,15 +10,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.local.local_state import LocalState
+from tallystick.checkpoint.local.store import LocalState
 from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of
-from tallystick.epoch.rights import Right, showing
 from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check_all
+from tallystick.kafka.preflight import Right, check_all, rights_to_show
 from tallystick.options.source import TICK_COUNT, TICK_INTERVAL
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
@@ -233,7 +232,7 @@ class PipelineRun:
             right
             for source in self.all_inputs
             if source.options.shown_group and source.cluster_id == cluster_id
-            for right in showing(source.options.shown_group, source.topics)
+            for right in rights_to_show(source.options.shown_group, source.topics)
         )
 
     def close(self) -> None:

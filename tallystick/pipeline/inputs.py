@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from tallystick.codec.formats import DEADLETTER
-from tallystick.epoch.rights import reading
 from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.fetcher import KafkaFetch
-from tallystick.kafka.preflight import missing_rights, refuse
+from tallystick.kafka.preflight import missing_rights, refuse, rights_to_read
 from tallystick.options.source import is_bounded, parse_source_options
 from tallystick.pipeline.keyed import columns_of, lean_layout
 from tallystick.pipeline.sinks import with_columns
@@ -136,10 +135,10 @@ class PipelineInput:
         try:
             self.cluster_id = broker.cluster_id()
             self.topics = subscription.named or ()
-            refuse((), missing_rights(broker.client, reading(self.topics)), user)
+            refuse((), missing_rights(broker.client, rights_to_read(self.topics)), user)
             topics = find_topics(broker, subscription)
             if subscription.named is None:
-                refuse((), missing_rights(broker.client, reading(topics)), user)
+                refuse((), missing_rights(broker.client, rights_to_read(topics)), user)
             if is_new:
                 check_named(broker, subscription, topics)
             self.topics = topics

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tallystick.checkpoint.folder import state_path
-from tallystick.checkpoint.local.local_state import ROOT_VARIABLE, state_folder
+from tallystick.checkpoint.local.store import ROOT_VARIABLE, state_folder
 from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError, RecordError
 from tallystick.spark.cluster import Cluster

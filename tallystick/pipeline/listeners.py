@@ -17,6 +17,7 @@ from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable, Timeout
 from tallystick.errors import FencedError, RetriableError, TallystickError
+from tallystick.host.stopwatch import now_ms
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.participants import Result
@@ -318,7 +319,7 @@ class EpochCounts:
     ) -> None:
         self._counts = PIPELINES[pipeline]
         self._counts.starts += 1
-        self._counts.started_ms = _now_ms()
+        self._counts.started_ms = now_ms()
         self._counts.timeout_ms = timeout_ms
         self._counts.deciding_sink, self._counts.sinks = deciding_sink, tuple(sinks)
         self._listener = listener
@@ -344,7 +345,7 @@ class EpochCounts:
             ):
                 counts.open_since_ms = 0
             case protocol.EpochRequested() | protocol.EpochPlanned():
-                counts.open_since_ms = _now_ms()
+                counts.open_since_ms = now_ms()
             case protocol.CommittedRead(committed) if committed.manifest is not None:
                 counts.state = committed.manifest.state
             case protocol.EpochRan(committables=prepared):
@@ -362,7 +363,7 @@ class EpochCounts:
         written = [file for step in ran.state for file in step.files if file.path not in known]
         counts.written_files += len(written)
         counts.written_bytes += sum(file.size for file in written)
-        counts.committed_ms, counts.state = _now_ms(), ran.state
+        counts.committed_ms, counts.state = now_ms(), ran.state
         for rows in ran.produced:
             if rows.topic == self._dead_letter_topic:
                 counts.dead_letters += rows.record_count
@@ -371,10 +372,6 @@ class EpochCounts:
         counts.rows_written += sum(committable.record_count for committable in ran.committables)
         for step, count in ran.late:
             counts.late_rows[step] += count
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class EpochAge:
@@ -429,7 +426,7 @@ class EpochAge:
             return  # the commit will say what is in the way
         if not begun_ms:
             return self._explain()
-        name, age_ms = f"pipeline {self._pipeline}: the epoch's transaction", _now_ms() - begun_ms
+        name, age_ms = f"pipeline {self._pipeline}: the epoch's transaction", now_ms() - begun_ms
         if warning := self._timeout.warning(name, age_ms, "transaction_timeout_ms"):
             logger.warning(warning)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from tallystick.checkpoint.disk_space import disk_space
 from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.local.store import disk_space
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP

@@ -30,12 +30,12 @@ from tallystick.pipeline.topics import (
 )
 from tallystick.run.epoch_clock import SteadyClock
 from tallystick.source.enumerator import Enumerator, Plan
-from tallystick.source.losses import SKIP
 from tallystick.source.offsets import SourceOffsets, next_tick
 from tallystick.source.splits import is_worth_an_epoch
 from tallystick.source.subscription import (
     EARLIEST,
     LATEST,
+    SKIP,
     Assignment,
     AtCommitted,
     AtOffsets,

@@ -18,7 +18,6 @@ from tallystick.codec.rows import RowLayout
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.protocol import ignore
-from tallystick.epoch.rights import Right, committing, writing
 from tallystick.epoch.transactional_ids import BATCH, is_batch_name, parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.errors import OptionError
@@ -27,7 +26,15 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.cluster import BatchLimits, cluster_facts, partition_counts, topics
 from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, check_all, missing_rights, refuse
+from tallystick.kafka.preflight import (
+    Right,
+    check,
+    check_all,
+    missing_rights,
+    refuse,
+    rights_to_commit,
+    rights_to_write,
+)
 from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.pipeline.keyed import columns_of
@@ -176,7 +183,11 @@ def preflight(
         OptionError: something cannot work; all problems are named.
     """
     output, broker = cluster.output, cluster.broker
-    wanted = (*decider_rights(output, pipeline), *writing(cluster.topics - output.topics), *shown)
+    wanted = (
+        *decider_rights(output, pipeline),
+        *rights_to_write(cluster.topics - output.topics),
+        *shown,
+    )
     missing = missing_rights(broker.client, wanted)
     if not missing:
         partition_counts(broker.client, cluster.topics | {output.token_topic})
@@ -204,8 +215,8 @@ def decider_rights(output: KafkaOutput, pipeline: str) -> tuple[Right, ...]:
     # Each batch write has an id of its own: the right that covers them all is to be granted.
     prefix = f"{output.id_prefix}{BATCH}" if is_batch_name(pipeline) else ""
     group = token_group(transactional_id)
-    wanted = committing(transactional_id, group, output.token_topic, prefix=prefix)
-    return (*wanted, *writing(output.topics))
+    wanted = rights_to_commit(transactional_id, group, output.token_topic, prefix=prefix)
+    return (*wanted, *rights_to_write(output.topics))
 
 
 STRAYS_LIVE_S = 2.5

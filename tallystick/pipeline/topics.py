@@ -20,8 +20,7 @@ from tallystick.kafka.cluster import (
     list_offsets,
     offsets_for_times,
 )
-from tallystick.kafka.schema_registry import schema_source
-from tallystick.kafka.subjects import columns_to_read
+from tallystick.kafka.registry import columns_to_read, schema_source
 from tallystick.options.source import SourceOptions
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.subscription import (
@@ -37,6 +36,7 @@ from tallystick.source.subscription import (
     TopicPattern,
 )
 from tallystick.state.schema import ddl_of, schema_of
+from tallystick.text import shortened
 from tallystick.values import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -170,15 +170,17 @@ def resolve(
             problem = "no record as late as its time"
             if option == STARTING and (untimed := [p for p in times if p not in timed]):
                 missing_time = "no time is given, and its records would be passed over unread"
-                raise OptionError(f"{option}: {_some(untimed)}: {missing_time}. Name a time")
+                raise OptionError(
+                    f"{option}: {shortened(sorted(untimed))}: {missing_time}. Name a time"
+                )
         case AtCommitted(group, fallback):
             known = broker.committed_offsets(group, partitions)
             problem = f"no offset committed by group {group!r}"
     missing = [p for p in partitions if p not in known]
     if missing and fallback is None:
         raise OptionError(
-            f"{option}: {_some(missing)}: {problem}. Name another place, or say what to do then: "
-            f"startingOffsetsByTimestampStrategy=latest (in a pipeline "
+            f"{option}: {shortened(sorted(missing))}: {problem}. Name another place, or say what "
+            f"to do then: startingOffsetsByTimestampStrategy=latest (in a pipeline "
             f"KafkaSource(starting_time_fallback='latest'), the default), or "
             f"committed.fallback=earliest or latest"
         )
@@ -256,7 +258,7 @@ def _at_end(
             "%s: %s: no record is as late as the time, so each is at its end now, and stays "
             "there whenever the query starts again: %s",
             option,
-            _some(late),
+            shortened(sorted(late)),
             ", ".join(f"{p} at {late[p]}" for p in sorted(late)[:5]),
         )
     return ends
@@ -279,14 +281,9 @@ def _check_strangers(
     strangers = sorted(set(named) - set(partitions))
     if strangers:
         raise OptionError(
-            f"{option}: {_some(strangers)}: named, but not read by the query: remove them, or "
-            f"subscribe to them"
+            f"{option}: {shortened(sorted(strangers))}: named, but not read by the query: remove "
+            f"them, or subscribe to them"
         )
-
-
-def _some(partitions: Collection[TopicPartition]) -> str:
-    shown = [str(p) for p in sorted(partitions)]
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
 
 
 def columns_ddl(options: SourceOptions) -> str:

@@ -16,7 +16,6 @@ Invariants:
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 
 import psycopg
@@ -30,6 +29,7 @@ from tallystick.epoch.two_phase import (
     TransactionPlan,
 )
 from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
+from tallystick.host.stopwatch import now_ms
 from tallystick.postgres.connection import Connection, Session, query
 from tallystick.postgres.names import (
     NAME_BYTES_MAX,
@@ -262,11 +262,11 @@ class PostgresCommitter:
                     error.diag.message_primary,
                 )
                 continue
-            now_ms = time.time_ns() // 1_000_000
+            looked_ms = now_ms()
             for name, count, begun_ms, target, staging in rows:
                 known = self._known(connection, schema, target, staging)
                 text = _details(self._plan.details, "staged", schema, known)
-                begun_ms = begun_ms if 0 <= begun_ms <= now_ms else 0
+                begun_ms = begun_ms if 0 <= begun_ms <= looked_ms else 0
                 committables += self._readable([(name, owner.sink, text, count, begun_ms)])
         return committables
 

@@ -12,7 +12,6 @@ Invariants:
 import json
 import logging
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -29,6 +28,7 @@ from tallystick.errors import (
     RecordError,
     RetriableError,
 )
+from tallystick.host.stopwatch import now_ms
 from tallystick.postgres.binary_copy import ColumnEncoder, binary_copy, encoders_for
 from tallystick.postgres.connection import (
     answered,
@@ -37,10 +37,11 @@ from tallystick.postgres.connection import (
     give_back,
     lend,
     literal,
+    ours,
     query,
     quoted,
+    secrets_of,
 )
-from tallystick.postgres.faults import ours, secrets_of
 from tallystick.postgres.names import (
     application_of,
     deletion,
@@ -284,7 +285,7 @@ class _PreparedTransaction:
     """Rows in the table itself, held by PREPARE TRANSACTION."""
 
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
-        self._plan, self._place, self._begun_ms = plan, place, _now_ms()
+        self._plan, self._place, self._begun_ms = plan, place, now_ms()
         self._name = name_of(place)
         self._writing = _OpenTransaction(plan, plan.table.sql, self._name)
 
@@ -313,7 +314,7 @@ class _StagedTransaction:
     """Rows in the staging table, in a transaction that ends before they are handed over."""
 
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
-        self._plan, self._place, self._begun_ms = plan, place, _now_ms()
+        self._plan, self._place, self._begun_ms = plan, place, now_ms()
         self._name = name_of(place)
         self._writing = _OpenTransaction(plan, plan.table.staging, self._name)
 
@@ -413,7 +414,3 @@ def _committable(
         begun_ms=begun_ms,
         details=plan.details.to_text(),
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

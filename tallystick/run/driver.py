@@ -28,7 +28,6 @@ from tallystick.epoch.protocol import (
     CountOutput,
     EndEpoch,
     EpochPlanned,
-    EpochRan,
     EpochRequested,
     EpochWanted,
     Event,
@@ -321,7 +320,7 @@ class Driver:
                 assert by is not None, "a recovery ends before the epoch runs"
                 if isinstance(by, EpochSource):
                     by = by.engine(checkpoint_id, start, sources)
-                return EpochRan(*by.run_epoch(checkpoint_id, producer, state))
+                return by.run_epoch(checkpoint_id, producer, state)
 
     def _settle(self, action: RecoverParticipants | CommitParticipants) -> Event:
         """Commit decided transactions in the other sinks; abort lingering ones in a recovery.

@@ -25,6 +25,7 @@ from tallystick.epoch.two_phase import (
     try_ends_at,
 )
 from tallystick.errors import OptionError, RetriableError
+from tallystick.host.stopwatch import now_ms
 
 logger = logging.getLogger(__name__)
 
@@ -145,10 +146,6 @@ Note = Callable[[Committable, Result], None]
 OnLingering = Callable[[tuple[Committable, ...]], None]
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class OpenSinks:
     """The sinks of one run, by uid.
 
@@ -164,7 +161,7 @@ class OpenSinks:
         self,
         sinks: Mapping[str, TwoPhaseCommitSink],
         owners: Mapping[str, Owner],
-        now_ms: Callable[[], int] = _now_ms,
+        now_ms: Callable[[], int] = now_ms,
         note: Note = lambda *_: None,
         on_lingering: OnLingering = lambda _: None,
     ) -> None:

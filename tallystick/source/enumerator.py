@@ -31,10 +31,10 @@ from tallystick.errors import (
     PartitionRemovedError,
     TopicRecreatedError,
 )
-from tallystick.source.losses import DROP, FAIL, KEEP, LossPolicy
 from tallystick.source.offsets import SourceOffsets
 from tallystick.source.splits import Positions, limit_offsets
-from tallystick.source.subscription import FoundTopic, Subscription
+from tallystick.source.subscription import DROP, FAIL, KEEP, FoundTopic, LossPolicy, Subscription
+from tallystick.text import shortened
 from tallystick.values import TopicPartition
 
 
@@ -301,7 +301,7 @@ class Enumerator:
     def _positions_text(self, topic: str) -> str:
         positions = self._known().positions
         own = [f"{p} offset {positions[p]}" for p in sorted(positions) if p.topic == topic]
-        return ", ".join(own[:5]) + (f" and {len(own) - 5} more" if len(own) > 5 else "")
+        return shortened(own)
 
     def _leave_removed(self, draft: "_Draft") -> None:
         draft.gone = dict(self._missed_since)

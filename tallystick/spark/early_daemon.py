@@ -32,7 +32,7 @@ PACKAGES = (
     *("pyarrow.compute", "pyspark.daemon", "pyspark.worker"),
     *(
         "tallystick.tasks.write",
-        "tallystick.checkpoint.local.local_state",
+        "tallystick.checkpoint.local.store",
         "tallystick.spark.gang.member",
         "tallystick.state.functions.ready_made",
     ),
@@ -181,7 +181,7 @@ def _stand_in(address: str) -> bool:
 
 
 def _serve() -> None:
-    importlib.import_module("tallystick.host.random_numbers").seed_forks()
+    importlib.import_module("tallystick.host.forks").seed_forks()
     importlib.import_module("pyspark.daemon").manager()
 
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import OptionError
-from tallystick.host.parent_process import check_parent
-from tallystick.ports import EpochResult
+from tallystick.host.forks import check_parent
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
 from tallystick.spark.tasks import BroadcastPlans, Parcel, TaskRunner, Unread
 from tallystick.state.catalog import StepState
@@ -62,10 +62,10 @@ class SplitsEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """Read, transform and write all of the epoch into the producer's open transaction."""
         if self.keyed.is_idle(state) and self.unread.is_empty:
-            return EpochResult((), self.keyed.carried(state))
+            return EpochRan((), self.keyed.carried(state))
         last = self._placed(self.last(checkpoint_id))
         epoch = self.keyed.epoch(
             checkpoint_id,
@@ -115,7 +115,7 @@ class DataFrameEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """Encode and write all rows into the producer's open transaction."""
         last = self.last(checkpoint_id)
         epoch = self.keyed.epoch(
@@ -262,7 +262,7 @@ def _token() -> str:
     return secrets.token_hex(8)
 
 
-def prepared(reports: list[Report], epoch: EpochPlan) -> EpochResult:
+def prepared(reports: list[Report], epoch: EpochPlan) -> EpochRan:
     """Gather the reports of an epoch; the first error met is the epoch's."""
     for report in reports:
         error_met = report.to_error()

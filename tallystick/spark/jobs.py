@@ -14,7 +14,7 @@ from pyspark import SparkContext, TaskContext
 
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
-from tallystick.host.parent_process import check_parent
+from tallystick.host.forks import check_parent
 from tallystick.spark.tasks import BroadcastPlans, Parcel, Unread
 from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.frames import Frame

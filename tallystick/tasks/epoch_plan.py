@@ -12,9 +12,9 @@ from itertools import islice
 
 import pyarrow as pa
 
+from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
-from tallystick.ports import EpochResult
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
@@ -381,7 +381,7 @@ class EpochPlan:
         """The stage of the tasks whose frames are written."""
         return len(self.plans)
 
-    def prepared(self, reports: Sequence[Report]) -> EpochResult:
+    def prepared(self, reports: Sequence[Report]) -> EpochRan:
         """Return the result of an epoch from the reports of writing tasks without errors.
 
         Raises:
@@ -410,7 +410,7 @@ class EpochPlan:
         late = Counter[str]()
         for note in notes:
             late[note.uid] += note.late
-        return EpochResult(
+        return EpochRan(
             produced=tuple(
                 produced_range for report in reports for produced_range in report.produced
             ),

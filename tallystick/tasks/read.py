@@ -20,7 +20,6 @@ import contextlib
 import json
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol, Self, TypeAlias
@@ -33,7 +32,8 @@ from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.host import stopwatch as clock
-from tallystick.host.parent_process import check_parent
+from tallystick.host.forks import check_parent
+from tallystick.host.stopwatch import now_ms
 from tallystick.ports import Produce, Writer
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.frames import (
@@ -315,9 +315,8 @@ class EncodePlan:
             (other for other in self.routes if other.selection.output == DEAD_LETTERS), None
         )
         letters: list[pa.RecordBatch] | None = None if letter_route is None else []
-        now_ms = time.time_ns() // 1_000_000
         records = OutputRecords(route.rows, route.compression, route.batch_bytes, letters)
-        for partition, encoded in records.encode(rows, spread=source + sequence, now_ms=now_ms):
+        for partition, encoded in records.encode(rows, spread=source + sequence, now_ms=now_ms()):
             clock.count(clock.WRITTEN_BYTES, len(encoded.data))
             yield Frame(
                 self.target(partition),

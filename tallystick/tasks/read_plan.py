@@ -14,8 +14,8 @@ from tallystick.codec.layout import Layout, LayoutRows, dead_letters
 from tallystick.host import stopwatch as clock
 from tallystick.host.origin import Place, place_to_be_set
 from tallystick.ports import Fetch
-from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import ONLY_INPUT, of_input
+from tallystick.source.subscription import LossPolicy
 from tallystick.tasks.event_times import TimesRead, not_after
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.outputs import DeadLetters

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tallystick.checkpoint.local import lmdb_store
+from tallystick.checkpoint.local import store as store_module
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES
@@ -45,8 +45,8 @@ def content_after(epoch: int) -> dict[bytes, bytes]:
 
 def work(root: Path) -> None:
     """Go on from whatever the store holds, for ever; from nothing by ten epochs at once."""
-    lmdb_store.CHUNK_ROWS = 200
-    store = lmdb_store.open_store(root, "lineage", "counts", GROUPS)
+    store_module.CHUNK_ROWS = 200
+    store = store_module.open_store(root, "lineage", "counts", GROUPS)
     for rounds in itertools.count():
         if rounds == 1:
             print("at work", flush=True)

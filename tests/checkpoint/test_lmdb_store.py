@@ -12,8 +12,9 @@ import lmdb_applier
 import pyarrow as pa
 import pytest
 
-from tallystick.checkpoint.local import lmdb_environment, lmdb_store
-from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.local import lmdb_environment
+from tallystick.checkpoint.local import store as store_module
+from tallystick.checkpoint.local.store import open_store
 from tallystick.errors import StorageError
 from tallystick.host.stopwatch import LIVE_ENTRIES, stopwatch
 from tallystick.state.catalog import Version
@@ -110,7 +111,7 @@ def test_ranges_are_cleared_whole_or_in_part(store):
 
 def test_an_apply_that_breaks_off_leaves_no_version(store, monkeypatch):
     """A store that is changed by several transactions must not look whole in between."""
-    monkeypatch.setattr(lmdb_store, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(store_module, "CHUNK_ROWS", 1)
 
     def steps():
         yield batch({key(0): b"new"})
@@ -131,8 +132,8 @@ def test_an_apply_that_breaks_off_leaves_no_version(store, monkeypatch):
 
 def test_two_that_apply_at_once_for_want_of_a_lock_do_not_mix(store, monkeypatch):
     """A stopped process may hold the lock for ever; without it each transaction looks who it is."""
-    monkeypatch.setattr(lmdb_store, "locked", contextlib.nullcontext)
-    monkeypatch.setattr(lmdb_store, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(store_module, "locked", contextlib.nullcontext)
+    monkeypatch.setattr(store_module, "CHUNK_ROWS", 1)
 
     def parts(text):
         yield from [batch({key(each): text}) for each in range(4)]
@@ -255,7 +256,7 @@ import sys
 from pathlib import Path
 import pyarrow as pa
 from tallystick.checkpoint.local import lmdb_environment
-from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.local.store import open_store
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES
@@ -349,7 +350,7 @@ import resource, sys
 from pathlib import Path
 import lmdb
 from tallystick.checkpoint.local import lmdb_environment
-from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.local.store import open_store
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
 

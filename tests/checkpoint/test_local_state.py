@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.checkpoint.local.local_state import ROOT_VARIABLE, LocalState, state_root
+from tallystick.checkpoint.local.store import ROOT_VARIABLE, LocalState, state_root
 from tallystick.errors import OptionError
 
 

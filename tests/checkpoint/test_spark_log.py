@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tallystick.checkpoint.decision_log import DecisionLog
-from tallystick.checkpoint.newest_committed import newest_committed
-from tallystick.checkpoint.newest_epoch import Ask, Epochs, TokenAnswer
+from tallystick.checkpoint.newest import Ask, Epochs, TokenAnswer, newest_committed
 from tallystick.checkpoint.spark_log import (
     COMMITS,
     METADATA,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.checkpoint import state_files
-from tallystick.checkpoint.local.lmdb_store import open_store
+from tallystick.checkpoint.local.store import open_store
 from tallystick.checkpoint.state_files import (
     bring_forward,
     delete_all,

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import EpochAbortedError, ForeignRowsError, RetriableError
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.ports import EpochResult
 from tallystick.state.catalog import StepState
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer, TopicPartition
@@ -109,7 +109,7 @@ class TaskProcesses:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         order = json.dumps({"epoch": checkpoint_id, "producer": asdict(producer)})
         for task in self._tasks:
             assert task.stdin is not None
@@ -120,7 +120,7 @@ class TaskProcesses:
             error = report.to_error()
             if error is not None:
                 raise error
-        return EpochResult(tuple(produced for report in reports for produced in report.produced))
+        return EpochRan(tuple(produced for report in reports for produced in report.produced))
 
     def _report(self, task: subprocess.Popen[str]) -> Report:
         assert task.stdout is not None

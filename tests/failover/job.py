@@ -7,12 +7,13 @@ from pathlib import Path
 
 from tallystick.epoch import protocol as c
 from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import RetriableError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import client_for
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.ports import Engine, EpochResult, PlannedEpoch
+from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.source.offsets import SourceOffsets, from_json
@@ -115,7 +116,7 @@ class Planned:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         return self.rows.run_epoch(checkpoint_id - 1, producer, state)
 
 

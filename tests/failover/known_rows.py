@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tallystick.codec.records.encoder import encode
-from tallystick.ports import EpochResult
+from tallystick.epoch.protocol import EpochRan
 from tallystick.state.catalog import StepState
 from tallystick.tasks.frames import GROUP_FRAMES, Frame
 from tallystick.tasks.read import WritePlan
@@ -100,12 +100,12 @@ class RowsEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         report = self._write_plan(producer).write(self._frames(checkpoint_id), attempt_number=0)
         error = report.to_error()
         if error is not None:
             raise error
-        return EpochResult(report.produced)
+        return EpochRan(report.produced)
 
     def _frames(self, epoch: int) -> Iterator[Frame]:
         for count, frame in enumerate(self._shape.frames(epoch), start=1):

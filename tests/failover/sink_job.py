@@ -28,6 +28,7 @@ import tallystick as ts
 from tallystick.api.kafka_sink import topology_of
 from tallystick.epoch import protocol as c
 from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import RetriableError
 from tallystick.kafka import client as kafka_client
@@ -35,7 +36,6 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.transactions import list_open_ids
 from tallystick.pipeline.sinks import Sinks
-from tallystick.ports import EpochResult
 from tallystick.postgres.connection import idle_connections
 from tallystick.run.driver import Driver
 from tallystick.source.offsets import SourceOffsets
@@ -118,7 +118,7 @@ class TasksEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         last = self.sinks.last((), checkpoint_id)
         epoch = NO_STEPS.epoch(checkpoint_id, 0, secrets.token_hex(8), state, last)
         write = replace(self.sinks.write_plan(producer), stage=epoch.stage)

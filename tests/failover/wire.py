@@ -11,7 +11,7 @@ from tallystick.errors import TallystickError
 from tallystick.kafka import protocol
 from tallystick.kafka.broker import EPOCH_BY_END_TXN
 from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.network import PendingRequest
+from tallystick.kafka.connection import PendingRequest
 from tallystick.kafka.writer import VERSION_WITHOUT_ADD
 from tallystick.values import Producer, TopicPartition
 from tests.failover.known_rows import TIMESTAMP_MS, ZOMBIE

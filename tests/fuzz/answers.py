@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from tallystick.errors import UNREADABLE, OptionError
-from tallystick.kafka import cluster, oauth, protocol, sasl, schema_registry
+from tallystick.kafka import cluster, protocol, sasl
+from tallystick.kafka import registry as registry_module
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.connection import Network, PendingRequest
 from tallystick.kafka.fetcher import fetch
-from tallystick.kafka.network import Network, PendingRequest
-from tallystick.kafka.schema_registry import SchemaRegistry
+from tallystick.kafka.registry import SchemaRegistry
 from tallystick.source.subscription import EARLIEST
 from tallystick.values import Producer, SplitRange, TopicPartition
 from tests.fuzz.decoder import Decoder
@@ -233,9 +234,9 @@ def registry_answers() -> list[bytes]:
 def read_registry(data: bytes, original: bytes) -> bool:
     """Ask a registry for schemas, and for an id."""
     registry = SchemaRegistry("http://registry:8081")
-    with patch.object(schema_registry, "_connected", lambda _: Pool(data)):
-        schema_registry._known.close()
-        schema_registry._connections.close()
+    with patch.object(registry_module, "_connected", lambda _: Pool(data)):
+        registry_module._known.close()
+        registry_module._connections.close()
         if data == original == registry_answers()[1]:
             return True  # it refers to itself
         registry.register("a/b", '"string"')
@@ -251,12 +252,12 @@ def token_answers() -> list[bytes]:
 
 def read_token(data: bytes, original: bytes) -> bool:
     """Take what is one token and its lifetime, or a reason."""
-    oauth._reason_in(data)
+    sasl._reason_in(data)
     try:
-        text, lifetime_s = oauth.token_in(data, "https://provider/token")
+        text, lifetime_s = sasl.token_in(data, "https://provider/token")
     except OptionError:
         return False
-    assert oauth.TOKEN.fullmatch(text)
+    assert sasl.TOKEN.fullmatch(text)
     assert 0 <= lifetime_s < float("inf")
     return True
 

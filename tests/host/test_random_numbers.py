@@ -9,7 +9,7 @@ import pytest
 DRAW = """
 import json, os, sys
 import numpy as np, numpy.random
-from tallystick.host.random_numbers import draw_anew, seed_forks
+from tallystick.host.forks import draw_anew, seed_forks
 
 def in_fork(work):
     read, write = os.pipe()
@@ -42,6 +42,6 @@ def test_forks_draw_alike_unless_they_are_seeded(how: str, different: int) -> No
 
 
 def test_it_imports_nothing() -> None:
-    check = "import sys, tallystick.host.random_numbers as r; r.draw_anew(); print(*sys.modules)"
+    check = "import sys, tallystick.host.forks as r; r.draw_anew(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", check], capture_output=True, check=True).stdout
     assert b"numpy" not in loaded.split()

@@ -14,7 +14,7 @@ from tallystick.kafka import protocol
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch_all
-from tallystick.source.losses import LossPolicy
+from tallystick.source.subscription import LossPolicy
 from tallystick.values import SplitRange, TopicPartition
 
 pytestmark = pytest.mark.broker

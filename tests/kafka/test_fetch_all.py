@@ -25,8 +25,7 @@ from tallystick.kafka import fetch_request, fetcher
 from tallystick.kafka.client import Client
 from tallystick.kafka.fetcher import fetch_all
 from tallystick.kafka.protocol import NO_ID, topic_id_text
-from tallystick.source.losses import LENIENT, LossPolicy
-from tallystick.source.subscription import EARLIEST
+from tallystick.source.subscription import EARLIEST, LENIENT, LossPolicy
 from tallystick.values import Producer, SplitRange
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,13 +9,13 @@ import pytest
 from fake_broker import CODES, SILENCE, FakeBroker, answer, part
 from test_preflight import FACTS
 
-from tallystick.epoch.findings import CheckFinding, Severity
-from tallystick.kafka import cluster, network, outlook
+from tallystick.kafka import cluster, connection, outlook
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Replication
 from tallystick.pipeline.sinks import SinkCluster, preflight
+from tallystick.values import CheckFinding, Severity
 
 CLOCK_PATIENCE_SLACK_S = 3.0
 
@@ -75,9 +75,11 @@ def test_a_start_asks_one_question_more_and_connects_no_more_often(
     config: KafkaConfig, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: Counter[str] = Counter()
-    post, connect = network.Network.post, network.Connection
+    post, connect = connection.Network.post, connection.Connection
 
-    def counted_post(self: network.Network, node: int, request: object, deadline: float) -> object:
+    def counted_post(
+        self: connection.Network, node: int, request: object, deadline: float
+    ) -> object:
         asked[type(request).__name__] += 1
         return post(self, node, request, deadline)
 
@@ -85,8 +87,8 @@ def test_a_start_asks_one_question_more_and_connects_no_more_often(
         asked["connections"] += 1
         return connect(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(network.Network, "post", counted_post)
-    monkeypatch.setattr(network, "Connection", counted_connect)
+    monkeypatch.setattr(connection.Network, "post", counted_post)
+    monkeypatch.setattr(connection, "Connection", counted_connect)
 
     def counts() -> Counter[str]:
         asked.clear()

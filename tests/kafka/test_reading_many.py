@@ -20,7 +20,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch_all
-from tallystick.source.losses import LENIENT
+from tallystick.source.subscription import LENIENT
 from tallystick.testing.kafka import create_topic
 from tallystick.values import SplitRange, TopicPartition
 

@@ -17,7 +17,7 @@ import pytest
 
 from tallystick.codec.formats import Avro
 from tallystick.errors import AuthorizationError, OptionError, RecordError, RegistryUnavailableError
-from tallystick.kafka.schema_registry import SchemaFile, SchemaRegistry, schema_source
+from tallystick.kafka.registry import SchemaFile, SchemaRegistry, schema_source
 from tallystick.testing.process import free_ports
 from tallystick.testing.security import Stores, create_stores
 
@@ -241,7 +241,7 @@ def test_an_answer_that_is_no_schema_is_an_error(registry, schema_id):
 
 
 def test_an_answer_without_end_is_an_error_and_fills_no_memory(registry, monkeypatch):
-    monkeypatch.setattr("tallystick.kafka.schema_registry.ANSWER_BYTES_MAX", 10_000)
+    monkeypatch.setattr("tallystick.kafka.registry.ANSWER_BYTES_MAX", 10_000)
     registry.answers["/schemas/ids/7"] = {"schema": CITY, "more": "x" * 10_000}
     registry.answers["/schemas/ids/8"] = {"schema": CITY, "more": "x" * 1_000}
 

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 import tallystick as ts
 from tallystick.errors import RegistryUnavailableError
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.subjects import columns_to_read
+from tallystick.kafka.registry import columns_to_read
 from tallystick.values import TopicPartition
 from tests.kafka.registry import WritableRegistry
 from tests.protobuf_schemas import add_field, classes_of, text_of

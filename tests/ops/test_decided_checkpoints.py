@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tallystick.__main__ import app
-from tallystick.checkpoint.newest_committed import newest_committed
-from tallystick.checkpoint.newest_epoch import TokenAnswer, ask_nobody
+from tallystick.checkpoint.newest import TokenAnswer, ask_nobody, newest_committed
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import KAFKA
 from tallystick.epoch.micro_batches import OWN_LOOP

@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 
 from tallystick.__main__ import app
 from tallystick.epoch.manifest import KAFKA, DeciderName, seal
-from tallystick.kafka import cluster, outlook
+from tallystick.host import stopwatch
+from tallystick.kafka import cluster
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets
 from tallystick.testing.kafka import EmbeddedKafka
@@ -186,8 +187,8 @@ def test_an_open_transaction_is_news_at_first_and_a_warning_when_it_lingers(
     driver.produce(ward.topic, b"unfinished", partition=0)
     assert driver.flush(20) == 0
     ward.findings(exit_code=0)
-    now_ms = outlook.now_ms
-    monkeypatch.setattr(outlook, "now_ms", lambda: now_ms() + 120_000)
+    now_ms = stopwatch.now_ms
+    monkeypatch.setattr(stopwatch, "now_ms", lambda: now_ms() + 120_000)
     monkeypatch.setattr(cluster, "clock_ms", lambda _: None)
 
     found = ward.finding("transactions", "warning")
@@ -230,8 +231,8 @@ def test_a_source_topic_that_was_created_again(ward: Ward, monkeypatch: pytest.M
 def test_a_clock_that_is_wrong(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time comes from Kafka, and is that of this machine, on which it runs."""
     ward.run()
-    now_ms = outlook.now_ms
-    monkeypatch.setattr(outlook, "now_ms", lambda: now_ms() + 20_000)
+    now_ms = stopwatch.now_ms
+    monkeypatch.setattr(stopwatch, "now_ms", lambda: now_ms() + 20_000)
 
     assert "ahead of" in ward.finding("clock", "warning")["found"]
 
@@ -269,8 +270,8 @@ def test_rows_of_a_decided_epoch_that_wait_for_their_commit(
 ) -> None:
     scene = Scene(tallystick_kafka, tmp_path)
     scene.job.decide(1, scene.job.prepare(1, [scene.written("one")]))
-    now_ms = outlook.now_ms
-    monkeypatch.setattr(outlook, "now_ms", lambda: now_ms() + 120_000)
+    now_ms = stopwatch.now_ms
+    monkeypatch.setattr(stopwatch, "now_ms", lambda: now_ms() + 120_000)
     words = ["doctor", str(scene.job.folder), "--bootstrap-servers", scene.servers]
 
     result = CliRunner().invoke(app, words)

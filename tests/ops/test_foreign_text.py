@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tallystick.checkpoint.collection import Collection
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.newest_committed import newest_committed
+from tallystick.checkpoint.newest import newest_committed
 from tallystick.checkpoint.state_files import read_entries
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s

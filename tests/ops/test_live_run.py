@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tallystick.epoch import protocol
-from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.epoch.manifest import epoch_of
 from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import EpochFact, EventTimesFact, PageFacts, StepFact
 from tallystick.ops.ui.page import BEGINS, LiveRun
 from tallystick.state.overlay import FINAL_WATERMARK_MS
-from tallystick.values import Producer
+from tallystick.values import CheckFinding, Producer, Severity
 
 EMPTY = CheckFinding(Severity.WARNING, "checkpoint", "it holds no committed epoch")
 LOOKED = PageFacts("", "checkpoint", looked_ms=0, findings=(EMPTY,), kafka=True)

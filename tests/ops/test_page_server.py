@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.errors import OptionError
 from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import (
@@ -19,6 +18,7 @@ from tallystick.ops.ui.facts import (
     TransactionFact,
 )
 from tallystick.ops.ui.server import COOKIE, Server, Source
+from tallystick.values import CheckFinding, Severity
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
 RUN = RunFact("Running", 0, "r", "all the time", "jobs", 1, (("OSError", 2),), ((HOSTILE, 3),),

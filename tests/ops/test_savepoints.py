@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tallystick.checkpoint import savepoint_folder
-from tallystick.checkpoint.newest_epoch import TokenAnswer
+from tallystick.checkpoint.newest import TokenAnswer
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s
 from tallystick.epoch.manifest import Manifest

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.epoch.findings import Severity
 from tallystick.ops import doctor
 from tallystick.spark import PYSPARK_VERSION_MIN, streaming
 from tallystick.testing.jars import KAFKA_VERSIONS
+from tallystick.values import Severity
 from tests.kafka.test_preflight import FACTS
 from tests.matrix import PYTHONS, SPARKS
 

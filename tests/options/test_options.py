@@ -14,14 +14,15 @@ from tallystick.options.source import (
     is_bounded,
     parse_source_options,
 )
-from tallystick.source.losses import LENIENT, LossPolicy
 from tallystick.source.subscription import (
     EARLIEST,
     LATEST,
+    LENIENT,
     Assignment,
     AtCommitted,
     AtOffsets,
     AtTime,
+    LossPolicy,
     TopicList,
     TopicPattern,
 )

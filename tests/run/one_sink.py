@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tallystick.checkpoint.decision_log import DecisionLog
 from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import StorageError
-from tallystick.ports import EpochResult
 from tallystick.run.driver import Driver
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage, SystemClock
@@ -29,10 +29,10 @@ class Sink:
         self.aborted: list[Committable] = []
         self.refuses = False
 
-    def run_epoch(self, *_: int | Producer | tuple[StepState, ...]) -> EpochResult:
+    def run_epoch(self, *_: int | Producer | tuple[StepState, ...]) -> EpochRan:
         self.meanwhile()
         self.open.append(self.prepares)
-        return EpochResult((), committables=(self.prepares,), has_strays=True)
+        return EpochRan((), committables=(self.prepares,), has_strays=True)
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         self.visible += committables

@@ -15,6 +15,7 @@ from tallystick.checkpoint import state_files
 from tallystick.epoch import manifest as m
 from tallystick.epoch.manifest import COLLECT_EVERY, EPOCHS_RETAINED
 from tallystick.epoch.micro_batches import failed_path
+from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.tokens import (
     Token,
     decode_token,
@@ -23,7 +24,7 @@ from tallystick.epoch.tokens import (
     takeover_count,
 )
 from tallystick.errors import DataLossError, ManifestError, StorageError
-from tallystick.ports import EpochResult, Storage
+from tallystick.ports import Storage
 from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import Target, TransactionDecider
@@ -287,9 +288,9 @@ def test_a_users_function_may_leave_out_what_comes_behind_a_base(tmp_path):
             storage.put(f"offsets/{each}", f"v1\n{{}}\nends {each}".encode())
 
         class Engine:
-            def run_epoch(self, checkpoint_id: int, *_: Any) -> EpochResult:
+            def run_epoch(self, checkpoint_id: int, *_: Any) -> EpochRan:
                 ran.append((name, checkpoint_id))
-                return EpochResult(())
+                return EpochRan(())
 
         identity = driver_module.Identity("q", name, storage.location, frozenset(words))
         driver = Driver(identity, kafka.decider(identity), storage, SystemClock())

@@ -9,15 +9,15 @@ from tallystick.checkpoint.decision_log import DecisionLog
 from tallystick.checkpoint.spark_log import SparkLog
 from tallystick.epoch import manifest as m
 from tallystick.epoch import protocol as c
+from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import FencedError, SparkLogError
-from tallystick.ports import EpochResult
 from tallystick.run import driver as driver_module
 from tallystick.storage.file_storage import FileStorage, SystemClock
 
 
 class Engine:
-    def run_epoch(self, *_: Any) -> EpochResult:
-        return EpochResult(())
+    def run_epoch(self, *_: Any) -> EpochRan:
+        return EpochRan(())
 
 
 class Checkpoint:

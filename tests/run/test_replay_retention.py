@@ -12,9 +12,9 @@ from tallystick.checkpoint.decision_log import DecisionLog, newest_entry
 from tallystick.checkpoint.state_files import write_changelog
 from tallystick.epoch import manifest as m
 from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, TallystickError
-from tallystick.ports import EpochResult
 from tallystick.run.driver import Driver
 from tallystick.state.catalog import StepState, Version
 from tallystick.state.file_sets import extend
@@ -47,7 +47,7 @@ class World:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """Go on from the state, which must be there, and be that of the epoch before."""
         self.replays += checkpoint_id in self.values
         (step,) = state or (StepState("counts", 128, 2, KEY, HASH_VERSION),)
@@ -63,7 +63,7 @@ class World:
         ]
         self.open |= set(made)
         after = extend(step, Version(checkpoint_id, f"n{number}"), [file])
-        return EpochResult((), (after,), committables=tuple(made))
+        return EpochRan((), (after,), committables=tuple(made))
 
     # --- ports.Participants
 

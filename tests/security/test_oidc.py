@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.errors import AuthorizationError, BrokerUnavailableError, OptionError
-from tallystick.kafka import cluster, oauth
+from tallystick.kafka import cluster, sasl
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka, Security, create_acls
@@ -65,7 +65,7 @@ def _as_before(provider: TokenServer) -> Iterator[None]:
     yield
     provider.lifetime_s, provider.told_lifetime_s = 60.0, None
     provider.audience, provider.answers_instead = "kafka", None
-    oauth._KEPT.__init__()  # type: ignore[misc]
+    sasl._KEPT.__init__()  # type: ignore[misc]
 
 
 def options_of(kafka: EmbeddedKafka, login: dict[str, str]) -> dict[str, str]:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from tallystick.epoch.rights import GROUP, READ, TRANSACTIONAL_ID, WRITE, Right, committing, writing
-from tallystick.epoch.rights import TOPIC as TOPIC_OF
 from tallystick.epoch.tokens import decode_token
 from tallystick.errors import AuthorizationError, DataLossError
 from tallystick.kafka import cluster
@@ -16,7 +14,18 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import check, missing_rights
+from tallystick.kafka.preflight import (
+    GROUP,
+    READ,
+    TRANSACTIONAL_ID,
+    WRITE,
+    Right,
+    check,
+    missing_rights,
+    rights_to_commit,
+    rights_to_write,
+)
+from tallystick.kafka.preflight import TOPIC as TOPIC_OF
 from tallystick.pipeline.sinks import SinkCluster, preflight
 from tallystick.tasks.outputs import OF_MAIN, Selection
 from tallystick.testing import EmbeddedKafka
@@ -143,7 +152,7 @@ def test_what_a_user_lacks_is_found_without_doing_anything(
     """Also a transaction that is open under the id goes on as if nobody had asked."""
     admin, asking = (Client(config_of(guarded, each)) for each in ("admin", user))
     transactional_id, group = f"tallystick-{user}", f"tallystick-{user}-token"
-    wanted = (*committing(transactional_id, group, TOPIC), *writing([TOPIC]))
+    wanted = (*rights_to_commit(transactional_id, group, TOPIC), *rights_to_write([TOPIC]))
     owner = KafkaBroker(config_of(guarded, "admin"))
     producer = owner.fence(transactional_id, None)
     owner.stage_offsets(producer, group, {TopicPartition(TOPIC, 0): (1, "open")})
@@ -178,7 +187,10 @@ def test_topics_of_sinks_that_share_a_transaction_are_asked_for_too(
 def test_topics_that_are_not_there_and_clusters_without_access_control_lack_no_right(
     guarded: EmbeddedKafka, tallystick_kafka: EmbeddedKafka
 ) -> None:
-    wanted = (*committing("tallystick-x", "tallystick-x-token", "not-there"), *writing(["nor-it"]))
+    wanted = (
+        *rights_to_commit("tallystick-x", "tallystick-x-token", "not-there"),
+        *rights_to_write(["nor-it"]),
+    )
     servers = tallystick_kafka.bootstrap_servers
     for config in (config_of(guarded, "admin"), KafkaConfig(servers)):
         client = Client(config)

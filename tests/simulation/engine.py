@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tallystick.codec.records.encoder import EncodedBatch, stamp
-from tallystick.ports import EpochResult
+from tallystick.epoch.protocol import EpochRan
 from tallystick.state.catalog import StepState
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report, WritePlan
@@ -147,10 +147,10 @@ class SimulatedEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """See `ports.Engine.run_epoch`."""
         reports = self._run_writers(producer, self._rows)
-        return EpochResult(tuple(found for report in reports for found in report.produced))
+        return EpochRan(tuple(found for report in reports for found in report.produced))
 
     def _run_writers(
         self, producer: Producer, partitions: Iterable[TopicPartition]

@@ -11,8 +11,8 @@ import pyarrow as pa
 from tallystick.codec.layout import Layout
 from tallystick.codec.records.decoder import decode_pieces
 from tallystick.codec.records.encoder import encode, stamp
-from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import ONLY_INPUT
+from tallystick.source.subscription import LossPolicy
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan
 from tallystick.values import Producer, SplitRange, TopicPartition

@@ -12,8 +12,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from tallystick.codec.rows import RowLayout
+from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import EpochAbortedError, RetriableError
-from tallystick.ports import EpochResult
 from tallystick.source.offsets import of_input
 from tallystick.state.catalog import StepState
 from tallystick.state.file_sets import Load, due_merges, due_snapshots
@@ -163,10 +163,10 @@ class KeyedEngine(SimulatedEngine):
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """See `ports.Engine.run_epoch`."""
         if self._steps.is_idle(state) and self._unread.is_empty:
-            return EpochResult((), self._steps.carried(state))
+            return EpochRan((), self._steps.carried(state))
         token = self._keyed_world.nonce()
         self._encode = encode_plan(self._output)
         steps = with_records(self._steps, self._unread)

@@ -7,8 +7,8 @@ from functools import partial
 
 import pyarrow as pa
 
+from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import RetriableError
-from tallystick.ports import EpochResult
 from tallystick.spark.gang.share import FramesOf, WriteStep
 from tallystick.state.catalog import StepState
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
@@ -155,14 +155,14 @@ class GangEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """See `ports.Engine.run_epoch`."""
         keyed, place, branches = self._keyed, self._place, self._place.branches
         is_numbered = branches is not None and not keyed.steps
         if is_numbered:
             numbered, state = count_in(state), ()
         elif keyed.is_idle(state) and place.unread.is_empty:
-            return EpochResult((), keyed.carried(state))
+            return EpochRan((), keyed.carried(state))
         encode = encode_plan(place.output)
         last: EncodePlan | FanOut = encode
         rows: Mapping[TopicPartition, tuple[Row, ...]] = {}
@@ -185,7 +185,7 @@ class GangEngine:
         found = epoch.prepared(reports)
         if not is_numbered:
             return found
-        return found._replace(state=counted(numbered + sum(map(len, rows.values()))))
+        return replace(found, state=counted(numbered + sum(map(len, rows.values()))))
 
     def _order(
         self,

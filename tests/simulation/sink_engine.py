@@ -10,11 +10,13 @@ epoch went on from can be seen in what it wrote.
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import EpochAbortedError
-from tallystick.ports import Engine, EpochResult
+from tallystick.ports import Engine
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer
 from tests.simulation.faults import Fault, FaultPlan
@@ -113,15 +115,15 @@ class SinkEngine:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """See `ports.Engine.run_epoch`."""
-        found = EpochResult(())
+        found = EpochRan(())
         if self._kafka is not None:
             found = self._kafka.run_epoch(checkpoint_id, producer, state)
         before = count_in(state)
         rows = [row._replace(nth=before + at) for at, row in enumerate(self._rows)]
         committables = self.prepare(checkpoint_id, rows)
-        return found._replace(state=counted(before + len(rows)), committables=tuple(committables))
+        return replace(found, state=counted(before + len(rows)), committables=tuple(committables))
 
     def prepare(self, checkpoint_id: int, rows: Sequence[Row]) -> list[Committable]:
         """Run the tasks that write these rows, and return what they prepared."""

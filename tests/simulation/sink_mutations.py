@@ -279,7 +279,7 @@ def _(original: Any) -> Any:
             for held in system.held.values()
             if held.committable.checkpoint_id == checkpoint_id and held.fate.name == "PREPARED"
         )
-        return found._replace(committables=prepared)
+        return replace(found, committables=prepared)
 
     return run_epoch
 

@@ -6,10 +6,15 @@ import pytest
 
 from tallystick.errors import LogTruncatedError, PartitionRemovedError, TopicRecreatedError
 from tallystick.source.enumerator import Enumerator
-from tallystick.source.losses import LossPolicy
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits, share_out
-from tallystick.source.subscription import Assignment, FoundTopic, TopicList, TopicPattern
+from tallystick.source.subscription import (
+    Assignment,
+    FoundTopic,
+    LossPolicy,
+    TopicList,
+    TopicPattern,
+)
 from tallystick.values import SplitRange, TopicPartition
 
 T0, T1, T2 = (TopicPartition("t", index) for index in range(3))

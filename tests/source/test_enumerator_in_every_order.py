@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tallystick.source.enumerator import Enumerator
-from tallystick.source.losses import LENIENT
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits
-from tallystick.source.subscription import FoundTopic, TopicPattern
+from tallystick.source.subscription import LENIENT, FoundTopic, TopicPattern
 from tallystick.values import TopicPartition
 
 TOPICS = ("flights-a", "flights-b", "flights-c", "other")

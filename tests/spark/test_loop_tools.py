@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import tallystick as ts
 from tallystick.__main__ import app
-from tallystick.checkpoint.newest_epoch import Ask
+from tallystick.checkpoint.newest import Ask
 from tallystick.epoch import protocol as c
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import metrics, savepoints

@@ -5,7 +5,7 @@ Times are in ms since 1970. A fact that is not known is None, and the page says 
 
 from dataclasses import dataclass
 
-from tallystick.epoch.findings import CheckFinding
+from tallystick.values import CheckFinding
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ is asked where a command of `tallystick` asks it too. `LiveRun` adds the facts o
 own process.
 """
 
-import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,12 +12,12 @@ from typing import Any
 
 from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.checkpoint.newest_epoch import ask_nobody
+from tallystick.checkpoint.newest import ask_nobody
 from tallystick.epoch import protocol
-from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import NOT_SHOWN, TallystickError
+from tallystick.host.stopwatch import now_ms
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -53,7 +52,7 @@ from tallystick.source.offsets import SourceOffsets, of_input, parse_source
 from tallystick.source.splits import plan_splits
 from tallystick.source.subscription import LATEST
 from tallystick.storage.file_storage import FileStorage
-from tallystick.values import ProducedRange, TopicPartition
+from tallystick.values import CheckFinding, ProducedRange, Severity, TopicPartition
 
 PATIENCE_MS = 5_000
 """The time Kafka has for an answer: a page shows soon what did not answer."""
@@ -169,11 +168,6 @@ class _Kafka:
         """Close the connections."""
         self.client.close()
         self.cluster.close()
-
-
-def now_ms() -> int:
-    """Return the time, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def rows_of(manifest: Manifest) -> int:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 
 from tallystick.errors import EpochAbortedError
-from tallystick.host.parent_process import check_parent
+from tallystick.host.forks import check_parent
 from tallystick.spark.cluster import is_local
 from tallystick.spark.gang.inbox import CUT, FAILED, HELD_BYTES_MAX, READY, WORKING, Replies
 from tallystick.spark.gang.link import Link, LinkBrokenError, accept_calls, listen, stop_listening

@@ -21,10 +21,9 @@ from pyspark import TaskContext
 # Members of every pipeline need them: imported here, before there are members, it is once.
 import tallystick.kafka.fetcher
 import tallystick.kafka.output
-import tallystick.kafka.subjects  # noqa: F401
+import tallystick.kafka.registry  # noqa: F401
 from tallystick.errors import WorkerOrphanedError
-from tallystick.host.parent_process import bind_to_forker
-from tallystick.host.random_numbers import draw_anew
+from tallystick.host.forks import bind_to_forker, draw_anew
 from tallystick.host.stopwatch import Stopwatch
 from tallystick.spark.gang.inbox import (
     CANCELLED,

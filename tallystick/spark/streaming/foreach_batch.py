@@ -23,12 +23,13 @@ from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import LoggedBatch, SparkLog
 from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.micro_batches import failed_path, partial_path, second_call
+from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.transactional_ids import batch_name, check_name
 from tallystick.errors import DataLossError, OptionError, QueryEndedError, TallystickError
 from tallystick.pipeline.group_offsets import shown_in_transaction
 from tallystick.pipeline.sinks import Sinks, engine_of
 from tallystick.pipeline.topology import OutputTopology
-from tallystick.ports import Engine, EpochResult
+from tallystick.ports import Engine
 from tallystick.run.driver import Driver
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import DataFrameEngine
@@ -102,7 +103,7 @@ class _Witness:
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
-    ) -> EpochResult:
+    ) -> EpochRan:
         """See `ports.Engine.run_epoch`."""
         self.has_run = True
         return self.engine.run_epoch(checkpoint_id, producer, state)

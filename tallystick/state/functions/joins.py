@@ -30,7 +30,6 @@ import pyarrow as pa
 
 from tallystick.codec.spans import Int64Array
 from tallystick.errors import OptionError
-from tallystick.state.durations import signed_duration_ms
 from tallystick.state.entries import Keys
 from tallystick.state.functions.join_columns import (
     INNER,
@@ -65,6 +64,7 @@ from tallystick.state.functions.row_state import (
 )
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.keys import KeyCodec
+from tallystick.text import signed_duration_ms
 
 OUTPUT_ROWS = 16_384
 """The rows of a batch of output."""

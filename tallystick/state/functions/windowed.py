@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from tallystick.errors import OptionError
-from tallystick.state.durations import duration_ms
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.count_windows import CountFunction, CountWindows
 from tallystick.state.functions.folds import Folds
@@ -22,6 +21,7 @@ from tallystick.state.functions.windows import (
     WindowOutput,
     Windows,
 )
+from tallystick.text import duration_ms
 
 FINAL, UPDATE = "final", "update"
 _TIMES = {"event": EVENT_TIME, "processing": PROCESSING_TIME}

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.errors import OptionError
-from tallystick.state.durations import duration_ms, signed_duration_ms
 from tallystick.state.functions.folds import Folds
 from tallystick.state.functions.keyed_batch import Int64Array
 from tallystick.state.functions.processing import (
@@ -31,6 +30,7 @@ from tallystick.state.functions.processing import (
     event_times,
 )
 from tallystick.state.overlay import EpochTime, is_final
+from tallystick.text import duration_ms, signed_duration_ms
 
 US_PER_MS = 1000
 _DAY_US = 24 * 3_600_000 * US_PER_MS

@@ -1,6 +1,6 @@
 """The state of a checkpoint as texts, for a comparison."""
 
-from tallystick.checkpoint.newest_committed import newest_committed
+from tallystick.checkpoint.newest import newest_committed
 from tallystick.checkpoint.state_files import chunks_of, contents_of
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig

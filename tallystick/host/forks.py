@@ -1,4 +1,4 @@
-"""A task's process must not outlive the process that started it.
+"""The duties of a fork: it ends with its parent, and draws random numbers of its own.
 
 Spark's daemon forks the workers; it ends them when the executor ends, and when Spark gives up a
 task. A worker whose daemon was killed has no process to end it: it would write on for a run that
@@ -8,6 +8,10 @@ Invariants:
     * On Linux the kernel ends such a worker together with its daemon, at any place.
     * Elsewhere, and where it lost its daemon before its first task of ours, it is refused its next
       step; the error ends it, since Spark takes no worker back that raised one.
+
+A fork has its parent's generators, and would draw the same numbers. Python's and numba's are seeded
+again in each fork, as is whatever asks the system. numpy's is not. Arrow's `random` function cannot
+be: docs/performance.md says so.
 """
 
 import ctypes
@@ -63,3 +67,20 @@ def _end_with_parent() -> None:
     if sys.platform == "linux":
         # The signal comes with the end of the thread that forked us: a daemon has one only.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def draw_anew() -> None:
+    """Seed numpy's global generator, in a process that was just forked; cheap where it is absent.
+
+    Source: numpy.random.seed, which takes the system's entropy where no seed is given.
+    """
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def seed_forks() -> None:
+    """Seed numpy anew in each direct fork of this process; forks of forks are left alone."""
+    parent = os.getpid()
+    os.register_at_fork(
+        after_in_child=lambda: draw_anew() if os.getppid() == parent else None,
+    )

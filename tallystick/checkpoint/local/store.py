@@ -1,4 +1,8 @@
-"""The StateStore port with LMDB: a file per key-group range on the worker's own disk.
+"""Copies of state on this host: `LocalState` chooses the folder, `LmdbStore` keeps a copy there.
+
+Nothing needs the files below the local root: they only save reading the checkpoint again.
+
+The StateStore port with LMDB has a file per key-group range on the worker's own disk:
 
     root / "boot-…" / lineage / uid / "0-63" / data.mdb, lock.mdb         and "0-63.lock" beside it
 
@@ -27,9 +31,14 @@ import hashlib
 import itertools
 import json
 import operator
+import os
+import shutil
+import stat
 import struct
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,11 +55,21 @@ from tallystick.checkpoint.local.lmdb_environment import (
     locked,
     remove_unused,
 )
-from tallystick.errors import BrokenInvariantError, StorageError
+from tallystick.errors import BrokenInvariantError, OptionError, StorageError
 from tallystick.host.stopwatch import LIVE_ENTRIES, count
+from tallystick.host.worker_cache import WorkerCache
+from tallystick.ports import StateStore, Storage
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES, EmptyView, StateView
+from tallystick.storage.file_storage import FileStorage
+from tallystick.storage.places import local_path
+from tallystick.values import CheckFinding, Severity
+
+ROOT_VARIABLE = "TALLYSTICK_STATE_DIR"
+"""Names the folder for local copies of state, on each host; else the system's temporary folder."""
+FREE_MIN_BYTES = 1 << 30
+FREE_MIN_SHARE = 0.05
 
 CHUNK_ROWS = 100_000
 CHUNK_BYTES = 64 << 20
@@ -64,6 +83,9 @@ BATCH_ROWS = 16_384
 FIRST_ENTRY = b"\0\0"
 """Keys before this key belong to the store itself."""
 
+_OPEN_TO_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
+_storages: WorkerCache[str, FileStorage] = WorkerCache()
 _KEY_AND_VALUE = operator.itemgetter(0), operator.itemgetter(1)
 _LENGTH = struct.Struct("<I")
 _ABOUT = b"\0"
@@ -368,3 +390,87 @@ def _about(txn: "lmdb.Transaction[bytes]") -> _About:
         return _About()
     version, change, long_keys = json.loads(data)
     return _About(None if version is None else Version(*version), change, long_keys)
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """A worker's copies of a checkpoint's state.
+
+    Args:
+        checkpoint: its URI.
+        lineage: its id, so that copies of two checkpoints do not meet.
+    """
+
+    checkpoint: str = field(repr=False)  # credentials may stand in it
+    lineage: str
+
+    def storage(self) -> Storage:
+        """Return the checkpoint's files; never a connection that was made before a fork."""
+        return _storages.get(self.checkpoint, lambda: FileStorage(self.checkpoint))
+
+    def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
+        """Return the copy of a step's key groups on this host."""
+        return open_store(state_root(), self.lineage, uid, groups)
+
+
+def state_folder() -> Path:
+    """Return the folder for copies of state on this host, without making it."""
+    named = os.environ.get(ROOT_VARIABLE)
+    return Path(named) if named else Path(tempfile.gettempdir(), f"tallystick-{os.getuid()}")
+
+
+def state_root() -> Path:
+    """Return the folder for copies of state, made if missing; no other user may change it.
+
+    Other users may not even read the one below the system's temporary folder.
+
+    Raises:
+        OptionError: another user owns it, or could change it.
+    """
+    root = state_folder()
+    if os.environ.get(ROOT_VARIABLE):
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()  # a link of the administrator's may be what is named
+        refused, what = _WRITABLE_BY_OTHERS, "that only this user can change"
+        remedy = (
+            f"Name a folder in it that is not there yet in {ROOT_VARIABLE}, or give this one to "
+            f"the user that Spark's executors run as, and take others' right to write (chmod go-w)"
+        )
+    else:
+        root.mkdir(mode=0o700, exist_ok=True)
+        status = root.lstat()
+        refused, what = _OPEN_TO_OTHERS, "that only this user can use"
+        remedy = f"Remove it, or name another folder in {ROOT_VARIABLE}"
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_ours or stat.S_IMODE(status.st_mode) & refused:
+        raise OptionError(
+            f"{root}: expected a folder {what}, for copies of state; it is of user "
+            f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}. {remedy}"
+        )
+    return root
+
+
+def disk_space(checkpoint: str) -> Iterator[CheckFinding]:
+    """Check whether disks are nearly full; object stores are not asked.
+
+    Args:
+        checkpoint: its location.
+    """
+    places = {"copies of state": state_folder(), "the checkpoint": local_path(checkpoint)}
+    for what, place in places.items():
+        while place is not None and not place.exists():
+            place = place.parent
+        if place is None:
+            continue
+        usage = shutil.disk_usage(place)
+        if usage.free < max(FREE_MIN_BYTES, FREE_MIN_SHARE * usage.total):
+            yield CheckFinding(
+                Severity.WARNING,
+                "disk",
+                f"{usage.free / 2**30:.1f} GiB of {usage.total / 2**30:.1f} GiB are free on the "
+                f"disk of {what} ({place})",
+                "When it is full, epochs are aborted and run again until there is space; nothing "
+                "is lost.",
+                f"df -h {place}; then make space, or move it: the checkpoint to a larger disk "
+                f"while the pipeline is stopped, copies of state by {ROOT_VARIABLE}.",
+            )

@@ -1,9 +1,23 @@
-"""Spans of time as users give them: whole milliseconds, or a text such as "10 seconds"."""
+"""Texts that all layers share: spans of time as users give them, and long lists, cut.
+
+A span of time is whole milliseconds, or a text such as "10 seconds".
+"""
+
+from collections.abc import Iterable
 
 from tallystick.errors import OptionError
 
 _UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000}
 _UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
+SIGNED_MAX_MS = 1 << 52
+"""The most that a signed span may be: as far as event times themselves may be from 1970."""
+
+
+def shortened(names: Iterable[object], shown_max: int = 5, more: str = "more") -> str:
+    """Return the first of many names, by comma, and the number of those that are left out."""
+    texts = [str(name) for name in names]
+    left_out = len(texts) - shown_max
+    return ", ".join(texts[:shown_max]) + (f" and {left_out} {more}" if left_out > 0 else "")
 
 
 def duration_ms(name: str, duration: str | int) -> int:
@@ -26,10 +40,6 @@ def duration_ms(name: str, duration: str | int) -> int:
         f"{name}={duration!r}: expected whole ms from 0, or a text such as '10 seconds' "
         f"(milliseconds, seconds, minutes, hours, days)"
     )
-
-
-SIGNED_MAX_MS = 1 << 52
-"""The most that a signed span may be: as far as event times themselves may be from 1970."""
 
 
 def signed_duration_ms(name: str, duration: str | int) -> int:
