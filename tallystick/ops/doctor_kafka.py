@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tallystick.epoch.findings import CheckFinding, Severity
 from tallystick.epoch.rights import Right, committing, lacking, reading, showing, writing
 from tallystick.epoch.transactional_ids import token_group
-from tallystick.kafka import cluster, outlook
+from tallystick.kafka import broker_settings, cluster
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
@@ -62,7 +62,7 @@ def lingering(subject: Subject) -> Iterator[CheckFinding]:
         description = describe(transaction, view)
         if description.standing not in OURS:
             continue
-        age_ms = max(0, outlook.now_ms() - transaction.begun_ms)
+        age_ms = max(0, broker_settings.now_ms() - transaction.begun_ms)
         is_due = description.standing is TransactionStatus.DUE
         is_old = age_ms >= min(LINGERS_MS, transaction.timeout_ms // 2 or LINGERS_MS)
         consequence = f"Kafka aborts it after {time_text(transaction.timeout_ms)}"
@@ -97,7 +97,7 @@ def settings(subject: Subject) -> Iterator[CheckFinding]:
         feature = f"the brokers' feature transaction.version is {facts.transaction_version}"
         yield CheckFinding(Severity.INFO, "versions", feature)
     if subject.transactional_ids:
-        yield from outlook.retention(facts)
+        yield from broker_settings.retention(facts)
 
 
 def topics(subject: Subject) -> Iterator[CheckFinding]:
@@ -124,7 +124,7 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
                 )
     there = cluster.describe_topics(subject.client, subject.output_topics)
     for topic, replication in cluster.cluster_facts(subject.client, there).replication.items():
-        yield from outlook.copies(topic, replication)
+        yield from broker_settings.copies(topic, replication)
     for topic in subject.output_topics:
         if topic not in there:
             yield CheckFinding(
@@ -171,7 +171,7 @@ def authorization(subject: Subject) -> Iterator[CheckFinding]:
 
 def clock(subject: Subject) -> Iterator[CheckFinding]:
     """Compare the clock of this machine with the clock of the cluster's controller."""
-    return outlook.clock(subject.client)
+    return broker_settings.clock(subject.client)
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[CheckFinding]]] = {

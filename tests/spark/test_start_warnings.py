@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tallystick as ts
-from tallystick.kafka import outlook
+from tallystick.kafka import broker_settings
 from tallystick.testing import EmbeddedKafka
 from tests.spark.topics import produce, read_committed
 
@@ -43,7 +43,7 @@ class Lines(logging.Handler):
         self.texts.append(record.getMessage())
 
     def of(self, prefix: str) -> list[str]:
-        return [each for each in self.texts if each.startswith(prefix)]
+        return [text for text in self.texts if text.startswith(prefix)]
 
 
 @pytest.fixture(scope="module", params=["epoch", "task"])
@@ -53,7 +53,7 @@ def ill(
     """The log of a start that has everything against it, and of a run that works all the same."""
     lines, log = Lines(), logging.getLogger("tallystick")
     usage = namedtuple("usage", "total used free")
-    now_ms = outlook.now_ms
+    now_ms = broker_settings.now_ms
     folder = tmp_path_factory.mktemp("checkpoint")
     with (
         EmbeddedKafka(3, properties={"offsets.retention.minutes": "60"}) as kafka,
@@ -62,7 +62,7 @@ def ill(
         for topic in ("ill-in", "ill-out"):
             kafka.create_topic(topic, 1, replication_factor=1)
         patched.setattr(shutil, "disk_usage", lambda _: usage(100 << 30, 99 << 30, 1 << 20))
-        patched.setattr(outlook, "now_ms", lambda: now_ms() + 20_000)
+        patched.setattr(broker_settings, "now_ms", lambda: now_ms() + 20_000)
         log.addHandler(lines)
         try:
             started(kafka, spark, folder, "ill", request.param)
@@ -107,4 +107,4 @@ def test_where_nothing_is_wrong_nothing_is_said(
         kafka.create_topic(topic, 1)
     started(kafka, spark, tmp_path / "checkpoint", "healthy")
 
-    assert not [each for each in caplog.messages if each.startswith(LINES)]
+    assert not [message for message in caplog.messages if message.startswith(LINES)]

@@ -25,7 +25,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def outlook(client: Client, facts: ClusterFacts) -> Iterator[CheckFinding]:
+def check_broker_settings(client: Client, facts: ClusterFacts) -> Iterator[CheckFinding]:
     """Make every check of this module.
 
     Args:
