@@ -229,4 +229,4 @@ def check(
         if part.committed:
             transactions[epochs_of.pop()].add(part.transaction)
     most = 1 if way == "epoch" else PARALLELISM
-    assert {len(found) for found in transactions.values()} == {most}  # one: no epoch is torn
+    assert {len(epochs) for epochs in transactions.values()} == {most}  # one: no epoch is torn
