@@ -118,7 +118,7 @@ def through_broker(records: pa.RecordBatch) -> None:
                 rate(count, lambda topic=ours: read(kafka, topic, count), 1),
                 rate(count, lambda topic=ours: consume(kafka, topic, count), 1),
             )
-            print(f"{name:14}" + "".join(f"{rate:9.2f}" for rate in rates))
+            print(f"{name:14}" + "".join(f"{throughput:9.2f}" for throughput in rates))
 
 
 def config_of(kafka: EmbeddedKafka) -> KafkaConfig:

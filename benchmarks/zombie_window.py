@@ -192,7 +192,7 @@ def zombie_of(job: Job) -> Iterator[Zombie]:
         zombie.close()
 
 
-def check(job: Job, haunted: list[HauntedEpoch]) -> int:
+def check(job: Job, haunted_epochs: list[HauntedEpoch]) -> int:
     """Compare what was told with the logs, and with a consumer; return the rows committed."""
     client, topic = Client(job.config), job.shape.topic
     parts = replay(client, topic, PARTITIONS)
@@ -200,7 +200,9 @@ def check(job: Job, haunted: list[HauntedEpoch]) -> int:
     seen = read_committed({"bootstrap.servers": job.config.bootstrap_servers}, topic, PARTITIONS)
     visible = visible_zombies(parts)
     reported = {
-        (epoch.epoch, part): count for epoch in haunted for part, count in epoch.reported.items()
+        (epoch.epoch, part): count
+        for epoch in haunted_epochs
+        for part, count in epoch.reported.items()
     }
     assert reported == visible, f"told of {reported}, and visible is {visible}"
     assert sum(rows.count(ZOMBIE) for rows in seen.values()) == sum(visible.values())

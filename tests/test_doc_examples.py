@@ -172,7 +172,10 @@ def test_the_page_of_inputs_does_what_it_says(
     prices = [json.loads(r.value or "") for r in read_committed(confluent, "prices")]
     newest = {row["bidder"]: (row["bids"], row["highest"]) for row in prices}
     of_each = {bidder: [i for i in range(300) if i % 9 == bidder] for bidder in range(9)}
-    assert newest == {bidder: (2 * len(prices), max(prices)) for bidder, prices in of_each.items()}
+    assert newest == {
+        bidder: (2 * len(bidder_prices), max(bidder_prices))
+        for bidder, bidder_prices in of_each.items()
+    }
     spent = [json.loads(r.value or "") for r in read_committed(confluent, "spent")]
     assert sorted(row["price"] for row in spent) == list(range(300))
     assert {row["name"] for row in spent} <= {None, *(f"person {i}" for i in range(9))}

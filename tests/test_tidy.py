@@ -206,6 +206,23 @@ NO_CLASS_IS_CALLED = re.compile(
 )
 """A bare participle: of what?"""
 
+NOTHING_IS_CALLED = {
+    *("its", "each", "found", "left", "made", "asked", "held", "heard", "said", "told"),
+}
+"""Words that point at a value or tell what was done with it: a variable has the value's noun."""
+CALLED_SO_IN_PUBLIC = {
+    "aggregate": {"each"},
+    "interval_join": {"left"},
+    "temporal_join": {"left"},
+    "upsert_join": {"left"},
+    "window_join": {"left"},
+    "CheckFinding": {"found"},  # a key of the doctor's JSON
+    "EventTimesFact": {"held"},  # a key of the page's JSON
+    "CoKeyedBatch": {"held"},
+    "KeyedBatch": {"held"},
+}
+"""Parameters, fields and methods that users know by such names, by their function or class."""
+
 NOT_FOR_TIME = re.compile(
     r"\bbehind (?:the|its|a|an|each|every|that|it|this|epoch) "
     r"(?:\w+ )?(?:decision|commit|epoch|manifest|fence|question|start|failure|end)\b"
@@ -260,7 +277,9 @@ def modules_imported(path: Path) -> set[Path]:
         top, *rest = name.split(".")
         if (package := PACKAGES.get(top)) is not None:
             paths = [package.joinpath(*rest[:depth]) for depth in range(1, len(rest) + 1)]
-            files = [file for path in paths for file in (path.with_suffix(".py"), path / INIT)]
+            files = [
+                file for module in paths for file in (module.with_suffix(".py"), module / INIT)
+            ]
             files = [file for file in files if file.exists()]
             modules.update(files or [STUB if package == PACKAGE else TOOLS / INIT])
     return modules
@@ -485,6 +504,79 @@ def test_english_is_plain(module):
             assert not NO_CLASS_IS_CALLED.fullmatch(node.name), f"{place(path)}: {node.name}"
         if isinstance(node, ast.alias) and node.asname:
             assert len(node.asname) > 1, f"{place(path)}: {node.name} as {node.asname}"
+
+
+def names_given(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str]]:
+    """Each name that a module gives, after the class or function that it is given in.
+
+    Names of variables, parameters, fields, attributes, functions and methods, and those under which
+    something is imported.
+    """
+    for node in ast.iter_child_nodes(tree):
+        inner = owner
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield owner, name
+            case ast.arg(arg=name) | ast.alias(asname=str(name)):
+                yield owner, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield owner, name
+            case ast.MatchAs(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                yield owner, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield owner, name
+                inner = name
+            case ast.ClassDef(name=name):
+                yield owner, name
+                inner = name
+        yield from names_given(node, inner)
+
+
+def nameless(tree: ast.AST) -> set[str]:
+    """Return the names of `NOTHING_IS_CALLED` that a module gives, but for the public ones."""
+    return {
+        f"{owner}: {name}"
+        for owner, name in names_given(tree)
+        if name.strip("_") in NOTHING_IS_CALLED and name not in CALLED_SO_IN_PUBLIC.get(owner, ())
+    }
+
+
+def test_variables_have_the_names_of_things(module):
+    """A reader looks for nouns; `found` may be anything."""
+    path, tree, _ = module
+
+    assert not nameless(tree), f"{place(path)}: a noun says what the value is"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("found = 1", {": found"}),
+        ("def f(left): ...", {"f: left"}),
+        ("def f(*its, **told): ...", {"f: its", "f: told"}),
+        ("def f(): return [each for each in rows]", {"f: each"}),
+        ("class A:\n    held: int = 0", {"A: held"}),
+        ("class A:\n    def asked(self): self._said = 1", {"A: asked", "asked: _said"}),
+        ("lambda made: 1", {": made"}),
+        ("if heard := queue.get(): ...", {": heard"}),
+        ("match text:\n    case str(found): ...", {": found"}),
+        ("try: ...\nexcept ValueError as told: ...", {": told"}),
+        ("from text import words as said", {": said"}),
+        ("def interval_join(left, right, made): ...", {"interval_join: made"}),
+        ("aggregate(each='epoch').found.left_out()", set()),
+    ],
+)
+def test_a_variable_without_a_noun_is_noticed(text, names):
+    assert nameless(ast.parse(text)) == names
+
+
+def test_names_that_are_public_are_there():
+    """An entry of what is gone would let another one in."""
+    given = {pair for path in MODULES for pair in names_given(ast.parse(text_of(path)))}
+
+    assert {
+        (owner, name) for owner, names in CALLED_SO_IN_PUBLIC.items() for name in names
+    } <= given
 
 
 def test_nobody_else_knows_paths_below_a_checkpoint(module):

@@ -154,9 +154,7 @@ def _medians(results: Sequence[Result]) -> dict[str, float | None]:
         figures = {**asdict(result.figures), "peak_memory_mib": result.peak_memory_mib}
         for name, value in figures.items():
             values.setdefault(name, []).extend([] if value is None else [value])
-    return {
-        name: statistics.median(figures) if figures else None for name, figures in values.items()
-    }
+    return {name: statistics.median(series) if series else None for name, series in values.items()}
 
 
 def _ratio(ours: float | None, peer: float | None) -> str:

@@ -48,8 +48,8 @@ def bids() -> ts.Pipeline:
 
 def test_a_table_is_an_input_of_its_own_that_begins_at_the_beginning():
     run = run_of(bids().map_batches(looked, state=people()))
-    assert [source.uid for source in run.inputs] == ["input-1"]
-    assert [source.uid for source in run.all_inputs] == ["input-1", "people"]
+    assert [read_input.uid for read_input in run.inputs] == ["input-1"]
+    assert [read_input.uid for read_input in run.all_inputs] == ["input-1", "people"]
     table_input = run.all_inputs[1]
     assert table_input.options.group == "tallystick-p/people"
     assert table_input.given["startingOffsets"] == "earliest"
@@ -92,7 +92,7 @@ def test_a_table_is_one_wherever_it_is_used():
         )
         .map_batches(looked, state=table)
     )
-    assert [table.uid for table in run_of(pipeline).tables] == ["people"]
+    assert [declared.uid for declared in run_of(pipeline).tables] == ["people"]
     with pytest.raises(OptionError, match="two tables have the uid 'people', and are not the same"):
         run_of(bids().map_batches(looked, state=table).map_batches(looked, state=people(key="key")))
 

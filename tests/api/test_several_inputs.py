@@ -79,8 +79,8 @@ def test_steps_of_the_only_stream_are_the_pipelines():
 
 def test_each_of_several_has_its_own_group_and_steps():
     run = run_of(ts.Pipeline("p").read(part("a"), part("b", group_id="mine")))
-    assert [source.options.group for source in run.inputs] == ["tallystick-p/a", "mine"]
-    assert [source.read.input for source in run.inputs] == ["a", "b"]
+    assert [read_input.options.group for read_input in run.inputs] == ["tallystick-p/a", "mine"]
+    assert [read_input.read.input for read_input in run.inputs] == ["a", "b"]
     assert run.columns == pa.schema([("k", pa.string()), ("n", pa.int64())])
     rows = pa.record_batch({"n": pa.array([1], pa.int32()), "k": ["x"]})
     *_, conform = run.inputs[1].read.functions
@@ -124,7 +124,7 @@ def test_named_inputs_become_one_table_for_the_first_step():
     (step,) = run.keyed.steps
     assert step.columns.names == ["bidder", "$input", "$time", "bids", "people"]
     assert (step.key.names, step.event_time) == (["bidder"], "$time")
-    assert [source.uid for source in run.inputs] == ["bids", "people"]
+    assert [read_input.uid for read_input in run.inputs] == ["bids", "people"]
     columns = run.inputs[1].read.layout.schema
     row = {"id": 7, "name": "x", "since": 5}
     rows = pa.RecordBatch.from_pylist([row], schema=columns)

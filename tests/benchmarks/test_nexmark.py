@@ -92,7 +92,10 @@ def q4(of: Inputs) -> Iterator[tuple[Any, ...]]:
         ]
         if prices:
             best[auction["category"]].append(max(prices))
-    yield from ((category, sum(prices) / len(prices)) for category, prices in best.items())
+    yield from (
+        (category, sum(category_prices) / len(category_prices))
+        for category, category_prices in best.items()
+    )
 
 
 def q5(of: Inputs) -> Iterator[tuple[Any, ...]]:

@@ -30,7 +30,7 @@ def a_run(*values, state=None, problems=()):
             InjectedFault(FAULTS[1], 5.0, 5.1, ""),
         ],
         [(1.0, 10), (3.0, 20)],
-        {record.place: 4.0 for record in records},
+        {output_record.place: 4.0 for output_record in records},
         starts=2,
         problems=list(problems),
         seconds=8.0,

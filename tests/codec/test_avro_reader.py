@@ -618,12 +618,14 @@ def check_against_fastavro(fields: list[Leaf], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(names, min_size=1, unique=True), label="columns")
     columns = pa.schema([(name, fields[int(name[1:])][1]) for name in wanted])
     parsed_schema = fastavro.parse_schema(schema)
-    bodies = [body(schema, row) for row in rows]
+    bodies = [body(schema, record) for record in rows]
     decoded = [fastavro.schemaless_reader(io.BytesIO(encoded), parsed_schema) for encoded in bodies]
 
     parsed = parse([framed(encoded) for encoded in bodies], columns, schemas(_1=schema))
 
-    assert parsed.columns.to_pylist() == [{name: row[name] for name in wanted} for row in decoded]
+    assert parsed.columns.to_pylist() == [
+        {name: record[name] for name in wanted} for record in decoded
+    ]
 
 
 @given(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=8), st.data())

@@ -60,9 +60,11 @@ def test_pieces_together_are_the_whole(piece_bytes: int, start: int, stop: int) 
 
 
 def test_aborted_rows_stay_hidden_and_later_ones_of_their_producer_do_not() -> None:
-    values = [value for piece in pieces(1) for value in piece.batch.column("value").to_pylist()]
+    piece_values = [
+        value for piece in pieces(1) for value in piece.batch.column("value").to_pylist()
+    ]
 
-    assert values == [b"a", b"b", b"kept", b"c", b"d", b"e"]
+    assert piece_values == [b"a", b"b", b"kept", b"c", b"d", b"e"]
 
 
 def test_a_piece_ends_where_the_next_one_begins() -> None:

@@ -526,8 +526,10 @@ def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(step
     for state, _, event, order in steps:
         if isinstance(order, c.RecoverParticipants):
             known = state._known if isinstance(event, c.EpochRequested) else event.committed
-            request = state._wanted if isinstance(event, c.CommittedRead) else event.request
-            is_newest = known.token.checkpoint_id == request.checkpoint_id or known.has_failed
+            wanted_request = state._wanted if isinstance(event, c.CommittedRead) else event.request
+            is_newest = (
+                known.token.checkpoint_id == wanted_request.checkpoint_id or known.has_failed
+            )
             named = () if known.manifest is None else known.manifest.committables
             assert (order.committables, order.settled) == (
                 (named, ()) if is_newest else ((), named)

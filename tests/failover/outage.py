@@ -223,7 +223,10 @@ def _shapes(client: Client, topic: str, victim: int) -> Iterator[Shape]:
     partitions = [TopicPartition(topic, partition) for partition in range(3)]
     led = client.by_leader(partitions, client.deadline())
     others = tuple(
-        p.partition for node, partitions in led.items() if node != victim for p in partitions
+        p.partition
+        for node, led_partitions in led.items()
+        if node != victim
+        for p in led_partitions
     )
     assert 0 < len(others) < len(partitions), f"broker {victim} should lead one of three: {led}"
     for case in CASES:

@@ -243,8 +243,8 @@ def read_slot(data: bytes, original: bytes) -> bool:
 
 
 def deciders() -> list[bytes]:
-    names = decision_log.DeciderName("kafka", "flights-epochs", "c")._asdict()
-    return [manifest.seal(1, names), manifest.seal(1, decision_log.LOG._asdict())]
+    decider_fields = decision_log.DeciderName("kafka", "flights-epochs", "c")._asdict()
+    return [manifest.seal(1, decider_fields), manifest.seal(1, decision_log.LOG._asdict())]
 
 
 def read_decider(data: bytes, original: bytes) -> bool:

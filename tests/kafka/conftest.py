@@ -68,7 +68,9 @@ def write(client: Client, broker: KafkaBroker, topic: str) -> Write:
             column = pa.array([text.encode() for text in values], pa.binary())
             batch = pa.record_batch({"key": column, "value": column})
             encoded = list(encode(batch, now_ms=time.time_ns() // 1_000_000, batch_bytes=100))
-            frames += [(TopicPartition(topic, partition), batch) for batch in encoded]
+            frames += [
+                (TopicPartition(topic, partition), encoded_batch) for encoded_batch in encoded
+            ]
         if first_sequence:
             continue_at(writer, frames[0][0], first_sequence)
         writer.write(frames)

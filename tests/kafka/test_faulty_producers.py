@@ -61,9 +61,9 @@ def read(client: Client, topic: str, *bounds: int, **policy: Any) -> list[tuple[
     return [
         (offset, value)
         for split in splits
-        for _, batch in fetch_all(client, [split], policy=LossPolicy(**policy))
+        for _, records in fetch_all(client, [split], policy=LossPolicy(**policy))
         for offset, value in zip(
-            batch.column("offset").to_pylist(), batch.column("value").to_pylist(), strict=True
+            records.column("offset").to_pylist(), records.column("value").to_pylist(), strict=True
         )
     ]
 

@@ -173,8 +173,8 @@ def test_of_many_structures_of_numbers_only_those_that_are_read_are_made():
     data = b"".join(messages.encode(request.response(topics=[topic]), 0, 0))
 
     ((read,),) = [
-        topic.partitions
-        for topic in messages.decode(request.response, 0, 0, memoryview(data)).topics
+        topic_data.partitions
+        for topic_data in messages.decode(request.response, 0, 0, memoryview(data)).topics
     ]
     rows = read.active_producers
 

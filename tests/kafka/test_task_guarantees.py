@@ -192,7 +192,7 @@ def test_rows_name_their_topics_and_dead_letters_are_part_of_the_transaction(
         f"{index:04}" for index in range(1000)
     ]
     assert all(texts == sorted(texts) for texts in by_key.values())
-    assert all(len(rows) == 1 for rows in partitions.values())
+    assert all(len(partition_rows) == 1 for partition_rows in partitions.values())
 
 
 def messages(config: KafkaConfig, topic: str, count: int) -> list[Any]:

@@ -150,7 +150,7 @@ class Coordinator:
         )
 
     def describe(self, request: Any) -> Any:
-        state = part(request, "TransactionState")(
+        transaction_state = part(request, "TransactionState")(
             error_code=0,
             transactional_id=request.transactional_ids[0],
             transaction_state=self.state.transaction_state,
@@ -160,7 +160,7 @@ class Coordinator:
             producer_epoch=self.state.producer_epoch,
             topics=[],
         )
-        return answer(request, transaction_states=[state])
+        return answer(request, transaction_states=[transaction_state])
 
     def offsets(self, request: Any) -> Any:
         group_class = part(request, "OffsetFetchResponseGroup")

@@ -62,9 +62,9 @@ def test_throughput_times_time_is_what_was_read_and_put_out(epochs_read):
 
 
 def test_offsets_are_called_offsets_where_no_run_told_the_records():
-    charts = of(epoch(0), epoch(1))
+    epoch_charts = of(epoch(0), epoch(1))
     untold = of(EpochFact(0, 0, None, 0), EpochFact(1, 5, 12, 3))
 
-    assert (charts["readName"], charts["counts"]["in"]) == ("Records in", [10, 10])
+    assert (epoch_charts["readName"], epoch_charts["counts"]["in"]) == ("Records in", [10, 10])
     assert (untold["readName"], untold["counts"]["in"]) == ("Offsets in", [None, 12])
     assert untold["parts"] is None

@@ -241,7 +241,7 @@ def test_epochs_are_bounded_unless_all_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    "name", [*PASSED_OVER, *(f"kafka.{name}" for name in java_settings.PASSED_OVER)]
+    "name", [*PASSED_OVER, *(f"kafka.{passed_over}" for passed_over in java_settings.PASSED_OVER)]
 )
 def test_what_only_tunes_another_connector_is_passed_over_with_a_warning(name, caplog):
     say_passed_over.cache_clear()

@@ -115,7 +115,7 @@ def test_values_come_back_as_they_were(
             for side in (expected, actual)
         )
     if kind == "timestamptz":
-        actual = [time and time.astimezone(UTC) for time in actual]
+        actual = [moment and moment.astimezone(UTC) for moment in actual]
     assert actual == expected
     if pa.types.is_floating(arrow):
         assert list(map(str, actual)) == list(map(str, expected))  # -0.0 is not 0.0

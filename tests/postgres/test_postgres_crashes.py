@@ -100,7 +100,7 @@ def test_a_writer_killed_behind_its_prepare_is_committed_by_another_process(
     gone(postgres)
 
     driver = opened(postgres.dsn, name, transactions=way)
-    assert [committable.name for committable in driver.lingering(OWNER)] == [committable.name]
+    assert [transaction.name for transaction in driver.lingering(OWNER)] == [committable.name]
     assert driver.commit(committable) is Outcome.COMMITTED
     assert numbers(postgres, name) == list(range(ROWS, 2 * ROWS))
     driver.close()

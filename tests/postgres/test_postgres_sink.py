@@ -923,7 +923,7 @@ def test_a_session_waits_for_the_disk_and_for_nothing_else_without_end(
     lax = "-c synchronous_commit=off -c default_transaction_isolation=serializable"
     lax += " -c default_transaction_read_only=on -c lock_timeout=7s"
     with connect(f"{postgres.dsn} options='{lax}'") as connection:
-        columns = ", ".join(f"current_setting('{name}')" for name in names)
+        columns = ", ".join(f"current_setting('{setting}')" for setting in names)
         settings = connection.execute(f"SELECT {columns}").fetchone()
 
     assert settings == ("on", "read committed", "off", "7s", "1h", "1h")

@@ -331,7 +331,7 @@ def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(
         for row in feed.all(parts, to_their_ends=to_their_ends)
         if row["user"] != FAR
     )
-    assert out == expected, [step.uid for step in case.steps]
+    assert out == expected, [run_step.uid for run_step in case.steps]
     assert feed.late == 0
 
 

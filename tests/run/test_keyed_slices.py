@@ -62,7 +62,9 @@ def test_every_row_is_in_the_slice_of_its_key_group_in_order(batches, bytes_max,
     slices, _ = taken(rows, groups, bytes_max)
 
     assert [
-        number for groups, _ in slices for number in range(groups.first, groups.last + 1)
+        number
+        for part_groups, _ in slices
+        for number in range(part_groups.first, part_groups.last + 1)
     ] == list(range(groups.first, groups.last + 1))
     per_user: dict[str, list[int]] = {}
     for slice_groups, part in slices:

@@ -152,7 +152,9 @@ def test_a_quiet_tasks_copy_does_not_fall_behind_for_good(monkeypatch):
 
     def watched(self, expected, version, steps):
         steps = list(steps)
-        cleared.extend(step for step in steps if not isinstance(step, pa.RecordBatch))
+        cleared.extend(
+            processed for processed in steps if not isinstance(processed, pa.RecordBatch)
+        )
         return apply(self, expected, version, steps)
 
     monkeypatch.setattr(MemoryStore, "apply", watched)

@@ -107,7 +107,7 @@ def test_the_entries_of_a_step_are_known_if_each_task_has_looked_into_its_copy(
     counted: list[int | None], live: int | None
 ):
     parts = PartTimes(lambda _: None)
-    counts = [{} if count is None else {LIVE_ENTRIES: count} for count in counted]
+    counts = [{} if tally is None else {LIVE_ENTRIES: tally} for tally in counted]
     parts.note_tasks([TaskTimes(1, {}, counters) for counters in counts])
 
     (step,) = parts.tasks(["count"])

@@ -70,14 +70,14 @@ def planned(
 
 def spanned(source: PipelinePlanner, start: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     """Plan one, and how many offsets it spans."""
-    planned = source.plan(1, start, ())
-    assert planned.sources is not None
-    source.engine(1, planned.start, planned.sources)
+    epoch_plan = source.plan(1, start, ())
+    assert epoch_plan.sources is not None
+    source.engine(1, epoch_plan.start, epoch_plan.sources)
     before, after = (
         from_json(json.loads(text)).positions[PARTITION]
-        for text in (planned.start[0], planned.sources[0])
+        for text in (epoch_plan.start[0], epoch_plan.sources[0])
     )
-    return after - before, planned.sources
+    return after - before, epoch_plan.sources
 
 
 def test_an_epoch_that_failed_after_a_long_time_is_planned_anew_and_smaller(clock):

@@ -182,7 +182,7 @@ def test_functions_get_the_table_of_their_epoch_and_no_others_change() -> None:
     plain = pc.negate
     functions = with_tables((function, inner, plain), (plan,))
     rows = pa.record_batch({"x": [1, 2]})
-    assert [function(rows).num_rows for function in functions[:2]] == [1, 1]
+    assert [bound_function(rows).num_rows for bound_function in functions[:2]] == [1, 1]
     assert functions[2] is plain
     assert (function,) == with_tables((function,), ())
     assert list(lists.parts_of((inner,))) == [inner, function, function.function]

@@ -81,7 +81,7 @@ def test_four_rights_are_enough(
         shown = "\n".join(
             [caplog.text, repr(sink.plan()), *map(repr, (kept, undecided, lingering))]
         )
-    assert [user for user, password in PASSWORDS.items() if password in shown] == []
+    assert [name for name, password in PASSWORDS.items() if password in shown] == []
     assert "cannot be looked for" not in caplog.text
 
 

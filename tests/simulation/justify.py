@@ -90,7 +90,7 @@ def justify() -> int:
         reason = reason_of(fault)
         print(f"{fault.name}: nothing needs it" if reason is None else reason.line, flush=True)
         reasons += [] if reason is None else [reason]
-    FILE.write_text("".join(f"{reason.line}\n" for reason in reasons))
+    FILE.write_text("".join(f"{entry.line}\n" for entry in reasons))
     return int(len(reasons) < len(Fault))
 
 

@@ -122,9 +122,7 @@ class OtherSystem:
     # For the world
     def time_out(self, dice: random.Random) -> bool:
         """Abort one of those that wait for too long; whether there was any."""
-        waiting = [
-            transaction for transaction in self.transactions.values() if transaction.fate in PENDING
-        ]
+        waiting = [pending for pending in self.transactions.values() if pending.fate in PENDING]
         if not self.times_out or not waiting:
             return False
         transaction = dice.choice(waiting)

@@ -143,10 +143,12 @@ class Scheduler:
         """
         awake = [process for process in self._processes if _is_awake(process, step)]
         patient = [
-            process for process in self._processes if process.is_blocked and process.has_patience
+            candidate
+            for candidate in self._processes
+            if candidate.is_blocked and candidate.has_patience
         ]
         process = self._dice.choice(
-            awake or [process for process in self._processes if process not in patient]
+            awake or [candidate for candidate in self._processes if candidate not in patient]
         )
         process.resume()
         if process.alive:

@@ -258,10 +258,10 @@ class Sinks:
         checkpoint, checker = self._world.checkpoint, self._world.checker
         if self.oracle.has_decided(checkpoint.lineage, epoch):
             checker.state.begin(checkpoint.lineage, epoch - 1)
-        rows_by_partition: dict[TopicPartition, list[Row]] = {}
+        rows_in_output: dict[TopicPartition, list[Row]] = {}
         for row in self.oracle.rows_named(checkpoint.files[manifest_path], uid):
-            rows_by_partition.setdefault(OUTPUT[key_partition(row.key)], []).append(row)
-        checker.check_keyed(epoch, rows_by_partition, manifest_path)
+            rows_in_output.setdefault(OUTPUT[key_partition(row.key)], []).append(row)
+        checker.check_keyed(epoch, rows_in_output, manifest_path)
 
     def _keyed_rows(self, checkpoint: Checkpoint, epoch: int) -> Sequence[Row]:
         """The rows of the epoch that was just decided, as seen in one place."""

@@ -271,7 +271,9 @@ def descendants(process: int) -> list[int]:
         try:
             tasks = Path(f"/proc/{parent}/task").iterdir()
             children = [
-                int(pid) for task in tasks for pid in (task / "children").read_text().split()
+                int(pid)
+                for thread_folder in tasks
+                for pid in (thread_folder / "children").read_text().split()
             ]
         except (FileNotFoundError, ProcessLookupError):
             continue

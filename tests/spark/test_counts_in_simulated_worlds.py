@@ -73,13 +73,11 @@ def test_each_epoch_that_is_started_is_committed_aborted_or_in_flight(
         check(simulate(seed, is_keyed=False, decided_by=decided_by, has_loop=True))
 
     in_flight = [
-        driver_counted.pipeline.epochs_started
-        - driver_counted.committed
-        - driver_counted.pipeline.aborted.total()
-        for driver_counted in drivers
+        entry.pipeline.epochs_started - entry.committed - entry.pipeline.aborted.total()
+        for entry in drivers
     ]
     assert set(in_flight) == {0, 1}, "1: the driver died in the middle of it"
-    assert sum(driver_counted.pipeline.aborted.total() for driver_counted in drivers) > 10
-    assert (max(driver_counted.most_open for driver_counted in drivers) > 1) is bool(decided_by)
+    assert sum(entry.pipeline.aborted.total() for entry in drivers) > 10
+    assert (max(entry.most_open for entry in drivers) > 1) is bool(decided_by)
     for number in range(len(drivers)):
         PIPELINES.pop(f"simulated-{decided_by}-{number}")

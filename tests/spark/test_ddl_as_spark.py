@@ -178,12 +178,12 @@ def test_what_spark_refuses_is_refused(spark: SparkSession, text: str) -> None:
 def test_what_is_left_to_spark_is_read_where_a_context_is(spark: SparkSession, text: str) -> None:
     with pytest.raises(OptionError, match="is left to Spark's own parser"):
         ddl.parse(text, "schema")
-    columns = to_arrow_schema(spark.createDataFrame([], text).schema, timezone="UTC")
+    arrow_schema = to_arrow_schema(spark.createDataFrame([], text).schema, timezone="UTC")
     if "geo" in text:
         with pytest.raises(OptionError, match="no counterpart in Arrow"):
             Cluster.of(spark.sparkContext).columns(text, "schema")
     else:
-        assert Cluster.of(spark.sparkContext).columns(text, "schema") == columns
+        assert Cluster.of(spark.sparkContext).columns(text, "schema") == arrow_schema
 
 
 def test_every_word_that_spark_knows_may_be_a_name(spark: SparkSession) -> None:
@@ -198,12 +198,14 @@ def test_a_timestamp_is_what_the_session_says(spark: SparkSession) -> None:
     name = "spark.sql.timestampType"
     spark.conf.set(name, "TIMESTAMP_NTZ")
     try:
-        columns = to_arrow_schema(spark.createDataFrame([], "a timestamp").schema, timezone="UTC")
-        assert Cluster.of(spark).columns("a timestamp", "schema") == columns
+        arrow_schema = to_arrow_schema(
+            spark.createDataFrame([], "a timestamp").schema, timezone="UTC"
+        )
+        assert Cluster.of(spark).columns("a timestamp", "schema") == arrow_schema
     finally:
         spark.conf.unset(name)
-    columns = to_arrow_schema(spark.createDataFrame([], "a timestamp").schema, timezone="UTC")
-    assert Cluster.of(spark).columns("a timestamp", "schema") == columns
+    arrow_schema = to_arrow_schema(spark.createDataFrame([], "a timestamp").schema, timezone="UTC")
+    assert Cluster.of(spark).columns("a timestamp", "schema") == arrow_schema
 
 
 NAMES = st.one_of(

@@ -148,7 +148,9 @@ def test_the_end_of_a_query_cannot_be_changed(
 ) -> None:
     topic = tallystick_topic("ends")
     free, bounded = planner(subscribe=topic), planner(subscribe=topic, endingTimestamp="5")
-    logged = [planner.next(planner.first(), None) for planner in (free, bounded)]
+    logged = [
+        limited_planner.next(limited_planner.first(), None) for limited_planner in (free, bounded)
+    ]
 
     for other, start in zip((bounded, free), logged, strict=True):
         with pytest.raises(OptionError, match="the end of a query cannot be changed"):

@@ -265,7 +265,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=[message for _, message in WRONG])
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[words for _, words in WRONG])
 def test_a_wrong_option_is_told_in_our_words(
     reader: Reader, options: dict[str, str], message: str
 ) -> None:

@@ -235,8 +235,9 @@ def test_protobuf_is_read_and_written_as_others_do(flow: Flow, registry: Writabl
     head = b"\0" + out_id.to_bytes(4, "big") + b"\2\2"
     assert all(value[:7] == head for _, _, value in records_out)
     read = [classes_of(out)["Sold"].FromString(value[7:]) for _, _, value in records_out]
-    assert sorted((sold.n, sold.k, sold.color, list(sold.items)) for sold in read) == [
-        (n, f"k{n % 4}", "BLUE" if n % 2 else "RED", [f"item {n}"]) for n in range(80)
-    ]
+    assert sorted(
+        (sold_record.n, sold_record.k, sold_record.color, list(sold_record.items))
+        for sold_record in read
+    ) == [(n, f"k{n % 4}", "BLUE" if n % 2 else "RED", [f"item {n}"]) for n in range(80)]
     dead = {value for _, _, value in committed_bytes(flow.confluent, letters)}
     assert dead == {frame + b"\xff", b"{}"}

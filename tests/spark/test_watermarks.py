@@ -116,7 +116,11 @@ def typed(*arguments: object) -> None:
 
 
 def latest(step: Any) -> dict[int, int | None]:
-    return {time.partition: time.latest_ms for time in step.partition_times if time.topic}
+    return {
+        partition_time.partition: partition_time.latest_ms
+        for partition_time in step.partition_times
+        if partition_time.topic
+    }
 
 
 @pytest.mark.parametrize("execution", ["jobs", "resident"])
@@ -316,8 +320,16 @@ def test_when_all_partitions_are_idle_the_watermark_may_go_on_with_the_clock(flo
     assert marks[-1] >= 10_050, "further than any event time"
     for one, two in itertools.pairwise(steps):
         if one.partition_times == two.partition_times and two.watermark_ms != one.watermark_ms:
-            newest = max(time.latest_ms for time in two.partition_times if time.latest_ms)
-            seen = max(time.seen_ms for time in two.partition_times if time.latest_ms)
+            newest = max(
+                partition_time.latest_ms
+                for partition_time in two.partition_times
+                if partition_time.latest_ms
+            )
+            seen = max(
+                partition_time.seen_ms
+                for partition_time in two.partition_times
+                if partition_time.latest_ms
+            )
             assert two.watermark_ms <= newest + time.time() * 1000 - seen, "no faster than time"
     assert {key: len(rows) for key, rows in timed.rows().items()} == {"a": 1, "b": 1, "c": 1}
 

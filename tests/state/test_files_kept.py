@@ -69,7 +69,7 @@ def test_an_epoch_appends_snapshots_then_changelogs_and_its_version():
     files = [changelog(5, 5, 9), snapshot(4, 0, 2), changelog(5, 0, 4)]
 
     step = extend(base, Version(5, "b"), files)
-    assert [file.path for file in step.files] == [
+    assert [state_file.path for state_file in step.files] == [
         changelog(4).path,
         snapshot(4, 0, 2).path,
         changelog(5, 0, 4).path,
@@ -122,7 +122,7 @@ def test_bytes_are_bounded_by_the_state_and_written_a_few_times():
         cost = [file_written.size for file_written in written if file_written.kind == SNAPSHOT]
         assert all(size <= 2 * SNAPSHOT_BYTES for size in cost) or epoch < 40
         snapshots += sum(cost)
-        assert sum(file.size for file in step.files) < 4 * sizes.total
+        assert sum(state_file.size for state_file in step.files) < 4 * sizes.total
     assert snapshots < 2 * 200 * 2 * MIB
     assert len(step.files) < 100
 

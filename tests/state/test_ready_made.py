@@ -233,7 +233,7 @@ def test_a_key_that_is_due_to_be_forgotten_is_new_to_the_rows_of_that_epoch() ->
 
     outputs = [task.epoch(row, timestamp_ms=at) for at in (1000, 1100, 1199, 9000)]
 
-    assert [[row["x"] for row in rows] for rows in outputs] == [[1], [1], [], [1]]
+    assert [[row_out["x"] for row_out in rows] for rows in outputs] == [[1], [1], [], [1]]
     assert task.epoch(rows_of([]), timestamp_ms=9099) == []
     assert task.entries, "it is remembered from the newest time on"
 
@@ -283,13 +283,13 @@ def test_extremes_beside_nan(xs: list[float], low: float, high: float) -> None:
 
 
 def sessions_of(times: list[int], gap: int) -> list[list[int]]:
-    sessions: list[list[int]] = []
+    merged: list[list[int]] = []
     for time in sorted(times):
-        if sessions and time - sessions[-1][-1] <= gap:
-            sessions[-1].append(time)
+        if merged and time - merged[-1][-1] <= gap:
+            merged[-1].append(time)
         else:
-            sessions.append([time])
-    return sessions
+            merged.append([time])
+    return merged
 
 
 def moment(time_ms: int) -> dt.datetime:

@@ -60,7 +60,9 @@ def test_frames_come_by_source_and_sequence_however_they_arrive_and_wherever_the
         inbox.end(1, STAGE, source)
 
     for target in range(3):
-        expected = [frame for own in frames for frame in own if frame.target == target]
+        expected = [
+            sent_frame for own in frames for sent_frame in own if sent_frame.target == target
+        ]
         assert taken(inbox, 1, len(sent), target) == expected
     assert inbox._held_bytes == 0
     inbox.begin(2)
@@ -89,7 +91,7 @@ def test_frames_as_they_arrive_keep_the_order_of_each_source(
     taken_frames += frames
 
     for source, own in enumerate(expected):
-        assert [frame for frame in taken_frames if frame.source == source] == own
+        assert [sent_frame for sent_frame in taken_frames if sent_frame.source == source] == own
     assert len(taken_frames) == sum(map(len, expected))
     assert inbox._held_bytes == 0
     inbox.begin(2)
@@ -140,7 +142,7 @@ def test_memory_is_free_again_for_frames_that_come_later(
     inbox.put(1, STAGE, frame(0, 4, bytes([4]) * 70))
     assert inbox._held_bytes == 90
     inbox.end(1, STAGE, 0)
-    assert [(frame.sequence, set(frame.data)) for frame in frames] == [
+    assert [(sent_frame.sequence, set(sent_frame.data)) for sent_frame in frames] == [
         (n, {n}) for n in (1, 2, 3, 4)
     ]
 
@@ -161,7 +163,7 @@ def test_frames_of_the_next_epoch_may_come_first_and_those_of_earlier_ones_are_f
     assert inbox._held_bytes == 0, "all that is left lies in the file"
     inbox.put(1, STAGE, frame(0, 4, b"too late"))
     assert inbox._held_bytes == 0
-    assert [frame.data for frame in taken(inbox, 2, 1)] == [bytes([2]) * 20] * 4
+    assert [sent_frame.data for sent_frame in taken(inbox, 2, 1)] == [bytes([2]) * 20] * 4
     inbox.begin(3)
     assert files(tmp_path) == set()
 
@@ -175,7 +177,7 @@ def test_who_waits_gets_frames_as_they_come() -> None:
         time.sleep(0.05)
         assert not waiting.done()
         inbox.end(1, STAGE, source)
-    assert [frame.source for frame in waiting.result(WAIT_S)] == [0, 1]
+    assert [sent_frame.source for sent_frame in waiting.result(WAIT_S)] == [0, 1]
 
 
 def test_a_cancelled_epoch_ends_the_wait_and_the_next_one_is_not_cancelled() -> None:

@@ -80,12 +80,12 @@ def record_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """The rows as our reader gives them."""
     typed = [
         {
-            **row,
-            "ts": row["ms"] * 1000,
-            "day": datetime.date.fromisoformat(row["day"]),
-            "amount": decimal.Decimal(row["amount"]),
+            **event,
+            "ts": event["ms"] * 1000,
+            "day": datetime.date.fromisoformat(event["day"]),
+            "amount": decimal.Decimal(event["amount"]),
         }
-        for row in rows
+        for event in rows
     ]
     return pa.RecordBatch.from_pylist(typed, schema=ROWS)
 
@@ -120,9 +120,9 @@ def replayed(
     for number, batch in enumerate(batches):
         if number in processors_made:
             epochs.restart(processors_made[number])
-        rows = [row for file in batch.files for row in files[file]]
+        rows = [event for file in batch.files for event in files[file]]
         if mode == "EventTime":
-            rows = [row for row in rows if row["ms"] > watermark_before]
+            rows = [event for event in rows if event["ms"] > watermark_before]
         watermark_before = batch.watermark
         outputs.append(epochs.run(record_batch(rows), batch.now, batch.watermark))
     return outputs

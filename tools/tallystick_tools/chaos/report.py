@@ -44,7 +44,7 @@ def _kinds_of(verdict: Verdict) -> Counter[str]:
 def as_text(verdict: Verdict) -> str:
     """Return the report for a terminal."""
     lines: list[str] = []
-    hit = Counter(hit.fault.kind for hit in verdict.hits)
+    hit = Counter(injected.fault.kind for injected in verdict.hits)
     if hit:
         lines.append("faults: " + ", ".join(f"{count} {kind}" for kind, count in hit.items()))
     for difference in verdict.differences[:SHOWN_MAX]:
