@@ -71,10 +71,8 @@ def test_each_sink_gets_all_rows_and_the_driver_hears_what_was_prepared() -> Non
     notes, sources = sent(fan_out(one, two), ROWS, ROWS.slice(1))
 
     assert one.calls == two.calls == ["begin 7/4/2", "write 3", "write 2", "prepare"]
-    assert [committable.sink for note in notes for committable in note.committables] == [
-        "one",
-        "two",
-    ]
+    sinks = [committable.sink for note in notes for committable in note.committables]
+    assert sinks == ["one", "two"]
     check_notes(notes, sources, 0)
 
 

@@ -180,18 +180,8 @@ def test_a_record_too_large_is_named_by_its_offset_and_is_a_dead_letter_where_th
 
     world.run(**to, source=world.source(value=letters), dead_letter_topic=world.dead)
 
-    assert sorted(json_of(record)["id"] for record in world.read()) == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        4,
-    ]
+    ids = sorted(json_of(record)["id"] for record in world.read())
+    assert ids == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     (letter,) = world.read(world.dead)
     own = dict(letter.headers)
     assert own["tallystick.topic"] == world.input.encode()
