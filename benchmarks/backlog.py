@@ -113,10 +113,10 @@ def job(arguments: argparse.Namespace) -> None:
     has_ended: bool | None = False
     while not has_ended:
         has_ended = query.awaitTermination(0.5)
-        by_number |= {each["batchId"]: each for each in query.recentProgress}
+        by_number |= {progress["batchId"]: progress for progress in query.recentProgress}
     ended_s, epochs = time.time(), [by_number[number] for number in sorted(by_number)]
-    took = [each["durationMs"]["triggerExecution"] / 1000 for each in epochs]
-    sizes = [each["epochSize"]["offsets"] for each in epochs]
+    took = [epoch["durationMs"]["triggerExecution"] / 1000 for epoch in epochs]
+    sizes = [epoch["epochSize"]["offsets"] for epoch in epochs]
     first_s = datetime.fromisoformat(epochs[0]["timestamp"]).timestamp() + took[0]
     print(
         json.dumps(
@@ -131,11 +131,11 @@ def job(arguments: argparse.Namespace) -> None:
                 else None,
                 "epochs": len(sizes),
                 "offsets": sizes[:12],
-                "took_s": [round(each, 2) for each in took[:12]],
+                "took_s": [round(seconds, 2) for seconds in took[:12]],
                 "longest_s": round(max(took), 2),
-                "because": sorted({each["epochSize"]["because"] for each in epochs}),
+                "because": sorted({epoch["epochSize"]["because"] for epoch in epochs}),
                 "busiest_task_mib": round(
-                    max(each["epochSize"]["bytesOfBusiestTask"] for each in epochs) / 2**20, 1
+                    max(epoch["epochSize"]["bytesOfBusiestTask"] for epoch in epochs) / 2**20, 1
                 ),
             }
         ),
@@ -172,14 +172,14 @@ def measured(command: list[str]) -> dict[str, Any]:
         lines = process.stdout.read().decode().splitlines()
     if process.returncode:
         raise SystemExit(f"the job ended with {process.returncode}")
-    found: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
+    result: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
     work = samples[next((at for at, mib in enumerate(samples) if mib), 0) :]
     bounds = [len(work) * at // QUARTERS for at in range(QUARTERS + 1)]
-    found["task_peak_mib"] = [
+    result["task_peak_mib"] = [
         round(max(work[low:high], default=0)) for low, high in pairwise(bounds)
     ]
-    found["cpu_s"] = round(cpu_s, 1)
-    return found
+    result["cpu_s"] = round(cpu_s, 1)
+    return result
 
 
 def main() -> None:

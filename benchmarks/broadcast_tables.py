@@ -36,12 +36,12 @@ def entries_of(codec: TableCodec, first: int, count: int) -> pa.RecordBatch:
 
 def spent_ms(do: Callable[[], object]) -> float:
     """The least CPU time of some rounds."""
-    found = []
+    times = []
     for _ in range(ROUNDS):
         start = time.process_time()
         do()
-        found.append(time.process_time() - start)
-    return min(found) * 1000
+        times.append(time.process_time() - start)
+    return min(times) * 1000
 
 
 def main() -> None:
@@ -63,9 +63,9 @@ def main() -> None:
             spent_ms(lambda content=content: KeyIndex(bodies(content.entries))),
             spent_ms(lambda content=content, rows=rows: join.join(rows, content)),
         )
-        made, put, index, joined = times
+        building, put, index, joined = times
         rate = ROW_COUNT / joined * 1000
-        print(f"{size:10,}{made:10.1f}{put:17.1f}{index:11.1f}{rate:13,.0f}")
+        print(f"{size:10,}{building:10.1f}{put:17.1f}{index:11.1f}{rate:13,.0f}")
 
 
 if __name__ == "__main__":

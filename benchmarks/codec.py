@@ -118,7 +118,7 @@ def through_broker(records: pa.RecordBatch) -> None:
                 rate(count, lambda topic=ours: read(kafka, topic, count), 1),
                 rate(count, lambda topic=ours: consume(kafka, topic, count), 1),
             )
-            print(f"{name:14}" + "".join(f"{each:9.2f}" for each in rates))
+            print(f"{name:14}" + "".join(f"{throughput:9.2f}" for throughput in rates))
 
 
 def config_of(kafka: EmbeddedKafka) -> KafkaConfig:
@@ -162,8 +162,8 @@ def produce(kafka: EmbeddedKafka, topic: str, records: pa.RecordBatch, compressi
 def read(kafka: EmbeddedKafka, topic: str, count: int) -> None:
     """Read it all into Arrow batches."""
     broker = KafkaBroker(config_of(kafka))
-    found = sum(b.num_rows for b in fetch(broker.client, SplitRange(topic, 0, 0, count)))
-    assert found == count, found
+    rows_read = sum(b.num_rows for b in fetch(broker.client, SplitRange(topic, 0, 0, count)))
+    assert rows_read == count, rows_read
     broker.close()
 
 
@@ -172,8 +172,8 @@ def consume(kafka: EmbeddedKafka, topic: str, count: int) -> None:
     options = {"group.id": "benchmark", "check.crcs": True, "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer({**kafka.confluent_options(), **options})
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-    found = 0
-    while found < count:
+    rows_read = 0
+    while rows_read < count:
         messages = consumer.consume(10_000, WAIT_S)
         pa.record_batch(
             {
@@ -181,7 +181,7 @@ def consume(kafka: EmbeddedKafka, topic: str, count: int) -> None:
                 "value": pa.array([message.value() for message in messages], pa.binary()),
             }
         )
-        found += len(messages)
+        rows_read += len(messages)
     consumer.close()
 
 

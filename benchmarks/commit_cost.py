@@ -42,11 +42,11 @@ def main() -> None:
     rows = []
     with start_broker(arguments.work.resolve() / "commit-cost" / "broker") as broker:
         for count in map(int, arguments.partitions.split(",")):
-            found = measure(broker.bootstrap, count, arguments.epochs)
-            rows.append([str(count), *(f"{statistics.median(found[each]):.1f}" for each in STEPS)])
+            times = measure(broker.bootstrap, count, arguments.epochs)
+            rows.append([str(count), *(f"{statistics.median(times[step]):.1f}" for step in STEPS)])
     print(results.markdown(["partitions", *STEPS], rows))
-    held = {"epochs": arguments.epochs, "ms": rows}
-    results.append_row(arguments.results, "commit_cost", held, config=results.environment(HERE))
+    config = {"epochs": arguments.epochs, "ms": rows}
+    results.append_row(arguments.results, "commit_cost", config, config=results.environment(HERE))
 
 
 def measure(bootstrap: str, count: int, epochs: int) -> dict[str, list[float]]:
@@ -64,7 +64,7 @@ def measure(bootstrap: str, count: int, epochs: int) -> dict[str, list[float]]:
             "partition": pa.array(range(count), pa.int32()),
         }
     )
-    found: dict[str, list[float]] = defaultdict(list)
+    ms_by_step: dict[str, list[float]] = defaultdict(list)
     for epoch in range(WARM_UP + epochs):
         plan, times = sink.plan(), [time.perf_counter()]
         writer = plan.begin(Place(owner, epoch, 0, 0, uuid.uuid4().hex))
@@ -80,10 +80,10 @@ def measure(bootstrap: str, count: int, epochs: int) -> dict[str, list[float]]:
         times.append(time.perf_counter())
         if epoch >= WARM_UP:
             for step, first, stop in zip(STEPS, times, times[1:], strict=False):
-                found[step].append((stop - first) * 1000)
+                ms_by_step[step].append((stop - first) * 1000)
     sink.close()
     client.close()
-    return found
+    return ms_by_step
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--interval-ms", type=int, default=1000)
     parser.add_argument("--trigger-ms", type=int, default=200)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as folder:
         kafka.create_topic(TOPIC, 1)
-        delays = measure(kafka, folder, asked.rounds, asked.interval_ms, asked.trigger_ms)
-    promised = asked.interval_ms + asked.trigger_ms
-    print(f"| promised | p50 | longest of {asked.rounds} |\n| --- | --- | --- |")
+        delays = measure(kafka, folder, options.rounds, options.interval_ms, options.trigger_ms)
+    promised = options.interval_ms + options.trigger_ms
+    print(f"| promised | p50 | longest of {options.rounds} |\n| --- | --- | --- |")
     print(f"| {promised} ms + the epoch | {statistics.median(delays):.0f} | {max(delays):.0f} |")
 
 

@@ -123,11 +123,11 @@ def measure(
 def summary(measured: dict[str, list[Epoch]]) -> list[list[str]]:
     """One line per part, with p50 and p90 of each kind."""
     kinds = list(measured.values())
-    lines = [[WHOLE, *_percentiles([[epoch.took_ms for epoch in each] for each in kinds])]]
+    lines = [[WHOLE, *_percentiles([[epoch.took_ms for epoch in kind] for kind in kinds])]]
     for part in PARTS:
-        times = [[epoch.parts_ms.get(part, 0) for epoch in each] for each in kinds]
+        times = [[epoch.parts_ms.get(part, 0) for epoch in kind] for kind in kinds]
         lines.append([part, *_percentiles(times)])
-    reactions = [[epoch.reaction_ms for epoch in each] for each in kinds]
+    reactions = [[epoch.reaction_ms for epoch in kind] for kind in kinds]
     lines.append([REACTION, *_percentiles(reactions)])
     return lines
 

@@ -136,7 +136,7 @@ def main() -> None:
     for name, (key_columns, make) in FUNCTIONS.items():
         with tempfile.TemporaryDirectory() as root:
             *seconds, size = measure(make(), key_columns, row_count, Path(root))
-        process, encode, apply = (each / row_count * 1e6 for each in seconds)
+        process, encode, apply = (second_count / row_count * 1e6 for second_count in seconds)
         total = process + encode
         print(f"{name:28}{process:9.3f}{encode:11.3f}{total:8.3f}{apply:11.3f}{size:8.0f}")
 

@@ -31,7 +31,7 @@ from tallystick.state.overlay import EpochTime, Overlay
 MAX_PARALLELISM = 128
 GROUPS = KeyGroupRange(0, MAX_PARALLELISM - 1)
 COLUMNS = pa.schema([("id", pa.string()), ("amount", pa.int64()), ("at", pa.int64())])
-KAFKAS = pa.schema([*COLUMNS, *(each for each in KAFKA_FIELDS if each.name != "value")])
+KAFKAS = pa.schema([*COLUMNS, *(field for field in KAFKA_FIELDS if field.name != "value")])
 """Rows as they come from Kafka, with a column for all that it knows of a record."""
 
 
@@ -69,7 +69,7 @@ WIDTHS = {
 
 
 def rows_of(
-    its: KeyedInputs, count: int, key_count: int, span_ms: int, epoch: int
+    keyed_inputs: KeyedInputs, count: int, key_count: int, span_ms: int, epoch: int
 ) -> pa.RecordBatch:
     """Rows of both sides, in the order of their times."""
     chance = np.random.default_rng(epoch)
@@ -80,7 +80,7 @@ def rows_of(
             pa.array(np.arange(count)),
             pa.array(epoch * span_ms + np.sort(chance.integers(0, span_ms, count))),
         ]
-        if len(its.inputs[number].columns) > len(columns):
+        if len(keyed_inputs.inputs[number].columns) > len(columns):
             columns += [
                 columns[0].cast(pa.binary()),
                 pa.array(["a-topic"]).take(pa.array(np.zeros(count, np.int64))),
@@ -89,26 +89,26 @@ def rows_of(
                 pa.array(np.arange(count) + epoch * count).cast(TIMESTAMP_TYPE),
                 pa.array(np.zeros(count, np.int32)),
             ]
-        rows = pa.RecordBatch.from_arrays(columns, schema=its.inputs[number].columns)
-        parts.append(its.numbered(number, rows))
+        rows = pa.RecordBatch.from_arrays(columns, schema=keyed_inputs.inputs[number].columns)
+        parts.append(keyed_inputs.numbered(number, rows))
     (together,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
     return together
 
 
 def measure(
-    its: KeyedInputs, join: ByColumns, count: int, key_count: int, span_ms: int, root: Path
+    keyed_inputs: KeyedInputs, join: ByColumns, count: int, key_count: int, span_ms: int, root: Path
 ) -> list[float]:
     """The seconds of the epochs, those of their way into LMDB, the pairs, and bytes.
 
     These are of the rows on their way to the task, and of the changelog.
     """
-    processor, key = join.make(its.columns), KeyCodec(pa.schema([COLUMNS.field("id")]))
+    processor, key = join.make(keyed_inputs.columns), KeyCodec(pa.schema([COLUMNS.field("id")]))
     fields, _ = settle("step", processor.declared(key), None)
     by_name = {field.name: field for field in fields}
     store, version = open_store(root, "lineage", "step", GROUPS), None
     totals = np.zeros(5)
     for epoch in range(EPOCHS):
-        rows = rows_of(its, count, key_count, span_ms, epoch)
+        rows = rows_of(keyed_inputs, count, key_count, span_ms, epoch)
         with store.view(version) as view:
             assert view is not None
             overlay = Overlay(view)
@@ -137,12 +137,15 @@ def main() -> None:
         f"{'sent, B':>9}{'state, B':>10}"
     )
     cases = [(name, inputs(COLUMNS), *case) for name, case in CASES.items()]
-    cases += [(name, its, near(1000), 100_000, 10_000, 1000) for name, its in WIDTHS.items()]
-    for name, its, join, count, key_count, span_ms in cases:
+    cases += [
+        (name, keyed_inputs, near(1000), 100_000, 10_000, 1000)
+        for name, keyed_inputs in WIDTHS.items()
+    ]
+    for name, keyed_inputs, join, count, key_count, span_ms in cases:
         with tempfile.TemporaryDirectory() as root:
-            measure(its, near(5), 1000, 10, 1000, Path(root, "warm"))
-            found = measure(its, join, count, key_count, span_ms, Path(root))
-        spent, applied, pairs, sent, written = found
+            measure(keyed_inputs, near(5), 1000, 10, 1000, Path(root, "warm"))
+            figures = measure(keyed_inputs, join, count, key_count, span_ms, Path(root))
+        spent, applied, pairs, sent, written = figures
         row_count = 2 * count * (EPOCHS - 1)
         cost, later = spent / row_count * 1e6, applied / row_count * 1e6
         print(

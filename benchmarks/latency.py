@@ -114,13 +114,13 @@ def main() -> int:
     chosen = [
         candidate
         for candidate in CANDIDATES.values()
-        if any(candidate.name.startswith(each) for each in arguments.only)
+        if any(candidate.name.startswith(prefix) for prefix in arguments.only)
     ]
     workspace.directory.mkdir(parents=True, exist_ok=True)
     build_tools(workspace)
     for candidate in chosen:
         candidate.build(workspace)
-    found, failed = [], 0
+    rows_shown, failed = [], 0
     with (
         start_broker(workspace.directory / "broker") as broker,
         Topics(broker.bootstrap) as topics,
@@ -136,8 +136,8 @@ def main() -> int:
             print(f"  {row}", flush=True)
             config = {**results.environment(HERE), "rate": arguments.rate}
             results.append_row(arguments.results, f"latency: {candidate.name}", row, config=config)
-            found.append([candidate.name, *map(str, row.values())])
-    print(f"\n{results.markdown(HEADINGS, found)}")
+            rows_shown.append([candidate.name, *map(str, row.values())])
+    print(f"\n{results.markdown(HEADINGS, rows_shown)}")
     return 1 if failed else 0
 
 
@@ -220,7 +220,7 @@ def _measure(
         before = _cpu(broker, job)
         _sleep(seconds, job)
         after = _cpu(broker, job)
-        said, _ = consumer.communicate(timeout=SLACK_S)
+        output, _ = consumer.communicate(timeout=SLACK_S)
     except subprocess.TimeoutExpired:
         raise RunError("the consumer got no more updates") from None
     finally:
@@ -228,14 +228,14 @@ def _measure(
             if process is not None:
                 process.kill()
                 process.wait()
-    figures = json.loads(said.strip().splitlines()[-1])
+    figures = json.loads(output.strip().splitlines()[-1])
     if figures["n"] == 0:
         raise RunError("no update came while it counted")
     cores = [round((end - start) / seconds, 2) for start, end in zip(before, after, strict=True)]
     return {
         "updates": figures["n"],
         "mean_ms": figures["mean_ms"],
-        **{f"{each}_ms": figures[each] for each in PERCENTILES},
+        **{f"{percentile}_ms": figures[percentile] for percentile in PERCENTILES},
         "job_cores": cores[0],
         "broker_cores": cores[1],
         "all_cores": cores[2],

@@ -91,7 +91,7 @@ def main() -> None:
         )
         rows = measure(workspace, broker.bootstrap, topics, directory, arguments)
     headings = ["to", "rescale() s", "longest pause s", "median pause before s"]
-    print(results.markdown(headings, [[str(each) for each in row.values()] for row in rows]))
+    print(results.markdown(headings, [[str(cell) for cell in row.values()] for row in rows]))
     config = {**results.environment(HERE), "keys": arguments.keys, "rate": arguments.rate}
     results.append_row(arguments.results, "live_rescale", {"rescales": rows}, config=config)
 

@@ -57,18 +57,18 @@ def main() -> int:
         workspace.directory.mkdir(parents=True, exist_ok=True)
         if "flink" in arguments.only:
             build_nexmark_peer(workspace)
-        found, failed = run_all(workspace, arguments)
+        all_results, failed = run_all(workspace, arguments)
     except (SetupError, DatasetError, TopicsError, TallystickError) as error:
         print(f"benchmark stopped: {error}", file=sys.stderr)
         return 1
     for query in arguments.query:
-        compared = [result for result in found if result.system.job == query]
+        compared = [result for result in all_results if result.system.job == query]
         if compared:
             print(f"\n{query}\n\n{results.table(compared)}\n\n{results.ratios(compared)}")
-    print(f"\n{results.by_job(found)}")
+    print(f"\n{results.by_job(all_results)}")
     for error in failed:
         print(f"\nfailed: {error}", file=sys.stderr)
-    return 1 if failed or not all(result.verdict.exact for result in found) else 0
+    return 1 if failed or not all(result.verdict.exact for result in all_results) else 0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -133,7 +133,7 @@ def run_all(
     workspace: Workspace, arguments: argparse.Namespace
 ) -> tuple[list[Result], list[RunError]]:
     """Run every query in every system and round; what came of it, what failed."""
-    found, failed = [], []
+    all_results, failed = [], []
     config = {**results.environment(HERE), "epoch_records_max": arguments.epoch_records}
     with (
         start_broker(workspace.directory / "broker") as broker,
@@ -158,8 +158,8 @@ def run_all(
                     row = {**config, "round": round_number, "benchmark": "nexmark"}
                     results.append(arguments.results, result, config=row)
                     print(f"  {result.figures}\n  {result.verdict}", flush=True)
-                    found.append(result)
-    return found, failed
+                    all_results.append(result)
+    return all_results, failed
 
 
 def prefix_of(query: str) -> str:
@@ -212,10 +212,10 @@ def bench_of(
 
 def _among(known: Sequence[str]) -> Callable[[str], list[str]]:
     def names(text: str) -> list[str]:
-        found = [name.strip() for name in text.split(",")]
-        if unknown := [name for name in found if name not in known]:
+        chosen_names = [name.strip() for name in text.split(",")]
+        if unknown := [name for name in chosen_names if name not in known]:
             raise argparse.ArgumentTypeError(f"{unknown}: choose out of {', '.join(known)}")
-        return found
+        return chosen_names
 
     return names
 

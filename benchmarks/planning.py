@@ -113,7 +113,7 @@ def row(number: int, near: Sequence[Epoch]) -> str:
         min(getattr(epoch, name) for epoch in near)
         for name in ("read_ms", "plan_ms", "write_ms", "split_ms")
     ]
-    shown = [f"{each:.1f}" for each in (*times, sum(times))]
+    shown = [f"{milliseconds:.1f}" for milliseconds in (*times, sum(times))]
     return f"| {' | '.join([str(number), *shown, f'{near[-1].size:,}', f'{near[-1].splits:,}'])} |"
 
 

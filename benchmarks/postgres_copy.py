@@ -105,7 +105,7 @@ def ours(server: PostgresServer, batches: list[pa.RecordBatch], way: str, count:
         committables.extend(transaction.prepare())
 
     rate = report(f"binary COPY, {way}", timed(write), count)
-    seconds = timed(lambda: [driver.commit(each) for each in committables])
+    seconds = timed(lambda: [driver.commit(committable) for committable in committables])
     print(f"  its commit {seconds:31.3f} s")
     driver.close()
     assert server.query("SELECT count(*) FROM t") == [(count,)]

@@ -144,8 +144,8 @@ def main() -> None:
         **results.environment(HERE),
         **{name: getattr(arguments, name) for name in ("records", "partitions")},
     }
-    for name, found in costs.items():
-        for number, cost in enumerate(found, 1):
+    for name, costs_of_way in costs.items():
+        for number, cost in enumerate(costs_of_way, 1):
             named = {**config, "way": WAYS[name].label, "round": number}
             results.append_row(arguments.results, "reading", asdict(cost), config=named)
 
@@ -184,14 +184,14 @@ def measure(ways: dict[str, Way], workers: dict[str, Worker], rounds: int) -> di
 
 def table(ways: dict[str, Way], costs: dict[str, list[Cost]], records: int) -> str:
     """Medians of all ways, and the ratios that matter, in Markdown."""
-    wall = {name: statistics.median(records / each.wall_s for each in costs[name]) for name in ways}
-    core = {name: statistics.median(records / each.cpu_s for each in costs[name]) for name in ways}
+    wall = {name: statistics.median(records / cost.wall_s for cost in costs[name]) for name in ways}
+    core = {name: statistics.median(records / cost.cpu_s for cost in costs[name]) for name in ways}
     headings = ["", "reader", "records/s", "records/s per core", "broker CPU s / M", "other CPU s"]
     ratios = ["÷ confluent-kafka: records/s, per core", "÷ Spark's: records/s, per core"]
     rows = []
     for name, way in ways.items():
-        middle = statistics.median(each.broker_cpu_s for each in costs[name]) / records * 1e6
-        other = statistics.median(each.other_cpu_s for each in costs[name])
+        middle = statistics.median(cost.broker_cpu_s for cost in costs[name]) / records * 1e6
+        other = statistics.median(cost.other_cpu_s for cost in costs[name])
         row = [name, way.label, f"{wall[name]:,.0f}", f"{core[name]:,.0f}"]
         row += [f"{middle:.2f}", f"{other:.1f}"]
         row += [

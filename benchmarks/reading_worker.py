@@ -46,15 +46,15 @@ def confluent(bootstrap: str, topic: str, records: int) -> Read:
         options = {"bootstrap.servers": bootstrap, "group.id": "reading"}
         consumer = Consumer({**options, **tuned, "enable.auto.commit": False})
         partitions = consumer.list_topics(topic, WAIT_S).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
-        found = 0
-        while found < records:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        rows_read = 0
+        while rows_read < records:
             messages = consumer.consume(CONSUME_RECORDS, WAIT_S)
             values = [message.value() for message in messages]
             assert values, "nothing came"
-            found += len(values)
+            rows_read += len(values)
         consumer.close()
-        return found
+        return rows_read
 
     return read
 
@@ -88,8 +88,8 @@ def ours(bootstrap: str, topic: str, records: int) -> Read:
 
 def plan(bootstrap: str, topic: str, records: int) -> Read:
     """What runs in one task of ours, without Spark around it: a pipeline's functions start here."""
-    event = [t.StructField(*each) for each in zip(_names(EVENT), _types(EVENT), strict=True)]
-    kafka = [t.StructField(*each) for each in zip(KAFKA_COLUMNS, KAFKA_TYPES, strict=True)]
+    event = [t.StructField(*field) for field in zip(_names(EVENT), _types(EVENT), strict=True)]
+    kafka = [t.StructField(*field) for field in zip(KAFKA_COLUMNS, KAFKA_TYPES, strict=True)]
     value = t.StructField("value", t.BinaryType())
     schemas = {"raw": [kafka[0], value, *kafka[1:]], "json": [*event, *kafka]}
 
@@ -157,9 +157,11 @@ def main() -> None:
     answers.flush()
     for line in sys.stdin:
         start = time.perf_counter()
-        found = read(line.strip())
+        rows_read = read(line.strip())
         took_s = time.perf_counter() - start
-        assert found == int(records), f"{name} read {found} records, and {records} are there"
+        assert rows_read == int(records), (
+            f"{name} read {rows_read} records, and {records} are there"
+        )
         answers.write(f"READ {took_s}\n")
         answers.flush()
 

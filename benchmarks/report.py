@@ -70,17 +70,22 @@ def head(rows: Sequence[Row]) -> str:
 
 def throughput(rows: Sequence[Row], output: Path) -> Iterable[str]:
     """A table, its ratios and a plot for each job, mode and input."""
-    for input_name, found in _grouped((row for row in rows if "verdict" in row), _input).items():
-        systems = _grouped(found, lambda row: row["system"])
+    for input_name, rows_of_input in _grouped(
+        (row for row in rows if "verdict" in row), _input
+    ).items():
+        systems = _grouped(rows_of_input, lambda row: row["system"])
         ours = [name for name in systems if name.startswith(OURS)]
         lines = [
-            [name, str(len(runs)), *(_spread(_values(runs, each)) for each in THROUGHPUT)]
+            [name, str(len(runs)), *(_spread(_values(runs, column)) for column in THROUGHPUT)]
             for name, runs in systems.items()
         ]
-        exact = all(row["verdict"]["exact"] for row in found)
+        exact = all(row["verdict"]["exact"] for row in rows_of_input)
         yield f"## {input_name}\n\n" + markdown(["system", "runs", *THROUGHPUT.values()], lines)
         ratios = [
-            [f"{our} ÷ {peer}", *(_ratio(systems[our], systems[peer], each) for each in THROUGHPUT)]
+            [
+                f"{our} ÷ {peer}",
+                *(_ratio(systems[our], systems[peer], column) for column in THROUGHPUT),
+            ]
             for our in ours
             for peer in systems
             if peer not in ours
@@ -88,7 +93,9 @@ def throughput(rows: Sequence[Row], output: Path) -> Iterable[str]:
         if ratios:
             yield markdown(["ratio", *THROUGHPUT.values()], ratios)
         yield "All outputs exact." if exact else "**An output was wrong.**"
-        name = "".join(each if each.isalnum() else "-" for each in input_name) + ".svg"
+        name = (
+            "".join(character if character.isalnum() else "-" for character in input_name) + ".svg"
+        )
         bars = {name: _values(runs, "warm_records_per_s") for name, runs in systems.items()}
         plot(output / name, f"{input_name}: warm records/s", bars)
         yield f"![warm records/s]({name})"
@@ -96,31 +103,31 @@ def throughput(rows: Sequence[Row], output: Path) -> Iterable[str]:
 
 def latency(rows: Sequence[Row], output: Path) -> Iterable[str]:
     """End-to-end latency at a steady rate."""
-    found = [row for row in rows if row["system"].startswith(LATENCY)]
-    if not found:
+    measured = [row for row in rows if row["system"].startswith(LATENCY)]
+    if not measured:
         return
-    systems = _grouped(found, lambda row: row["system"].removeprefix(LATENCY))
+    systems = _grouped(measured, lambda row: row["system"].removeprefix(LATENCY))
     columns = {**dict(zip(PERCENTILES, ("p50", "p90", "p99"), strict=True)), "pmax_ms": "most"}
     columns |= {"job_cores": "job cores", "all_cores": "all cores"}
     lines = [
-        [name, str(len(runs)), *(_spread(_values(runs, each)) for each in columns)]
+        [name, str(len(runs)), *(_spread(_values(runs, column)) for column in columns)]
         for name, runs in systems.items()
     ]
-    rate = found[-1]["config"]["rate"]
+    rate = measured[-1]["config"]["rate"]
     yield f"## Latency of `count` at {rate:,} records/s, ms"
     yield markdown(["system", "runs", *columns.values()], lines)
-    for each in ("p50_ms", "p99_ms"):
-        bars = {name: _values(runs, each) for name, runs in systems.items()}
-        plot(output / f"latency-{each}.svg", f"latency, {each.replace('_', ' in ')}", bars)
-        yield f"![{each}](latency-{each}.svg)"
+    for column in ("p50_ms", "p99_ms"):
+        bars = {name: _values(runs, column) for name, runs in systems.items()}
+        plot(output / f"latency-{column}.svg", f"latency, {column.replace('_', ' in ')}", bars)
+        yield f"![{column}](latency-{column}.svg)"
 
 
 def startup(rows: Sequence[Row]) -> Iterable[str]:
     """From the start of the process to the first committed record."""
-    found = [row for row in rows if row["system"] == STARTUP]
-    if not found:
+    measured = [row for row in rows if row["system"] == STARTUP]
+    if not measured:
         return
-    variants = _grouped(found, lambda row: f"{row['job']}, {row['given']}")
+    variants = _grouped(measured, lambda row: f"{row['job']}, {row['given']}")
     lines = [
         [name, str(len(runs)), _spread(_values(runs, "first_s")), _spread(_values(runs, "cpu_s"))]
         for name, runs in variants.items()
@@ -131,13 +138,15 @@ def startup(rows: Sequence[Row]) -> Iterable[str]:
 
 def epoch_cost(rows: Sequence[Row]) -> Iterable[str]:
     """What an epoch costs that has next to nothing to do."""
-    found = [row for row in rows if row["system"] == EPOCH_COST]
-    if not found:
+    measured = [row for row in rows if row["system"] == EPOCH_COST]
+    if not measured:
         return
     yield "## Epochs with next to nothing to do, stateless, ms"
-    for row in found:
+    for row in measured:
         columns = ["empty, p50", "empty, p90", "10 records, p50", "10 records, p90"]
-        yield markdown(["part", *columns], [[part, *each] for part, each in row["ms"].items()])
+        yield markdown(
+            ["part", *columns], [[part, *milliseconds] for part, milliseconds in row["ms"].items()]
+        )
 
 
 def plot(path: Path, title: str, bars: Mapping[str, Sequence[float]]) -> None:

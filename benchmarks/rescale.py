@@ -194,7 +194,7 @@ def report(step: Step, directory: Path, arguments: argparse.Namespace) -> None:
     """Bring stores forward in all ways, print and keep what it took."""
     old, new = step.ranges(arguments.parallelism), step.ranges(arguments.to)
     behind = directory / "behind"
-    found = [
+    cases = [
         ("restore", len(old), True, timed(step, old, directory / "restored")),
         ("nothing to do", len(old), False, timed(step, old, directory / "restored")),
         (f"rescale to {arguments.to}", len(new), True, timed(step, new, directory / "rescaled")),
@@ -202,19 +202,19 @@ def report(step: Step, directory: Path, arguments: argparse.Namespace) -> None:
     ]
     timed(step, old, behind)
     step.run_epoch(directory / "writers", arguments.changed)
-    found.append(("one epoch behind", len(old), False, timed(step, old, behind)))
+    cases.append(("one epoch behind", len(old), False, timed(step, old, behind)))
     rows = []
-    for what, tasks, loads_all, times in found:
+    for what, tasks, loads_all, times in cases:
         # Of all entries; only what came from a checkpoint tells of its speed.
-        held = (1 / len(new) if tasks == 1 else 1.0) if loads_all else 0.0
+        share = (1 / len(new) if tasks == 1 else 1.0) if loads_all else 0.0
         rows.append(
             [
                 *(what, str(tasks), f"{times.seconds:.3f}", f"{times.slowest_s:.3f}"),
                 *(f"{times.cpu_s:.3f}", f"{times.bytes_read / MEGA:,.2f}", str(times.requests)),
                 f"{times.bytes_read / times.file_bytes:.3f}",
                 per(times.seconds, times.bytes_read / GIGA),
-                per(times.seconds, held * step.entry_bytes / GIGA),
-                per(times.seconds * MEGA, held * arguments.keys),
+                per(times.seconds, share * step.entry_bytes / GIGA),
+                per(times.seconds * MEGA, share * arguments.keys),
             ]
         )
         chosen = ("keys", "max_parallelism", "parallelism", "to", "epochs", "changed")

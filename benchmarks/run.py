@@ -51,14 +51,14 @@ def main() -> int:
     workspace = Workspace(arguments.work.resolve(), arguments.peers.resolve(), HERE)
     try:
         build(workspace, systems)
-        found, failed = run_all(workspace, systems, arguments)
+        all_results, failed = run_all(workspace, systems, arguments)
     except (SetupError, DatasetError, TopicsError, TallystickError) as error:
         print(f"benchmark stopped: {error}", file=sys.stderr)
         return 1
-    print_tables(found)
+    print_tables(all_results)
     for error in failed:
         print(f"\nfailed: {error}", file=sys.stderr)
-    return 1 if failed or not all(result.verdict.exact for result in found) else 0
+    return 1 if failed or not all(result.verdict.exact for result in all_results) else 0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -125,7 +125,7 @@ def run_all(
 
     A job that fails does not stop those of the others.
     """
-    found, failed = [], []
+    all_results, failed = [], []
     config = {
         **results.environment(HERE),
         "keys": arguments.keys,
@@ -168,8 +168,8 @@ def run_all(
                 continue
             results.append(arguments.results, result, config={**config, "round": round_number})
             print(f"  {result.figures}\n  {result.verdict}", flush=True)
-            found.append(result)
-    return found, failed
+            all_results.append(result)
+    return all_results, failed
 
 
 def load(
@@ -198,13 +198,13 @@ def schedule(systems: Sequence[System], rounds: int) -> Iterator[tuple[int, Syst
             yield round_number, system
 
 
-def print_tables(found: Sequence[Result]) -> None:
+def print_tables(all_results: Sequence[Result]) -> None:
     """A table and its ratios for each job and mode."""
-    for job, mode in dict.fromkeys((each.job, each.mode) for each in SYSTEMS):
+    for job, mode in dict.fromkeys((system.job, system.mode) for system in SYSTEMS):
         compared = [
             result
             for system in SYSTEMS
-            for result in found
+            for result in all_results
             if result.system is system and (system.job, system.mode) == (job, mode)
         ]
         if compared:
@@ -214,11 +214,11 @@ def print_tables(found: Sequence[Result]) -> None:
 
 def _among(known: Sequence[str]) -> Callable[[str], list[str]]:
     def names(text: str) -> list[str]:
-        found = [name.strip() for name in text.split(",") if name.strip()]
-        unknown = [name for name in found if name not in known]
-        if unknown or not found or len(set(found)) < len(found):
+        chosen_names = [name.strip() for name in text.split(",") if name.strip()]
+        unknown = [name for name in chosen_names if name not in known]
+        if unknown or not chosen_names or len(set(chosen_names)) < len(chosen_names):
             raise argparse.ArgumentTypeError(f"{text!r}: name each once, out of {', '.join(known)}")
-        return found
+        return chosen_names
 
     return names
 

@@ -110,12 +110,12 @@ class Copies:
                 self._spark, checkpoint=str(checkpoint), trigger={"processingTime": "0 seconds"}
             )
             try:
-                found = list(self._epochs(query, min(EPOCHS_MAX, count // epoch_records)))
+                epochs = list(self._epochs(query, min(EPOCHS_MAX, count // epoch_records)))
             finally:
                 query.stop()
             topics.delete(name)
         shutil.rmtree(checkpoint, ignore_errors=True)
-        return found[1:]
+        return epochs[1:]
 
     def _epochs(self, query: Query, wanted: int) -> Iterator[float]:
         """The times of the first whole epochs."""
@@ -153,8 +153,8 @@ def main() -> None:
         for size in map(int, arguments.sizes.split(",")):
             rows += measure(copies, broker, size, arguments)
     print(results.markdown(HEADINGS, rows))
-    held = {"rounds": arguments.rounds, "rows": rows}
-    results.append_row(arguments.results, "sink_cost", held, config=results.environment(HERE))
+    config = {"rounds": arguments.rounds, "rows": rows}
+    results.append_row(arguments.results, "sink_cost", config, config=results.environment(HERE))
     spark.stop()
 
 
@@ -177,12 +177,14 @@ def measure(
         for _ in range(2):
             took = statistics.median(copies.run(topic, BASE, epoch_records, count))
             epoch_records = max(1000, min(count // 3, round(epoch_records / took * trigger)))
-        found: dict[str, list[float]] = defaultdict(list)
+        times: dict[str, list[float]] = defaultdict(list)
         names: Sequence[str] = list(MODES)
         for turn in range(arguments.rounds):
             for mode in (*names[turn % 4 :], *names[: turn % 4]):
-                found[mode] += copies.run(topic, mode, epoch_records, count)
-        rates = {mode: epoch_records / statistics.median(each) for mode, each in found.items()}
+                times[mode] += copies.run(topic, mode, epoch_records, count)
+        rates = {
+            mode: epoch_records / statistics.median(seconds) for mode, seconds in times.items()
+        }
         rows += [
             [
                 str(size),

@@ -80,12 +80,12 @@ def totals(spark: SparkSession, bootstrap: str, topic: str, epoch_records: int) 
         .load()
     )
     events = records.select(F.from_json(F.col("value").cast("string"), EVENT).alias("event"))
-    found = (
+    parsed = (
         events.select("event.*")
         .groupBy("user")
         .transformWithState(Totals(), outputStructType=OUTPUT, outputMode="Update", timeMode="None")
     )
-    return found.select(
+    return parsed.select(
         F.col("user").alias("key"),
         F.to_json(F.struct("user", "count", "sum", "ts")).alias("value"),
     )

@@ -121,7 +121,7 @@ def cpu_by_process(session: int) -> dict[str, float]:
     """CPU seconds of the living processes of a session, by what they are."""
     from harness.processes import parse_stat
 
-    found: dict[str, float] = {}
+    cpu_s: dict[str, float] = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             stat = parse_stat(Path("/proc", entry, "stat").read_text())
@@ -131,8 +131,8 @@ def cpu_by_process(session: int) -> dict[str, float]:
         if stat.session == session:
             is_worker = "pyspark.daemon" in command or "early_daemon" in command
             name = "JVM" if "java" in command.split("\0")[0] else "workers" * is_worker or "driver"
-            found[name] = round(found.get(name, 0) + stat.cpu_s, 2)
-    return found
+            cpu_s[name] = round(cpu_s.get(name, 0) + stat.cpu_s, 2)
+    return cpu_s
 
 
 class Compiler:
@@ -199,21 +199,21 @@ def measure(arguments: argparse.Namespace, job: str, place: Path, names: tuple[s
         )
     session = Session(process.pid)
     assert process.stdout is not None
-    told = next((line for line in process.stdout if line.startswith("TIMELINE ")), None)
+    timeline = next((line for line in process.stdout if line.startswith("TIMELINE ")), None)
     cpu_s, by_process = session.cpu_s(), cpu_by_process(process.pid)
     if compiler.pid is not None:
         by_process["compiler"] = round(cpu_s_of(compiler.pid), 2)
         cpu_s += by_process["compiler"]
     others_s = machine_cpu_s() - machine_s - cpu_s
     whole = {}
-    if arguments.cold and told is not None:
+    if arguments.cold and timeline is not None:
         whole = {"compiler_cpu_s": compiler.wait()}
         whole["compiled_s"] = round(time.time() - float(environment["TALLYSTICK_BENCH_BEGAN_S"]), 2)
     session.end(0.0)
     process.wait()
-    if told is None:
+    if timeline is None:
         raise SystemExit(f"{job} did not start: {(place / f'{output}.log').read_text()[-2000:]}")
-    marks = json.loads(told.removeprefix("TIMELINE "))
+    marks = json.loads(timeline.removeprefix("TIMELINE "))
     first_s = marks["first record is committed"]
     print(
         f"== {job}, {arguments.execution}, given {arguments.spark}, {'cold' * arguments.cold}: "

@@ -60,14 +60,14 @@ def main() -> None:
     arguments = parser.parse_args()
     for nodes in map(int, arguments.brokers.split(",")):
         with start_broker(arguments.work.resolve() / "zombie-window" / "broker", nodes) as broker:
-            found = measure(broker.bootstrap, nodes, arguments.epochs)
+            measured = measure(broker.bootstrap, nodes, arguments.epochs)
         print(f"\n{nodes} brokers, {arguments.epochs} epochs each; ms\n")
-        print(results.markdown(["", "p50", "p99", "max"], list(rows_of(found["times_ms"]))))
+        print(results.markdown(["", "p50", "p99", "max"], list(rows_of(measured["times_ms"]))))
         print()
         for name in ("after the count", "at random"):
-            print(f"a zombie {name}: {found[name]}")
+            print(f"a zombie {name}: {measured[name]}")
         config = {**results.environment(HERE), "brokers": nodes, "epochs": arguments.epochs}
-        results.append_row(arguments.results, "zombie_window", found, config=config)
+        results.append_row(arguments.results, "zombie_window", measured, config=config)
 
 
 def rows_of(times_ms: dict[str, list[float]]) -> Iterator[list[str]]:
@@ -90,7 +90,7 @@ def measure(bootstrap: str, nodes: int, epochs: int) -> dict[str, Any]:
         chance = random.Random(SEED)
         after = haunted(jobs["after"], epochs, c.OutputCounted, lambda: 0.0)
         anytime = haunted(jobs["any"], epochs, c.EpochRan, lambda: chance.uniform(0.0, rest_s))
-    times_ms = {name: quantiles(each) for name, each in times.items()}
+    times_ms = {name: quantiles(times_ms_of_kind) for name, times_ms_of_kind in times.items()}
     load = round(os.getloadavg()[0], 1)
     return {"times_ms": times_ms, "load": load, "after the count": after, "at random": anytime}
 
@@ -168,17 +168,17 @@ def haunted(job: Job, epochs: int, at: type, after_s: Callable[[], float]) -> di
     """
     with zombie_of(job) as zombie:
         job.run_until(WARM_UP)
-        found = list(run_haunted(job, zombie, epochs, at, after_s=after_s))
+        haunted_epochs = list(run_haunted(job, zombie, epochs, at, after_s=after_s))
     job.close()
-    rows = check(job, found)
-    told = [each for each in found if each.told]
+    rows = check(job, haunted_epochs)
+    with_rows = [epoch for epoch in haunted_epochs if epoch.reported]
     return {
-        "epochs": len(found),
-        "with rows committed, and told": len(told),
-        "run again, since the count found rows": sum(each.is_repeated for each in found),
-        "too late": sum(not each.accepted for each in found),
+        "epochs": len(haunted_epochs),
+        "with rows committed, and told": len(with_rows),
+        "run again, since the count found rows": sum(epoch.is_repeated for epoch in haunted_epochs),
+        "too late": sum(not epoch.accepted for epoch in haunted_epochs),
         "rows committed": rows,
-        "rows told": sum(sum(each.told.values()) for each in told),
+        "rows told": sum(sum(epoch.reported.values()) for epoch in with_rows),
     }
 
 
@@ -192,15 +192,19 @@ def zombie_of(job: Job) -> Iterator[Zombie]:
         zombie.close()
 
 
-def check(job: Job, found: list[HauntedEpoch]) -> int:
+def check(job: Job, haunted_epochs: list[HauntedEpoch]) -> int:
     """Compare what was told with the logs, and with a consumer; return the rows committed."""
     client, topic = Client(job.config), job.shape.topic
     parts = replay(client, topic, PARTITIONS)
     client.close()
     seen = read_committed({"bootstrap.servers": job.config.bootstrap_servers}, topic, PARTITIONS)
     visible = visible_zombies(parts)
-    told = {(each.epoch, part): count for each in found for part, count in each.told.items()}
-    assert told == visible, f"told of {told}, and visible is {visible}"
+    reported = {
+        (epoch.epoch, part): count
+        for epoch in haunted_epochs
+        for part, count in epoch.reported.items()
+    }
+    assert reported == visible, f"told of {reported}, and visible is {visible}"
     assert sum(rows.count(ZOMBIE) for rows in seen.values()) == sum(visible.values())
     assert problems_of(job.shape, job.logged, seen, parts) == []
     return sum(visible.values())

@@ -35,6 +35,6 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
     )
     query.awaitTermination()
 
-    found = sorted(row["id"] for row in playground.read(servers, "unique"))
+    numbers = sorted(row["id"] for row in playground.read(servers, "unique"))
     expected = flights["id"].tolist()
-    playground.check(f"{len(found)} of {len(repeated)} records are new", found, expected)
+    playground.check(f"{len(numbers)} of {len(repeated)} records are new", numbers, expected)

@@ -39,6 +39,6 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
     query.awaitTermination()
     spark.stop()
 
-    found = {row["origin"]: row["count"] for row in playground.read(servers, "counts")}
+    counts_out = {row["origin"]: row["count"] for row in playground.read(servers, "counts")}
     expected = flights[flights["dep_delay"] >= 15].groupby("origin").size().to_dict()
-    playground.check(f"late flights of {len(found)} airports", found, expected)
+    playground.check(f"late flights of {len(counts_out)} airports", counts_out, expected)

@@ -33,7 +33,9 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
         query.awaitTermination()
 
     last = {row["dest"]: row for row in playground.read(servers, "counts")}
-    found = {dest: (row["flights"], row["miles"]) for dest, row in last.items()}
+    totals_by_dest = {dest: (row["flights"], row["miles"]) for dest, row in last.items()}
     by_dest = flights.groupby("dest")["distance"]
     expected = {dest: (len(miles), float(miles.sum())) for dest, miles in by_dest}
-    playground.check(f"{len(flights)} flights to {len(found)} destinations", found, expected)
+    playground.check(
+        f"{len(flights)} flights to {len(totals_by_dest)} destinations", totals_by_dest, expected
+    )

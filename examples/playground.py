@@ -51,10 +51,10 @@ def read(servers: str, topic: str) -> list[dict[str, object]]:
     return rows
 
 
-def check(name: str, found: object, expected: object) -> None:
+def check(name: str, actual: object, expected: object) -> None:
     """Print whether both are equal, and end the program with exit code 1 if not."""
-    if found != expected:
-        sys.exit(f"{name}: WRONG\nfound {found}\nexpected {expected}")
+    if actual != expected:
+        sys.exit(f"{name}: WRONG\nfound {actual}\nexpected {expected}")
     print(f"{name}: as expected")
 
 

@@ -50,9 +50,9 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
         run(servers, folder)
 
     rows = [row for row in playground.read(servers, "busy") if row["dest"] != "END"]
-    found = sorted((row["dest"], row["count"]) for row in rows)
+    counts = sorted((row["dest"], row["count"]) for row in rows)
     since = flights.groupby("dest")["at"].diff()
     number = (since > GAP_MS).groupby(flights["dest"]).cumsum()
     sizes = flights.groupby(["dest", number]).size()
     expected = sorted((dest, int(count)) for (dest, _), count in sizes.items())
-    playground.check(f"{len(found)} busy times of {len(flights)} flights", found, expected)
+    playground.check(f"{len(counts)} busy times of {len(flights)} flights", counts, expected)

@@ -51,7 +51,7 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
 
     expected = flights[flights["dep_delay"].notna()]["id"].tolist()
     for topic in ("by-carrier", "by-destination"):
-        found = sorted(row["id"] for row in playground.read(servers, topic))
-        playground.check(f"topic {topic}", found, expected)
+        numbers = sorted(row["id"] for row in playground.read(servers, topic))
+        playground.check(f"topic {topic}", numbers, expected)
     in_files = ds.dataset(f"{folder}/flown", format="parquet").to_table(["id"])["id"].to_pylist()
     playground.check(f"{len(in_files)} flights in each of 3 sinks", sorted(in_files), expected)

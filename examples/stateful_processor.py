@@ -56,9 +56,9 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
     )
     query.awaitTermination()
 
-    found = {row["carrier"]: row["longest"] for row in playground.read(servers, "streaks")}
+    streaks = {row["carrier"]: row["longest"] for row in playground.read(servers, "streaks")}
     late = flights["dep_delay"] >= 15
     run = (~late).groupby(flights["carrier"]).cumsum()  # a number for each streak
     lengths = late.groupby([flights["carrier"], run]).sum()
     expected = {name: int(most) for name, most in lengths.groupby("carrier").max().items()}
-    playground.check(f"the longest streaks of {len(found)} carriers", found, expected)
+    playground.check(f"the longest streaks of {len(streaks)} carriers", streaks, expected)

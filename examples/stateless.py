@@ -40,6 +40,6 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
     )
     query.awaitTermination()
 
-    found = sorted(row["id"] for row in playground.read(servers, "late"))
+    numbers = sorted(row["id"] for row in playground.read(servers, "late"))
     expected = flights[flights["dep_delay"] >= 15]["id"].tolist()
-    playground.check(f"{len(found)} of {len(flights)} flights were late", found, expected)
+    playground.check(f"{len(numbers)} of {len(flights)} flights were late", numbers, expected)

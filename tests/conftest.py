@@ -31,10 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name in (re.split(r" {2,}", line)[0] for line in lines if line.startswith("tests/")):
         parameters = "" if "[" in name else r"(\[.*)?"
         pattern = re.compile(re.escape(name).replace(r"\*", ".*") + parameters)
-        found = [item for item in items if pattern.fullmatch(item.nodeid)]
-        for item in found:
+        chosen = [item for item in items if pattern.fullmatch(item.nodeid)]
+        for item in chosen:
             item.add_marker(pytest.mark.long)
-        if not found and config.args == config.getini("testpaths"):
+        if not chosen and config.args == config.getini("testpaths"):
             raise pytest.UsageError(f"tests/long.txt: no test is called {name}")
 
 

@@ -47,35 +47,35 @@ def wanted() -> Iterator[Requirement]:
 
 def installed(requirements: Iterable[Requirement]) -> tuple[dict[str, str], list[str]]:
     """Return name and version of all that these need, and the names that are not installed."""
-    left, seen = list(requirements), set[tuple[str, str]]()
-    found: dict[str, str] = {}
+    waiting, seen = list(requirements), set[tuple[str, str]]()
+    versions: dict[str, str] = {}
     missing = set[str]()
-    while left:
-        requirement = left.pop()
+    while waiting:
+        requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
         try:
             package = distribution(name)
         except PackageNotFoundError:
             missing.add(name)
             continue
-        found[name] = package.version
+        versions[name] = package.version
         for extra in {"", *requirement.extras}:
             if (name, extra) not in seen:
                 seen.add((name, extra))
                 needs = map(Requirement, package.requires or ())
-                left += [
-                    each
-                    for each in needs
-                    if each.marker is None or each.marker.evaluate({"extra": extra})
+                waiting += [
+                    need
+                    for need in needs
+                    if need.marker is None or need.marker.evaluate({"extra": extra})
                 ]
-    return dict(sorted(found.items())), sorted(missing)
+    return dict(sorted(versions.items())), sorted(missing)
 
 
 def audit(command: Sequence[str] = (sys.executable, "-m", "pip_audit")) -> int:
     """Ask the database, print its answer, and return the exit code."""
-    found, missing = installed(wanted())
+    versions, missing = installed(wanted())
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
-        listed.writelines(f"{name}=={version}\n" for name, version in found.items())
+        listed.writelines(f"{name}=={version}\n" for name, version in versions.items())
         listed.flush()
         done = subprocess.run(
             [
@@ -89,9 +89,9 @@ def audit(command: Sequence[str] = (sys.executable, "-m", "pip_audit")) -> int:
             timeout=TIMEOUT_S,
             check=False,
         )
-    about = f"{len(found)} packages" + (f", without {', '.join(missing)}" if missing else "")
+    about = f"{len(versions)} packages" + (f", without {', '.join(missing)}" if missing else "")
     last = (done.stderr.strip().splitlines() or [""])[-1]
-    if done.returncode and any(each in last.partition(":")[0] for each in NOT_REACHED):
+    if done.returncode and any(word in last.partition(":")[0] for word in NOT_REACHED):
         print(f"NOT AUDITED: the database of vulnerabilities cannot be reached: {last}")
         return 0 if os.environ.get("CI") == "true" else UNKNOWN
     try:
@@ -99,17 +99,17 @@ def audit(command: Sequence[str] = (sys.executable, "-m", "pip_audit")) -> int:
     except (ValueError, KeyError):
         print(f"pip-audit failed with {done.returncode}:\n{done.stderr}")
         return UNKNOWN
-    vulnerable = {each["name"]: each["vulns"] for each in answers if each.get("vulns")}
-    for name, each in ((name, each) for name, some in vulnerable.items() for each in some):
-        fixed = ", ".join(each["fix_versions"]) or "no version"
-        print(f"{name} {found[canonicalize_name(name)]}: {each['id']}, fixed in {fixed}")
+    vulnerable = {answer["name"]: answer["vulns"] for answer in answers if answer.get("vulns")}
+    for name, problem in ((name, problem) for name, some in vulnerable.items() for problem in some):
+        fixed = ", ".join(problem["fix_versions"]) or "no version"
+        print(f"{name} {versions[canonicalize_name(name)]}: {problem['id']}, fixed in {fixed}")
     print(f"audited {about}: {len(vulnerable)} with a known vulnerability")
     return VULNERABLE if vulnerable else 0
 
 
 def sbom(folder: Path) -> Path:
     """Write the list, and return its path."""
-    found, missing = installed(wanted())
+    versions, missing = installed(wanted())
     done = subprocess.run(
         [
             *(sys.executable, "-m", "cyclonedx_py", "environment", sys.executable),
@@ -123,15 +123,15 @@ def sbom(folder: Path) -> Path:
     document: dict[str, Any] = json.loads(done.stdout)
     own = document["metadata"]["component"]["bom-ref"]
     document["components"] = [
-        each
-        for each in document["components"]
-        if found.get(canonicalize_name(each["name"])) == each["version"]
+        component
+        for component in document["components"]
+        if versions.get(canonicalize_name(component["name"])) == component["version"]
     ]
-    kept = {own, *(each["bom-ref"] for each in document["components"])}
+    kept = {own, *(component["bom-ref"] for component in document["components"])}
     document["dependencies"] = [
-        each | {"dependsOn": [to for to in each.get("dependsOn", ()) if to in kept]}
-        for each in document["dependencies"]
-        if each["ref"] in kept
+        dependency | {"dependsOn": [to for to in dependency.get("dependsOn", ()) if to in kept]}
+        for dependency in document["dependencies"]
+        if dependency["ref"] in kept
     ]
     folder.mkdir(exist_ok=True)
     path = folder / f"{PROJECT['name']}-{PROJECT['version']}.cdx.json"

@@ -81,7 +81,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 def generated(text: str) -> str:
     """Return the text of a page with its generated parts as they are now."""
-    return _PART.sub(lambda found: f"{found[1]}{found[2]}{PARTS[found[1]]()}\n", text)
+    return _PART.sub(lambda match: f"{match[1]}{match[2]}{PARTS[match[1]]()}\n", text)
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class MemoryStore:
         assert self.at == expected
         for step in steps:
             if isinstance(step, KeyGroupRange):
-                low, high = (each.to_bytes(2, "big") for each in (step.first, step.last + 1))
+                low, high = (bound.to_bytes(2, "big") for bound in (step.first, step.last + 1))
                 self.entries = {k: v for k, v in self.entries.items() if not low <= k < high}
                 continue
             for key, value in zip(*(column.to_pylist() for column in step.columns), strict=True):
@@ -89,10 +89,10 @@ class MemoryStore:
         return ((k, v) for k, v in sorted(self.entries.items()) if first <= k < end)
 
     def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        low, high = (each.to_bytes(2, "big") for each in (groups.first, groups.last + 1))
-        found = list(self.scan(low, high))
-        if found:
-            keys, values = zip(*found, strict=True)
+        low, high = (bound.to_bytes(2, "big") for bound in (groups.first, groups.last + 1))
+        entries = list(self.scan(low, high))
+        if entries:
+            keys, values = zip(*entries, strict=True)
             yield pa.record_batch([list(keys), list(values)], schema=ENTRIES)
 
 
@@ -188,9 +188,9 @@ def finish(planned: EpochPlan, written: list[list[Frame]]) -> tuple[EpochRan, li
     """What the writing tasks and the driver make of it."""
     reports, rows = [], []
     for frames in written:
-        heard = FrameSources(planned.stage)
-        rows += [row for f in heard.with_rows(frames) for row in values_of(f)]
-        reports.append(Report(attempts=heard.attempts, notes=tuple(heard.notes)))
+        sources = FrameSources(planned.stage)
+        rows += [row for f in sources.with_rows(frames) for row in values_of(f)]
+        reports.append(Report(attempts=sources.attempts, notes=tuple(sources.notes)))
     return planned.prepared(reports), rows
 
 
@@ -218,10 +218,10 @@ def events(*rows: tuple[str | None, int] | tuple[str | None, int, int]) -> pa.Re
 
 def by_user(rows: Iterable[dict], value: str = "n") -> dict[str, list[int]]:
     """The values of each user, in order."""
-    found: dict[str, list[int]] = {}
+    values_by_user: dict[str, list[int]] = {}
     for row in rows:
-        found.setdefault(row["user"], []).append(row[value])
-    return found
+        values_by_user.setdefault(row["user"], []).append(row[value])
+    return values_by_user
 
 
 Function = Callable[..., object]

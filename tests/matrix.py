@@ -94,27 +94,27 @@ COLUMNS = (*(part.title for part in PARTS), "demo")
 
 def cells() -> list[Cell]:
     """Return all cells: the default, each axis varied from it, and two corners."""
-    found = [DEFAULT]
-    found += [replace(DEFAULT, spark=version) for version in SPARKS]
-    found += [replace(DEFAULT, kafka=version) for version in KAFKA_VERSIONS]
-    found += [replace(DEFAULT, python=version) for version in PYTHONS]
-    found += [Cell(SPARKS[at], KAFKA_VERSIONS[at], PYTHONS[at]) for at in (0, -1)]
-    return list(dict.fromkeys(found))
+    all_cells = [DEFAULT]
+    all_cells += [replace(DEFAULT, spark=version) for version in SPARKS]
+    all_cells += [replace(DEFAULT, kafka=version) for version in KAFKA_VERSIONS]
+    all_cells += [replace(DEFAULT, python=version) for version in PYTHONS]
+    all_cells += [Cell(SPARKS[at], KAFKA_VERSIONS[at], PYTHONS[at]) for at in (0, -1)]
+    return list(dict.fromkeys(all_cells))
 
 
 def interpreter(version: str) -> Path | None:
     """Return a Python of this version, of pyenv or on the path; None: there is none."""
     on_path = [shutil.which(f"python{version}")]
     built = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    for found in [*built, *filter(None, on_path)]:
+    for java in [*built, *filter(None, on_path)]:
         ask = [
-            str(found),
+            str(java),
             "-c",
             "import ensurepip, ssl, sys; print('%d.%d' % sys.version_info[:2])",
         ]
         answer = subprocess.run(ask, capture_output=True, text=True)
         if answer.stdout.strip() == version:
-            return Path(found)
+            return Path(java)
     return None
 
 
@@ -129,15 +129,15 @@ def build(cell: Cell) -> str | None:
     shutil.rmtree(cell.venv, ignore_errors=True)
     subprocess.run([python, "-m", "venv", cell.venv], check=True)
     pip = [cell.venv / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
-    made = subprocess.run(
+    completed = subprocess.run(
         [*pip, "-e", f"{ROOT}[test]", "-e", ROOT / "tools", f"pyspark=={cell.spark}.*"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=INSTALL_TIMEOUT_S,
     )
-    if made.returncode != 0:
-        return made.stdout.strip()[-NOTE_LENGTH_MAX:]
+    if completed.returncode != 0:
+        return completed.stdout.strip()[-NOTE_LENGTH_MAX:]
     ready.touch()
     return None
 
@@ -174,29 +174,33 @@ def run(cell: Cell, columns: list[str]) -> dict[str, str]:
 
     report = FOLDER / f"{cell.name}.xml"
     report.unlink(missing_ok=True)
-    found = {}
+    results = {}
     if "demo" in columns:
-        found["demo"] = said_by(DEMO, FOLDER / f"{cell.name}-demo.log")
+        results["demo"] = said_by(DEMO, FOLDER / f"{cell.name}-demo.log")
     tests = [part.test for part in PARTS if part.title in columns and part.is_for(cell)]
     pytest = ("-m", "pytest", "-q", f"--junitxml={report}", REFUSAL, *tests)
     said_by(pytest, FOLDER / f"{cell.name}.log")
-    found |= outcomes(cell, report)
-    asked = "import platform, pyspark; print(platform.python_version(), pyspark.__version__)"
-    versions = subprocess.run([python, "-c", asked], capture_output=True, text=True).stdout
+    results |= outcomes(cell, report)
+    program = "import platform, pyspark; print(platform.python_version(), pyspark.__version__)"
+    versions = subprocess.run([python, "-c", program], capture_output=True, text=True).stdout
     refused = [part.title for part in PARTS if not part.is_for(cell)]  # tried in every run
-    return {"versions": versions.strip()} | {each: found[each] for each in [*columns, *refused]}
+    return {"versions": versions.strip()} | {
+        column: results[column] for column in [*columns, *refused]
+    }
 
 
 def outcomes(cell: Cell, report: Path) -> dict[str, str]:
     """Return what came of each part, as pytest's report has it; no report: they failed."""
     cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-    found = {
+    outcomes_by_part = {
         part.title: outcome_of(part.test, cases)
         for part in (Part("refusal", REFUSAL), *PARTS)
         if part.is_for(cell)
     }
-    refused = "refused" if found.pop("refusal") == "passed" else "failed: it is not refused"
-    return {part.title: found.get(part.title, refused) for part in PARTS}
+    refused = (
+        "refused" if outcomes_by_part.pop("refusal") == "passed" else "failed: it is not refused"
+    )
+    return {part.title: outcomes_by_part.get(part.title, refused) for part in PARTS}
 
 
 def outcome_of(test: str, cases: list[ElementTree.Element]) -> str:
@@ -209,10 +213,15 @@ def outcome_of(test: str, cases: list[ElementTree.Element]) -> str:
         if (case.get("classname") or "").startswith(module)
         and (case.get("name") or "").partition("[")[0].startswith(name)
     ]
-    wrong = [each for case in own for each in case if each.tag in ("failure", "error", "skipped")]
+    wrong = [
+        element
+        for case in own
+        for element in case
+        if element.tag in ("failure", "error", "skipped")
+    ]
     if wrong:
-        said = " ".join((wrong[0].get("message") or wrong[0].tag).split())
-        return f"failed: {said[:NOTE_LENGTH_MAX]}"
+        reason = " ".join((wrong[0].get("message") or wrong[0].tag).split())
+        return f"failed: {reason[:NOTE_LENGTH_MAX]}"
     return "passed" if own else "failed: it did not run"
 
 
@@ -238,10 +247,10 @@ def table(results: dict[str, dict[str, str]]) -> str:
 
     def shown(cell: Cell, column: str) -> str:
         result = results.get("/".join(astuple(cell)), {})
-        said = result.get(column, "not run")
+        outcome = result.get(column, "not run")
         if "not built" in result:
-            said = f"not built: {result['not built']}"
-        short, _, why = said.partition(": ")
+            outcome = f"not built: {result['not built']}"
+        short, _, why = outcome.partition(": ")
         if why and (note := f"{cell.name}: {why}") not in notes:
             notes.append(note)
         return f"{short} [{notes.index(note) + 1}]" if why else short
@@ -282,7 +291,7 @@ def summary() -> str:
     lines = ["| with | passed | refused | failed |", "| --- | --- | --- | --- |"]
     axes = (("spark", "PySpark", SPARKS), ("kafka", "Kafka", KAFKA_VERSIONS),
             ("python", "Python", PYTHONS))  # fmt: skip
-    left: list[str] = []
+    remaining: list[str] = []
     for axis, name, versions in axes:
         came = {
             version: by_outcome(results.get("/".join(astuple(cell)), {}))
@@ -294,9 +303,11 @@ def summary() -> str:
             if any(result):
                 lines.append(f"| {row} | {' | '.join(result)} |")
             else:
-                left.append(row)
-    partly = [column for column in COLUMNS if any(column not in each for each in results.values())]
-    unknown = [f"Nothing ran yet with {'; '.join(left)}."] if left else []
+                remaining.append(row)
+    partly = [
+        column for column in COLUMNS if any(column not in result for result in results.values())
+    ]
+    unknown = [f"Nothing ran yet with {'; '.join(remaining)}."] if remaining else []
     if partly:
         unknown.append(f"Parts that did not run with each of the others: {', '.join(partly)}.")
     return "\n".join([*lines, "", " ".join(unknown)] if unknown else lines)
@@ -330,26 +341,26 @@ def main() -> None:
                         help="spark=4.1, kafka=3.7.2, python=3.12")  # fmt: skip
     parser.add_argument("--part", action="append", choices=COLUMNS, help="all, if none is named")
     parser.add_argument("--build", action="store_true", help="only make the environments")
-    asked = parser.parse_args()
-    wanted = dict(each.split("=", 1) for each in asked.cell)
+    options = parser.parse_args()
+    wanted = dict(choice.split("=", 1) for choice in options.cell)
     chosen = [cell for cell in cells() if wanted.items() <= vars(cell).items()]
     if not chosen:
-        sys.exit(f"no cell is {' '.join(asked.cell)}; see --list")
+        sys.exit(f"no cell is {' '.join(options.cell)}; see --list")
     FOLDER.mkdir(exist_ok=True)
     failed = False
     for cell in chosen:
-        if asked.list:
+        if options.list:
             print(cell.name)
             continue
         began = time.monotonic()
         problem = build(cell)
-        if problem is None and asked.build:
+        if problem is None and options.build:
             continue
         result = (
-            run(cell, asked.part or list(COLUMNS)) if problem is None else {"not built": problem}
+            run(cell, options.part or list(COLUMNS)) if problem is None else {"not built": problem}
         )
         record(cell, result)
-        failed |= any(said.startswith("failed") for said in result.values())
+        failed |= any(outcome.startswith("failed") for outcome in result.values())
         print(cell.name, f"{time.monotonic() - began:.0f} s", json.dumps(result), flush=True)
     sys.exit(failed)
 

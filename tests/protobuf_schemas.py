@@ -107,8 +107,8 @@ def classes_of(file: FileDescriptorProto) -> dict[str, Any]:
     for known in (timestamp_pb2, wrappers_pb2):
         pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
     pool.AddSerializedFile(file.SerializeToString())
-    found = pool.FindFileByName(file.name)
+    descriptor = pool.FindFileByName(file.name)
     return {
-        name: message_factory.GetMessageClass(each)
-        for name, each in found.message_types_by_name.items()
+        name: message_factory.GetMessageClass(message_type)
+        for name, message_type in descriptor.message_types_by_name.items()
     }

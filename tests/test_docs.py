@@ -30,13 +30,13 @@ OF_FLINK = {"--allowNonRestoredState"}
 
 def commands_of(page: Path) -> Iterator[list[str]]:
     """The words of each command line on a page, without `tallystick`, and up to a user's own."""
-    for found in _COMMAND.finditer(page.read_text()):
-        words = shlex.split(re.sub(r"[\[\]]", "", found[1]))
+    for match in _COMMAND.finditer(page.read_text()):
+        words = shlex.split(re.sub(r"[\[\]]", "", match[1]))
         yield list(takewhile(lambda word: word != "--", words))
 
 
 def test_commands_are_found_on_the_pages() -> None:
-    found = {" ".join(words[:2]) for page in PAGES for words in commands_of(page)}
+    commands = {" ".join(words[:2]) for page in PAGES for words in commands_of(page)}
 
     assert {
         "broker start",
@@ -45,7 +45,7 @@ def test_commands_are_found_on_the_pages() -> None:
         "recover MODULE:PIPELINE",
         "inspect CHECKPOINT",
         "doctor CHECKPOINT",
-    } <= found
+    } <= commands
 
 
 @of_each_page
@@ -64,11 +64,11 @@ def test_each_command_exists_with_its_options(page: Path) -> None:
 @of_each_page
 def test_each_option_that_stands_by_itself_is_one_of_a_command(page: Path) -> None:
     known = set(OF_FLINK)
-    left = [get_command(app)]
-    while left:
-        command = left.pop()
+    groups = [get_command(app)]
+    while groups:
+        command = groups.pop()
         known |= {name for parameter in command.params for name in parameter.opts}
-        left += getattr(command, "commands", {}).values()
+        groups += getattr(command, "commands", {}).values()
     benchmarks = "".join(
         path.read_text()
         for path in (ROOT / "benchmarks").rglob("*.py")

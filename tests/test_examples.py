@@ -64,8 +64,8 @@ def test_the_first_program_of_the_readme_runs_as_printed(tmp_path: Path) -> None
 
 
 def test_each_example_is_short_and_listed() -> None:
-    found = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
-    assert found.keys() == {*LAST_LINES, "playground"}
-    assert all(text.count("\n") <= LINES_MAX for text in found.values())
+    texts = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
+    assert texts.keys() == {*LAST_LINES, "playground"}
+    assert all(text.count("\n") <= LINES_MAX for text in texts.values())
     listed = re.findall(r"^\| \[(\w+)\.py\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(LAST_LINES)

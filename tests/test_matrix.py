@@ -17,11 +17,11 @@ def rows() -> list[list[str]]:
 def test_each_version_is_in_the_table_or_named_below_it() -> None:
     shown = [version for first, *_ in rows() for version in first.replace(",", "").split()[1:]]
     _, _, below = matrix.summary().partition("Nothing ran yet with ")
-    left = below.partition(".\n")[0]
+    untested = below.partition(".\n")[0]
 
     assert len(shown) == len(set(shown))
     for version in (*SPARKS, *KAFKA_VERSIONS, *PYTHONS):
-        assert (version in shown) != (f" {version}" in f" {left}"), version
+        assert (version in shown) != (f" {version}" in f" {untested}"), version
 
 
 def test_no_row_is_of_what_did_not_run() -> None:

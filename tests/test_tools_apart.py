@@ -24,8 +24,10 @@ app(sys.argv[1:])
 
 def project(folder: str) -> dict[str, Any]:
     """Return what the pyproject.toml of a folder says of its distribution."""
-    found: dict[str, Any] = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
-    return found
+    project_table: dict[str, Any] = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())[
+        "project"
+    ]
+    return project_table
 
 
 def without_tools(*words: str) -> subprocess.CompletedProcess[str]:
@@ -39,12 +41,14 @@ def test_package_and_tools_have_one_version_and_ask_for_each_other_exactly() -> 
     exactly = f"=={package['version']}"
     extras = package["optional-dependencies"]
     of_tools = [*tools["dependencies"], *tools["optional-dependencies"]["demo"]]
-    asked = [Requirement(text) for text in (*extras["chaos"], *extras["demo"], *of_tools)]
+    requirements = [Requirement(text) for text in (*extras["chaos"], *extras["demo"], *of_tools)]
 
     assert tools["version"] == package["version"]
     assert tools["requires-python"] == package["requires-python"]
     assert {
-        (each.name, str(each.specifier)) for each in asked if each.name.startswith("tallystick")
+        (requirement.name, str(requirement.specifier))
+        for requirement in requirements
+        if requirement.name.startswith("tallystick")
     } == {("tallystick-tools", exactly), ("tallystick", exactly)}
 
 

@@ -133,12 +133,12 @@ class Check:
 
     def done(self, ends: Sequence[int]) -> int:
         """How many inputs the rows before these ends of the partitions cover."""
-        found = 0
+        done_records = 0
         for partition, end in enumerate(ends):
             start, stop = np.searchsorted(self._partitions, [partition, partition + 1])
             before = start + np.searchsorted(self._offsets[start:stop], end)
-            found += int(self._done[before] - self._done[start])
-        return found
+            done_records += int(self._done[before] - self._done[start])
+        return done_records
 
 
 def _steps(users: Numbers, counts: Numbers, in_order: bool) -> Numbers:
@@ -151,16 +151,16 @@ def _steps(users: Numbers, counts: Numbers, in_order: bool) -> Numbers:
     steps = sorted_counts.copy()
     again = sorted_users[1:] == sorted_users[:-1]
     steps[1:][again] -= sorted_counts[:-1][again]
-    found = np.empty_like(steps)
-    found[order] = steps
-    return found
+    inverse = np.empty_like(steps)
+    inverse[order] = steps
+    return inverse
 
 
 def _greatest(users: Numbers, counts: Numbers, user_count: int) -> Numbers:
-    found = np.zeros(user_count, dtype=np.int64)
-    np.maximum.at(found, users, counts)
-    return found
+    largest = np.zeros(user_count, dtype=np.int64)
+    np.maximum.at(largest, users, counts)
+    return largest
 
 
-def _different(found: Numbers, expected: Numbers) -> int:
-    return int(np.count_nonzero(found != expected))
+def _different(actual: Numbers, expected: Numbers) -> int:
+    return int(np.count_nonzero(actual != expected))

@@ -88,10 +88,10 @@ def read_values(
             elif time.monotonic() > deadline_s:
                 raise DatasetError(f"nothing came from {topic}-{partition} in {PATIENCE_S:.0f} s")
             at_end = any(_is_end(message) for message in messages if message.error())
-            found = [message for message in messages if not message.error()]
-            if found:
-                offsets = np.array([message.offset() for message in found], dtype=np.int64)
-                yield offsets, [message.value() or EMPTY_VALUE for message in found]
+            good = [message for message in messages if not message.error()]
+            if good:
+                offsets = np.array([message.offset() for message in good], dtype=np.int64)
+                yield offsets, [message.value() or EMPTY_VALUE for message in good]
     finally:
         consumer.close()
 
@@ -133,5 +133,5 @@ def _cents(amounts: pa.ChunkedArray) -> Numbers:
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:
-    found: Numbers = pc.fill_null(column, MISSING).to_numpy()
-    return found
+    values: Numbers = pc.fill_null(column, MISSING).to_numpy()
+    return values

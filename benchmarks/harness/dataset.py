@@ -82,19 +82,19 @@ class Dataset:
 
     def load(self, topic: str, records: int) -> None:
         """Write `records` events to a topic: the same ones every time."""
-        said = self._run("load", topic, str(records), str(SEED), timeout_s=LOAD_TIMEOUT_S)
-        if f"loaded {records} " not in said:
-            raise DatasetError(f"the loader did not load {records} records: {said}")
+        output = self._run("load", topic, str(records), str(SEED), timeout_s=LOAD_TIMEOUT_S)
+        if f"loaded {records} " not in output:
+            raise DatasetError(f"the loader did not load {records} records: {output}")
 
     def verify_stateless(self, input_topic: str, output_topic: str) -> Judged:
         """Compare a stateless job's output with what its input asks for."""
-        said = self._run(
+        output = self._run(
             "verify", input_topic, output_topic, "stateless", "record", timeout_s=VERIFY_TIMEOUT_S
         )
-        found = [line for line in said.splitlines() if line.startswith("{")]
-        if not found:
-            raise DatasetError(f"the verifier gave no verdict: {said}")
-        fields = json.loads(found[0])
+        verdicts = [line for line in output.splitlines() if line.startswith("{")]
+        if not verdicts:
+            raise DatasetError(f"the verifier gave no verdict: {output}")
+        fields = json.loads(verdicts[0])
         faults = {name: fields[name] for name in ("users_wrong_count", "out_of_order")}
         return Judged(
             Verdict(

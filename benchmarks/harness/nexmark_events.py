@@ -101,8 +101,8 @@ def events(kind: str, first: int, stop: int, seed: int) -> pa.RecordBatch:
 def count_of(kind: str, event_count: int) -> int:
     """How many of so many events are of a kind; whole blocks only."""
     assert event_count % BLOCK == 0, event_count
-    each = {PERSONS: 1, AUCTIONS: AUCTIONS_A_BLOCK, BIDS: BLOCK - 1 - AUCTIONS_A_BLOCK}
-    return event_count // BLOCK * each[kind]
+    per_block = {PERSONS: 1, AUCTIONS: AUCTIONS_A_BLOCK, BIDS: BLOCK - 1 - AUCTIONS_A_BLOCK}
+    return event_count // BLOCK * per_block[kind]
 
 
 def time_of(event: int) -> int:
@@ -186,13 +186,13 @@ def _people(draw: Draw, hot_place: int) -> Numbers:
     active = np.minimum(last + 1, PEOPLE_ACTIVE)
     some = last + 1 - active + draw.below("id2", active + LEAD)
     hot = last // HOT_EVERY * HOT_EVERY + hot_place
-    found: Numbers = FIRST_ID + np.where(draw.below("hot2", 4) > 0, hot, some)
-    return found
+    idents: Numbers = FIRST_ID + np.where(draw.below("hot2", 4) > 0, hot, some)
+    return idents
 
 
 def _prices(draw: Draw) -> Numbers:
-    found: Numbers = np.round(10 ** (6 * draw.share("price")) * 100).astype(np.int64)
-    return found
+    prices: Numbers = np.round(10 ** (6 * draw.share("price")) * 100).astype(np.int64)
+    return prices
 
 
 def _times(draw: Draw) -> Numbers:

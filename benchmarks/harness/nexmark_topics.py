@@ -102,17 +102,17 @@ class Positions:
 
     def ends(self, topic: str) -> Ends:
         """How far the job that writes this topic has committed its inputs."""
-        found: list[int] = []
+        offsets: list[int] = []
         for name, consumer in self._consumers.items():
-            asked = [
-                TopicPartition(f"{self._prefix}{name}", each) for each in range(PARTITION_COUNT)
+            partitions = [
+                TopicPartition(f"{self._prefix}{name}", number) for number in range(PARTITION_COUNT)
             ]
             try:
-                answers = consumer.committed(asked, timeout=REQUEST_TIMEOUT_S)
+                answers = consumer.committed(partitions, timeout=REQUEST_TIMEOUT_S)
             except KafkaException as error:
                 raise TopicsError(f"the positions of {topic} are not to be had: {error}") from error
-            found += [max(answer.offset, 0) for answer in answers]
-        return Ends(sum(found), sum(found), tuple(found))
+            offsets += [max(answer.offset, 0) for answer in answers]
+        return Ends(sum(offsets), sum(offsets), tuple(offsets))
 
 
 class NexmarkJudges:

@@ -57,17 +57,17 @@ def faults(
     if query.last_by is not None:
         output = output.drop_duplicates(query.last_by, keep="last")
     due = expected[expected[END] <= complete_until] if END in expected else expected
-    found, may, must = (_counts(rows[list(query.columns)]) for rows in (output, expected, due))
-    return {"wrong_rows": _surplus(found, may), "missing_rows": _surplus(must, found)}
+    actual, may, must = (_counts(rows[list(query.columns)]) for rows in (output, expected, due))
+    return {"wrong_rows": _surplus(actual, may), "missing_rows": _surplus(must, actual)}
 
 
 def _clocked_faults(bids: pd.DataFrame, output: pd.DataFrame) -> dict[str, int]:
     """Check windows of processing time: none twice, and no bidder with more bids than exist."""
     counted = output.groupby("bidder")["bid_count"].sum()
-    made = bids.groupby("bidder").size().reindex(counted.index, fill_value=0)
+    bid_counts = bids.groupby("bidder").size().reindex(counted.index, fill_value=0)
     return {
         "repeated_windows": int(output.duplicated(["bidder", "window_end"]).sum()),
-        "bidders_with_too_many_bids": int((counted > made).sum()),
+        "bidders_with_too_many_bids": int((counted > bid_counts).sum()),
     }
 
 
@@ -140,9 +140,9 @@ def _q7(events: Events) -> pd.DataFrame:
     bids = events[BIDS]
     ends = _window_end(bids["dateTime"])
     highest = bids[bids["price"] == bids.groupby(ends)["price"].transform("max")]
-    found = highest[BID].assign(**{END: _window_end(highest["dateTime"])})
-    assert found[END].is_unique, "two highest bids in a window: take another seed"
-    return found
+    winners = highest[BID].assign(**{END: _window_end(highest["dateTime"])})
+    assert winners[END].is_unique, "two highest bids in a window: take another seed"
+    return winners
 
 
 def _q8(events: Events) -> pd.DataFrame:
@@ -155,22 +155,24 @@ def _q8(events: Events) -> pd.DataFrame:
             "window_start": _window_end(auctions["dateTime"]) - WINDOW_MS,
         }
     ).drop_duplicates()
-    found = persons.merge(sellers, on=["id", "window_start"])
-    return found[["id", "name", "window_start"]].assign(**{END: found["window_start"] + WINDOW_MS})
+    joined = persons.merge(sellers, on=["id", "window_start"])
+    return joined[["id", "name", "window_start"]].assign(
+        **{END: joined["window_start"] + WINDOW_MS}
+    )
 
 
 def _q11(events: Events) -> pd.DataFrame:
     bids = events[BIDS][["bidder", "dateTime"]].sort_values(["bidder", "dateTime"])
     is_same = bids["bidder"].eq(bids["bidder"].shift())
     session = (~is_same | (bids["dateTime"].diff() > GAP_MS)).cumsum()
-    found = bids.groupby(session).agg(
+    sessions = bids.groupby(session).agg(
         bidder=("bidder", "first"),
         bid_count=("bidder", "size"),
         window_start=("dateTime", "min"),
         window_end=("dateTime", "max"),
     )
-    found["window_end"] += GAP_MS
-    return found.assign(**{END: found["window_end"]})
+    sessions["window_end"] += GAP_MS
+    return sessions.assign(**{END: sessions["window_end"]})
 
 
 _SESSION = ("bidder", "bid_count", "window_start", "window_end")

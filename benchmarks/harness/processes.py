@@ -71,9 +71,9 @@ class Session:
 
     def members(self) -> list[int]:
         """The processes that are alive, and book what they have used so far."""
-        found = [stat for stat in _all_processes() if stat.session == self._session]
-        self._cpu_s.update({stat.pid: stat.cpu_s for stat in found})
-        return [stat.pid for stat in found if not stat.ended]
+        stats = [stat for stat in _all_processes() if stat.session == self._session]
+        self._cpu_s.update({stat.pid: stat.cpu_s for stat in stats})
+        return [stat.pid for stat in stats if not stat.ended]
 
     def cpu_s(self) -> float:
         """CPU seconds of all processes ever seen in the session."""

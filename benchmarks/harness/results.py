@@ -65,9 +65,11 @@ def ratios(results: Sequence[Result]) -> str:
     rows = []
     for our_system in ours:
         for peer_system in [system for system in systems if system not in ours]:
-            our, peer = (_medians(_of(each, results)) for each in (our_system, peer_system))
+            our, peer = (
+                _medians(_of(system_name, results)) for system_name in (our_system, peer_system)
+            )
             named = f"{our_system.name} / {peer_system.name}"
-            rows.append([named, *(_ratio(our[each], peer[each]) for each in COMPARED)])
+            rows.append([named, *(_ratio(our[name], peer[name]) for name in COMPARED)])
     return markdown(["ratio", *COMPARED.values()], rows) if rows else ""
 
 
@@ -118,19 +120,19 @@ COMPARED = {
 
 
 def _row(system: System, results: Sequence[Result]) -> list[str]:
-    found = _medians(results)
+    medians = _medians(results)
     return [
         system.name,
         system.guarantee,
         str(len(results)),
-        _shown(found["records_per_s"], 0),
-        _shown(found["warm_records_per_s"], 0),
-        _shown(found["job_cpu_s_per_million"], 1),
-        _shown(found["warm_job_cpu_s_per_million"], 1),
-        _shown(found["broker_cpu_s_per_million"], 2),
-        _shown(found["peak_memory_mib"], 0),
-        _shown(found["first_commit_s"], 1),
-        _shown(found["other_cpu_s"], 1),
+        _shown(medians["records_per_s"], 0),
+        _shown(medians["warm_records_per_s"], 0),
+        _shown(medians["job_cpu_s_per_million"], 1),
+        _shown(medians["warm_job_cpu_s_per_million"], 1),
+        _shown(medians["broker_cpu_s_per_million"], 2),
+        _shown(medians["peak_memory_mib"], 0),
+        _shown(medians["first_commit_s"], 1),
+        _shown(medians["other_cpu_s"], 1),
         _judged(results),
     ]
 
@@ -152,7 +154,7 @@ def _medians(results: Sequence[Result]) -> dict[str, float | None]:
         figures = {**asdict(result.figures), "peak_memory_mib": result.peak_memory_mib}
         for name, value in figures.items():
             values.setdefault(name, []).extend([] if value is None else [value])
-    return {name: statistics.median(each) if each else None for name, each in values.items()}
+    return {name: statistics.median(series) if series else None for name, series in values.items()}
 
 
 def _ratio(ours: float | None, peer: float | None) -> str:

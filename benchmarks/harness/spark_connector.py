@@ -56,14 +56,14 @@ def _fetch(wanted: list[Jar], directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as work:
         fetched = Path(work, "jars")
-        said = _retrieve(wanted, Path(work), fetched)
+        output = _retrieve(wanted, Path(work), fetched)
         wrong = [jar.name for jar in wanted if not _is_intact(fetched, jar)]
         if wrong:
             raise OptionError(
                 f"Spark's Kafka connector is needed for this comparison, and {', '.join(wrong)} "
                 f"could not be fetched as locked. Connect to the network once (HTTPS_PROXY, "
                 f"SSL_CERT_FILE and TALLYSTICK_MAVEN_URL for a mirror are honoured), or copy "
-                f"{directory} from a machine that has it. Ivy said:\n{said}"
+                f"{directory} from a machine that has it. Ivy said:\n{output}"
             )
         for jar in wanted:
             os.replace(fetched / jar.name, directory / jar.name)

@@ -25,7 +25,7 @@ KSTREAMS_COMMIT_MS = 100
 
 # Flink and its Kryo reach into these; without it the job does not start on Java 17.
 _OPENED = ("lang", "util", "util.concurrent", "lang.invoke", "net", "time")
-OPEN_FLAGS = tuple(f"--add-opens=java.base/java.{each}=ALL-UNNAMED" for each in _OPENED)
+OPEN_FLAGS = tuple(f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in _OPENED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,12 +112,12 @@ class Topics:
 
 
 def _ends(consumer: Consumer, topic: str) -> tuple[int, ...]:
-    partitions = [TopicPartition(topic, each, END) for each in range(PARTITION_COUNT)]
+    partitions = [TopicPartition(topic, number, END) for number in range(PARTITION_COUNT)]
     try:
-        found = consumer.offsets_for_times(partitions, timeout=REQUEST_TIMEOUT_S)
+        offsets = consumer.offsets_for_times(partitions, timeout=REQUEST_TIMEOUT_S)
     except KafkaException as error:
         raise TopicsError(f"the ends of topic {topic} are not to be had: {error}") from error
-    errors = [each.error for each in found if each.error is not None]
+    errors = [offset.error for offset in offsets if offset.error is not None]
     if errors:
         raise TopicsError(f"the ends of topic {topic} are not to be had: {errors[0]}")
-    return tuple(each.offset for each in found)
+    return tuple(offset.offset for offset in offsets)

@@ -119,10 +119,10 @@ def build_tools(workspace: Workspace) -> None:
     """Build the loader and the verifier."""
     _fetch_jars(workspace.benchmarks / "clients-pom.xml", workspace.client_jars)
     text = _content([workspace.peers / "tools" / "src" / "peers" / "Tools.java"]).decode()
-    for found, chosen in TOOLS_CHANGES:
-        if text.count(found) != 1:
-            raise SetupError(f"Tools.java of the peers: expected one line with {found!r}")
-        text = text.replace(found, chosen)
+    for original, chosen in TOOLS_CHANGES:
+        if text.count(original) != 1:
+            raise SetupError(f"Tools.java of the peers: expected one line with {original!r}")
+        text = text.replace(original, chosen)
     source = workspace.directory / "sources" / "Tools.java"
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text(text)
@@ -218,10 +218,10 @@ def _make_venv(python: Path, *requirements: Sequence[str]) -> None:
 
     def make() -> None:
         _execute([sys.executable, "-m", "venv", str(target)])
-        for each in requirements:
-            _execute([str(python), "-m", "pip", "install", "-q", *each])
+        for requirement in requirements:
+            _execute([str(python), "-m", "pip", "install", "-q", *requirement])
 
-    _once(target, "\n".join(" ".join(each) for each in requirements).encode(), make)
+    _once(target, "\n".join(" ".join(requirement) for requirement in requirements).encode(), make)
 
 
 def _content(paths: Sequence[Path]) -> bytes:

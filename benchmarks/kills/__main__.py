@@ -30,7 +30,7 @@ BROKERS = 3
 
 
 def line(
-    system: System, seed: int, faults: tuple[Fault, ...], found: Run, flink_timeout_ms: int
+    system: System, seed: int, faults: tuple[Fault, ...], outcome: Run, flink_timeout_ms: int
 ) -> dict[str, object]:
     """Return what is noted of a run."""
     command = ["git", "rev-parse", "--short", "HEAD"]
@@ -41,14 +41,14 @@ def line(
         "schedule": OUTAGE if faults[0].kind == OUTAGE else "kills",
         "seed": seed,
         "transaction_timeout_ms": flink_timeout_ms if system.name == "flink" else TIMEOUT_MS,
-        **asdict(found.found),
-        "exact": found.found.is_exact,
-        "faults": [asdict(each) for each in found.hits],
-        "problems": found.problems,
-        "starts": found.starts,
-        "own_ends": found.own_ends,
-        "seconds": round(found.seconds, 1),
-        "load_before": round(found.load, 2),
+        **asdict(outcome.audit),
+        "exact": outcome.audit.is_exact,
+        "faults": [asdict(hit) for hit in outcome.hits],
+        "problems": outcome.problems,
+        "starts": outcome.starts,
+        "own_ends": outcome.own_ends,
+        "seconds": round(outcome.seconds, 1),
+        "load_before": round(outcome.load, 2),
         "cores": os.cpu_count(),
         "versions": system.versions,
         "kafka": "4.3.0",
@@ -64,53 +64,53 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="how many; the others follow")
     parser.add_argument("--kills", type=int, default=len(KINDS), help="faults of a schedule")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of faults; {OUTAGE} is one more")
-    parser.add_argument("--only", default=",".join(each.name for each in SYSTEMS))
+    parser.add_argument("--only", default=",".join(system.name for system in SYSTEMS))
     parser.add_argument("--flink-timeout-ms", type=int, default=FLINK_TIMEOUT_MS)
     parser.add_argument("--results", type=Path, default=RUNS)
     return parser.parse_args()
 
 
-def told(system: System, found: Run) -> bool:
+def report_outcome(system: System, outcome: Run) -> bool:
     """Print what came of a run; return whether all is as it should be."""
-    print(f"  {found.found}", flush=True)
-    for hit in found.hits:
+    print(f"  {outcome.audit}", flush=True)
+    for hit in outcome.hits:
         print(f"  {hit.kind}: output after {hit.first_s} s, all of it after {hit.every_s} s")
-    for text in [*found.problems, *found.own_ends]:
+    for text in [*outcome.problems, *outcome.own_ends]:
         print(f"  {text}", flush=True)
-    if found.found.is_exact and not found.problems:
-        shutil.rmtree(found.log_folder, ignore_errors=True)
+    if outcome.audit.is_exact and not outcome.problems:
+        shutil.rmtree(outcome.log_folder, ignore_errors=True)
     else:
-        print(f"  its files: {found.log_folder}", flush=True)
-    return not found.problems and (system.name != OURS or found.found.is_exact)
+        print(f"  its files: {outcome.log_folder}", flush=True)
+    return not outcome.problems and (system.name != OURS or outcome.audit.is_exact)
 
 
 def main() -> None:
     """Run each system under each schedule."""
-    asked = arguments()
+    options = arguments()
     workspace = Workspace(BENCHMARKS / "work", BENCHMARKS, BENCHMARKS)
-    systems = [each for each in SYSTEMS if each.name in asked.only.split(",")]
+    systems = [system for system in SYSTEMS if system.name in options.only.split(",")]
     for system in systems:
         system.build(workspace)
     is_good = True
     with running(BROKERS, (), (), 0) as cluster:
-        for seed in range(asked.seed, asked.seed + asked.seeds):
-            faults = plan(seed, asked.kills, tuple(asked.kinds.split(",")))
+        for seed in range(options.seed, options.seed + options.seeds):
+            faults = plan(seed, options.kills, tuple(options.kinds.split(",")))
             for system in systems:
                 cluster.kafka.wait_until_in_sync()
                 print(f"seed {seed}: {system.title}", flush=True)
-                found = run(
+                outcome = run(
                     cluster,
                     system,
                     seed,
                     faults,
                     workspace,
                     lambda text: print(text, flush=True),
-                    flink_timeout_ms=asked.flink_timeout_ms,
+                    flink_timeout_ms=options.flink_timeout_ms,
                 )
-                with asked.results.open("a") as file:
-                    noted = line(system, seed, faults, found, asked.flink_timeout_ms)
+                with options.results.open("a") as file:
+                    noted = line(system, seed, faults, outcome, options.flink_timeout_ms)
                     file.write(json.dumps(noted) + "\n")
-                is_good &= told(system, found)
+                is_good &= report_outcome(system, outcome)
     raise SystemExit(not is_good)
 
 

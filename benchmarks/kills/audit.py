@@ -64,27 +64,27 @@ def audit(events: Iterable[Event], updates: Iterable[Update]) -> Audit:
         sums[event.user] += event.amount
         count = counts[event.user]
         missing[event.user, count] = Update(event.user, count, sums[event.user], event.ts)
-    found: Counter[str] = Counter()
+    tally: Counter[str] = Counter()
     highest: Counter[str] = Counter()
     seen: set[tuple[str, int]] = set()
     for update in updates:
-        found["rows"] += 1
+        tally["rows"] += 1
         place = update.user, update.count
         wanted = missing.pop(place, None)
         if place in seen:
-            found["duplicated"] += 1
+            tally["duplicated"] += 1
             continue
         seen.add(place)
         if wanted != update:
-            found["wrong"] += 1
+            tally["wrong"] += 1
         if update.count < highest[update.user]:
-            found["out_of_order"] += 1
+            tally["out_of_order"] += 1
         highest[update.user] = max(highest[update.user], update.count)
     return Audit(
         expected=counts.total(),
-        rows=found["rows"],
+        rows=tally["rows"],
         lost=len(missing),
-        duplicated=found["duplicated"],
-        out_of_order=found["out_of_order"],
-        wrong=found["wrong"],
+        duplicated=tally["duplicated"],
+        out_of_order=tally["out_of_order"],
+        wrong=tally["wrong"],
     )

@@ -71,7 +71,7 @@ class Run:
     """A run, as it was seen.
 
     Args:
-        found: The judgment of its output.
+        audit: The judgment of its output.
         hits: The faults.
         problems: What must not be, besides.
         starts: Of all processes.
@@ -80,7 +80,7 @@ class Run:
         load: The load of the machine at its start, in processes that want to run.
     """
 
-    found: Audit
+    audit: Audit
     hits: list[Hit]
     problems: list[str]
     starts: int
@@ -95,12 +95,12 @@ def active_controller(kafka: EmbeddedKafka) -> int:
 
     Without it Kafka takes 5 s until partitions have new leaders, and 3 s without another broker.
     """
-    found = [
+    candidates = [
         (int(epoch), node.node_id)
         for node in kafka.nodes
         for epoch in CONTROLLER.findall(node.log_path.read_text(errors="replace"))
     ]
-    return max(found)[1]
+    return max(candidates)[1]
 
 
 class Feed:
@@ -199,7 +199,9 @@ class Course:
             time.sleep(POLL_S)
         time.sleep(AFTER_ALL_S)
         outputs = self._cluster.outputs
-        ends = [self._cluster.ends(outputs, committed=each) for each in (True, False)]
+        ends = [
+            self._cluster.ends(outputs, committed=is_committed) for is_committed in (True, False)
+        ]
         return [] if ends[0] == ends[1] else ["a transaction is still open at the end"]
 
     def wait_for_recovery(self) -> None:
@@ -209,7 +211,7 @@ class Course:
         end, began_ms = self.now() + RECOVERY_S, self.hits[-1].at_s * 1000
         while self.now() < end:
             newest = list(self._witness.seen.values())[-NEWEST:]
-            if any(update(each).ts > began_ms for each in newest):
+            if any(update(record).ts > began_ms for record in newest):
                 return
             time.sleep(POLL_S)
 
@@ -220,7 +222,7 @@ class Course:
                 roots = self._parts.roots()
                 count = self._parts.kill_all()
                 return (
-                    f"{count} processes" if _are_gone([each.process.pid for each in roots]) else ""
+                    f"{count} processes" if _are_gone([root.process.pid for root in roots]) else ""
                 )
             case "worker":
                 return self._kill_worker(fault, hit)
@@ -246,8 +248,8 @@ class Course:
                 chosen = workers[int(fault.pick * len(workers))]
                 hit.at_s = self.now()
                 chosen.send(signal.SIGKILL)
-                said = f"process {chosen.pid}, one of {len(workers)}"
-                return said if _are_gone([chosen.pid]) else ""
+                what = f"process {chosen.pid}, one of {len(workers)}"
+                return what if _are_gone([chosen.pid]) else ""
             time.sleep(POLL_S)
         return ""
 
@@ -272,7 +274,7 @@ class Course:
     def _kill_at_commit(self, fault: Fault, hit: Hit) -> str:
         # What they started is found again when they are gone.
         count = sum(len(life.processes()) for life in self._parts.roots())
-        roots = [each.process.pid for each in self._parts.roots()]
+        roots = [root.process.pid for root in self._parts.roots()]
 
         def die() -> None:
             hit.at_s = self.now()
@@ -285,8 +287,8 @@ class Course:
         caught = trap.caught.wait(CAUGHT_S)
         proxies.remove_trap()
         self._parts.kill_all(fault.length_s)
-        said = f"EndTxn, and {count} processes"
-        return said if caught and _are_gone(roots) else ""
+        what = f"EndTxn, and {count} processes"
+        return what if caught and _are_gone(roots) else ""
 
 
 def run(
@@ -342,7 +344,7 @@ def run(
     return Run(
         audit(map(event, written), map(update, rows)),
         course.hits,
-        problems + [f"nothing was hit: {each.kind}" for each in course.hits if not each.hit],
+        problems + [f"nothing was hit: {hit.kind}" for hit in course.hits if not hit.hit],
         parts.starts.total(),
         parts.own_ends,
         course.now(),
@@ -376,8 +378,8 @@ def event(record: OutputRecord) -> Event:
 
 def update(record: OutputRecord) -> Update:
     """Return a record of the output."""
-    found = json.loads(record.value or b"")
-    return Update(found["user"], found["count"], found["sum"], found["ts"])
+    fields = json.loads(record.value or b"")
+    return Update(fields["user"], fields["count"], fields["sum"], fields["ts"])
 
 
 def _are_gone(pids: Sequence[int]) -> bool:

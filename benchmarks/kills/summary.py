@@ -16,7 +16,7 @@ WRONGS = ("lost", "duplicated", "out_of_order", "wrong")
 def runs(schedule: str) -> list[dict[str, Any]]:
     """Return the noted runs of a kind of schedule."""
     lines = RUNS.read_text().splitlines() if RUNS.exists() else []
-    return [each for each in map(json.loads, lines) if each["schedule"] == schedule]
+    return [entry for entry in map(json.loads, lines) if entry["schedule"] == schedule]
 
 
 def kinds() -> str:
@@ -37,17 +37,17 @@ def outages() -> str:
     """Return the runs in which the job was away for longer than transactions live."""
     rows = ["| system | transaction timeout | seed | " + " | ".join(_headings()) + " |"]
     rows.append("| --- " * (3 + len(_headings())) + "|")
-    for each in runs(OUTAGE):
-        title = next(system.title for system in SYSTEMS if system.name == each["system"])
-        timeout = f"{each['transaction_timeout_ms'] // 1000} s"
-        figures = " | ".join(f"{each[name]:,}" for name in ("expected", *WRONGS))
-        rows.append(f"| {title} | {timeout} | {each['seed']} | {figures} |")
+    for entry in runs(OUTAGE):
+        title = next(system.title for system in SYSTEMS if system.name == entry["system"])
+        timeout = f"{entry['transaction_timeout_ms'] // 1000} s"
+        figures = " | ".join(f"{entry[name]:,}" for name in ("expected", *WRONGS))
+        rows.append(f"| {title} | {timeout} | {entry['seed']} | {figures} |")
     return "\n".join(rows)
 
 
 def _basis(noted: Sequence[dict[str, Any]]) -> str:
-    days = sorted({each["at"][:10] for each in noted})
-    seeds = sorted({each["seed"] for each in noted})
+    days = sorted({entry["at"][:10] for entry in noted})
+    seeds = sorted({entry["seed"] for entry in noted})
     return (
         f"Measured on {', '.join(days)} with the seeds {', '.join(map(str, seeds))}, Kafka "
         f"{noted[0]['kafka']}, on {noted[0]['cores']} cores that other programs used too: the "
@@ -59,11 +59,11 @@ def _correctness(noted: Sequence[dict[str, Any]]) -> str:
     rows = ["| system | runs | load before each | faults | " + " | ".join(_headings()) + " |"]
     rows.append("| --- " * (4 + len(_headings())) + "|")
     for system in SYSTEMS:
-        own = [each for each in noted if each["system"] == system.name]
+        own = [entry for entry in noted if entry["system"] == system.name]
         if own:
-            figures = [f"{sum(each[name] for each in own):,}" for name in ("expected", *WRONGS)]
-            faults = sum(bool(fault["hit"]) for each in own for fault in each["faults"])
-            loads = ", ".join(f"{each['load_before']:.0f}" for each in own)
+            figures = [f"{sum(entry[name] for entry in own):,}" for name in ("expected", *WRONGS)]
+            faults = sum(bool(fault["hit"]) for entry in own for fault in entry["faults"])
+            loads = ", ".join(f"{entry['load_before']:.0f}" for entry in own)
             rows.append(
                 f"| {system.title}, {own[-1]['versions']} | {len(own)} | {loads} | {faults} | "
                 + " | ".join(figures)
@@ -85,9 +85,9 @@ def _seconds(noted: Sequence[dict[str, Any]]) -> str:
         for system in SYSTEMS:
             own = [
                 fault["first_s"]
-                for each in noted
-                if each["system"] == system.name
-                for fault in each["faults"]
+                for entry in noted
+                if entry["system"] == system.name
+                for fault in entry["faults"]
                 if fault["hit"] and kind in (fault["kind"], None)
             ]
             cells.append(_median_and_longest(own))
@@ -96,7 +96,7 @@ def _seconds(noted: Sequence[dict[str, Any]]) -> str:
 
 
 def _median_and_longest(seconds: Iterable[float | None]) -> str:
-    known = [each for each in seconds if each is not None]
+    known = [second_count for second_count in seconds if second_count is not None]
     if not known:
         return ""
     return f"{statistics.median(known):.1f}, {max(known):.1f}"
@@ -106,17 +106,17 @@ def _notes(noted: Sequence[dict[str, Any]]) -> list[str]:
     """Return what else is to be said: faults that hit nothing, ends that nobody caused."""
     notes = []
     for system in SYSTEMS:
-        own = [each for each in noted if each["system"] == system.name]
-        missed = [fault["kind"] for each in own for fault in each["faults"] if not fault["hit"]]
-        problems = [text for each in own for text in each["problems"] if "was hit" not in text]
-        never = sum(fault["first_s"] is None for each in own for fault in each["faults"])
-        ends = sum(len(each["own_ends"]) for each in own)
-        said = [
+        own = [entry for entry in noted if entry["system"] == system.name]
+        missed = [fault["kind"] for entry in own for fault in entry["faults"] if not fault["hit"]]
+        problems = [text for entry in own for text in entry["problems"] if "was hit" not in text]
+        never = sum(fault["first_s"] is None for entry in own for fault in entry["faults"])
+        ends = sum(len(entry["own_ends"]) for entry in own)
+        remarks = [
             f"faults that hit nothing: {', '.join(missed)}" if missed else "",
             f"faults with no later output: {never}" if never else "",
             f"processes that ended by themselves and were started again: {ends}" if ends else "",
             *dict.fromkeys(problems),
         ]
-        if any(said):
-            notes.append(f"{system.title}: {'; '.join(filter(None, said))}.")
+        if any(remarks):
+            notes.append(f"{system.title}: {'; '.join(filter(None, remarks))}.")
     return notes

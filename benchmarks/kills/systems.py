@@ -126,8 +126,8 @@ class System:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return Flink's newest complete checkpoint below a folder."""
-    found = [path.parent for path in folder.glob("*/chk-*/_metadata") if path.stat().st_size]
-    return max(found, key=lambda path: int(path.name.removeprefix("chk-")), default=None)
+    folders = [path.parent for path in folder.glob("*/chk-*/_metadata") if path.stat().st_size]
+    return max(folders, key=lambda path: int(path.name.removeprefix("chk-")), default=None)
 
 
 def _java(setting: Setting, name: str, heap: str, *flags: str) -> list[str]:

@@ -236,11 +236,11 @@ class KafkaSink:
 
     @cached_property
     def _runner(self) -> RunnerPerRun:
-        made = foreach_batch_runner(
+        new_runner = foreach_batch_runner(
             self, lambda: topology_of([self]), self.name, frozenset(self.accept)
         )
         # cached_property has no lock, and two queries may come here at once: the first one stays.
-        runner: RunnerPerRun = self.__dict__.setdefault("_runner", made)
+        runner: RunnerPerRun = self.__dict__.setdefault("_runner", new_runner)
         return runner
 
     @cached_property
@@ -290,7 +290,7 @@ class KafkaSink:
                 f"{self.transactional_id_prefix}{owner.pipeline}", owner.lineage
             ),
             earlier_prefixes=frozenset(
-                checkpoint_prefix(each, owner.lineage) for each in facts.earlier_ids
+                checkpoint_prefix(earlier_id, owner.lineage) for earlier_id in facts.earlier_ids
             ),
         )
 
@@ -361,31 +361,31 @@ def topology_of(
     """
     selections = selections or [OF_MAIN] * len(sinks)
     by_uid = _by_uid(sinks, selections)
-    found = [
-        (uid, each) for uid, each in by_uid.items() if isinstance(each, KafkaSink) and each.decides
+    deciders = [
+        (uid, sink) for uid, sink in by_uid.items() if isinstance(sink, KafkaSink) and sink.decides
     ]
-    uid, decider = found[0] if found else ("", None)
-    for sharing, sink in found[1:]:
+    uid, decider = deciders[0] if deciders else ("", None)
+    for sharing, sink in deciders[1:]:
         assert decider is not None, "it is the first of them"
         _check_shared(uid, decider, sharing, sink)
-    kafka = [each for each in sinks if isinstance(each, KafkaSink)]
-    letters = [each.dead_letter_topic for each in kafka if each.dead_letter_topic is not None]
+    kafka = [sink for sink in sinks if isinstance(sink, KafkaSink)]
+    letters = [sink.dead_letter_topic for sink in kafka if sink.dead_letter_topic is not None]
     if len(letters) > 1:
         raise OptionError(f"several sinks with a dead_letter_topic ({', '.join(letters)}): one may")
-    if letters and found and all(each.dead_letter_topic is None for _, each in found):
+    if letters and deciders and all(sink.dead_letter_topic is None for _, sink in deciders):
         raise OptionError(
             f"dead_letter_topic={letters[0]!r}: malformed records go with the epoch's own "
             f"transaction: name the topic in the KafkaSink that has transactions='epoch'"
         )
-    own = dict(found)
+    own = dict(deciders)
     return OutputTopology(
         decider=None if decider is None else decider.output,
         sink=decider,
         uid=uid,
-        others=tuple((each, sink) for each, sink in by_uid.items() if each not in own),
+        others=tuple((name, sink) for name, sink in by_uid.items() if name not in own),
         dead_letter_topic=letters[0] if letters else None,
         id_prefix=(decider or kafka[0]).transactional_id_prefix if kafka else ID_PREFIX,
-        sharing=tuple(SharingSink(each, sink, sink.output) for each, sink in found[1:]),
+        sharing=tuple(SharingSink(name, sink, sink.output) for name, sink in deciders[1:]),
         selections=dict(zip(by_uid, selections, strict=True)),
         dropped=dropped,
     )
@@ -424,7 +424,7 @@ def _check_shared(uid: str, decider: KafkaSink, sharing: str, sink: KafkaSink) -
 
 def _by_uid(sinks: Sequence[Sink], selections: Sequence[Selection]) -> dict[str, Sink]:
     count: Counter[str] = Counter()
-    found: dict[str, Sink] = {}
+    by_uid: dict[str, Sink] = {}
     for sink, selection in zip(sinks, selections, strict=True):
         # By the output: a sink that is added to another one renames none of it.
         kind = f"{selection.output}-{sink.kind}" if selection.output else sink.kind
@@ -435,7 +435,7 @@ def _by_uid(sinks: Sequence[Sink], selections: Sequence[Selection]) -> dict[str,
             raise OptionError(
                 f"uid={uid!r}: expected up to {UID_LENGTH_MAX} letters, digits, '.', '_' and '-'"
             )
-        if uid in found:
+        if uid in by_uid:
             raise OptionError(f"two sinks have the uid {uid!r}: give each its own")
-        found[uid] = sink
-    return found
+        by_uid[uid] = sink
+    return by_uid

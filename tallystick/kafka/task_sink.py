@@ -36,9 +36,9 @@ from tallystick.epoch.two_phase import (
 from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.kafka import cluster, outcome
 from tallystick.kafka.audit import transaction_state
+from tallystick.kafka.broker_settings import check_broker_settings
 from tallystick.kafka.client import Client
 from tallystick.kafka.outcome import TaskTransaction, written
-from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import (
     Right,
@@ -261,7 +261,9 @@ class KafkaTaskSink:
             findings = check(cluster_facts, output, trigger_interval_ms=interval_ms)
             if not facts.are_checked:
                 concerns = (
-                    finding for finding in outlook(self._client, cluster_facts) if finding.is_logged
+                    finding
+                    for finding in check_broker_settings(self._client, cluster_facts)
+                    if finding.is_logged
                 )
                 for warning in (*findings.warnings, *concerns):
                     logger.warning("%s", warning)

@@ -25,7 +25,7 @@ from tallystick.epoch.manifest import KAFKA, DeciderName, Manifest
 from tallystick.epoch.transactional_ids import parse, token_group
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
 from tallystick.host import stopwatch
-from tallystick.kafka import cluster, outlook
+from tallystick.kafka import broker_settings, cluster
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
@@ -281,7 +281,7 @@ def settings(subject: Subject) -> Iterator[CheckFinding]:
         feature = f"the brokers' feature transaction.version is {facts.transaction_version}"
         yield CheckFinding(Severity.INFO, "versions", feature)
     if subject.transactional_ids:
-        yield from outlook.retention(facts)
+        yield from broker_settings.retention(facts)
 
 
 def topics(subject: Subject) -> Iterator[CheckFinding]:
@@ -308,7 +308,7 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
                 )
     there = cluster.describe_topics(subject.client, subject.output_topics)
     for topic, replication in cluster.cluster_facts(subject.client, there).replication.items():
-        yield from outlook.copies(topic, replication)
+        yield from broker_settings.copies(topic, replication)
     for topic in subject.output_topics:
         if topic not in there:
             yield CheckFinding(
@@ -355,7 +355,7 @@ def authorization(subject: Subject) -> Iterator[CheckFinding]:
 
 def clock(subject: Subject) -> Iterator[CheckFinding]:
     """Compare the clock of this machine with the clock of the cluster's controller."""
-    return outlook.clock(subject.client)
+    return broker_settings.clock(subject.client)
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[CheckFinding]]] = {

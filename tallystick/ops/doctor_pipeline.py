@@ -14,8 +14,8 @@ from tallystick.epoch.transactional_ids import checkpoint_prefix
 from tallystick.epoch.two_phase import Guarantee, Owner
 from tallystick.errors import AuthorizationError, OptionError, TallystickError
 from tallystick.kafka import cluster
+from tallystick.kafka.broker_settings import check_broker_settings
 from tallystick.kafka.client import Client
-from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import (
     Right,
@@ -152,7 +152,7 @@ def settings(subject: DeclaredSubject) -> Iterator[CheckFinding]:
                 yield CheckFinding(Severity.ERROR, "settings", text, "The next start is refused.")
             for warning in preflight.warnings:
                 yield CheckFinding(Severity.WARNING, "settings", f"sink {uid}: {warning}")
-            yield from outlook(client, facts)
+            yield from check_broker_settings(client, facts)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.errors import OptionError
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
+from tallystick.kafka.broker_settings import check_broker_settings
 from tallystick.kafka.cluster import BatchLimits, cluster_facts, partition_counts, topics
-from tallystick.kafka.outlook import outlook
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import (
     Right,
@@ -201,7 +201,7 @@ def preflight(
         )
         for sink_output in cluster.outputs
     ]
-    notices = (notice for notice in outlook(broker.client, facts) if notice.is_logged)
+    notices = (notice for notice in check_broker_settings(broker.client, facts) if notice.is_logged)
     warnings = dict.fromkeys(warning for finding in findings for warning in finding.warnings)
     for warning in (*warnings, *notices):
         logger.warning("%s", warning)

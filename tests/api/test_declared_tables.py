@@ -48,11 +48,11 @@ def bids() -> ts.Pipeline:
 
 def test_a_table_is_an_input_of_its_own_that_begins_at_the_beginning():
     run = run_of(bids().map_batches(looked, state=people()))
-    assert [each.uid for each in run.inputs] == ["input-1"]
-    assert [each.uid for each in run.all_inputs] == ["input-1", "people"]
-    its = run.all_inputs[1]
-    assert its.options.group == "tallystick-p/people"
-    assert its.given["startingOffsets"] == "earliest"
+    assert [read_input.uid for read_input in run.inputs] == ["input-1"]
+    assert [read_input.uid for read_input in run.all_inputs] == ["input-1", "people"]
+    table_input = run.all_inputs[1]
+    assert table_input.options.group == "tallystick-p/people"
+    assert table_input.given["startingOffsets"] == "earliest"
     (table,) = run.tables
     assert table.step.codec.columns == pa.schema([("id", pa.int64()), ("name", pa.string())])
     latest = ts.broadcast(source("people", PEOPLE, starting_offsets="latest"), key="id", uid="x")
@@ -92,7 +92,7 @@ def test_a_table_is_one_wherever_it_is_used():
         )
         .map_batches(looked, state=table)
     )
-    assert [each.uid for each in run_of(pipeline).tables] == ["people"]
+    assert [declared.uid for declared in run_of(pipeline).tables] == ["people"]
     with pytest.raises(OptionError, match="two tables have the uid 'people', and are not the same"):
         run_of(bids().map_batches(looked, state=table).map_batches(looked, state=people(key="key")))
 

@@ -55,12 +55,12 @@ def counting(
 
 def facts(text: str) -> dict[str, list[str]]:
     """Name -> its lines; those without a name belong to the one before."""
-    found: dict[str, list[str]] = {}
+    lines_by_name: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
         name = line[:16].strip() or name
-        found.setdefault(name, []).append(line[17:])
-    return found
+        lines_by_name.setdefault(name, []).append(line[17:])
+    return lines_by_name
 
 
 def cluster(
@@ -80,22 +80,22 @@ def test_it_says_what_is_read_done_and_written_and_touches_nothing(tmp_path: Pat
     folder = tmp_path / "checkpoint"
     files = ts.FileSink(str(tmp_path / "files"))
 
-    said = facts(counting(sink(), files).explain(checkpoint=str(folder)))
+    lines = facts(counting(sink(), files).explain(checkpoint=str(folder)))
 
-    assert said["pipeline"] == ["counts"]
-    assert "topic events" in said["source"][0]
-    assert NOWHERE in said["source"][0]
-    assert "Json, mode failfast, user string, n bigint" in said["source"][1]
-    assert "group tallystick-counts" in said["source"][1]
-    assert said["step 1"] == ["map_batches late_only"]
-    assert said["step 2"][0] == "process, uid per-user, key_by user"
-    assert said["step 2"][1].startswith("state: state columns")
-    assert said["step 2"][2] == "puts out: user string, n bigint"
-    assert "topic out" in said["sink kafka-1"][0]
-    assert "exactly_once, transactions='epoch'" in said["sink kafka-1"][0]
-    assert "FileSink" in said["sink files-1"][0]
-    assert "the transaction of kafka-1" in said["decision"][0]
-    assert said["checkpoint"] == [f"{FileStorage(str(folder)).location}: new"]
+    assert lines["pipeline"] == ["counts"]
+    assert "topic events" in lines["source"][0]
+    assert NOWHERE in lines["source"][0]
+    assert "Json, mode failfast, user string, n bigint" in lines["source"][1]
+    assert "group tallystick-counts" in lines["source"][1]
+    assert lines["step 1"] == ["map_batches late_only"]
+    assert lines["step 2"][0] == "process, uid per-user, key_by user"
+    assert lines["step 2"][1].startswith("state: state columns")
+    assert lines["step 2"][2] == "puts out: user string, n bigint"
+    assert "topic out" in lines["sink kafka-1"][0]
+    assert "exactly_once, transactions='epoch'" in lines["sink kafka-1"][0]
+    assert "FileSink" in lines["sink files-1"][0]
+    assert "the transaction of kafka-1" in lines["decision"][0]
+    assert lines["checkpoint"] == [f"{FileStorage(str(folder)).location}: new"]
     assert not list(tmp_path.iterdir()), "nothing is made"
 
 
@@ -128,7 +128,7 @@ def moved(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize(
-    ("event_time", "schema", "said"),
+    ("event_time", "schema", "reason"),
     [
         ("window_start", None, "window_start is up to 59999 ms behind it, so no row is late"),
         ("window_end", None, "window_end is up to 0 ms behind it, so no row is late"),
@@ -142,7 +142,7 @@ def moved(rows: pa.RecordBatch) -> pa.RecordBatch:
     ],
 )
 def test_it_says_where_a_later_step_has_its_watermark_from(
-    event_time: str, schema: str | None, said: str
+    event_time: str, schema: str | None, reason: str
 ) -> None:
     minutes = (
         ts.Pipeline("hours")
@@ -162,11 +162,12 @@ def test_it_says_where_a_later_step_has_its_watermark_from(
         )
         .write(sink())
     )
-    told = facts(pipeline.explain())
+    lines = facts(pipeline.explain())
     assert (
-        f"watermark: that of step minutes, handed on; {said}" in told[f"step {len(pipeline.steps)}"]
+        f"watermark: that of step minutes, handed on; {reason}"
+        in lines[f"step {len(pipeline.steps)}"]
     )
-    assert not [line for line in told["step 1"] if line.startswith("watermark")]
+    assert not [line for line in lines["step 1"] if line.startswith("watermark")]
 
 
 def test_it_says_that_times_are_those_of_the_rows_before_an_earlier_step() -> None:
@@ -186,16 +187,16 @@ def test_it_says_that_times_are_those_of_the_rows_before_an_earlier_step() -> No
 
 
 def test_without_a_transaction_of_the_epoch_the_checkpoint_decides() -> None:
-    said = facts(counting(sink(transactions="task")).explain())
-    assert "a transaction per task" in said["sink kafka-1"][0]
-    assert "the checkpoint's own log" in said["decision"][0]
+    lines = facts(counting(sink(transactions="task")).explain())
+    assert "a transaction per task" in lines["sink kafka-1"][0]
+    assert "the checkpoint's own log" in lines["decision"][0]
 
 
 def test_without_spark_what_hangs_on_it_is_left_open() -> None:
-    said = facts(counting().explain())
-    assert "as many tasks as run at a time" in said["step 2"][3]
-    assert said["execution"][0].startswith("resident")
-    assert "not known without Spark" in said["slots"][0]
+    lines = facts(counting().explain())
+    assert "as many tasks as run at a time" in lines["step 2"][3]
+    assert lines["execution"][0].startswith("resident")
+    assert "not known without Spark" in lines["slots"][0]
     assert "4 tasks (parallelism=)" in facts(counting(parallelism=4).explain())["step 2"][3]
 
 
@@ -204,25 +205,25 @@ def test_a_cluster_has_a_slot_left_free_and_keyed_steps_as_many_tasks_as_there_a
 ) -> None:
     for slots, members in ((3, 3), (4, 3), (8, 7)):
         on(monkeypatch, cluster(slots))
-        said = facts(counting().explain())
-        assert f"{members} tasks (as many as run at a time)" in said["step 2"][3]
-        assert said["slots"] == [f"{slots} there; {members} needed as long as the pipeline runs"]
-        said = facts(counting().explain(execution="jobs"))
-        assert f"{slots} tasks" in said["step 2"][3]
-        assert said["slots"][0].startswith(f"{slots} there; taken by each epoch's job")
+        lines = facts(counting().explain())
+        assert f"{members} tasks (as many as run at a time)" in lines["step 2"][3]
+        assert lines["slots"] == [f"{slots} there; {members} needed as long as the pipeline runs"]
+        lines = facts(counting().explain(execution="jobs"))
+        assert f"{slots} tasks" in lines["step 2"][3]
+        assert lines["slots"][0].startswith(f"{slots} there; taken by each epoch's job")
     on(monkeypatch, cluster(8, master="local[8]"))
-    said = facts(counting().explain())
-    assert "8 tasks" in said["step 2"][3]
-    assert "8 there; 1 needed" in said["slots"][0]
+    lines = facts(counting().explain())
+    assert "8 tasks" in lines["step 2"][3]
+    assert "8 there; 1 needed" in lines["slots"][0]
 
 
 def test_what_keeps_tasks_from_staying_is_named_and_refused_where_they_are_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on(monkeypatch, cluster(4, conf={"spark.io.encryption.enabled": "true"}))
-    said = facts(counting().explain())
-    assert said["execution"][0].startswith("jobs")
-    assert "spark.io.encryption.enabled=true" in said["execution"][0]
+    lines = facts(counting().explain())
+    assert lines["execution"][0].startswith("jobs")
+    assert "spark.io.encryption.enabled=true" in lines["execution"][0]
     with pytest.raises(OptionError, match="execution='resident' does not work here"):
         counting().explain(execution="resident")
     framed = ts.Pipeline("framed").read(source()).transform(lambda rows: rows).write(sink())
@@ -234,23 +235,25 @@ def test_what_keeps_tasks_from_staying_is_named_and_refused_where_they_are_wante
 def test_the_choice_is_that_of_a_start() -> None:
     assert execution_of("p", None, {}, has_transform=False) == Execution(RESIDENT, "")
     assert execution_of("p", JOBS, {}, has_transform=False) == Execution(JOBS, "execution='jobs'")
-    found = Cluster(lambda: cluster(4))  # type: ignore[arg-type,return-value]
-    assert tasks_at_once(found, Execution(RESIDENT, "")) == 3
-    assert tasks_at_once(found, Execution(JOBS, "wanted")) == 4
+    big_cluster = Cluster(lambda: cluster(4))  # type: ignore[arg-type,return-value]
+    assert tasks_at_once(big_cluster, Execution(RESIDENT, "")) == 3
+    assert tasks_at_once(big_cluster, Execution(JOBS, "wanted")) == 4
 
 
 def test_what_is_exchanged_is_said_with_its_tasks_and_the_way_that_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = facts(counting(parallelism=4).explain())
-    assert said["step 2"][4] == "exchange: rows come by key (user) to 4 tasks, over own connections"
-    assert said["exchange"] == [
+    lines = facts(counting(parallelism=4).explain())
+    assert (
+        lines["step 2"][4] == "exchange: rows come by key (user) to 4 tasks, over own connections"
+    )
+    assert lines["exchange"] == [
         "to kafka-1: rows go to the task that writes their partition of out, over own connections"
     ]
     on(monkeypatch, cluster(8))
-    said = facts(counting().explain(execution="jobs"))
-    assert "by key (user) to 8 tasks, over the shuffle of Spark" in said["step 2"][4]
-    assert "over the shuffle of Spark" in said["exchange"][0]
+    lines = facts(counting().explain(execution="jobs"))
+    assert "by key (user) to 8 tasks, over the shuffle of Spark" in lines["step 2"][4]
+    assert "over the shuffle of Spark" in lines["exchange"][0]
 
 
 def test_what_may_stay_in_place_is_said_where_readers_write() -> None:
@@ -268,8 +271,8 @@ def test_what_may_stay_in_place_is_said_where_readers_write() -> None:
 
 def test_sinks_whose_tasks_write_what_they_have_need_no_exchange(tmp_path: Path) -> None:
     files = ts.FileSink(str(tmp_path))
-    said = facts(counting(files, sink(transactions="task")).explain())
-    assert said["exchange"] == ["to files-1, kafka-1: none, each task writes the rows that it has"]
+    lines = facts(counting(files, sink(transactions="task")).explain())
+    assert lines["exchange"] == ["to files-1, kafka-1: none, each task writes the rows that it has"]
     both = facts(counting(files, sink()).explain())["exchange"]
     assert [line.partition(":")[0] for line in both] == ["to files-1", "to kafka-1"]
 
@@ -278,8 +281,8 @@ def test_the_place_of_each_steps_state_is_said_and_that_of_its_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TALLYSTICK_STATE_DIR", "/fast/here")
-    said = facts(counting().explain())["step 2"][5]
-    assert said == (
+    lines = facts(counting().explain())["step 2"][5]
+    assert lines == (
         "state lies in keyed-state/per-user of the checkpoint; copies on each host in /fast/here"
     )
     conf = {"spark.executorEnv.TALLYSTICK_STATE_DIR": "/fast/there"}
@@ -296,21 +299,23 @@ def test_all_timeouts_are_those_that_are_set(tmp_path: Path) -> None:
     first = sink(transaction_timeout_ms=70_000, timeout_warning_share=0.5)
     slow = source(options=calls)
     pipeline = counting(first, task, weak, ts.FileSink(str(tmp_path)), read=slow)
-    said = facts(pipeline.explain())["timeouts"]
+    lines = facts(pipeline.explain())["timeouts"]
 
-    assert said[0] == "source: a request 1500 ms, a call with all its tries 40000 ms"
-    assert said[1].startswith("sink kafka-1: a request 8000 ms, a call with all its tries 56000 ms")
-    assert "; a transaction 70000 ms, warned about from 50 % of it on; recovery at any" in said[1]
-    assert said[2].startswith("sink late: a request 8000 ms")
-    assert "; a transaction 60000 ms" in said[2]
-    assert said[2].endswith("recovery within 50000 ms")
-    assert "transaction" not in said[3]
-    assert said[4] == "sink files-1: those of its own system"
+    assert lines[0] == "source: a request 1500 ms, a call with all its tries 40000 ms"
+    assert lines[1].startswith(
+        "sink kafka-1: a request 8000 ms, a call with all its tries 56000 ms"
+    )
+    assert "; a transaction 70000 ms, warned about from 50 % of it on; recovery at any" in lines[1]
+    assert lines[2].startswith("sink late: a request 8000 ms")
+    assert "; a transaction 60000 ms" in lines[2]
+    assert lines[2].endswith("recovery within 50000 ms")
+    assert "transaction" not in lines[3]
+    assert lines[4] == "sink files-1: those of its own system"
     unchecked = facts(counting(sink(transactions="task")).explain())["timeouts"][1]
     assert unchecked.endswith("recovery not checked")
 
 
-def held(folder: Path, uid: str, pipeline: str = "counts") -> None:
+def write_state(folder: Path, uid: str, pipeline: str = "counts") -> None:
     """A checkpoint with one epoch, and one step's state."""
     state = (StepState(uid, 64, 2, '[["user","string"]]', 1),)
     producer = Producer("t", 1, 0)
@@ -319,17 +324,17 @@ def held(folder: Path, uid: str, pipeline: str = "counts") -> None:
 
 
 def test_a_checkpoint_says_how_far_it_is_and_its_state_is_compared(tmp_path: Path) -> None:
-    held(tmp_path, "per-user")
+    write_state(tmp_path, "per-user")
 
-    said = facts(counting().explain(checkpoint=str(tmp_path)))
-    assert "up to epoch 12" in said["checkpoint"][0]
-    assert "State of per-user" in said["checkpoint"][0]
-    assert "64 key groups" in said["step 2"][3], "those of the state"
-    assert "state" not in said
+    lines = facts(counting().explain(checkpoint=str(tmp_path)))
+    assert "up to epoch 12" in lines["checkpoint"][0]
+    assert "State of per-user" in lines["checkpoint"][0]
+    assert "64 key groups" in lines["step 2"][3], "those of the state"
+    assert "state" not in lines
 
-    said = facts(counting(uid="another").explain(checkpoint=str(tmp_path)))
-    assert "does not fit: " in said["state"][0]
-    assert "per-user" in said["state"][0]
+    lines = facts(counting(uid="another").explain(checkpoint=str(tmp_path)))
+    assert "does not fit: " in lines["state"][0]
+    assert "per-user" in lines["state"][0]
 
     other = replace(counting(), name="other")
     with pytest.raises(DataLossError, match="belongs to pipeline 'counts'"):

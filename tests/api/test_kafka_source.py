@@ -55,10 +55,12 @@ def test_a_key_is_read_as_the_value_is_in_the_same_mode():
 
 
 def test_json_schema_is_read_as_named_fields_or_as_a_subject_says():
-    asked = ts.JsonSchema(registry="http://r", subject="s", user_info="u:secret", mode="permissive")
-    options = parsed(value=asked)
+    schema = ts.JsonSchema(
+        registry="http://r", subject="s", user_info="u:secret", mode="permissive"
+    )
+    options = parsed(value=schema)
 
-    assert (options.value, options.value_schema) == (asked, None)
+    assert (options.value, options.value_schema) == (schema, None)
     assert "secret" not in repr(options)
     assert parsed(value=ts.JsonSchema("a int")).value == ts.JsonSchema("a int")
     assert parsed(key=ts.JsonSchema("a int")).key == ts.JsonSchema("a int")
@@ -71,19 +73,19 @@ def test_json_schema_is_read_as_named_fields_or_as_a_subject_says():
         with pytest.raises(ts.OptionError, match=r"JsonSchema\("):
             parsed(value=wrong)
     with pytest.raises(ts.OptionError, match="reading keys needs the schema="):
-        parsed(key=asked)
+        parsed(key=schema)
 
 
 def test_a_start_is_a_time_of_a_known_zone():
     at = datetime(2026, 11, 21, tzinfo=UTC)
-    each = {"t": {1: at}}
+    times = {"t": {1: at}}
 
     assert parsed(starting_time=at).start == AtTime(1_795_219_200_000, fallback=LATEST)
     strict = parsed(starting_time=at, starting_time_fallback="error")
     assert strict.start == AtTime(1_795_219_200_000)
     given = {"StartingOffsetsByTimestampStrategy": "error"}
     assert parsed(starting_time=at, options=given).start == strict.start
-    assert parsed(starting_time=each).start.partitions == {
+    assert parsed(starting_time=times).start.partitions == {
         TopicPartition("t", 1): 1_795_219_200_000
     }
     with pytest.raises(ts.OptionError, match="has no time zone"):
@@ -97,7 +99,7 @@ def test_the_group_is_the_pipelines_own_unless_named_or_switched_off():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"topics": "flights"}, "expected a list"),
         ({"topics": re.compile(b"f")}, "expected a pattern of text"),
@@ -110,6 +112,6 @@ def test_the_group_is_the_pipelines_own_unless_named_or_switched_off():
         ({"group_id": "tallystick-orders-token"}, "pipeline 'orders' keeps its token"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_once(settings, told):
-    with pytest.raises(ts.OptionError, match=re.escape(told)):
+def test_what_cannot_be_meant_is_refused_at_once(settings, message):
+    with pytest.raises(ts.OptionError, match=re.escape(message)):
         parsed(**settings)

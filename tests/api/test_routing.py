@@ -56,24 +56,24 @@ def test_it_is_explained_who_gets_which_rows_and_how() -> None:
         audit=[],
     )
     text = pipeline.explain()
-    said = facts(text)
+    lines = facts(text)
 
-    assert said["step 1"][2:5] == [
+    assert lines["step 1"][2:5] == [
         "puts out: user string, n bigint",
         f"output alerts: {ALERTS}",
         "output audit: n bigint",
     ]
-    assert said["sink kafka-1"][0].startswith("main output when is_large, to topic out")
-    assert said["sink kafka-1"][0].endswith("one transaction per epoch")
+    assert lines["sink kafka-1"][0].startswith("main output when is_large, to topic out")
+    assert lines["sink kafka-1"][0].endswith("one transaction per epoch")
     (alerts,) = [line for line in text.splitlines() if line.startswith("sink alerts-kafka-1 ")]
     assert "output alerts, to topic alerts" in alerts
     assert alerts.endswith("in the transaction of kafka-1")
-    assert said["dropped"] == ["output audit: no sink gets it, as write(audit=[]) says"]
+    assert lines["dropped"] == ["output audit: no sink gets it, as write(audit=[]) says"]
     uids = [uid for uid, _ in pipeline.topology.by_uid]
     assert uids == ["kafka-1", "alerts-kafka-1", "files-1", "alerts-kafka-2"]
     assert [output.topic for output, _ in pipeline.topology.written] == ["out", "alerts"]
     selections = {uid: pipeline.topology.selection(uid) for uid in uids}
-    assert [each.output for each in selections.values()] == ["", "alerts", "", "alerts"]
+    assert [selection.output for selection in selections.values()] == ["", "alerts", "", "alerts"]
     assert [uid for uid in uids if selections[uid].when] == ["kafka-1", "alerts-kafka-2"]
 
 
@@ -90,7 +90,7 @@ def test_functions_before_sinks_are_explained_and_their_columns_are_the_sinks_ow
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("build", "message"),
     [
         (lambda: ts.mapped(sink(), None), "expected a function of a batch"),
         (lambda: ts.mapped("out", worded), "expected a sink first"),
@@ -98,9 +98,9 @@ def test_functions_before_sinks_are_explained_and_their_columns_are_the_sinks_ow
         (lambda: ts.when(ts.when(sink(), is_large), is_large), "give one predicate"),
     ],
 )
-def test_functions_before_sinks_that_cannot_be(made: Any, message: str) -> None:
+def test_functions_before_sinks_that_cannot_be(build: Any, message: str) -> None:
     with pytest.raises(ts.OptionError, match=message):
-        made()
+        build()
 
 
 def test_a_function_before_a_sink_that_cannot_be_sent_is_named() -> None:
@@ -213,7 +213,7 @@ def test_another_cluster_is_told_to_have_transactions_of_tasks() -> None:
     with pytest.raises(ts.OptionError, match=r"bootstrap_servers differ.*transactions='task' in"):
         topology_of([sink(), other])
     shared = topology_of([sink(), sink("rows", token_topic="out"), sink("letters")])
-    assert [each.uid for each in shared.sharing] == ["kafka-2", "kafka-3"]
+    assert [partner.uid for partner in shared.sharing] == ["kafka-2", "kafka-3"]
     assert shared.others == ()
 
 

@@ -79,8 +79,8 @@ def test_steps_of_the_only_stream_are_the_pipelines():
 
 def test_each_of_several_has_its_own_group_and_steps():
     run = run_of(ts.Pipeline("p").read(part("a"), part("b", group_id="mine")))
-    assert [each.options.group for each in run.inputs] == ["tallystick-p/a", "mine"]
-    assert [each.read.input for each in run.inputs] == ["a", "b"]
+    assert [read_input.options.group for read_input in run.inputs] == ["tallystick-p/a", "mine"]
+    assert [read_input.read.input for read_input in run.inputs] == ["a", "b"]
     assert run.columns == pa.schema([("k", pa.string()), ("n", pa.int64())])
     rows = pa.record_batch({"n": pa.array([1], pa.int32()), "k": ["x"]})
     *_, conform = run.inputs[1].read.functions
@@ -124,22 +124,27 @@ def test_named_inputs_become_one_table_for_the_first_step():
     (step,) = run.keyed.steps
     assert step.columns.names == ["bidder", "$input", "$time", "bids", "people"]
     assert (step.key.names, step.event_time) == (["bidder"], "$time")
-    assert [each.uid for each in run.inputs] == ["bids", "people"]
+    assert [read_input.uid for read_input in run.inputs] == ["bids", "people"]
     columns = run.inputs[1].read.layout.schema
     row = {"id": 7, "name": "x", "since": 5}
     rows = pa.RecordBatch.from_pylist([row], schema=columns)
     for function in run.inputs[1].read.functions:
         rows = function(rows)
-    (found,) = rows.to_pylist()
-    assert (found["bidder"], found["$input"], found["$time"], found["bids"]) == (7, 1, 5, None)
-    assert found["people"].items() >= row.items()
+    (joined_row,) = rows.to_pylist()
+    assert (
+        joined_row["bidder"],
+        joined_row["$input"],
+        joined_row["$time"],
+        joined_row["bids"],
+    ) == (7, 1, 5, None)
+    assert joined_row["people"].items() >= row.items()
 
 
 JOINS = {
-    "interval": lambda **its: ts.interval_join("bids", "people", lower=0, upper=5, **its),
-    "window": lambda **its: ts.window_join("bids", "people", size=5, **its),
-    "temporal": lambda **its: ts.temporal_join("bids", "people", **its),
-    "upsert": lambda **its: ts.upsert_join("bids", "people", **its),
+    "interval": lambda **options: ts.interval_join("bids", "people", lower=0, upper=5, **options),
+    "window": lambda **options: ts.window_join("bids", "people", size=5, **options),
+    "temporal": lambda **options: ts.temporal_join("bids", "people", **options),
+    "upsert": lambda **options: ts.upsert_join("bids", "people", **options),
 }
 
 
@@ -150,12 +155,12 @@ def carried_by(function: Any, bids: Any = None, **settings: Any) -> dict[str, li
     times = {} if function.time_mode == "None" else {"bids": "ts", "people": "since"}
     run = run_of(keyed.process(function, event_time=times, **settings))
     (step,) = run.keyed.steps
-    made = run.inputs[1].read.layout.schema.names
-    assert "topic" not in made, "columns of Kafka's that nobody needs are not even made"
-    found = {}
+    columns = run.inputs[1].read.layout.schema.names
+    assert "topic" not in columns, "columns of Kafka's that nobody needs are not even made"
+    carried = {}
     for name in ("bids", "people"):
-        found[name] = [each.name for each in step.columns.field(name).type]
-    return found
+        carried[name] = [member.name for member in step.columns.field(name).type]
+    return carried
 
 
 @pytest.mark.parametrize("join", JOINS)
@@ -163,8 +168,8 @@ def test_a_join_leaves_kafkas_own_columns_out_and_carries_those_that_are_named(j
     make = JOINS[join]
     bids, all_people = ["bidder", "price", "ts"], ["id", "name", "since"]
     assert carried_by(make()) == {"bids": bids, "people": all_people}
-    asked = make(columns={"bids": ["offset", "price"], "people": []})
-    assert carried_by(asked) == {"bids": ["price", "offset"], "people": []}
+    upsert = make(columns={"bids": ["offset", "price"], "people": []})
+    assert carried_by(upsert) == {"bids": ["price", "offset"], "people": []}
     mapped = ts.stream(source("bids"), uid="bids").map_batches(
         same, schema="bidder bigint, ts bigint, offset bigint"
     )
@@ -172,14 +177,14 @@ def test_a_join_leaves_kafkas_own_columns_out_and_carries_those_that_are_named(j
 
 
 def test_an_upsert_join_carries_what_it_goes_by():
-    its = {"newest_by": {"bids": "offset", "people": "since"}, "columns": {"people": ["name"]}}
-    found = carried_by(JOINS["upsert"](**its))
-    assert found == {"bids": ["bidder", "price", "ts", "offset"], "people": ["name", "since"]}
+    options = {"newest_by": {"bids": "offset", "people": "since"}, "columns": {"people": ["name"]}}
+    carried = carried_by(JOINS["upsert"](**options))
+    assert carried == {"bids": ["bidder", "price", "ts", "offset"], "people": ["name", "since"]}
 
 
 def test_a_function_of_the_users_gets_all_columns():
     (step,) = run_of(counted(named())).keyed.steps
-    assert "offset" in [each.name for each in step.columns.field("bids").type]
+    assert "offset" in [member.name for member in step.columns.field("bids").type]
 
 
 @pytest.mark.parametrize("join", JOINS)
@@ -244,7 +249,7 @@ def test_explain_says_it_all():
         .process(ts.aggregate({"n": ts.count()}))
         .write(ts.KafkaSink(NOWHERE, topic="out", value=ts.Json()))
     )
-    said = pipeline.explain()
+    text = pipeline.explain()
     for line in (
         "input 'bids': topic old at",
         "input 'people': topic people at",
@@ -254,7 +259,7 @@ def test_explain_says_it_all():
         "key_by bids: bidder; people: id",
         "group tallystick-p/people shows",
     ):
-        assert line in said, said
+        assert line in text, text
 
 
 def meanings(pipeline: ts.Pipeline) -> list[dict[str, str]]:
@@ -266,9 +271,9 @@ def test_the_columns_of_event_times_are_part_of_the_meaning_of_state() -> None:
     """By another one a window would have rows of other times, and timers another clock."""
     function = ts.windowed(ts.tumbling(10), {"n": ts.count()})
     one = ts.Pipeline("p").read(source("in")).key_by("bidder")
-    assert [each["event_time"] for each in meanings(one.process(function, event_time="ts"))] == [
-        '"ts"'
-    ]
+    assert [
+        meaning["event_time"] for meaning in meanings(one.process(function, event_time="ts"))
+    ] == ['"ts"']
     times = {"bids": "ts", "people": "since"}
     join = ts.interval_join("bids", "people", lower=0, upper=1)
     for meaning in meanings(named().process(join, event_time=times)):
@@ -285,7 +290,7 @@ def test_the_key_of_each_input_is_part_of_the_meaning_of_state() -> None:
     (one,), (other,) = (
         meanings(counted(named(bids="bidder", people=key))) for key in ("id", "since")
     )
-    assert [str(each) for each in changes(tuple(one.items()), tuple(other.items()))] == [
+    assert [str(change) for change in changes(tuple(one.items()), tuple(other.items()))] == [
         str(Change('key_by["people"]', '["id"]', '["since"]'))
     ]
     join = ts.upsert_join("bids", "people")
@@ -315,5 +320,7 @@ def test_the_first_input_names_the_columns_of_the_key() -> None:
     read = ts.Pipeline("p").read(people=people(), bids=source("bids"))
     other = read.key_by(bids="bidder", people="id")
     count = ts.aggregate({"n": ts.count()})
-    names = [run_of(each.process(count)).keyed.steps[0].key.names for each in (named(), other)]
+    names = [
+        run_of(pipeline.process(count)).keyed.steps[0].key.names for pipeline in (named(), other)
+    ]
     assert names == [["bidder"], ["id"]]

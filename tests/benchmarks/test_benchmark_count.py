@@ -32,10 +32,10 @@ def check(rows: list[tuple[int, ...]], mode: str = RECORD, **how: bool) -> Check
 
 
 def test_each_update_once_is_exact():
-    found = check(UPDATES).findings
+    findings = check(UPDATES).findings
 
-    assert found.exact
-    assert found.done_records == 5
+    assert findings.exact
+    assert findings.done_records == 5
 
 
 def test_one_row_per_key_and_commit_is_exact_where_that_was_asked_for():
@@ -46,11 +46,11 @@ def test_one_row_per_key_and_commit_is_exact_where_that_was_asked_for():
 
 
 def test_what_is_missing_at_the_end_is_not_wrong_so_far():
-    found = check(UPDATES[:4]).findings
+    findings = check(UPDATES[:4]).findings
 
-    assert found.right_so_far
-    assert not found.exact
-    assert (found.unfinished_users, found.done_records) == (1, 4)
+    assert findings.right_so_far
+    assert not findings.exact
+    assert (findings.unfinished_users, findings.done_records) == (1, 4)
 
 
 @pytest.mark.parametrize("mode", [RECORD, EPOCH])
@@ -84,28 +84,28 @@ def test_rows_without_keys_may_come_in_any_order_but_each_once():
     ],
 )
 def test_each_row_is_judged_by_itself(row, fault):
-    found = check([*UPDATES[:4], row]).findings
+    findings = check([*UPDATES[:4], row]).findings
 
-    assert getattr(found, fault) == 1
-    assert not found.right_so_far
+    assert getattr(findings, fault) == 1
+    assert not findings.right_so_far
 
 
 @pytest.mark.parametrize("mode", [RECORD, EPOCH])
 def test_progress_is_the_inputs_behind_what_is_committed(mode):
-    found = check(UPDATES, mode)
+    checked = check(UPDATES, mode)
 
-    assert [found.done(ends) for ends in [(0, 0), (1, 0), (2, 8), (4, 10)]] == [0, 1, 3, 5]
+    assert [checked.done(ends) for ends in [(0, 0), (1, 0), (2, 8), (4, 10)]] == [0, 1, 3, 5]
 
 
 def test_one_row_may_cover_many_inputs():
-    found = check([UPDATES[2], UPDATES[4]], EPOCH)
+    checked = check([UPDATES[2], UPDATES[4]], EPOCH)
 
-    assert found.done((4, 0)) == 3
-    assert found.done((4, 10)) == 5
+    assert checked.done((4, 0)) == 3
+    assert checked.done((4, 10)) == 5
 
 
 def test_an_empty_output_covers_nothing():
-    found = check([])
+    checked = check([])
 
-    assert found.findings.unfinished_users == 2
-    assert found.done((0, 0)) == 0
+    assert checked.findings.unfinished_users == 2
+    assert checked.done((0, 0)) == 0

@@ -40,35 +40,35 @@ EPOCHS = [
 
 
 def test_a_run_counts_from_its_first_record_to_its_last_commit():
-    found = figures(EPOCHS, started_s=-1.0, first_s=4.0, records=RECORDS)
+    result = figures(EPOCHS, started_s=-1.0, first_s=4.0, records=RECORDS)
 
-    assert found.wall_s == 16.0
-    assert found.records_per_s == RECORDS / 16
-    assert found.first_commit_s == 11.0
-    assert found.commits_seen == 5
+    assert result.wall_s == 16.0
+    assert result.records_per_s == RECORDS / 16
+    assert result.first_commit_s == 11.0
+    assert result.commits_seen == 5
 
 
 def test_the_warm_rate_leaves_out_the_start_and_the_last_wait():
-    found = figures(EPOCHS, started_s=0.0, first_s=4.0, records=RECORDS)
+    result = figures(EPOCHS, started_s=0.0, first_s=4.0, records=RECORDS)
 
-    assert found.warm_records_per_s == pytest.approx(0.4 * RECORDS / 4)
-    assert found.warm_job_cpu_s_per_million == pytest.approx(1.5 * 4 / 0.4)
+    assert result.warm_records_per_s == pytest.approx(0.4 * RECORDS / 4)
+    assert result.warm_job_cpu_s_per_million == pytest.approx(1.5 * 4 / 0.4)
 
 
 def test_a_single_commit_gives_no_warm_rate():
-    found = figures([sample(0, 0, 0), sample(5, 9, 9)], started_s=0, first_s=1, records=9)
+    result = figures([sample(0, 0, 0), sample(5, 9, 9)], started_s=0, first_s=1, records=9)
 
-    assert found.warm_records_per_s is None
-    assert found.warm_job_cpu_s_per_million is None
+    assert result.warm_records_per_s is None
+    assert result.warm_job_cpu_s_per_million is None
 
 
 def test_cpu_is_booked_to_job_broker_and_others_without_the_start():
-    found = figures(EPOCHS, started_s=0.0, first_s=9.0, records=RECORDS)
+    result = figures(EPOCHS, started_s=0.0, first_s=9.0, records=RECORDS)
 
-    assert found.job_cpu_s_per_million == pytest.approx(1.5 * 11)
-    assert found.broker_cpu_s_per_million == pytest.approx(0.2 * 11)
-    assert found.other_cpu_s == pytest.approx(0.1 * 11)
-    assert found.job_cpu_s == pytest.approx(1.5 * 22)
+    assert result.job_cpu_s_per_million == pytest.approx(1.5 * 11)
+    assert result.broker_cpu_s_per_million == pytest.approx(0.2 * 11)
+    assert result.other_cpu_s == pytest.approx(0.1 * 11)
+    assert result.job_cpu_s == pytest.approx(1.5 * 22)
 
 
 def test_a_step_is_a_move_of_the_committed_end_only():

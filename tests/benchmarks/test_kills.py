@@ -30,41 +30,41 @@ def test_users_may_be_in_any_order_among_each_other():
 
 @pytest.mark.parametrize("index", range(4))
 def test_a_lost_update_is_found(index):
-    found = judged(EXACT[:index] + EXACT[index + 1 :])
+    verdict = judged(EXACT[:index] + EXACT[index + 1 :])
 
-    assert found == Audit(4, 3, 1, 0, 0, 0)
-    assert not found.is_exact
+    assert verdict == Audit(4, 3, 1, 0, 0, 0)
+    assert not verdict.is_exact
 
 
 @pytest.mark.parametrize("index", range(4))
 def test_a_duplicate_is_found_right_after_it_and_at_the_end(index):
     for place in (index + 1, 4):
-        found = judged([*EXACT[:place], EXACT[index], *EXACT[place:]])
+        verdict = judged([*EXACT[:place], EXACT[index], *EXACT[place:]])
 
-        assert found == Audit(4, 5, 0, 1, 0, 0)
-        assert not found.is_exact
+        assert verdict == Audit(4, 5, 0, 1, 0, 0)
+        assert not verdict.is_exact
 
 
 def test_disorder_is_found():
-    found = judged([EXACT[0], EXACT[2], EXACT[1], EXACT[3]])
-    assert found.is_exact, "b's update may be anywhere"
+    verdict = judged([EXACT[0], EXACT[2], EXACT[1], EXACT[3]])
+    assert verdict.is_exact, "b's update may be anywhere"
 
-    found = judged([EXACT[2], EXACT[1], EXACT[0], EXACT[3]])
-    assert found == Audit(4, 4, 0, 0, 1, 0)
-    assert not found.is_exact
+    verdict = judged([EXACT[2], EXACT[1], EXACT[0], EXACT[3]])
+    assert verdict == Audit(4, 4, 0, 0, 1, 0)
+    assert not verdict.is_exact
 
 
 def test_state_that_was_set_back_is_found():
     """An event was counted, its update is lost with the state: the next has its number."""
-    found = judged([EXACT[0], EXACT[1], Update("a", 2, 7, 4)])
+    verdict = judged([EXACT[0], EXACT[1], Update("a", 2, 7, 4)])
 
-    assert (found.lost, found.wrong) == (1, 1)
+    assert (verdict.lost, verdict.wrong) == (1, 1)
 
 
 def test_state_that_was_counted_twice_is_found():
-    found = judged([*EXACT, Update("a", 4, 10, 4)])
+    verdict = judged([*EXACT, Update("a", 4, 10, 4)])
 
-    assert found == Audit(4, 5, 0, 0, 0, 1)
+    assert verdict == Audit(4, 5, 0, 0, 0, 1)
 
 
 def test_a_schedule_depends_on_its_seed_alone():
@@ -75,9 +75,9 @@ def test_a_schedule_depends_on_its_seed_alone():
 @pytest.mark.parametrize("seed", range(20))
 def test_each_kind_comes_once_before_any_comes_twice(seed):
     faults = plan(seed, 12)
-    assert sorted(each.kind for each in faults[:6]) == sorted(KINDS)
-    assert sorted(each.kind for each in faults[6:]) == sorted(KINDS)
-    assert all(GAPS_S[0] <= each.gap_s <= GAPS_S[1] for each in faults)
+    assert sorted(fault.kind for fault in faults[:6]) == sorted(KINDS)
+    assert sorted(fault.kind for fault in faults[6:]) == sorted(KINDS)
+    assert all(GAPS_S[0] <= fault.gap_s <= GAPS_S[1] for fault in faults)
 
 
 def end_txn(version: int, committed: bool) -> bytes:

@@ -55,10 +55,10 @@ def test_events_follow_from_the_seed_however_they_are_cut(kind: str) -> None:
 
 
 def by_key(rows: Rows, key: str) -> dict[int, Rows]:
-    found: dict[int, Rows] = defaultdict(list)
+    rows_by_key: dict[int, Rows] = defaultdict(list)
     for row in rows:
-        found[row[key]].append(row)
-    return found
+        rows_by_key[row[key]].append(row)
+    return rows_by_key
 
 
 def q0(of: Inputs) -> Iterator[tuple[Any, ...]]:
@@ -92,7 +92,10 @@ def q4(of: Inputs) -> Iterator[tuple[Any, ...]]:
         ]
         if prices:
             best[auction["category"]].append(max(prices))
-    yield from ((category, sum(each) / len(each)) for category, each in best.items())
+    yield from (
+        (category, sum(category_prices) / len(category_prices))
+        for category, category_prices in best.items()
+    )
 
 
 def q5(of: Inputs) -> Iterator[tuple[Any, ...]]:
@@ -135,7 +138,7 @@ def q11(of: Inputs) -> Iterator[tuple[Any, ...]]:
 
 
 NAIVE: dict[str, Callable[[Inputs], Iterator[tuple[Any, ...]]]] = {
-    each.__name__: each for each in (q0, q1, q2, q3, q4, q5, q7, q8, q11)
+    query.__name__: query for query in (q0, q1, q2, q3, q4, q5, q7, q8, q11)
 }
 
 

@@ -63,7 +63,7 @@ VERSIONS = (0, 1, 2)
 def records(topic: str) -> tuple[InputRecord, ...]:
     """The input of a topic, the same in every run: in order in each partition, by player."""
     chance = random.Random(topic)
-    found = []
+    plays = []
     for number in range(RECORDS // 4 if topic == ODDS_TOPIC else RECORDS):
         player = chance.randrange(PLAYERS)
         at = BEGAN_MS + number * (20 if topic == ODDS_TOPIC else 5)
@@ -73,17 +73,17 @@ def records(topic: str) -> tuple[InputRecord, ...]:
         else:
             value |= {"id": number, "amount": chance.randrange(100)}
         text = json.dumps(value).encode()
-        found.append(InputRecord(player % PARTITIONS, value["player"].encode(), text, at))
+        plays.append(InputRecord(player % PARTITIONS, value["player"].encode(), text, at))
     if topic == UNEVEN_TOPIC:  # each partition in order still, and some seconds behind the last
-        found.sort(key=lambda record: record.timestamp_ms + record.partition * BEHIND_MS)
-    return tuple(found)
+        plays.sort(key=lambda record: record.timestamp_ms + record.partition * BEHIND_MS)
+    return tuple(plays)
 
 
-def question(seed: int, names: list[str], asked: Sequence[str] = ()) -> tuple[str, Question]:
+def question(seed: int, names: list[str], fault_names: Sequence[str] = ()) -> tuple[str, Question]:
     """Draw a run: the name of its workload, and the question that it answers."""
     chance = random.Random(seed)
     # Each name draws for itself: what a seed means outlives a change of the list.
-    name = max(names, key=lambda each: random.Random(f"{seed} {each}").random())
+    name = max(names, key=lambda candidate: random.Random(f"{seed} {candidate}").random())
     workload = WORKLOADS[name]
     brokers = 3 if chance.random() < SHARE_OF_THREE_BROKERS else 1
     command = [sys.executable, "-m", "tests.campaign.jobs", name]
@@ -98,29 +98,29 @@ def question(seed: int, names: list[str], asked: Sequence[str] = ()) -> tuple[st
         brokers,
         version,
         checkpoint=BUCKET if in_store else "",
-        stores=tuple(STORES[each] for each in [workload.store] if each),
+        stores=tuple(STORES[store] for store in [workload.store] if store),
     )
     kinds = kinds_for(
         brokers,
-        asked,
+        fault_names,
         uses_parallelism=True,
         has_object_store=in_store,
         has_clock=find_compiler() is not None,
     )
     faults = plan(kills, seed, kinds)
-    again = f"--seed {seed} --once" + f" --faults {','.join(asked)}" * bool(asked)
+    again = f"--seed {seed} --once" + f" --faults {','.join(fault_names)}" * bool(fault_names)
     return name, Question(job, faults, again, workload.compare)
 
 
-def by_input(workload: Workload, asked: Question, found: Run) -> Verdict:
+def by_input(workload: Workload, posed: Question, disturbed: Run) -> Verdict:
     """Compare a run with what the input says; state is compared with nothing."""
     assert workload.oracle is not None
-    expected = Run(records=expected_records(workload.oracle(asked.job.inputs)))
-    records, problems = found_records(found.records, workload.own)
-    run_as_rows = replace(found, records=records, problems=found.problems + problems)
-    verdict = judged(asked, expected, run_as_rows)
-    if problems and not found.problems:
-        verdict.differences = differences(expected.records, records, asked.comparison)
+    expected = Run(records=expected_records(workload.oracle(posed.job.inputs)))
+    records, problems = found_records(disturbed.records, workload.own)
+    run_as_rows = replace(disturbed, records=records, problems=disturbed.problems + problems)
+    verdict = judged(posed, expected, run_as_rows)
+    if problems and not disturbed.problems:
+        verdict.differences = differences(expected.records, records, posed.comparison)
     return verdict
 
 
@@ -144,61 +144,67 @@ class Campaign:
 
     def go(self, seed: int) -> None:
         """Do one run."""
-        name, asked = question(seed, self._names, self._kinds)
+        name, posed = question(seed, self._names, self._kinds)
         workload = WORKLOADS[name]
-        expected = None if workload.oracle else self._expected(name, asked)
+        expected = None if workload.oracle else self._expected(name, posed)
         folder = self._folder / f"{seed}-{name}"
-        found = run(asked.job, asked.faults, folder, lambda text: print(f"  {text}", flush=True))
+        disturbed = run(
+            posed.job, posed.faults, folder, lambda text: print(f"  {text}", flush=True)
+        )
         verdict = (
-            by_input(workload, asked, found) if expected is None else judged(asked, expected, found)
+            by_input(workload, posed, disturbed)
+            if expected is None
+            else judged(posed, expected, disturbed)
         )
         self.runs += 1
         self.failures += not verdict.is_exact
-        self._note(seed, name, asked, verdict)
+        self._note(seed, name, posed, verdict)
         print(as_text(verdict), flush=True)
         if verdict.is_exact:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _expected(self, name: str, asked: Question) -> Run:
+    def _expected(self, name: str, posed: Question) -> Run:
         """Return the undisturbed run of a program, which is the same on every cluster."""
         kept = self._kept / name
         if not kept.exists():
             print(f"undisturbed: {name}", flush=True)
             kept.parent.mkdir(parents=True, exist_ok=True)
             new = kept.with_name(f"{name}.{os.getpid()}")
-            new.write_bytes(pickle.dumps(self._undisturbed(name, asked)))
+            new.write_bytes(pickle.dumps(self._undisturbed(name, posed)))
             new.rename(kept)
-        found: Run = pickle.loads(kept.read_bytes())  # noqa: S301  ours
-        return found
+        undisturbed: Run = pickle.loads(kept.read_bytes())  # noqa: S301  ours
+        return undisturbed
 
-    def _undisturbed(self, name: str, asked: Question) -> Run:
-        job = replace(asked.job, checkpoint="")
-        found = run(job, (), self._folder / name, lambda text: None)
-        assert not found.problems, found.problems
-        assert found.records, f"{name} writes nothing"
+    def _undisturbed(self, name: str, posed: Question) -> Run:
+        job = replace(posed.job, checkpoint="")
+        undisturbed = run(job, (), self._folder / name, lambda text: None)
+        assert not undisturbed.problems, undisturbed.problems
+        assert undisturbed.records, f"{name} writes nothing"
         again = run(job, (), self._folder / f"{name}-again", lambda text: None, parts=5)
         assert not again.problems, again.problems
-        assert not differences(found.records, again.records, asked.comparison), name
-        drop_unlike_state(found, again)
-        return found
+        assert not differences(undisturbed.records, again.records, posed.comparison), name
+        drop_unlike_state(undisturbed, again)
+        return undisturbed
 
-    def _note(self, seed: int, name: str, asked: Question, verdict: Verdict) -> None:
-        found = verdict.found
+    def _note(self, seed: int, name: str, posed: Question, verdict: Verdict) -> None:
+        disturbed = verdict.disturbed
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "seed": seed,
             "workload": name,
-            "brokers": asked.job.brokers,
-            "transaction_version": asked.job.transaction_version,
-            "in_object_store": bool(asked.job.checkpoint),
+            "brokers": posed.job.brokers,
+            "transaction_version": posed.job.transaction_version,
+            "in_object_store": bool(posed.job.checkpoint),
             "exact": verdict.is_exact,
-            "hit": dict(Counter(each.fault.kind for each in verdict.hits)),
-            "missed": dict(Counter(each.fault.kind for each in found.injected if not each.hit)),
-            "starts": found.starts,
-            "rows": len(found.records),
-            "seconds": round(found.seconds, 1),
-            "differences": [str(each) for each in verdict.differences[:5]],
-            "problems": [_short(each) for each in verdict.problems[:5]],
+            "hit": dict(Counter(hit.fault.kind for hit in verdict.hits)),
+            "missed": dict(
+                Counter(fault.fault.kind for fault in disturbed.injected if not fault.hit)
+            ),
+            "starts": disturbed.starts,
+            "rows": len(disturbed.records),
+            "seconds": round(disturbed.seconds, 1),
+            "differences": [str(difference) for difference in verdict.differences[:5]],
+            "problems": [_short(problem) for problem in verdict.problems[:5]],
             **self._versions,
         }
         RUNS.parent.mkdir(exist_ok=True)

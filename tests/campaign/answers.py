@@ -15,7 +15,7 @@ def answer_of(question: str) -> str:
 
 def hash_of(question: str) -> int:
     """Return a number of a text, the same in each process."""
-    return functools.reduce(lambda known, each: known * 31 + each, question.encode(), 7) % 1_000_003
+    return functools.reduce(lambda known, byte: known * 31 + byte, question.encode(), 7) % 1_000_003
 
 
 class _Answers(socketserver.StreamRequestHandler):

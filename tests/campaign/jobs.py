@@ -204,7 +204,7 @@ def answered(servers: str, checkpoint: str, parallelism: int) -> object:
             {
                 "player": bets["player"],
                 "id": bets["id"],
-                "answer": [lookups.CLIENT.ask(f"{each}") for each in bets["id"].to_pylist()],
+                "answer": [lookups.CLIENT.ask(f"{value}") for value in bets["id"].to_pylist()],
                 "team": [lookups.team_of(player) for player in players],
                 "is_refreshed": [lookups.REFRESHER.count > count] * len(players),
                 "draw": [lookups.GENERATOR.getrandbits(62) for _ in players],
@@ -247,7 +247,7 @@ def twice_windowed(servers: str, checkpoint: str, parallelism: int) -> object:
 
 def with_team(bets: pa.RecordBatch) -> pa.RecordBatch:
     numbers = [int(player[1:]) % 3 for player in bets["player"].to_pylist()]
-    teams = pa.array([f"t{each}" for each in numbers], pa.string())
+    teams = pa.array([f"t{number}" for number in numbers], pa.string())
     return bets.select(["id", "player", "amount", "at"]).append_column("team", teams)
 
 

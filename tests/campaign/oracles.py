@@ -24,7 +24,7 @@ def team(player: str) -> str:
 
 def values(inputs: Inputs, topic: str) -> list[dict[str, object]]:
     """Return the input's values."""
-    return [json.loads(each.value) for each in inputs[topic]]
+    return [json.loads(record.value) for record in inputs[topic]]
 
 
 def answered(inputs: Inputs) -> list[Row]:
@@ -86,16 +86,18 @@ def found_records(
         own: A field that each row has a value of its own in, and that differs from run to run; "":
             there is none.
     """
-    found: list[OutputRecord] = []
+    outputs: list[OutputRecord] = []
     drawn: Counter[object] = Counter()
-    for each in records:
-        row = {name: _plain(name, value) for name, value in json.loads(each.value or b"").items()}
+    for record in records:
+        row = {name: _plain(name, value) for name, value in json.loads(record.value or b"").items()}
         if own:
             drawn[row.pop(own)] += 1
-        found.append(OutputRecord(each.topic, each.partition, each.offset, None, _text(row)))
+        outputs.append(
+            OutputRecord(record.topic, record.partition, record.offset, None, _text(row))
+        )
     twice = sum(count > 1 for count in drawn.values())
     text = f"{twice} of {len(drawn)} values of {own!r} are in more than one row"
-    return found, [text] if twice else []
+    return outputs, [text] if twice else []
 
 
 def _plain(name: str, value: object) -> object:

@@ -26,18 +26,18 @@ def campaign() -> str:
     """Tables of the runs: by program, and by kind of fault."""
     noted = runs()
     hit: Counter[str] = Counter()
-    for each in noted:
-        hit.update(each["hit"])
-    exact = sum(each["exact"] for each in noted)
-    days = sorted({each["at"][:10] for each in noted})
-    versions = Counter(each["transaction_version"] for each in noted)
+    for entry in noted:
+        hit.update(entry["hit"])
+    exact = sum(entry["exact"] for entry in noted)
+    days = sorted({entry["at"][:10] for entry in noted})
+    versions = Counter(entry["transaction_version"] for entry in noted)
     lines = [
         f"{len(noted)} runs so far ({', '.join(days)}; two cores that also ran tests), {exact} of "
         f"them exact: {sum(hit.values()):,} faults that hit, "
-        f"{sum(each['starts'] for each in noted):,} starts of programs, "
-        f"{sum(each['rows'] for each in noted):,} rows compared; "
-        f"{sum(each['brokers'] == 3 for each in noted)} on three brokers, "
-        f"{sum(each.get('in_object_store', False) for each in noted)} with the checkpoint in an "
+        f"{sum(entry['starts'] for entry in noted):,} starts of programs, "
+        f"{sum(entry['rows'] for entry in noted):,} rows compared; "
+        f"{sum(entry['brokers'] == 3 for entry in noted)} on three brokers, "
+        f"{sum(entry.get('in_object_store', False) for entry in noted)} with the checkpoint in an "
         f"object store; with "
         + ", ".join(f"`transaction.version={v}` {n}" for v, n in sorted(versions.items()))
         + ".",
@@ -45,12 +45,12 @@ def campaign() -> str:
         "| program | asks about | runs | exact | faults that hit |",
         "| --- | --- | --- | --- | --- |",
     ]
-    removed = sorted({each["workload"] for each in noted} - WORKLOADS.keys())
+    removed = sorted({entry["workload"] for entry in noted} - WORKLOADS.keys())
     for name in [*WORKLOADS, *removed]:
         asks = WORKLOADS[name].asks if name in WORKLOADS else "a program that is gone"
-        own = [each for each in noted if each["workload"] == name]
-        faults_hit = sum(sum(each["hit"].values()) for each in own)
-        good = sum(each["exact"] for each in own)
+        own = [entry for entry in noted if entry["workload"] == name]
+        faults_hit = sum(sum(entry["hit"].values()) for entry in own)
+        good = sum(entry["exact"] for entry in own)
         lines.append(f"| {name} | {asks} | {len(own)} | {good} | {faults_hit} |")
     lines += ["", "Hits: " + ", ".join(f"{kind} {hit[kind]}" for kind in KINDS if hit[kind]) + "."]
     return "\n".join(lines)

@@ -20,8 +20,8 @@ def moment(ms: int) -> str:
 
 def rows_of(name: str) -> list[dict]:
     """What a program without a fault would write."""
-    _, asked = question(1, [name])
-    rows = [dict(row) for row in WORKLOADS[name].oracle(asked.job.inputs)]
+    _, posed = question(1, [name])
+    rows = [dict(row) for row in WORKLOADS[name].oracle(posed.job.inputs)]
     for number, row in enumerate(rows):
         if "window_start" in row:
             row |= {at: moment(row[at]) for at in ("window_start", "window_end")}
@@ -31,12 +31,12 @@ def rows_of(name: str) -> list[dict]:
 
 
 def verdict_of(name: str, rows: list[dict]):
-    _, asked = question(1, [name])
+    _, posed = question(1, [name])
     written = [
         OutputRecord("out", 0, offset, b"key", json.dumps(row).encode())
         for offset, row in enumerate(rows)
     ]
-    return by_input(WORKLOADS[name], asked, Run(records=written))
+    return by_input(WORKLOADS[name], posed, Run(records=written))
 
 
 @pytest.mark.parametrize("name", ["answered", "twice-windowed"])
@@ -49,16 +49,16 @@ def test_what_the_input_says_is_exact_in_any_order(name):
 @pytest.mark.parametrize("name", ["answered", "twice-windowed"])
 def test_a_lost_row_and_one_too_many_are_told(name):
     rows = rows_of(name)
-    assert [each.kind for each in verdict_of(name, rows[1:]).differences] == ["lost"]
+    assert [difference.kind for difference in verdict_of(name, rows[1:]).differences] == ["lost"]
     again = [*rows, {**rows[0], **({"draw": -1} if "draw" in rows[0] else {})}]
-    assert [each.kind for each in verdict_of(name, again).differences] == ["added"]
+    assert [difference.kind for difference in verdict_of(name, again).differences] == ["added"]
 
 
 def test_an_answer_that_is_another_rows_is_told():
     rows = rows_of("answered")
     rows[0]["answer"], rows[1]["answer"] = rows[1]["answer"], rows[0]["answer"]
-    found = verdict_of("answered", rows).differences
-    assert sorted(each.kind for each in found) == ["added", "added", "lost", "lost"]
+    different = verdict_of("answered", rows).differences
+    assert sorted(difference.kind for difference in different) == ["added", "added", "lost", "lost"]
 
 
 def test_two_processes_that_draw_the_same_are_told():
@@ -77,9 +77,9 @@ def test_a_thread_that_does_not_live_on_is_told():
 def test_the_partitions_of_the_uneven_input_are_in_order_and_seconds_apart():
     seen: dict[int, int] = {}
     apart = 0
-    for each in records(UNEVEN_TOPIC):
-        assert each.timestamp_ms > seen.get(each.partition, 0)
-        seen[each.partition] = each.timestamp_ms
+    for record in records(UNEVEN_TOPIC):
+        assert record.timestamp_ms > seen.get(record.partition, 0)
+        seen[record.partition] = record.timestamp_ms
         if len(seen) == PARTITIONS:
             apart = max(apart, max(seen.values()) - min(seen.values()))
     assert apart > 10_000

@@ -21,17 +21,17 @@ def test_a_broker_that_is_paused_counts_as_dead_only_where_another_can_take_its_
     """Else Kafka leaves out markers of what it has committed, and rows stay invisible."""
     with running(brokers, ["in"], ["out"], partitions=1) as cluster:
         admin = AdminClient({"bootstrap.servers": cluster.direct})
-        (asked,) = admin.describe_configs([ConfigResource("BROKER", "1")]).values()
-        told = asked.result(30)["broker.session.timeout.ms"]
+        (description,) = admin.describe_configs([ConfigResource("BROKER", "1")]).values()
+        setting = description.result(30)["broker.session.timeout.ms"]
 
-    assert int(told.value) == timeout_ms
+    assert int(setting.value) == timeout_ms
 
 
 def test_the_proxies_hold_their_ports_before_the_brokers_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another run on the same machine would find them free for seconds, and end this one."""
-    start, drawn, held = EmbeddedKafka.start, [], []
+    start, drawn, bound = EmbeddedKafka.start, [], []
 
     def draw(count: int, host: str) -> list[int]:
         drawn.extend(free_ports(count, host))
@@ -40,11 +40,11 @@ def test_the_proxies_hold_their_ports_before_the_brokers_start(
     def look_and_start(kafka: EmbeddedKafka) -> None:
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind((HOST, drawn[0]))
-        held.append(drawn[0])
+        bound.append(drawn[0])
         start(kafka)
 
     monkeypatch.setattr(chaos_cluster, "free_ports", draw)
     monkeypatch.setattr(EmbeddedKafka, "start", look_and_start)
     with running(1, ["in"], ["out"], partitions=1) as cluster:
         assert cluster.ends(["in"], committed=True) == {("in", 0): 0}
-        assert cluster.proxies.bootstrap_servers == f"{HOST}:{held[0]}"
+        assert cluster.proxies.bootstrap_servers == f"{HOST}:{bound[0]}"

@@ -63,45 +63,45 @@ def late(tmp_path: Path) -> list[str]:
     return ["--", sys.executable, str(path)]
 
 
-def hits(found: dict) -> set[str]:
-    return {each["kind"] for each in found["faults"] if each["hit"]}
+def hits(report: dict) -> set[str]:
+    return {fault["kind"] for fault in report["faults"] if fault["hit"]}
 
 
 def test_a_keyed_program_is_exact_and_its_state_too(flights, late, tmp_path):
     page = tmp_path / "report.html"
-    code, found, printed = chaos(
+    code, report, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "5", "--compare", "final", "--seed", "3",
         "--faults", "driver,worker,zombie,lose-reply,state", "--html", str(page),
         *late,
     )  # fmt: skip
-    assert (code, found["exact"], found["problems"], found["differences"]) == (0, True, [], [])
-    assert hits(found) == {"driver", "worker", "zombie", "lose-reply", "state"}
-    assert found["starts"] >= 4  # the first, and one after each of driver, zombie and state
-    assert found["state_keys"] == {"counts": 10}
+    assert (code, report["exact"], report["problems"], report["differences"]) == (0, True, [], [])
+    assert hits(report) == {"driver", "worker", "zombie", "lose-reply", "state"}
+    assert report["starts"] >= 4  # the first, and one after each of driver, zombie and state
+    assert report["state_keys"] == {"counts": 10}
     assert "EXACT" in printed.splitlines()[-2]
-    assert all(f"<td>{kind}</td>" in page.read_text() for kind in hits(found))
+    assert all(f"<td>{kind}</td>" in page.read_text() for kind in hits(report))
 
 
 def test_a_counter_in_the_process_is_found_and_named(flights, tmp_path):
-    code, found, printed = chaos(
+    code, report, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "1", "--faults", "driver",
         "--compare", "rows", *program("broken.py", "counter"),
     )  # fmt: skip
-    assert (code, found["exact"], hits(found)) == (1, False, {"driver"})
-    assert found["differences"]
-    assert "global variable" in found["explanation"]
-    assert "delay" in found["explanation"]
-    assert found["explanation"] in printed
+    assert (code, report["exact"], hits(report)) == (1, False, {"driver"})
+    assert report["differences"]
+    assert "global variable" in report["explanation"]
+    assert "delay" in report["explanation"]
+    assert report["explanation"] in printed
 
 
 def test_the_fixture_finds_and_names_a_clock(flights, tallystick_chaos):
-    with pytest.raises(AssertionError, match="not deterministic") as found:
+    with pytest.raises(AssertionError, match="not deterministic") as raised:
         tallystick_chaos(
             [sys.executable, str(HERE / "broken.py"), "clock"],
             inputs={"flights": flights}, outputs=["late"], keys={"flights": "dest"},
             kills=1, kinds=["driver"],
         )  # fmt: skip
-    assert "the field delay" in str(found.value)
+    assert "the field delay" in str(raised.value)
 
 
 JUMPS = [Fault("clock", 0.1, 2.0, pick) for pick in (0.99, 0.01, 0.8, 0.3)]
@@ -110,63 +110,65 @@ JUMPS = [Fault("clock", 0.1, 2.0, pick) for pick in (0.99, 0.01, 0.8, 0.3)]
 def test_a_program_that_trusts_the_wall_clock_is_found(flights, tmp_path):
     schedule = tmp_path / "schedule.json"
     schedule.write_text(as_json(JUMPS))
-    code, found, _ = chaos(
+    code, report, _ = chaos(
         flights, tmp_path / "report.json", "--schedule", str(schedule),
         "--compare", "rows", *program("broken.py", "today"),
     )  # fmt: skip
-    assert (code, found["exact"], hits(found)) == (1, False, {"clock"})
-    assert any(": lost " in each for each in found["differences"])
+    assert (code, report["exact"], hits(report)) == (1, False, {"clock"})
+    assert any(": lost " in difference for difference in report["differences"])
 
 
 def test_a_keyed_program_is_exact_though_its_clock_jumps_back_and_forth(flights, late, tmp_path):
     schedule = tmp_path / "schedule.json"
     schedule.write_text(as_json([*JUMPS, Fault("driver", 0.5, 0.0, 0.5), JUMPS[0]]))
-    code, found, _ = chaos(
+    code, report, _ = chaos(
         flights, tmp_path / "report.json", "--schedule", str(schedule), "--compare", "final", *late
     )
-    assert (code, found["problems"], found["differences"]) == (0, [], [])
-    assert hits(found) == {"clock", "driver"}
-    assert found["state_keys"] == {"counts": 10}
-    whats = [each["hit"] for each in found["faults"] if each["kind"] == "clock" and each["hit"]]
+    assert (code, report["problems"], report["differences"]) == (0, [], [])
+    assert hits(report) == {"clock", "driver"}
+    assert report["state_keys"] == {"counts": 10}
+    whats = [
+        fault["hit"] for fault in report["faults"] if fault["kind"] == "clock" and fault["hit"]
+    ]
     assert {"+86400 s", "-86400 s"} <= {f"{what.split()[3]} s" for what in whats}
 
 
 def test_rows_written_beside_the_epoch_are_found_with_a_schedule_of_them(flights, tmp_path):
-    code, found, printed = chaos(
+    code, report, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "3", "--faults", "worker,driver", "--shrink",
         "--compare", "rows", "--folder", str(tmp_path), *program("broken.py", "producer"),
     )  # fmt: skip
-    assert (code, found["exact"]) == (1, False)
-    assert all("does not have" in each for each in found["differences"])
-    assert "not part of the epoch" in found["explanation"]
-    assert 1 <= len(found["smallest"]) <= 3  # whether fewer do depends on the moment of each
+    assert (code, report["exact"]) == (1, False)
+    assert all("does not have" in difference for difference in report["differences"])
+    assert "not part of the epoch" in report["explanation"]
+    assert 1 <= len(report["smallest"]) <= 3  # whether fewer do depends on the moment of each
     path = tmp_path / "smallest.json"
     assert f"again: --schedule {path}" in printed
-    assert json.loads(path.read_text()) == found["smallest"]
+    assert json.loads(path.read_text()) == report["smallest"]
 
 
 def test_a_keyed_program_is_exact_on_a_cluster_that_was_there(flights, late, tmp_path):
     with EmbeddedKafka() as kafka:
-        code, found, _ = chaos(
+        code, report, _ = chaos(
             flights, tmp_path / "report.json", "--bootstrap-servers", kafka.bootstrap_servers,
             "--kills", "4", "--faults", "zombie,lose-reply,isolate,host", "--compare", "final",
             *late,
         )  # fmt: skip
-        left = AdminClient(kafka.confluent_options()).list_topics(timeout=20).topics
-    assert (code, found["problems"], found["differences"]) == (0, [], [])
-    assert hits(found) == {"zombie", "lose-reply", "isolate", "host"}
-    assert found["state_keys"] == {"counts": 10}
-    assert not {"flights", "late"} & left.keys()
+        topics = AdminClient(kafka.confluent_options()).list_topics(timeout=20).topics
+    assert (code, report["problems"], report["differences"]) == (0, [], [])
+    assert hits(report) == {"zombie", "lose-reply", "isolate", "host"}
+    assert report["state_keys"] == {"counts": 10}
+    assert not {"flights", "late"} & topics.keys()
 
 
 def test_a_program_that_writes_files_is_exact(flights, tmp_path):
-    code, found, _ = chaos(
+    code, report, _ = chaos(
         flights, tmp_path / "report.json", "--kills", "4", "--faults", "driver,worker,disk,zombie",
         "--folder", str(tmp_path), *program("beside_topics.py"), output=("--output-files",),
     )  # fmt: skip
-    assert (code, found["problems"], found["differences"]) == (0, [], [])
-    assert hits(found) == {"driver", "worker", "disk", "zombie"}
-    assert found["records"] == {"undisturbed": RECORDS, "found": RECORDS}
+    assert (code, report["problems"], report["differences"]) == (0, [], [])
+    assert hits(report) == {"driver", "worker", "disk", "zombie"}
+    assert report["records"] == {"undisturbed": RECORDS, "found": RECORDS}
     folders = {path.name for path in (tmp_path / "faults" / "files").glob("dest=*")}
     assert folders == {f"dest={dest}" for dest in "ABCDEFGHIJ"}
 
@@ -181,7 +183,7 @@ def test_a_checkpoint_in_an_object_store_that_is_out_of_reach_again_and_again(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     try:
-        code, found, _ = chaos(
+        code, report, _ = chaos(
             flights, tmp_path / "report.json", "--kills", "4", "--faults", "object-store,driver",
             "--compare", "final", "--checkpoint", "s3://bucket/chaos", *late,
         )  # fmt: skip
@@ -189,9 +191,9 @@ def test_a_checkpoint_in_an_object_store_that_is_out_of_reach_again_and_again(
         paths = [info.path for info in s3.get_file_info(kept) if info.is_file]
     finally:
         server.stop()
-    assert (code, found["problems"], found["differences"]) == (0, [], [])
-    assert hits(found) == {"object-store", "driver"}
-    assert found["state_keys"] == {"counts": 10}
+    assert (code, report["problems"], report["differences"]) == (0, [], [])
+    assert hits(report) == {"object-store", "driver"}
+    assert report["state_keys"] == {"counts": 10}
     assert len({path.split("/")[2] for path in paths}) == 2, "one for each run"
 
 
@@ -199,7 +201,7 @@ def test_a_program_that_writes_a_table_is_exact(flights, tmp_path):
     server = PostgresServer()
     try:
         server.query("CREATE TABLE late (id bigint, dest text, delay bigint)")
-        code, found, _ = chaos(
+        code, report, _ = chaos(
             flights, tmp_path / "report.json", "--kills", "3", "--faults", "driver,worker,zombie",
             "--postgres", server.dsn, *program("beside_topics.py", server.dsn),
             output=("--output-table", "late"),
@@ -207,16 +209,16 @@ def test_a_program_that_writes_a_table_is_exact(flights, tmp_path):
         rows = server.query("SELECT id FROM late ORDER BY id")
     finally:
         server.stop()
-    assert (code, found["problems"], found["differences"]) == (0, [], [])
-    assert hits(found) == {"driver", "worker", "zombie"}
+    assert (code, report["problems"], report["differences"]) == (0, [], [])
+    assert hits(report) == {"driver", "worker", "zombie"}
     assert rows == [(number,) for number in range(RECORDS)]
 
 
 def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):
-    code, found, _ = chaos(
+    code, report, _ = chaos(
         flights, tmp_path / "report.json", "--kills", "15", "--brokers", "3",
         *program("broken.py", "nothing"),
     )  # fmt: skip
-    assert (code, found["problems"], found["differences"]) == (0, [], [])
-    assert len(hits(found)) >= 10  # of 15 kinds: a busy machine leaves some without a target
-    assert found["records"]["found"] == RECORDS
+    assert (code, report["problems"], report["differences"]) == (0, [], [])
+    assert len(hits(report)) >= 10  # of 15 kinds: a busy machine leaves some without a target
+    assert report["records"]["found"] == RECORDS

@@ -43,11 +43,11 @@ def test_the_clocks_of_a_program_and_its_children_jump_and_waits_and_files_do_no
 
     def shown() -> list[float]:
         lines = settings.log.read_text().splitlines(keepends=True)
-        return [float(each) for each in lines[-1].split()] if lines and "\n" in lines[-1] else []
+        return [float(word) for word in lines[-1].split()] if lines and "\n" in lines[-1] else []
 
     def is_ahead_by(seconds: int) -> bool:
         times = shown()[:4]
-        return len(times) == 4 and all(abs(each - time.time() - seconds) < 30 for each in times)
+        return len(times) == 4 and all(abs(time_s - time.time() - seconds) < 30 for time_s in times)
 
     def what() -> str:
         return f"at {time.time():.0f} the program's clocks show {shown()}"

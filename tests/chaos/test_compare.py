@@ -25,7 +25,7 @@ def test_equal_outputs_have_no_differences(comparison):
 
 
 @pytest.mark.parametrize(
-    ("found", "kinds"),
+    ("outputs", "kinds"),
     [
         (output(("a", 1), ("b", 1), ("a", 2)), {"sequence": ["lost"], "rows": ["lost"],
                                                 "final": ["other value"]}),
@@ -41,29 +41,31 @@ def test_equal_outputs_have_no_differences(comparison):
          {"sequence": ["added"], "rows": ["added"], "final": ["added"]}),
     ],
 )  # fmt: skip
-def test_each_comparison_finds_what_it_is_for(found, kinds):
+def test_each_comparison_finds_what_it_is_for(outputs, kinds):
     for comparison, expected in kinds.items():
-        assert [each.kind for each in differences(BASE, found, comparison)] == expected
+        assert [
+            difference.kind for difference in differences(BASE, outputs, comparison)
+        ] == expected
 
 
 def test_the_later_of_two_equal_rows_is_the_one_too_many():
     twice = output(("a", 1), ("b", 1), ("a", 2), ("b", 2), ("b", 1))
     (added,) = differences(BASE, twice, "rows")
-    assert (added.topic, added.partition, added.offset, added.found) == ("out", 0, 4, b"1")
+    assert (added.topic, added.partition, added.offset, added.actual) == ("out", 0, 4, b"1")
     assert "out-0 at offset 4" in str(added)
     assert "key b" in str(added)
 
 
 def test_a_row_in_another_topic_is_another_row():
     moved = BASE[:3] + output(("x", 0), ("x", 0), ("x", 0), ("b", 2), topic="other")[3:]
-    assert [each.kind for each in differences(BASE, moved, "rows")] == ["lost", "added"]
+    assert [difference.kind for difference in differences(BASE, moved, "rows")] == ["lost", "added"]
 
 
 def test_state_is_compared_by_step_and_key():
     assert state_differences({"s": ["a=1", "b=2"]}, {"s": ["b=2", "a=1"]}) == []
-    found = state_differences({"s": ["a=1"], "t": ["x"]}, {"s": ["a=2"]})
-    assert len(found) == 3
-    assert all("'s'" in each or "'t'" in each for each in found)
+    sentences = state_differences({"s": ["a=1"], "t": ["x"]}, {"s": ["a=2"]})
+    assert len(sentences) == 3
+    assert all("'s'" in sentence or "'t'" in sentence for sentence in sentences)
 
 
 def rows_of(*values):
@@ -71,20 +73,20 @@ def rows_of(*values):
 
 
 def test_a_field_that_changes_in_each_run_is_not_deterministic():
-    first, again, found = (
+    first, again, disturbed = (
         rows_of({"id": 1, "at": at}, {"id": 2, "at": at + 1}) for at in (10, 20, 30)
     )
-    said = explain(first, again, found, "sequence")
-    assert "not deterministic" in said
-    assert "the field at" in said
-    assert "id" not in said.split(":")[0]
+    text = explain(first, again, disturbed, "sequence")
+    assert "not deterministic" in text
+    assert "the field at" in text
+    assert "id" not in text.split(":")[0]
 
 
 def test_a_field_that_changes_with_faults_only_is_kept_in_the_process():
     first = rows_of({"id": 1, "n": 1}, {"id": 2, "n": 2})
-    said = explain(first, first, rows_of({"id": 1, "n": 1}, {"id": 2, "n": 1}), "sequence")
-    assert "global variable" in said
-    assert "the field n" in said
+    text = explain(first, first, rows_of({"id": 1, "n": 1}, {"id": 2, "n": 1}), "sequence")
+    assert "global variable" in text
+    assert "the field n" in text
 
 
 def test_rows_too_many_with_faults_only_come_from_beside_the_epoch():
@@ -94,8 +96,8 @@ def test_rows_too_many_with_faults_only_come_from_beside_the_epoch():
 
 def test_rows_that_depend_on_epochs_are_compared_by_their_last():
     first, again = rows_of({"n": 2}), rows_of({"n": 1}, {"n": 2})
-    said = explain(first, again, rows_of({"n": 2}, {"n": 2}), "sequence")
-    assert "--compare final" in said
+    text = explain(first, again, rows_of({"n": 2}, {"n": 2}), "sequence")
+    assert "--compare final" in text
 
 
 def test_values_that_are_no_json_are_explained_without_fields():

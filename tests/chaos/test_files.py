@@ -22,21 +22,21 @@ def test_rows_are_read_once_their_commit_is_over(tmp_path):
     first = prepared(sink, place(1), rows(0, 3))
     second = prepared(sink, place(2), rows(3, 5))
     assert ParquetFiles(tmp_path / "files").look() is None
-    for each in first:
-        sink.commit(each)
+    for file in first:
+        sink.commit(file)
     with pytest.raises(TimeoutError, match="drafts"):
         ParquetFiles(tmp_path / "files").rows()
-    for each in second:
-        sink.commit(each)
+    for file in second:
+        sink.commit(file)
     assert values(ParquetFiles(tmp_path / "files").rows()) == [("files", n) for n in range(5)]
 
 
 def test_folders_of_partitions_are_part_of_a_row(tmp_path):
     sink = opened(tmp_path, partition_by=["dest"])
-    for each in prepared(sink, place(), rows(0, 2)):
-        sink.commit(each)
-    found = ParquetFiles(tmp_path).rows()
-    assert sorted(values(found)) == [("files/dest=ORD", 0), ("files/dest=a%2Fb", 1)]
+    for file in prepared(sink, place(), rows(0, 2)):
+        sink.commit(file)
+    output = ParquetFiles(tmp_path).rows()
+    assert sorted(values(output)) == [("files/dest=ORD", 0), ("files/dest=a%2Fb", 1)]
 
 
 def row(value):

@@ -79,7 +79,7 @@ def test_what_a_killed_program_leaves_behind_is_still_known(life):
     _, worker = life.processes()
     life.kill()
     assert life.exit_code == -9
-    assert [each.pid for each in life.processes()] == [worker.pid]
+    assert [process.pid for process in life.processes()] == [worker.pid]
     assert life.kill_all() == 1
     wait_for(life.processes, [], "processes of the program")
 
@@ -115,12 +115,12 @@ def test_on_a_full_disk_no_file_grows(life, tmp_path):
 
 def test_a_program_that_ends_is_started_again_and_counted(tmp_path):
     settings = ProgramSettings((sys.executable, "-c", "raise SystemExit(7)"), "", tmp_path / "f")
-    said = []
-    program = Supervisor(settings, said.append)
+    lines = []
+    program = Supervisor(settings, lines.append)
     wait_until(lambda: program.life.exit_code is not None, "the program runs on")
     program.look()
     assert (program.starts, program.own_ends) == (2, [7])
-    assert any("code 7" in each for each in said)
+    assert any("code 7" in line for line in lines)
     program.close()
 
 

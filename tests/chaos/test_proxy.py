@@ -199,6 +199,6 @@ def test_positions_are_known_again_after_the_coordinator_was_killed(cluster):
     assert cluster.positions() is None
     cluster.kafka.restart(1)
     end = time.monotonic() + 60
-    while not (found := cluster.positions()):
+    while not (positions := cluster.positions()):
         assert time.monotonic() < end, "the group was never found again"
-    assert found == {("in", 0): 2}
+    assert positions == {("in", 0): 2}

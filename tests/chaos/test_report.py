@@ -21,7 +21,7 @@ def record(offset, value):
 
 
 def a_run(*values, state=None, problems=()):
-    records = [record(*each) for each in enumerate(values)]
+    records = [record(*entry) for entry in enumerate(values)]
     return Run(
         records,
         state,
@@ -30,7 +30,7 @@ def a_run(*values, state=None, problems=()):
             InjectedFault(FAULTS[1], 5.0, 5.1, ""),
         ],
         [(1.0, 10), (3.0, 20)],
-        {each.place: 4.0 for each in records},
+        {output_record.place: 4.0 for output_record in records},
         starts=2,
         problems=list(problems),
         seconds=8.0,
@@ -73,13 +73,13 @@ def test_the_smallest_schedule_is_named_with_the_file_that_repeats_it(broken):
 
 
 def test_the_report_for_programs_has_all_of_it(broken):
-    found = json.loads(as_json(broken))
-    assert (found["exact"], found["again"]) == (False, "--seed 7 --kills 2")
-    assert [(each["kind"], each["hit"]) for each in found["faults"]] == [
+    report = json.loads(as_json(broken))
+    assert (report["exact"], report["again"]) == (False, "--seed 7 --kills 2")
+    assert [(fault["kind"], fault["hit"]) for fault in report["faults"]] == [
         ("driver", "process <7>"),
         ("worker", ""),
     ]
-    assert found["progress"] == [[1.0, 10], [3.0, 20]]
+    assert report["progress"] == [[1.0, 10], [3.0, 20]]
 
 
 def test_the_page_escapes_what_is_not_ours(broken, tmp_path):
@@ -93,19 +93,19 @@ def test_the_page_escapes_what_is_not_ours(broken, tmp_path):
 
 
 def test_the_timeline_has_a_mark_for_each_fault(broken):
-    found = timeline(broken)
-    assert found.count("<rect") == 2
-    assert found.count("class=missed") == 1
+    picture = timeline(broken)
+    assert picture.count("<rect") == 2
+    assert picture.count("class=missed") == 1
 
 
 def test_state_is_a_difference_unless_undisturbed_runs_differ_in_it():
-    expected, found = a_run(b"1", state={"s": ["a=1"]}), a_run(b"1", state={"s": ["a=2"]})
-    assert len(judged(ASKED, expected, found).problems) == 2
+    expected, disturbed = a_run(b"1", state={"s": ["a=1"]}), a_run(b"1", state={"s": ["a=2"]})
+    assert len(judged(ASKED, expected, disturbed).problems) == 2
     drop_unlike_state(expected, a_run(b"1", state={"s": ["a=1"]}))
-    assert not judged(ASKED, expected, found).is_exact
+    assert not judged(ASKED, expected, disturbed).is_exact
     drop_unlike_state(expected, a_run(b"1", state={"s": ["a=3"]}))
-    assert judged(ASKED, expected, found).is_exact
-    assert judged(ASKED, expected, found).compared_state is None
+    assert judged(ASKED, expected, disturbed).is_exact
+    assert judged(ASKED, expected, disturbed).compared_state is None
 
 
 def test_a_problem_makes_a_run_not_exact():

@@ -27,7 +27,7 @@ def test_the_first_fault_waits_for_the_program():
 
 
 @pytest.mark.parametrize(
-    ("brokers", "asked", "uses_parallelism", "named"),
+    ("brokers", "named_kinds", "uses_parallelism", "named"),
     [
         (1, ["dirver"], False, "'dirver'"),
         (1, ["broker"], False, "--brokers 3"),
@@ -35,9 +35,9 @@ def test_the_first_fault_waits_for_the_program():
         (3, ["clock"], False, "apt-get install gcc"),
     ],
 )
-def test_what_cannot_happen_is_refused_by_name(brokers, asked, uses_parallelism, named):
+def test_what_cannot_happen_is_refused_by_name(brokers, named_kinds, uses_parallelism, named):
     with pytest.raises(OptionError, match="fault") as refused:
-        kinds_for(brokers, asked, uses_parallelism)
+        kinds_for(brokers, named_kinds, uses_parallelism)
     assert named in str(refused.value)
 
 
@@ -78,9 +78,9 @@ def test_a_file_that_is_no_schedule_is_refused_by_name(text, tmp_path):
 def test_a_question_is_asked_with_a_schedule_of_a_file(tmp_path):
     path = tmp_path / "schedule.json"
     path.write_text(as_json(faults_called(["driver", "broker"])))
-    asked = question_of(["late"], inputs={}, outputs=["out"], schedule=path, brokers=3)
-    assert asked.faults == faults_called(["driver", "broker"])
-    assert asked.again == f"--schedule {path}"
+    posed = question_of(["late"], inputs={}, outputs=["out"], schedule=path, brokers=3)
+    assert posed.faults == faults_called(["driver", "broker"])
+    assert posed.again == f"--schedule {path}"
     with pytest.raises(OptionError, match="--brokers 3"):
         question_of(["late"], inputs={}, outputs=["out"], schedule=path)
 
@@ -97,8 +97,8 @@ def test_a_schedule_is_shortened_to_the_faults_that_matter():
         kinds = [fault.kind for fault in faults]
         return "driver" in kinds and "zombie" in kinds
 
-    found = shrink(faults_called(["pause", "driver", "slow", "worker", "zombie", "disk"]), fails)
-    assert [fault.kind for fault in found] == ["driver", "zombie"]
+    smallest = shrink(faults_called(["pause", "driver", "slow", "worker", "zombie", "disk"]), fails)
+    assert [fault.kind for fault in smallest] == ["driver", "zombie"]
     assert len(names) == len({*names}) <= SHRINK_RUNS_MAX
 
 

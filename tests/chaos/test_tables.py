@@ -50,7 +50,7 @@ def test_a_row_that_is_lost_or_there_twice_is_a_difference(server, tables):
     (twice,) = differences(expected, tables.rows(), "sequence")
     server.query('DELETE FROM "Late" WHERE id = 1')
     assert (twice.kind, twice.topic) == ("added", 'table "Late"')
-    kinds = [each.kind for each in differences(expected, tables.rows(), "final")]
+    kinds = [difference.kind for difference in differences(expected, tables.rows(), "final")]
     assert kinds == ["lost", "added"]
 
 

@@ -37,8 +37,8 @@ def changes(epoch: int) -> Iterator[pa.RecordBatch]:
 def content_after(epoch: int) -> dict[bytes, bytes]:
     """What a store holds after epochs 1 to this one."""
     rows: dict[bytes, bytes | None] = {}
-    for each in range(1, epoch + 1):
-        for part in changes(each):
+    for number in range(1, epoch + 1):
+        for part in changes(number):
             rows.update(zip(*(column.to_pylist() for column in part.columns), strict=True))
     return {key: value for key, value in rows.items() if value is not None}
 
@@ -52,7 +52,7 @@ def work(root: Path) -> None:
             print("at work", flush=True)
         have = store.version()
         if have is None:
-            steps = [each for epoch in range(1, 11) for each in changes(epoch)]
+            steps = [change for epoch in range(1, 11) for change in changes(epoch)]
             store.apply(None, Version(10, "x"), [GROUPS, *steps])
         else:
             following = Version(have.epoch + 1, "x")

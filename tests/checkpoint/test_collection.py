@@ -72,7 +72,7 @@ class Run:
 
     def rubbish(self):
         kept = self.folder.manifests(self.folder.manifest_paths()).values()
-        named = {file.path for each in kept for file in each.state[0].files}
+        named = {file.path for manifest in kept for file in manifest.state[0].files}
         return {path for path in self.storage.files if path.startswith(STATE)} - named
 
 
@@ -156,8 +156,8 @@ def test_no_epoch_waits_for_it_and_the_end_of_a_run_ends_it(monkeypatch):
     run.collection._ending.set()
     may_go_on.set()
     run.collection.end()
-    left = sum(path in run.storage.files for path in strays)
-    assert 0 < left < len(strays), "it went on no further than it had to"
+    remaining = sum(path in run.storage.files for path in strays)
+    assert 0 < remaining < len(strays), "it went on no further than it had to"
 
 
 def test_a_failure_is_said_and_made_up_for(caplog):

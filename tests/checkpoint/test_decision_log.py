@@ -151,11 +151,11 @@ def test_a_reader_that_is_overtaken_by_the_removal_reads_the_newest(storage):
         def names(self, folder: str) -> list[str]:
             if not listed:
                 return super().names(folder)
-            found, listed[:] = list(listed), []
-            for path in found[1:]:
+            listed_before, listed[:] = list(listed), []
+            for path in listed_before[1:]:
                 self.delete(path)  # meanwhile; the first one is a late write
             self.put(slot_path(77), data)
-            return found
+            return listed_before
 
     data = storage.get(listed[-1])
     slow = Slow(storage.location)
@@ -311,17 +311,17 @@ class Race:
 
     def created(self, path: str, data: bytes) -> None:
         self.files[path] = data
-        held = json.loads(data.splitlines()[0])
+        entry = json.loads(data.splitlines()[0])
         before_path, before_run, before = self.newest
         if path < before_path:
             return  # a hole
-        self.newest = (path, held["run"], held["token"])
-        if held["run"] != before_run:
-            [run] = [each for each in self.runs if each.log._run == held["run"]]
+        self.newest = (path, entry["run"], entry["token"])
+        if entry["run"] != before_run:
+            [run] = [run for run in self.runs if run.log._run == entry["run"]]
             assert run.producer is None, "who was replaced does not come back"
-        if held["token"] != before:
-            assert held["run"] == before_run, "only who has the newest slot decides"
-            what = decode_token(*held["token"])
+        if entry["token"] != before:
+            assert entry["run"] == before_run, "only who has the newest slot decides"
+            what = decode_token(*entry["token"])
             assert what.checkpoint_id == len(self.counted), "each epoch once, in order"
             assert what not in self.given_up, "a fence takes the slot of what is under way"
             self.counted.append(what)
@@ -423,11 +423,11 @@ def test_of_two_first_starts_one_is_refused(storage: FileStorage) -> None:
             except OptionError as error:
                 refused.append(error)  # noqa: B023
 
-        starts = [Thread(target=start, args=(each,)) for each in (OURS, LOG)]
-        for each in starts:
-            each.start()
-        for each in starts:
-            each.join()
+        starts = [Thread(target=start, args=(log,)) for log in (OURS, LOG)]
+        for thread in starts:
+            thread.start()
+        for thread in starts:
+            thread.join()
 
         assert len(refused) == 1
         assert decider_of(here) in (OURS, LOG)
@@ -440,8 +440,8 @@ def test_of_two_first_starts_one_is_refused(storage: FileStorage) -> None:
 def test_a_checkpoint_without_the_file_is_known_by_its_manifests(
     storage: FileStorage, decided_by: str, same: DeciderName, another: DeciderName
 ) -> None:
-    found = manifest(decided_by)
-    storage.put(manifest_path(found, "a"), found.encode())
+    decided = manifest(decided_by)
+    storage.put(manifest_path(decided, "a"), decided.encode())
     before = files(storage)
     with pytest.raises(OptionError):
         claim(storage, another)

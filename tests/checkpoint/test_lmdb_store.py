@@ -136,7 +136,7 @@ def test_two_that_apply_at_once_for_want_of_a_lock_do_not_mix(store, monkeypatch
     monkeypatch.setattr(store_module, "CHUNK_ROWS", 1)
 
     def parts(text):
-        yield from [batch({key(each): text}) for each in range(4)]
+        yield from [batch({key(number): text}) for number in range(4)]
 
     def overtaken():
         yield from parts(b"ours")
@@ -168,35 +168,35 @@ def test_long_keys_are_ordinary_keys(store):
     draw = random.Random(1)
     stem = key(3, b"s" * 474)
     entries = {
-        stem + draw.randbytes(draw.choice([0, 1, 2, 31, 32, 33, 60, 700])): b"%d" % each
-        for each in range(300)
+        stem + draw.randbytes(draw.choice([0, 1, 2, 31, 32, 33, 60, 700])): b"%d" % number
+        for number in range(300)
     }
     for size in range(505, 516):
         entries[key(2, b"t" * (size - 3))] = b"%d" % size
     store.apply(None, V1, [batch(entries)])
     gone = sorted(entries)[::3]
     store.apply(V1, V2, [batch(dict.fromkeys(gone))])
-    left = {each: entries[each] for each in sorted(entries) if each not in gone}
+    remaining = {name: entries[name] for name in sorted(entries) if name not in gone}
 
     with store.view(V2) as view:
-        asked = pa.array(list(entries), pa.binary())
-        assert view.get_many(asked).to_pylist() == [left.get(each) for each in entries]
-        assert list(view.scan(b"\0\0", b"\xff\xff")) == list(left.items())
+        keys = pa.array(list(entries), pa.binary())
+        assert view.get_many(keys).to_pylist() == [remaining.get(name) for name in entries]
+        assert list(view.scan(b"\0\0", b"\xff\xff")) == list(remaining.items())
         for _ in range(100):
             first, end = sorted(draw.sample(sorted(entries), 2))
-            expected = [each for each in left.items() if first <= each[0] < end]
+            expected = [entry for entry in remaining.items() if first <= entry[0] < end]
             assert list(view.scan(first, end)) == expected
         rows = pa.Table.from_batches(view.batches(KeyGroupRange(3, 3)), ENTRIES)
-        assert rows["key"].to_pylist() == [each for each in left if each[:2] == b"\0\3"]
+        assert rows["key"].to_pylist() == [name for name in remaining if name[:2] == b"\0\3"]
     store.apply(V2, V3, [KeyGroupRange(3, 3)])
-    assert all(each[:2] == b"\0\2" for each in content(store, V3))
+    assert all(entry[:2] == b"\0\2" for entry in content(store, V3))
 
 
 def test_a_full_map_grows(tmp_path, monkeypatch):
     """As where the process's address space is limited."""
     monkeypatch.setattr(lmdb_environment, "MAP_BYTES", 1 << 16)
     store = open_store(tmp_path, "lineage", "counts", GROUPS)
-    entries = {key(1, b"%06d" % each): b"." * 100 for each in range(5000)}
+    entries = {key(1, b"%06d" % number): b"." * 100 for number in range(5000)}
 
     assert store.apply(None, V1, [batch(entries)])
     assert content(store, V1) == entries
@@ -206,7 +206,7 @@ def test_a_map_cannot_grow_under_a_view_of_this_process(tmp_path, monkeypatch):
     monkeypatch.setattr(lmdb_environment, "MAP_BYTES", 1 << 16)
     store = open_store(tmp_path, "lineage", "counts", GROUPS)
     store.apply(None, V1, [batch({key(1): b""})])
-    entries = {key(1, b"%06d" % each): b"." * 100 for each in range(5000)}
+    entries = {key(1, b"%06d" % number): b"." * 100 for number in range(5000)}
     with store.view(V1), pytest.raises(StorageError, match="has to grow"):
         store.apply(V1, V2, [batch(entries)])
     assert store.apply(V1, V2, [batch(entries)])
@@ -214,7 +214,7 @@ def test_a_map_cannot_grow_under_a_view_of_this_process(tmp_path, monkeypatch):
 
 def test_a_file_much_larger_than_its_content_is_written_anew(store, monkeypatch):
     monkeypatch.setattr(lmdb_environment, "BLOAT_BYTES_MIN", 1 << 16)
-    entries = {key(1, b"%06d" % each): b"." * 100 for each in range(5000)}
+    entries = {key(1, b"%06d" % number): b"." * 100 for number in range(5000)}
     store.apply(None, V1, [batch(entries)])
     before = sum(file.stat().st_size for file in store._path.iterdir())
     store.apply(V1, V2, [GROUPS, batch({key(0): b"x"})])
@@ -239,8 +239,8 @@ def test_folders_unused_for_a_day_are_removed(tmp_path, store):
     old = open_store(tmp_path, "older", "counts", KeyGroupRange(8, 15))
     sibling = open_store(tmp_path, "lineage", "counts", KeyGroupRange(8, 15))
     long_ago = time.time() - 2 * lmdb_environment.UNUSED_MAX_S
-    for each in (old, sibling):
-        os.utime(each._path / "data.mdb", (long_ago, long_ago))
+    for copy in (old, sibling):
+        os.utime(copy._path / "data.mdb", (long_ago, long_ago))
     with old.view(None):
         fresh = open_store(tmp_path, "lineage", "counts", KeyGroupRange(16, 23))
 
@@ -326,18 +326,18 @@ def test_a_forked_process_opens_the_file_for_itself(store):
 
 def test_a_process_keeps_few_files_open(tmp_path, monkeypatch):
     monkeypatch.setattr(lmdb_environment, "OPEN_MAX", 3)
-    stores = [open_store(tmp_path, "lineage", f"step {each}", GROUPS) for each in range(6)]
+    stores = [open_store(tmp_path, "lineage", f"step {number}", GROUPS) for number in range(6)]
     for store in stores:
         store.apply(None, V1, [batch({key(0): b"x"})])
-    assert sum(each in lmdb_environment._open for each in [s._path for s in stores]) <= 3
+    assert sum(path in lmdb_environment._open for path in [s._path for s in stores]) <= 3
     assert all(content(store, V1) == {key(0): b"x"} for store in stores)
 
 
 def test_up_to_its_limit_a_process_keeps_files_open(tmp_path, monkeypatch):
     monkeypatch.setattr(lmdb_environment, "_open", {})
     monkeypatch.setattr(lmdb_environment, "OPEN_MAX", 8)
-    for each in range(8):
-        open_store(tmp_path, "lineage", f"step {each}", GROUPS)
+    for number in range(8):
+        open_store(tmp_path, "lineage", f"step {number}", GROUPS)
     assert len(lmdb_environment._open) == 8
 
     open_store(tmp_path, "lineage", "step 8", GROUPS)
@@ -401,7 +401,7 @@ def test_a_zombie_that_sets_the_store_back_is_noticed(store, another):
 
 def test_a_file_written_anew_is_found_by_who_has_the_old_one_open(store, another):
     """Until then each has a whole copy, with a version of its own."""
-    entries = {key(1, b"%06d" % each): b"." * 100 for each in range(5000)}
+    entries = {key(1, b"%06d" % number): b"." * 100 for number in range(5000)}
     store.apply(None, V1, [batch(entries)])
     before = (store._path / "data.mdb").stat().st_ino
     with store.view(V1) as view:

@@ -51,8 +51,8 @@ class Checkpoint:
         self.storage.put(f"offsets/{epoch}", f"v1\n{HEAD}\n{self.text(end)}".encode())
 
     def leave_manifest(self, epoch: int, end: int, nonce: str = "ab") -> None:
-        found = Manifest(epoch, "p", "l", (self.text(end),), (), Producer("t", 1, epoch))
-        self.storage.put(m.manifest_path(found, nonce), found.encode())
+        entry = Manifest(epoch, "p", "l", (self.text(end),), (), Producer("t", 1, epoch))
+        self.storage.put(m.manifest_path(entry, nonce), entry.encode())
 
     @staticmethod
     def text(end: int) -> str:
@@ -62,7 +62,7 @@ class Checkpoint:
         """What Spark would read."""
         names = (path.rpartition("/")[2] for path in self.storage.names("offsets"))
         entries = {int(n): parse_entry(self.storage.get(f"offsets/{n}")) for n in names}
-        return {n: None if each is None else each.sources[0] for n, each in entries.items()}
+        return {n: None if entry is None else entry.sources[0] for n, entry in entries.items()}
 
     def commits(self) -> list[str]:
         return self.storage.names("commits")
@@ -172,16 +172,16 @@ def test_what_comes_behind_the_proof_that_one_is_the_owner_is_another_runs(check
 
     checkpoint.log.put_right(3, (checkpoint.text(4),), take_over)
 
-    (left,) = [path for path in checkpoint.storage.names(m.FOLDER) if m.epoch_of(path) > 3]
-    assert "of-a-successor" in left
+    (path,) = [path for path in checkpoint.storage.names(m.FOLDER) if m.epoch_of(path) > 3]
+    assert "of-a-successor" in path
     assert 5 in checkpoint.ends()
 
 
 def test_an_empty_metadata_of_a_checkpoint_that_never_was_used_is_removed(tmp_path):
     used, new = Checkpoint(tmp_path / "used", 1), Checkpoint(tmp_path / "new", 0)
-    for each in (used, new):
-        each.storage.put("metadata", b"")
-        each.log.mend()
+    for run in (used, new):
+        run.storage.put("metadata", b"")
+        run.log.mend()
 
     assert new.storage.get("metadata") is None
     assert used.storage.get("metadata") == b"", "the query's id is needed: a person must look"
@@ -235,9 +235,9 @@ def test_a_log_that_only_looks_damaged_is_left_alone(tmp_path: Path, first: int)
 
 def test_lines_end_as_spark_reads_them() -> None:
     for end in ("\n", "\r\n", "\r"):
-        found = parse_entry(end.join(["v1", "{}", "-", "7", ""]).encode())
-        assert found is not None
-        assert found.sources == ("-", "7")
+        entry = parse_entry(end.join(["v1", "{}", "-", "7", ""]).encode())
+        assert entry is not None
+        assert entry.sources == ("-", "7")
 
 
 @pytest.mark.parametrize("remains", [b"", bytes(45)])
@@ -300,8 +300,8 @@ def test_nor_is_one_whose_manifest_is_of_an_earlier_attempt_than_the_one_that_fa
     with pytest.raises(DataLossError, match="epoch 4 as done, but a call of its sink failed"):
         newest_committed(checkpoint.storage, says)
     report = inspect(checkpoint.storage)
-    assert {each.standing for each in report.outputs if each.epoch == 4} == {KAFKA_KNOWS}
-    assert any("epoch 4 as done, but a call of its sink failed" in each for each in report.notes)
+    assert {output.standing for output in report.outputs if output.epoch == 4} == {KAFKA_KNOWS}
+    assert any("epoch 4 as done, but a call of its sink failed" in note for note in report.notes)
     assert newest_committed(checkpoint.storage, wanted=3).epoch == 3
 
     later = Manifest(5, "p", "l", ("6",), (), Producer("t", 1, 5), base_path=first)
@@ -334,7 +334,7 @@ def test_what_kafka_does_not_tell_of_a_doubtful_epoch_is_not_taken_for_undecided
     checkpoint.storage.put(failed_path(3), b"")
     for _ in range(2):
         report = inspect(checkpoint.storage, ask=lambda _, __: TokenAnswer(None, "out of reach"))
-        assert {each.standing for each in report.outputs if each.epoch == 3} == {KAFKA_KNOWS}
+        assert {output.standing for output in report.outputs if output.epoch == 3} == {KAFKA_KNOWS}
         checkpoint.log_offsets(4, 5)
         checkpoint.storage.put("commits/4", b"v1\n{}")
 
@@ -356,17 +356,17 @@ def test_what_its_decider_denies_is_no_savepoint_though_spark_has_logged_it(chec
             return {}
         return {"ask": lambda _, __: TokenAnswer(token)}
 
-    asked = says(2)
+    decider = says(2)
     with pytest.raises(DataLossError, match=r"epoch 3 as done, and its decider knows of earlier"):
-        newest_committed(checkpoint.storage, **asked)
-    assert newest_committed(checkpoint.storage, **asked, wanted=2).epoch == 2
-    report = inspect(checkpoint.storage, **asked)
-    assert {each.epoch: each.standing for each in report.outputs}[3] == UNDECIDED
-    assert any("its decider knows of earlier epochs only" in each for each in report.notes)
+        newest_committed(checkpoint.storage, **decider)
+    assert newest_committed(checkpoint.storage, **decider, wanted=2).epoch == 2
+    report = inspect(checkpoint.storage, **decider)
+    assert {output.epoch: output.standing for output in report.outputs}[3] == UNDECIDED
+    assert any("its decider knows of earlier epochs only" in note for note in report.notes)
 
-    asked = says(3)
-    assert newest_committed(checkpoint.storage, **asked).epoch == 3
-    assert inspect(checkpoint.storage, **asked).notes == ()
+    decider = says(3)
+    assert newest_committed(checkpoint.storage, **decider).epoch == 3
+    assert inspect(checkpoint.storage, **decider).notes == ()
 
 
 def test_behind_more_than_spark_logs_a_savepoint_says_what_can_be_done(checkpoint, tmp_path):

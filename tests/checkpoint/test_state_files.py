@@ -89,13 +89,13 @@ class Pipeline:
             }
             nonce = str(next(self.nonces))
             arguments = self.storage, self.step.uid, epoch, index, nonce, table(changes)
-            files += [each for each in [write_changelog(*arguments)] if each]
+            files += [file for file in [write_changelog(*arguments)] if file]
             entries.update(changes)
         if not fails:
             self.draw.shuffle(files)
             version = Version(epoch, str(next(self.nonces)))
             self.step = extend(self.step, version, files)
-            entries = {each: value for each, value in entries.items() if value is not None}
+            entries = {name: value for name, value in entries.items() if value is not None}
             self.history.append((self.step, entries))
 
     def brought_forward(self, groups):
@@ -181,15 +181,17 @@ def test_after_any_history_lmdb_holds_what_was_committed(seed):
             return opened[-1]
 
         run(seed, make_store, epochs=4)
-        for each in opened:
-            each.close()
+        for file in opened:
+            file.close()
 
 
 @functools.cache
 def big_snapshot():
     """Forty thousand entries in one snapshot: the storage's files, what names them, the entries."""
     draw, storage, rows = random.Random(1), MemoryStorage(), 40_000
-    entries = {key(each * GROUPS // rows, 10**6 + each): draw.randbytes(40) for each in range(rows)}
+    entries = {
+        key(number * GROUPS // rows, 10**6 + number): draw.randbytes(40) for number in range(rows)
+    }
     everything = KeyGroupRange(0, GROUPS - 1)
     view = DictionaryView(entries)
     file = write_snapshot(storage, "counts", 0, 0, "n", view, everything)

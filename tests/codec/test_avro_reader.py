@@ -36,7 +36,7 @@ class Schemas:
 
 def schemas(**by_id: Any) -> Schemas:
     """`schemas(_1=...)`: the schema with id 1."""
-    return Schemas(tuple((int(name[1:]), (json.dumps(each),)) for name, each in by_id.items()))
+    return Schemas(tuple((int(name[1:]), (json.dumps(schema),)) for name, schema in by_id.items()))
 
 
 def record(*fields: tuple[str, Any], name: str = "r") -> dict[str, Any]:
@@ -73,8 +73,8 @@ def parse(
 def read(schema: Any, rows: list[dict[str, Any]], columns: pa.Schema) -> list[dict[str, Any]]:
     """Rows written by fastavro and read as these columns."""
     values: list[bytes | None] = [framed(body(schema, row)) for row in rows]
-    found: list[dict[str, Any]] = parse(values, columns, schemas(_1=schema)).columns.to_pylist()
-    return found
+    rows_read: list[dict[str, Any]] = parse(values, columns, schemas(_1=schema)).columns.to_pylist()
+    return rows_read
 
 
 def read_one(kind: Any, value: Any, arrow: pa.DataType) -> Any:
@@ -82,9 +82,9 @@ def read_one(kind: Any, value: Any, arrow: pa.DataType) -> Any:
     schema = record(("before", "int"), ("x", kind), ("after", "string"))
     row = {"before": 1, "x": value, "after": "z"}
     columns = pa.schema([("after", pa.string()), ("x", arrow), ("before", pa.int32())])
-    (found,) = read(schema, [row], columns)
-    assert (found["before"], found["after"]) == (1, "z")
-    return found["x"]
+    (row_read,) = read(schema, [row], columns)
+    assert (row_read["before"], row_read["after"]) == (1, "z")
+    return row_read["x"]
 
 
 # ---- types ----
@@ -272,9 +272,9 @@ def test_a_column_that_only_others_have_is_null_within_items():
 def test_a_logical_type_of_a_wrong_form_is_ignored():
     """As the specification says; fastavro refuses the schema."""
     source = schemas(_1=record(("x", decimal(2, 9))))
-    found = parse([framed(b"\x04ab")], pa.schema([("x", pa.binary())]), source)
+    parsed = parse([framed(b"\x04ab")], pa.schema([("x", pa.binary())]), source)
 
-    assert found.columns.to_pylist() == [{"x": b"ab"}]
+    assert parsed.columns.to_pylist() == [{"x": b"ab"}]
 
 
 LINKED = record(
@@ -353,9 +353,9 @@ def test_lists_longer_than_the_room_at_first_are_read_whole():
         [("l", pa.list_(pa.list_(pa.string()))), ("m", pa.map_(pa.string(), pa.int32()))]
     )
 
-    found = read(schema, rows * 3, columns)
+    rows_read = read(schema, rows * 3, columns)
 
-    assert [{"l": row["l"], "m": dict(row["m"])} for row in found] == rows * 3
+    assert [{"l": row["l"], "m": dict(row["m"])} for row in rows_read] == rows * 3
 
 
 def test_blocks_with_their_size_are_read_too():
@@ -577,10 +577,13 @@ LEAVES: list[Leaf] = [
 
 def nullable(leaf: Leaf) -> list[Leaf]:
     kind, arrow, values = leaf
-    return [(each, arrow, st.none() | values) for each in (["null", kind], [kind, "null"])]
+    return [
+        (kind_or_null, arrow, st.none() | values)
+        for kind_or_null in (["null", kind], [kind, "null"])
+    ]
 
 
-FIELDS = [each for leaf in LEAVES for each in (leaf, *nullable(leaf))]
+FIELDS = [field for leaf in LEAVES for field in (leaf, *nullable(leaf))]
 
 
 def nested(items: st.SearchStrategy[Leaf]) -> st.SearchStrategy[Leaf]:
@@ -598,10 +601,10 @@ def nested(items: st.SearchStrategy[Leaf]) -> st.SearchStrategy[Leaf]:
 def distinct_names(kind: Any, suffix: str) -> Any:
     """The type with names of its own: a name may be defined once."""
     if isinstance(kind, list):
-        return [distinct_names(each, suffix) for each in kind]
+        return [distinct_names(member, suffix) for member in kind]
     if not isinstance(kind, dict):
         return kind
-    changed = {name: distinct_names(each, suffix) for name, each in kind.items()}
+    changed = {name: distinct_names(member, suffix) for name, member in kind.items()}
     return {**changed, "name": kind["name"] + suffix} if "name" in kind else changed
 
 
@@ -609,18 +612,20 @@ def check_against_fastavro(fields: list[Leaf], data: st.DataObject) -> None:
     schema = record(
         *((f"f{i}", distinct_names(kind, str(i))) for i, (kind, _, _) in enumerate(fields))
     )
-    row = st.fixed_dictionaries({f"f{i}": each for i, (_, _, each) in enumerate(fields)})
+    row = st.fixed_dictionaries({f"f{i}": values for i, (_, _, values) in enumerate(fields)})
     rows = data.draw(st.lists(row, max_size=5), label="rows")
     names = st.sampled_from([f"f{i}" for i in range(len(fields))])
-    asked = data.draw(st.lists(names, min_size=1, unique=True), label="columns")
-    columns = pa.schema([(name, fields[int(name[1:])][1]) for name in asked])
+    wanted = data.draw(st.lists(names, min_size=1, unique=True), label="columns")
+    columns = pa.schema([(name, fields[int(name[1:])][1]) for name in wanted])
     parsed_schema = fastavro.parse_schema(schema)
-    bodies = [body(schema, each) for each in rows]
-    decoded = [fastavro.schemaless_reader(io.BytesIO(each), parsed_schema) for each in bodies]
+    bodies = [body(schema, record) for record in rows]
+    decoded = [fastavro.schemaless_reader(io.BytesIO(encoded), parsed_schema) for encoded in bodies]
 
-    found = parse([framed(each) for each in bodies], columns, schemas(_1=schema))
+    parsed = parse([framed(encoded) for encoded in bodies], columns, schemas(_1=schema))
 
-    assert found.columns.to_pylist() == [{name: each[name] for name in asked} for each in decoded]
+    assert parsed.columns.to_pylist() == [
+        {name: record[name] for name in wanted} for record in decoded
+    ]
 
 
 @given(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=8), st.data())
@@ -663,15 +668,15 @@ def test_damage_never_reaches_a_neighbour(values):
     for value in values:
         between += [value, GOOD]
 
-    found = parse(between, COLUMNS, SOURCE, "permissive")
+    parsed = parse(between, COLUMNS, SOURCE, "permissive")
 
     good = parse([GOOD], COLUMNS, SOURCE).columns
     for row in range(0, len(between), 2):
-        assert found.columns.slice(row, 1) == good
+        assert parsed.columns.slice(row, 1) == good
     for row in range(1, len(between), 2):
         alone = parse([between[row]], COLUMNS, SOURCE, "permissive")
-        assert found.columns.slice(row, 1) == alone.columns
-        assert found.reasons.get(row) == alone.reasons.get(0)
+        assert parsed.columns.slice(row, 1) == alone.columns
+        assert parsed.reasons.get(row) == alone.reasons.get(0)
 
 
 @given(st.lists(damaged(), min_size=1, max_size=6))
@@ -689,7 +694,7 @@ def test_what_passes_is_the_same_once_an_encoder_has_written_it(values):
 @pytest.mark.parametrize("more", [0, 3, 40], ids=["alone", "among few", "among many"])
 def test_of_two_entries_of_one_key_the_last_counts(more: int) -> None:
     schema = record(("m", {"type": "map", "values": "long"}), ("z", "int"))
-    others = b"".join(bytes([4, 0x62, 0x30 + each]) + b"\x00" for each in range(more))
+    others = b"".join(bytes([4, 0x62, 0x30 + number]) + b"\x00" for number in range(more))
     twice = bytes([2 * 2]) + b"\x02a\x0a" + b"\x02a\x0c"
     block = bytes([2 * more]) + others if more else b""
     rest = b"\x00\x12"
@@ -698,12 +703,12 @@ def test_of_two_entries_of_one_key_the_last_counts(more: int) -> None:
     columns = pa.schema([("m", pa.map_(pa.string(), pa.int64())), ("z", pa.int32())])
     whole = parse(values, columns, schemas(_1=schema)).columns
     whole.validate(full=True)
-    found = whole.to_pylist()
+    rows_read = whole.to_pylist()
     reference = fastavro.schemaless_reader(io.BytesIO(values[0][5:]), schema)
-    assert dict(found[0]["m"]) == reference["m"]
-    assert [len(row["m"] or ()) for row in found] == [1 + more, 1 + more, 0, 0]
-    assert dict(found[1]["m"])["a"] == 5
-    assert [row["z"] for row in found] == [9, 9, None, 9]
+    assert dict(rows_read[0]["m"]) == reference["m"]
+    assert [len(row["m"] or ()) for row in rows_read] == [1 + more, 1 + more, 0, 0]
+    assert dict(rows_read[1]["m"])["a"] == 5
+    assert [row["z"] for row in rows_read] == [9, 9, None, 9]
 
 
 @pytest.mark.parametrize(

@@ -107,15 +107,15 @@ def struct_of(kinds: list[Kind]) -> Kind:
 def with_names(schema: Any, path: str = "r") -> Any:
     """Give each record a name of its own."""
     if isinstance(schema, list):
-        return [with_names(each, path) for each in schema]
+        return [with_names(member, path) for member in schema]
     if not isinstance(schema, dict):
         return schema
     named = {key: with_names(value, f"{path}_{key}") for key, value in schema.items()}
     if schema.get("type") == "record":
         named["name"] = path
         named["fields"] = [
-            {"name": each["name"], "type": with_names(each["type"], f"{path}_{each['name']}")}
-            for each in schema["fields"]
+            {"name": field["name"], "type": with_names(field["type"], f"{path}_{field['name']}")}
+            for field in schema["fields"]
         ]
     return named
 
@@ -133,13 +133,13 @@ RECORDS = st.lists(
 
 def read(schema: Any, values: pa.Array, schema_id: int = 7) -> list[Any]:
     parsed = fastavro.parse_schema(schema)
-    found = []
+    records = []
     for value in values.to_pylist():
         assert value[:5] == b"\0" + schema_id.to_bytes(4, "big")
         body = io.BytesIO(value[5:])
-        found.append(fastavro.schemaless_reader(body, parsed, None))
+        records.append(fastavro.schemaless_reader(body, parsed, None))
         assert not body.read()
-    return found
+    return records
 
 
 def columns_of(arrow: pa.DataType, rows: list[Any]) -> pa.RecordBatch:
@@ -198,7 +198,7 @@ def test_a_decimal_fills_its_fixed_with_the_sign(size):
     numbers = [Decimal(n) for n in (0, 1, -1, 127, 128, -128, -129, 999999999, -999999999)]
     columns = batch(d=pa.array(numbers, pa.decimal128(9, 0)))
 
-    assert [each["d"] for each in written(record(("d", fixed)), columns)] == numbers
+    assert [row["d"] for row in written(record(("d", fixed)), columns)] == numbers
 
 
 def test_a_decimal_takes_the_least_bytes_as_javas_big_integer_does():
@@ -218,10 +218,10 @@ def test_a_decimal_takes_the_least_bytes_as_javas_big_integer_does():
 def test_not_a_number_and_infinities_are_numbers_of_avro():
     schema = record(("f", "float"), ("d", "double"))
     odd = [math.nan, math.inf, -math.inf, -0.0]
-    found = written(schema, batch(f=pa.array(odd, pa.float32()), d=pa.array(odd)))
+    rows = written(schema, batch(f=pa.array(odd, pa.float32()), d=pa.array(odd)))
 
-    assert [repr(each["f"]) for each in found] == [repr(each["d"]) for each in found]
-    assert [repr(each["d"]) for each in found] == ["nan", "inf", "-inf", "-0.0"]
+    assert [repr(row["f"]) for row in rows] == [repr(row["d"]) for row in rows]
+    assert [repr(row["d"]) for row in rows] == ["nan", "inf", "-inf", "-0.0"]
 
 
 def test_a_list_that_is_null_may_cover_items():
@@ -254,7 +254,7 @@ def test_the_nulls_behind_a_null_record_are_none_of_a_required_field():
 
 
 @pytest.mark.parametrize(
-    ("field", "column", "told"),
+    ("field", "column", "message"),
     [
         ("int", pa.array([1]), "column 'a' is of type int64, and the Avro schema has it as int"),
         ("long", pa.array([1], pa.uint64()), "column 'a' is of type uint64"),
@@ -270,13 +270,13 @@ def test_the_nulls_behind_a_null_record_are_none_of_a_required_field():
         (record(("x", "int")), pa.array([{}], pa.struct([])), "no column 'a.x'"),
     ],
 )
-def test_a_column_that_does_not_fit_is_refused_before_there_are_rows(field, column, told):
+def test_a_column_that_does_not_fit_is_refused_before_there_are_rows(field, column, message):
     columns = batch(a=column)
     field = {**field, "name": "inner"} if "fields" in field else field
 
     with pytest.raises(OptionError) as refused:
         AvroWriter(7, (json.dumps(record(("a", field))),)).check(columns.schema)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_column_without_a_field_and_a_field_without_a_column_are_refused():
@@ -293,7 +293,7 @@ def test_a_column_without_a_field_and_a_field_without_a_column_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("field", "column", "told"),
+    ("field", "column", "message"),
     [
         ("long", pa.array([1, None]), "row 1 of a batch, column 'a': it is null"),
         (
@@ -315,13 +315,13 @@ def test_a_column_without_a_field_and_a_field_without_a_column_are_refused():
         ),
     ],
 )
-def test_a_value_that_its_field_cannot_hold_is_an_error_that_names_it(field, column, told):
+def test_a_value_that_its_field_cannot_hold_is_an_error_that_names_it(field, column, message):
     one = AvroWriter(7, (json.dumps(record(("a", field))),))
     one.check(batch(a=column).schema)
 
     with pytest.raises(RecordError) as failed:
         one.write(batch(a=column))
-    assert told in str(failed.value)
+    assert message in str(failed.value)
 
 
 def test_an_empty_batch_is_no_values():

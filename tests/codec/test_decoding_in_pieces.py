@@ -51,25 +51,27 @@ def test_pieces_together_are_the_whole(piece_bytes: int, start: int, stop: int) 
         headers=False,
     )
 
-    found = pieces(piece_bytes, start, stop)
+    parts = pieces(piece_bytes, start, stop)
 
-    assert pa.Table.from_batches([p.batch for p in found], RECORD_SCHEMA).equals(
+    assert pa.Table.from_batches([p.batch for p in parts], RECORD_SCHEMA).equals(
         pa.Table.from_batches([whole.batch])
     )
-    assert found[-1].next_offset == whole.next_offset == stop
+    assert parts[-1].next_offset == whole.next_offset == stop
 
 
 def test_aborted_rows_stay_hidden_and_later_ones_of_their_producer_do_not() -> None:
-    found = [value for piece in pieces(1) for value in piece.batch.column("value").to_pylist()]
+    piece_values = [
+        value for piece in pieces(1) for value in piece.batch.column("value").to_pylist()
+    ]
 
-    assert found == [b"a", b"b", b"kept", b"c", b"d", b"e"]
+    assert piece_values == [b"a", b"b", b"kept", b"c", b"d", b"e"]
 
 
 def test_a_piece_ends_where_the_next_one_begins() -> None:
-    found = pieces(1)
+    parts = pieces(1)
 
-    assert [piece.batch.num_rows for piece in found] == [2, 1, 3]
-    for before, after in pairwise(found):
+    assert [piece.batch.num_rows for piece in parts] == [2, 1, 3]
+    for before, after in pairwise(parts):
         assert before.batch.column("offset")[-1].as_py() < before.next_offset
         assert before.next_offset <= after.batch.column("offset")[0].as_py()
 
@@ -77,7 +79,7 @@ def test_a_piece_ends_where_the_next_one_begins() -> None:
 def test_what_stands_before_a_damaged_batch_is_handed_over_first() -> None:
     damaged = bytearray(values(13, b"f"))
     damaged[-1] ^= 1
-    found = decode_pieces(
+    parts = decode_pieces(
         b"".join(LOG) + bytes(damaged),
         topic_partition=PARTITION,
         start_offset=0,
@@ -87,6 +89,6 @@ def test_what_stands_before_a_damaged_batch_is_handed_over_first() -> None:
         piece_bytes=1,
     )
 
-    assert next(found).batch.num_rows == 2
+    assert next(parts).batch.num_rows == 2
     with pytest.raises(CorruptRecordError, match="orders-0, record batch at offset 13"):
-        list(found)
+        list(parts)

@@ -337,7 +337,7 @@ def test_names_of_every_length_are_told_apart():
     schema = pa.schema([(name, pa.int64()) for name in names])
     row = {name: number for number, name in enumerate(names)}
     backwards = dict(reversed(row.items()))
-    values = [json.dumps(each).encode() for each in (row, backwards, row, {"x" * 26: 1})]
+    values = [json.dumps(fields).encode() for fields in (row, backwards, row, {"x" * 26: 1})]
 
     assert parse(values, schema).columns.to_pylist() == [row, row, row, dict.fromkeys(names)]
     assert verdicts(values, schema) == [PARSED] * 4

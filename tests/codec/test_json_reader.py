@@ -335,9 +335,9 @@ def records(draw: st.DrawFn) -> list[bytes | None]:
     return values
 
 
-def same(left: Any, right: Any) -> bool:
+def same(first_value: Any, right: Any) -> bool:
     """Equality under which NaN is itself."""
-    return repr(left) == repr(right)
+    return repr(first_value) == repr(right)
 
 
 @settings(max_examples=400, deadline=None)

@@ -24,7 +24,7 @@ def shape_columns(**properties: Any) -> pa.Schema:
 
 
 def test_properties_become_columns_in_their_order():
-    found = columns_of(
+    columns_read = columns_of(
         parse_shape(
             json.dumps(
                 {
@@ -50,7 +50,7 @@ def test_properties_become_columns_in_their_order():
         )
     )
 
-    assert found == pa.schema(
+    assert columns_read == pa.schema(
         [
             ("id", pa.int64()),
             ("name", pa.string()),
@@ -64,7 +64,7 @@ def test_properties_become_columns_in_their_order():
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "message"),
     [
         ({}, "it is of type any or null"),
         ({"enum": ["a"]}, "of type any or null"),
@@ -81,13 +81,13 @@ def test_properties_become_columns_in_their_order():
         ({"type": "text"}, "its type is 'text'"),
     ],
 )
-def test_what_cannot_be_a_column_is_refused_with_the_reason(part, told):
-    with pytest.raises(OptionError, match=told):
+def test_what_cannot_be_a_column_is_refused_with_the_reason(part, message):
+    with pytest.raises(OptionError, match=message):
         shape_columns(a=part)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{", "no JSON text"),
         ("[1]", "no valid JSON Schema"),
@@ -97,8 +97,8 @@ def test_what_cannot_be_a_column_is_refused_with_the_reason(part, told):
         ('{"type": "string"}', "describes of type string|describes"),
     ],
 )
-def test_a_text_that_is_no_schema_of_an_object_is_refused(text, told):
-    with pytest.raises(OptionError, match=told):
+def test_a_text_that_is_no_schema_of_an_object_is_refused(text, message):
+    with pytest.raises(OptionError, match=message):
         columns_of(parse_shape(text))
 
 
@@ -190,7 +190,7 @@ def test_what_is_written_is_valid_and_what_would_not_be_is_an_error(kind, data):
 
 
 @pytest.mark.parametrize(
-    ("schema", "columns", "told"),
+    ("schema", "columns", "message"),
     [
         ({"a": {"type": "string"}}, {"a": pa.int64()}, "column 'a' is of type int64.*as string"),
         ({"a": {"type": "integer"}}, {"a": pa.float64()}, "as integer"),
@@ -209,10 +209,10 @@ def test_what_is_written_is_valid_and_what_would_not_be_is_an_error(kind, data):
         ({}, {"b": pa.int64()}, "has no such property, only \\[\\], and allows no others"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused_before_there_are_rows(schema, columns, told):
+def test_columns_that_do_not_fit_are_refused_before_there_are_rows(schema, columns, message):
     text = json.dumps({"type": "object", "properties": schema, "additionalProperties": False})
 
-    with pytest.raises(OptionError, match=told):
+    with pytest.raises(OptionError, match=message):
         JsonSchemaWriter(7, text).check(pa.schema(list(columns.items())))
 
 
@@ -259,11 +259,11 @@ def test_any_bytes_are_read_or_malformed_in_every_mode(values, mode, start):
         if value is not None and (len(value) < 5 or value[0] != 0):
             return []
         text = None if value is None else value[5:]
-        found = READER.json.parse(pa.array([text], pa.binary()), "dropmalformed", where)
-        return found.columns.to_pylist()
+        parsed = READER.json.parse(pa.array([text], pa.binary()), "dropmalformed", where)
+        return parsed.columns.to_pylist()
 
     good = [alone(value) for value in values]
-    bad = [row for row, found in enumerate(good) if not found]
+    bad = [row for row, is_good in enumerate(good) if not is_good]
     if mode == "failfast" and bad:
         with pytest.raises(RecordError, match=rf"^row {bad[0]}: .*wire format"):
             READER.parse(column, mode, where)
@@ -272,7 +272,7 @@ def test_any_bytes_are_read_or_malformed_in_every_mode(values, mode, start):
 
     assert list(parsed.reasons) == bad
     empty = [{"n": None, "d": None}] if mode == "permissive" else []
-    assert parsed.columns.to_pylist() == [row for found in good for row in found or empty]
+    assert parsed.columns.to_pylist() == [row for rows in good for row in rows or empty]
     if parsed.rows is not None:
         assert parsed.rows.tolist() == [row for row in range(len(values)) if row not in bad]
 
@@ -347,13 +347,13 @@ def test_references_are_followed(reference, more):
 
 
 MANY = {
-    f"d{each}": {
+    f"d{number}": {
         "type": "object",
-        "properties": {name: {"$ref": f"#/$defs/d{each + 1}"} for name in "ab"},
+        "properties": {name: {"$ref": f"#/$defs/d{number + 1}"} for name in "ab"},
     }
-    for each in range(40)
+    for number in range(40)
 }
-CHAIN = {f"c{each}": {"$ref": f"#/$defs/c{each + 1}"} for each in range(5000)}
+CHAIN = {f"c{number}": {"$ref": f"#/$defs/c{number + 1}"} for number in range(5000)}
 
 
 @pytest.mark.parametrize(

@@ -202,11 +202,11 @@ def test_the_kernel_itself_writes_amounts_of_money(monkeypatch):
 
     spans = json_writer.double_texts(cents.filter(pc.not_equal(cents, 0.0)), "cents")
 
-    found = [
+    written_rows = [
         spans.data[start : start + length].tobytes().decode()
         for start, length in zip(spans.starts, spans.lengths, strict=True)
     ]
-    assert found == expected
+    assert written_rows == expected
 
 
 @given(st.text(), st.text())

@@ -73,7 +73,7 @@ def test_rows_and_dead_letters_together_are_the_input(records, headers, start):
         key, value, given_headers = records[row]
         assert (letter["key"], letter["value"]) == (key, value)
         assert letter["timestamp"] == batch.column("timestamp")[row].as_py()
-        written = [(each["key"], each["value"]) for each in letter["headers"]]
+        written = [(header["key"], header["value"]) for header in letter["headers"]]
         assert written[: -len(OWN_HEADERS)] == (given_headers or [])
         reason = built.reasons[at[row]].encode()
         place = (b"flights", b"3", str(at[row]).encode())
@@ -93,7 +93,7 @@ def test_records_of_one_offset_are_dead_letters_each():
     built = build(batch, NUMBERS, "deadletter")
 
     assert built.rows.num_rows == 0
-    assert [each["key"] for each in built.dead_letters.to_pylist()] == [b"1", b"2", b"3"]
+    assert [letter["key"] for letter in built.dead_letters.to_pylist()] == [b"1", b"2", b"3"]
 
 
 def test_a_tombstone_is_a_row_of_nulls_and_never_a_dead_letter():
@@ -182,8 +182,8 @@ def at_times(*times: int) -> pa.RecordBatch:
 def test_timestamps_up_to_the_last_that_fits_are_themselves():
     rows = build(at_times(LARGEST, -LARGEST, -1, 0), None, "failfast").rows
 
-    found = rows.column("timestamp").cast(pa.int64()).to_pylist()
-    assert found == [LARGEST * 1000, -LARGEST * 1000, -1000, 0]
+    times = rows.column("timestamp").cast(pa.int64()).to_pylist()
+    assert times == [LARGEST * 1000, -LARGEST * 1000, -1000, 0]
 
 
 @pytest.mark.parametrize("wrong", [NANOS, LARGEST + 1, -LARGEST - 1, -(2**63)])
@@ -203,13 +203,13 @@ def test_a_timestamp_that_does_not_fit_is_malformed_and_never_another_one(wrong)
     assert dropped.rows.column("n").to_pylist() == [0, 2]
     assert list(dropped.reasons) == [102, 106]
 
-    left = build(records, NUMBERS, "deadletter")
-    assert left.rows.equals(dropped.rows)
-    assert left.dead_letters.column("value").to_pylist() == [b'{"n":1}', b"poison"]
+    built = build(records, NUMBERS, "deadletter")
+    assert built.rows.equals(dropped.rows)
+    assert built.dead_letters.column("value").to_pylist() == [b'{"n":1}', b"poison"]
     # Brokers take no such timestamp, so the reason has it; null is the time of writing.
-    assert left.dead_letters.column("timestamp").to_pylist() == [None, 4]
-    told = left.dead_letters.column("headers")[0].as_py()[0]
-    assert str(wrong) in told["value"].decode()
+    assert built.dead_letters.column("timestamp").to_pylist() == [None, 4]
+    header = built.dead_letters.column("headers")[0].as_py()[0]
+    assert str(wrong) in header["value"].decode()
 
 
 def test_a_timestamp_that_nobody_reads_is_no_error():

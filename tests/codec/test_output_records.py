@@ -31,10 +31,10 @@ def encoded(rows: pa.RecordBatch, limit: int | None, letters: Any, **how: Any) -
     """The values by key of what was encoded, each batch no larger than the limit."""
     layout = RowLayout({"t": 3}, "t", batch_limits={} if limit is None else {"t": limit})
     records = OutputRecords(layout, how.get("compression", "none"), 900_000, letters)
-    found: dict[str, bytes] = {}
+    values_by_key: dict[str, bytes] = {}
     for partition, batch in records.encode(rows, spread=0, now_ms=1):
         assert limit is None or len(batch.data) <= limit
-        made = decode(
+        record_batch = decode(
             stamp(batch.data, Producer("t", 1, 0), 0),
             topic_partition=partition,
             start_offset=0,
@@ -42,10 +42,10 @@ def encoded(rows: pa.RecordBatch, limit: int | None, letters: Any, **how: Any) -
             aborted=None,
             headers=True,
         ).batch.to_pylist()
-        for each in made:
-            assert each["key"].decode() not in found
-            found[each["key"].decode()] = each["value"]
-    return found
+        for record in record_batch:
+            assert record["key"].decode() not in values_by_key
+            values_by_key[record["key"].decode()] = record["value"]
+    return values_by_key
 
 
 @pytest.mark.parametrize("compression", CODEC_IDS)
@@ -73,13 +73,13 @@ def test_a_record_too_large_names_all_that_is_known_of_it() -> None:
             encoded(ROWS, LIMIT, None)
     text = str(refused.value)
     row = next(row for row in (2, 5) if f"offset {100 + row} for n='no'," in text)
-    for said in (
+    for part in (
         f"with key 'k{row}'",
         f"takes {SIZES[row] // 100}",
         f"takes {LIMIT}",
         "t-",
     ):
-        assert said in text, text
+        assert part in text, text
     assert f"offset {100 + row}," in refused.value.without_values
     for value in (f"k{row}", "for n="):
         assert value not in refused.value.without_values
@@ -89,16 +89,16 @@ def test_records_too_large_become_dead_letters_and_the_others_pass() -> None:
     letters: list[pa.RecordBatch] = []
     with place_to_be_set() as rows_come_from:
         rows_come_from(lambda _, row: Place("words", "in", 1, 100 + row))
-        found = encoded(ROWS, LIMIT, letters)
+        sent = encoded(ROWS, LIMIT, letters)
 
     small = [row for row, size in enumerate(SIZES) if size < LIMIT]
-    assert found == {f"k{row}": VALUES[row] for row in small}
+    assert sent == {f"k{row}": VALUES[row] for row in small}
     whole = letters_of(letters)
-    assert {each["key"] for each in whole.to_pylist()} == {b"k2", b"k5"}
-    for each in whole.to_pylist():
-        row = int(each["key"][1:])
-        own = {header["key"]: header["value"] for header in each["headers"]}
-        assert each["value"] == VALUES[row][:CUT_BYTES]
+    assert {letter["key"] for letter in whole.to_pylist()} == {b"k2", b"k5"}
+    for letter in whole.to_pylist():
+        row = int(letter["key"][1:])
+        own = {header["key"]: header["value"] for header in letter["headers"]}
+        assert letter["value"] == VALUES[row][:CUT_BYTES]
         assert own["tallystick.offset"] == b"%d" % (100 + row)
         assert own["tallystick.cut"].startswith(b"value 200 of %d, key 2 of 2" % SIZES[row])
         assert b"max.message.bytes" in own["tallystick.error"]

@@ -88,7 +88,10 @@ def reader(ddl: str | pa.Schema, texts: SchemaTexts = TEXTS) -> ProtobufReader:
 
 
 def framed(messages: Sequence[Any], indexes: bytes = b"\0") -> pa.Array:
-    bodies = [each if isinstance(each, bytes) else each.SerializeToString() for each in messages]
+    bodies = [
+        message if isinstance(message, bytes) else message.SerializeToString()
+        for message in messages
+    ]
     return pa.array([HEADER + indexes + body for body in bodies], pa.binary())
 
 
@@ -180,15 +183,15 @@ def order_of(row: dict[str, Any]) -> Any:
     order.colors.extend(row["colors"])
     if row["line"] is not None:
         fill_line(order.line, row["line"])
-    for each in row["lines"]:
-        fill_line(order.lines.add(), each)
+    for line in row["lines"]:
+        fill_line(order.lines.add(), line)
     order.prices.update(row["prices"])
     for key, value in row["stock"].items():
         fill_line(order.stock[key], value)
     if row["at"] is not None:
         fill_time(order.at, row["at"])
-    for each in row["times"]:
-        fill_time(order.times.add(), each)
+    for time in row["times"]:
+        fill_time(order.times.add(), time)
     if row["boxed"] is not None:
         order.boxed.value = row["boxed"]
     match row["paid"]:
@@ -201,10 +204,14 @@ def order_of(row: dict[str, Any]) -> Any:
 
 def columns_of(row: dict[str, Any]) -> dict[str, Any]:
     """Return what a row is as columns."""
-    found = {**row, "prices": sorted(row["prices"].items()), "stock": sorted(row["stock"].items())}
-    paid = found.pop("paid") or ("", None)
+    members = {
+        **row,
+        "prices": sorted(row["prices"].items()),
+        "stock": sorted(row["stock"].items()),
+    }
+    paid = members.pop("paid") or ("", None)
     return {
-        **found,
+        **members,
         **{name: paid[1] if paid[0] == name else None for name in ("cash", "card", "gift")},
     }
 
@@ -212,20 +219,20 @@ def columns_of(row: dict[str, Any]) -> dict[str, Any]:
 def sorted_maps(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row without what has no meaning: the order of a map, the type of a number."""
     stock = sorted((key, value) for key, value in row["stock"])
-    found = {**row, "prices": sorted(row["prices"]), "stock": stock}
+    members = {**row, "prices": sorted(row["prices"]), "stock": stock}
     for kind in ("uint64", "fixed64"):
-        found[f"a_{kind}"] = int(row[f"a_{kind}"])
-        found[f"many_{kind}"] = [int(each) for each in row[f"many_{kind}"]]
+        members[f"a_{kind}"] = int(row[f"a_{kind}"])
+        members[f"many_{kind}"] = [int(number) for number in row[f"many_{kind}"]]
         if row[f"maybe_{kind}"] is not None:
-            found[f"maybe_{kind}"] = int(row[f"maybe_{kind}"])
-    return found
+            members[f"maybe_{kind}"] = int(row[f"maybe_{kind}"])
+    return members
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_messages_of_another_writer_are_read(rows: list[dict[str, Any]]) -> None:
-    found = read(ALL, [order_of(row) for row in rows])
-    assert [sorted_maps(row) for row in found] == [columns_of(row) for row in rows]
+    rows_read = read(ALL, [order_of(row) for row in rows])
+    assert [sorted_maps(row) for row in rows_read] == [columns_of(row) for row in rows]
 
 
 @settings(max_examples=150, deadline=None)
@@ -294,7 +301,7 @@ def test_a_message_in_pieces_is_merged_and_the_last_member_of_a_oneof_counts() -
 
 def test_of_two_entries_of_one_key_the_last_counts() -> None:
     parts = [ORDER(prices={"a": 1.0, "b": 2.0}), ORDER(prices={"a": 3.0})]
-    body = b"".join(each.SerializeToString() for each in parts)
+    body = b"".join(part.SerializeToString() for part in parts)
     (row,) = read("prices map<string,double>", [body])
     assert dict(row["prices"]) == dict(ORDER.FromString(body).prices) == {"a": 3.0, "b": 2.0}
     assert len(row["prices"]) == 2
@@ -385,28 +392,28 @@ def test_a_malformed_record_is_named_and_takes_no_neighbour_along() -> None:
     bad = good.SerializeToString()[:-1]
     utf8 = good.SerializeToString().replace(b"good", b"\xff\xff\xff\xff")
     values = framed([good, bad, utf8, good])
-    made = reader(f"a_string string, lines array<{LINE}>")
-    parsed = made.parse(values, "permissive", where)
+    copy = reader(f"a_string string, lines array<{LINE}>")
+    parsed = copy.parse(values, "permissive", where)
     assert [row["a_string"] for row in parsed.columns.to_pylist()] == ["good", None, None, "good"]
     assert parsed.columns.column(1).to_pylist()[1:3] == [None, None]
     assert "'lines': the value ends inside of it" in parsed.reasons[1]
     assert "'a_string': the string is not valid UTF-8" in parsed.reasons[2]
-    dropped = made.parse(values, "dropmalformed", where)
+    dropped = copy.parse(values, "dropmalformed", where)
     assert list(dropped.rows) == [0, 3]
     with pytest.raises(RecordError, match="offset 1: the value is not Protobuf in Confluent"):
-        made.parse(values, "failfast", where)
+        copy.parse(values, "failfast", where)
 
 
 def test_values_beyond_a_column_are_malformed() -> None:
     nanos = ORDER()
     nanos.at.nanos = 5
     ddl = "a_uint64 bigint, color string, at timestamp"
-    found = reader(ddl).parse(
+    parsed = reader(ddl).parse(
         framed([ORDER(a_uint64=2**63), ORDER(color=3), nanos]), "permissive", where
     )
-    assert "9223372036854775808 is above what a bigint holds" in found.reasons[0]
-    assert "3 is no value of the enum" in found.reasons[1]
-    assert "ask for struct<seconds bigint, nanos int>" in found.reasons[2]
+    assert "9223372036854775808 is above what a bigint holds" in parsed.reasons[0]
+    assert "3 is no value of the enum" in parsed.reasons[1]
+    assert "ask for struct<seconds bigint, nanos int>" in parsed.reasons[2]
     ddl = "a_uint64 decimal(20,0), color int, at struct<seconds:bigint,nanos:int>"
     (row,) = read(ddl, [ORDER.FromString(ORDER(a_uint64=2**63, color=3).SerializeToString())])
     assert (row["a_uint64"], row["color"]) == (2**63, 3)
@@ -459,12 +466,12 @@ def test_columns_of_other_widths_are_written_without_loss() -> None:
         "color": pa.array([7, 0], pa.int32()),
         "at": pa.array([0, 10**9], pa.timestamp("ns")),
     }
-    found = [ORDER.FromString(value[6:]) for value in written(columns)]
-    assert [each.a_int32 for each in found] == [1, -5]
-    assert [each.a_uint32 for each in found] == [1, 2**32 - 1]
-    assert [each.a_string for each in found] == ["x", "y"]
-    assert [list(each.many_int32) for each in found] == [[], [1, 2]]
-    assert (found[0].color, found[1].at.seconds, found[0].HasField("at")) == (7, 1, True)
+    orders = [ORDER.FromString(value[6:]) for value in written(columns)]
+    assert [order.a_int32 for order in orders] == [1, -5]
+    assert [order.a_uint32 for order in orders] == [1, 2**32 - 1]
+    assert [order.a_string for order in orders] == ["x", "y"]
+    assert [list(order.many_int32) for order in orders] == [[], [1, 2]]
+    assert (orders[0].color, orders[1].at.seconds, orders[0].HasField("at")) == (7, 1, True)
 
 
 def test_slices_are_written_as_they_are() -> None:
@@ -475,11 +482,11 @@ def test_slices_are_written_as_they_are() -> None:
         [[(f"{i}", float(i))] * (i > 0) for i in range(6)], pa.map_(pa.string(), pa.float64())
     )
     batch = pa.record_batch({"line": lines, "many_string": names, "prices": maps}).slice(2, 3)
-    found = [ORDER.FromString(v[6:]) for v in ProtobufWriter(5, TEXTS).write(batch).to_pylist()]
-    assert [list(each.many_string) for each in found] == [["2"] * 2, ["3"] * 3, ["4"] * 4]
-    assert [each.line.item for each in found] == ["2", "", "4"]
-    assert [each.HasField("line") for each in found] == [True, False, True]
-    assert [dict(each.prices) for each in found] == [{"2": 2.0}, {"3": 3.0}, {"4": 4.0}]
+    orders = [ORDER.FromString(v[6:]) for v in ProtobufWriter(5, TEXTS).write(batch).to_pylist()]
+    assert [list(order.many_string) for order in orders] == [["2"] * 2, ["3"] * 3, ["4"] * 4]
+    assert [order.line.item for order in orders] == ["2", "", "4"]
+    assert [order.HasField("line") for order in orders] == [True, False, True]
+    assert [dict(order.prices) for order in orders] == [{"2": 2.0}, {"3": 3.0}, {"4": 4.0}]
 
 
 @pytest.mark.parametrize(
@@ -558,14 +565,14 @@ def test_a_null_in_a_required_field_is_refused_at_every_depth() -> None:
 def test_floats_keep_their_bits() -> None:
     values = [math.nan, -0.0, math.inf]
     value = pa.array(values, pa.float64())
-    found = [ORDER.FromString(v[6:]).a_double for v in written({"a_double": value})]
-    assert repr(found) == "[nan, -0.0, inf]"
-    back = read("a_double double", [ORDER(a_double=each) for each in values])
+    numbers = [ORDER.FromString(v[6:]).a_double for v in written({"a_double": value})]
+    assert repr(numbers) == "[nan, -0.0, inf]"
+    back = read("a_double double", [ORDER(a_double=number) for number in values])
     assert math.copysign(1, back[1]["a_double"]) == -1
 
 
 def test_runs_are_cut_and_readers_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_format, "BATCH_BYTES_MAX", 20)
-    made = pickle.loads(pickle.dumps(reader("a_string string")))  # noqa: S301  our own bytes
-    found = made.parse(framed([ORDER(a_string=f"{i}") for i in range(50)]), "failfast", where)
-    assert found.columns.column(0).to_pylist() == [f"{i}" for i in range(50)]
+    copy = pickle.loads(pickle.dumps(reader("a_string string")))  # noqa: S301  our own bytes
+    parsed = copy.parse(framed([ORDER(a_string=f"{i}") for i in range(50)]), "failfast", where)
+    assert parsed.columns.column(0).to_pylist() == [f"{i}" for i in range(50)]

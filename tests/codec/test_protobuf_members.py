@@ -155,13 +155,13 @@ def seen(message: Any, kind: pa.DataType, name: str) -> Any:
     if pa.types.is_map(kind):
         item = kind.item_type
         pairs = {
-            key: struct(each, item) if pa.types.is_struct(item) else each
-            for key, each in value.items()
+            key: struct(member, item) if pa.types.is_struct(item) else member
+            for key, member in value.items()
         }
         return sorted(pairs.items())
     if pa.types.is_list(kind):
         item = kind.value_type
-        return [struct(each, item) if pa.types.is_struct(item) else each for each in value]
+        return [struct(member, item) if pa.types.is_struct(item) else member for member in value]
     if field.has_presence and not message.HasField(name):
         return None
     return struct(value, kind) if pa.types.is_struct(kind) else value

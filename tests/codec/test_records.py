@@ -664,9 +664,9 @@ def test_lengths_that_only_a_faulty_producer_writes_are_read_as_java_reads_them(
     beyond = b"\0\0\0" + b"\x82\x80\x80\x80\x10" + b"k" + varint(1) + b"v" + varint(0)
     for body, key, value in ((below, None, None), (beyond, b"k", b"v")):
         data = batch(5, [], body=varint(len(body)) + body, count=1, last_offset_delta=0)
-        found = decoded(data, 5).batch
-        found.validate(full=True)
-        assert found.select(["key", "value"]).to_pylist() == [{"key": key, "value": value}]
+        decoded_batch = decoded(data, 5).batch
+        decoded_batch.validate(full=True)
+        assert decoded_batch.select(["key", "value"]).to_pylist() == [{"key": key, "value": value}]
 
 
 def test_a_batch_that_its_producer_wrote_wrongly_is_left_out_where_that_is_accepted() -> None:
@@ -678,9 +678,9 @@ def test_a_batch_that_its_producer_wrote_wrongly_is_left_out_where_that_is_accep
         assert "producer 77" in str(error)
         given_up.append((error.first_offset, error.last_offset))
 
-    found = decoded(data, 5, 12, give_up=give_up)
-    assert found.batch.column("value").to_pylist() == [b"a", b"b", b"c"]
-    assert found.next_offset == 12
+    piece = decoded(data, 5, 12, give_up=give_up)
+    assert piece.batch.column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert piece.next_offset == 12
     assert given_up == [(6, 7), (9, 10)]
     damaged = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(CorruptRecordError, match=r"the checksum is .* Compare the replicas"):
@@ -702,7 +702,7 @@ def test_every_byte_of_a_record_may_be_wrong_and_it_is_read_as_it_stands_or_refu
                 with pytest.raises(CorruptRecordError, match="orders-3, record batch at offset 0"):
                     decoded(data, headers=True)
                 continue
-            found = decoded(data, headers=True).batch
-            found.validate(full=True)
-            assert found.select(list(wanted[0])).to_pylist() == wanted, (at, byte)
+            decoded_batch = decoded(data, headers=True).batch
+            decoded_batch.validate(full=True)
+            assert decoded_batch.select(list(wanted[0])).to_pylist() == wanted, (at, byte)
     assert min(outcomes.values()) > 1000

@@ -24,29 +24,29 @@ def test_rows_go_where_kafkas_java_client_would_put_them():
     batch = rows(key=["a", "b", "c", "a"], value=["1", "2", "3", "4"])
     partitions = partition_of(batch.column("key"), 3, 0)
 
-    found = written(layout, batch)
+    records = written(layout, batch)
     for row, partition in enumerate(partitions):
-        values = [r["value"] for r in found[TopicPartition("t", int(partition))]]
+        values = [r["value"] for r in records[TopicPartition("t", int(partition))]]
         assert batch.column("value")[row].as_py().encode() in values
 
 
 def test_the_order_of_rows_is_kept_in_each_partition():
-    found = written(RowLayout({"t": 1}, "t"), rows(value=[str(i) for i in range(50)]))
+    records = written(RowLayout({"t": 1}, "t"), rows(value=[str(i) for i in range(50)]))
 
-    assert [r["value"] for r in found[TopicPartition("t", 0)]] == [b"%d" % i for i in range(50)]
+    assert [r["value"] for r in records[TopicPartition("t", 0)]] == [b"%d" % i for i in range(50)]
 
 
 def test_rows_without_key_go_together():
-    found = written(RowLayout({"t": 4}, "t"), rows(value=["1", "2"]), spread=6)
+    records = written(RowLayout({"t": 4}, "t"), rows(value=["1", "2"]), spread=6)
 
-    assert list(found) == [TopicPartition("t", 2)]
+    assert list(records) == [TopicPartition("t", 2)]
 
 
 def test_rows_choose_their_topic_and_partition_as_in_sparks_sink():
     batch = rows(topic=["a", "b", "a"], partition=[1, None, 0], value=["1", "2", "3"])
-    found = written(RowLayout({"a": 2, "b": 1}, None), batch)
+    records = written(RowLayout({"a": 2, "b": 1}, None), batch)
 
-    assert {p: [r["value"] for r in rs] for p, rs in found.items()} == {
+    assert {p: [r["value"] for r in rs] for p, rs in records.items()} == {
         TopicPartition("a", 0): [b"3"],
         TopicPartition("a", 1): [b"1"],
         TopicPartition("b", 0): [b"2"],
@@ -54,21 +54,21 @@ def test_rows_choose_their_topic_and_partition_as_in_sparks_sink():
 
 
 def test_the_topic_of_the_sink_wins_over_the_column():
-    found = written(RowLayout({"t": 1}, "t"), rows(topic=["x"], value=["1"]))
+    records = written(RowLayout({"t": 1}, "t"), rows(topic=["x"], value=["1"]))
 
-    assert list(found) == [TopicPartition("t", 0)]
+    assert list(records) == [TopicPartition("t", 0)]
 
 
 def test_a_topic_that_is_an_address_is_no_part_of_a_json_value():
     both = rows(topic=["a", "b"], delay=[3, 4])
-    found = written(RowLayout({"a": 1, "b": 1}, None, value=JsonWriter(), key="topic"), both)
-    assert found == {
+    records = written(RowLayout({"a": 1, "b": 1}, None, value=JsonWriter(), key="topic"), both)
+    assert records == {
         TopicPartition("a", 0): [{"key": b"a", "value": b'{"delay":3}'}],
         TopicPartition("b", 0): [{"key": b"b", "value": b'{"delay":4}'}],
     }
 
-    found = written(RowLayout({"t": 1}, "t", value=JsonWriter()), both.slice(1))
-    assert found[TopicPartition("t", 0)] == [
+    records = written(RowLayout({"t": 1}, "t", value=JsonWriter()), both.slice(1))
+    assert records[TopicPartition("t", 0)] == [
         {"key": None, "value": b'{"topic":"b","delay":4}'},
     ]
     with pytest.raises(OptionError, match="no columns"):
@@ -77,9 +77,9 @@ def test_a_topic_that_is_an_address_is_no_part_of_a_json_value():
 
 def test_all_columns_become_one_json_value_and_one_of_them_the_key():
     layout = RowLayout({"t": 1}, "t", value=JsonWriter(), key="carrier")
-    found = written(layout, rows(carrier=["UA", None], delay=[3, None]))
+    records = written(layout, rows(carrier=["UA", None], delay=[3, None]))
 
-    assert found[TopicPartition("t", 0)] == [
+    assert records[TopicPartition("t", 0)] == [
         {"key": b"UA", "value": b'{"carrier":"UA","delay":3}'},
         {"key": None, "value": b'{"carrier":null,"delay":null}'},
     ]
@@ -87,13 +87,13 @@ def test_all_columns_become_one_json_value_and_one_of_them_the_key():
 
 def test_a_timestamp_column_becomes_milliseconds():
     at = pa.array([1_700_000_000_123_456], pa.timestamp("us", tz="UTC"))
-    found = written(RowLayout({"t": 1}, "t"), rows(value=["x"], timestamp=at))
+    records = written(RowLayout({"t": 1}, "t"), rows(value=["x"], timestamp=at))
 
-    assert found[TopicPartition("t", 0)][0]["timestamp"] == 1_700_000_000_123
+    assert records[TopicPartition("t", 0)][0]["timestamp"] == 1_700_000_000_123
 
 
 @pytest.mark.parametrize(
-    ("layout", "batch", "error", "told"),
+    ("layout", "batch", "error", "message"),
     [
         (RowLayout({"t": 1}, "t"), rows(text=["x"]), OptionError, "no column 'value'"),
         (RowLayout({"t": 1}, "t"), rows(value=[1]), OptionError, "of type int64"),
@@ -119,7 +119,7 @@ def test_a_timestamp_column_becomes_milliseconds():
         ),
     ],
 )
-def test_what_kafka_cannot_store_is_named(layout, batch, error, told):
+def test_what_kafka_cannot_store_is_named(layout, batch, error, message):
     with pytest.raises(error) as raised:
         written(layout, batch)
-    assert told in str(raised.value)
+    assert message in str(raised.value)

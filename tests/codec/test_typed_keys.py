@@ -80,8 +80,8 @@ def test_a_malformed_key_is_a_malformed_record(records, mode, is_late):
         kept = [o for o, b in zip(offsets, bad, strict=True) if not b]
         assert built.rows.column("offset").to_pylist() == kept
     if mode == "deadletter" and any(bad):
-        letters = [(each["key"], each["value"]) for each in built.dead_letters.to_pylist()]
-        assert letters == [each for each, b in zip(records, bad, strict=True) if b]
+        letters = [(letter["key"], letter["value"]) for letter in built.dead_letters.to_pylist()]
+        assert letters == [record for record, b in zip(records, bad, strict=True) if b]
 
 
 def test_a_name_that_is_there_twice_is_refused():

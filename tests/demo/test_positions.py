@@ -24,10 +24,10 @@ class Group:
 
 
 def positions(*answers: Any) -> Positions:
-    made = Positions("127.0.0.1:1")
-    made.close()
-    made._consumer = Group(*answers)
-    return made
+    demo_positions = Positions("127.0.0.1:1")
+    demo_positions.close()
+    demo_positions._consumer = Group(*answers)
+    return demo_positions
 
 
 @pytest.mark.parametrize("code", sorted(NO_COORDINATOR))

@@ -23,14 +23,14 @@ def after(minutes: int) -> str:
     return str(MIDNIGHT_MS + minutes * MINUTE_MS)
 
 
-def offsets(topic: str, *each: int) -> str:
+def offsets(topic: str, *numbers: int) -> str:
     """Per partition."""
-    return json.dumps({topic: {str(p): offset for p, offset in enumerate(each)}})
+    return json.dumps({topic: {str(p): offset for p, offset in enumerate(numbers)}})
 
 
 def batch(*options: dict[str, str], **rest: Any) -> Case:
     """A case of `spark.read`."""
-    return Case({name: value for each in options for name, value in each.items()}, **rest)
+    return Case({name: value for settings in options for name, value in settings.items()}, **rest)
 
 
 def stream(*options: dict[str, str], **rest: Any) -> Case:

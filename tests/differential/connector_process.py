@@ -48,9 +48,9 @@ class ConnectorProcess:
 
     def begin(self, cases: Mapping[str, Case]) -> None:
         """Have all cases read; returns at once."""
-        asked = {name: asdict(case) for name, case in cases.items()}
+        cases_asked = {name: asdict(case) for name, case in cases.items()}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._process.stdin.write(json.dumps(cases_asked).encode() + b"\n")
         self._process.stdin.close()
 
     def outcomes(self, cases: Mapping[str, Case]) -> dict[str, Outcome]:

@@ -56,8 +56,8 @@ class Outcome:
 
     def save(self, path: Path) -> None:
         """Write it to a file."""
-        told = {"schema": self.schema, "epochs": self.epochs, "error": self.error}
-        rows = self.rows.replace_schema_metadata({"outcome": json.dumps(told)})
+        outcome = {"schema": self.schema, "epochs": self.epochs, "error": self.error}
+        rows = self.rows.replace_schema_metadata({"outcome": json.dumps(outcome)})
         with pa.ipc.new_file(path, rows.schema) as file:
             file.write_table(rows)
 
@@ -66,8 +66,8 @@ def load(path: Path) -> Outcome:
     """Read what `Outcome.save` wrote."""
     with pa.ipc.open_file(path) as file:
         rows = file.read_all()
-    told = json.loads(rows.schema.metadata[b"outcome"])
-    return Outcome(rows=rows.replace_schema_metadata(None), **told)
+    outcome = json.loads(rows.schema.metadata[b"outcome"])
+    return Outcome(rows=rows.replace_schema_metadata(None), **outcome)
 
 
 def read(spark: SparkSession, source: str, name: str, case: Case, folder: Path) -> Outcome:
@@ -95,7 +95,9 @@ def _follow(spark: SparkSession, source: str, name: str, case: Case, folder: Pat
     writer = frame.writeStream.format("memory").queryName(table)
     writer = writer.option("checkpointLocation", str(folder / table)).trigger(availableNow=True)
     query = finish(writer.start)
-    epochs = [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
+    epochs = [
+        progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]
+    ]
     rows = _in_order(spark.table(table).toArrow())
     return Outcome(frame.schema.json(), rows, epochs)
 

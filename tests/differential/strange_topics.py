@@ -50,10 +50,10 @@ class StrangeTopics:
         self._produce(
             "oddities",
             (
-                {"key": key, "value": value, "headers": each, "partition": 0}
+                {"key": key, "value": value, "headers": header_list, "partition": 0}
                 for key in (None, b"", b"key", b"\x00\xff")
                 for value in (None, b"", b"value")
-                for each in ([], headers, headers[:1])
+                for header_list in ([], headers, headers[:1])
             ),
         )
 

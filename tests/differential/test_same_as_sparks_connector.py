@@ -30,12 +30,12 @@ def cases(process: ConnectorProcess) -> Iterator[dict[str, Case]]:
     with EmbeddedKafka(properties=BROKER) as kafka:
         topics = StrangeTopics(kafka)
         topics.write()
-        found = {
+        cases_to_read = {
             name: replace(case, options={**kafka.kafka_options, **case.options})
             for name, case in (CASES | DIFFERENT).items()
         }
-        process.begin(found)
-        yield found
+        process.begin(cases_to_read)
+        yield cases_to_read
         topics.close()
 
 
@@ -66,17 +66,17 @@ def theirs(
 def test_both_connectors_agree(
     name: str, ours: dict[str, Outcome], theirs: dict[str, Outcome]
 ) -> None:
-    case, found, expected = CASES[name], ours[name], theirs[name]
+    case, actual, expected = CASES[name], ours[name], theirs[name]
 
     if case.fails:
         assert expected.error, "Spark's connector reads it"
-        assert found.error, "ours reads it"
+        assert actual.error, "ours reads it"
         return
-    assert (expected.error, found.error) == ("", "")
-    assert found.schema == expected.schema
-    assert found.rows.schema == expected.rows.schema
-    assert found.rows.to_pylist() == expected.rows.to_pylist()
-    assert found.epochs == expected.epochs
+    assert (expected.error, actual.error) == ("", "")
+    assert actual.schema == expected.schema
+    assert actual.rows.schema == expected.rows.schema
+    assert actual.rows.to_pylist() == expected.rows.to_pylist()
+    assert actual.epochs == expected.epochs
     assert case.empty == (expected.rows.num_rows == 0), "the case tells nothing"
 
 

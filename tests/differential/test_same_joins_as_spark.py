@@ -61,13 +61,13 @@ def streamed(spark: SparkSession, folder: Path, seed: int, prefix: str) -> DataF
 
 
 def of_spark(spark: SparkSession, folder: Path, how: str, lower: int, upper: int) -> list[Any]:
-    left = streamed(spark, folder / "left", 1, "l")
+    left_rows = streamed(spark, folder / "left", 1, "l")
     right = streamed(spark, folder / "right", 2, "r")
     matching = fn.expr(
         f"l_key = r_key AND r_ts >= l_ts + INTERVAL {lower} SECONDS "
         f"AND r_ts <= l_ts + INTERVAL {upper} SECONDS"
     )
-    pairs = left.join(right, matching, how).selectExpr("coalesce(l_key, r_key)", "l_x", "r_x")
+    pairs = left_rows.join(right, matching, how).selectExpr("coalesce(l_key, r_key)", "l_x", "r_x")
     query = pairs.writeStream.format("memory").queryName(re.sub(r"\W", "_", folder.name))
     started = query.outputMode("append").trigger(availableNow=True).start()
     assert started.awaitTermination(180)
@@ -78,7 +78,7 @@ def of_ours(how: str, lower: int, upper: int) -> list[Any]:
     bounds = {"lower": f"{lower} seconds", "upper": f"{upper} seconds"}
     tasks = CoKeyedTasks(ts.interval_join("left", "right", **bounds, how=how), INPUTS)
     latest: list[datetime | None] = [None, None]
-    found = []
+    rows_out = []
     for step in zip(batches(1), batches(2), strict=True):
         arrivals = [
             (side, dict(zip(SCHEMA.names, row, strict=True)))
@@ -87,16 +87,18 @@ def of_ours(how: str, lower: int, upper: int) -> list[Any]:
         ]
         watermark = None
         if None not in latest:
-            earliest = min(each for each in latest if each is not None)
+            earliest = min(time_ms for time_ms in latest if time_ms is not None)
             watermark = round((earliest - timedelta(seconds=DELAY_S)).timestamp() * 1000)
         assert all(
             watermark is None or row["ts"].timestamp() * 1000 > watermark for _, row in arrivals
         )
-        found += tasks.epoch(arrivals, watermark_ms=watermark, parallelism=2)
+        rows_out += tasks.epoch(arrivals, watermark_ms=watermark, parallelism=2)
         for side, rows in enumerate(step):
-            seen = [row[1] for row in rows] + [each for each in [latest[side]] if each is not None]
+            seen = [row[1] for row in rows] + [
+                time_ms for time_ms in [latest[side]] if time_ms is not None
+            ]
             latest[side] = max(seen, default=None)
-    return [(row["key"], row["x"], row["right_x"]) for row in found]
+    return [(row["key"], row["x"], row["right_x"]) for row in rows_out]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_joined_rows_are_those_of_spark(
 ) -> None:
     sparks = {"left": "leftOuter", "right": "rightOuter", "full": "fullOuter"}.get(how, how)
     expected = of_spark(shared_spark, tmp_path, sparks, lower, upper)
-    found = of_ours(how, lower, upper)
+    actual = of_ours(how, lower, upper)
 
     assert len(expected) > 40
-    assert sorted(found, key=str) == sorted(expected, key=str)
+    assert sorted(actual, key=str) == sorted(expected, key=str)

@@ -47,12 +47,12 @@ def batches() -> list[pa.RecordBatch]:
     size = len(rows) // 5 + 1
     parts = [rows[at : at + size] for at in range(0, len(rows), size)]
     parts += [[("end", BEGIN + timedelta(hours=1), 0)], []]
-    found = []
+    record_batches = []
     for part in parts:
         columns = list(zip(*part, strict=True)) or [[], [], []]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
-        found.append(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
-    return found
+        record_batches.append(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+    return record_batches
 
 
 def of_spark(spark: SparkSession, folder: Path, window: Any) -> list[dict[str, Any]]:
@@ -99,19 +99,19 @@ def of_ours(windows: Any) -> list[dict[str, Any]]:
         ts.windowed(windows, AGGREGATES), pa.schema([SCHEMA.field("key")]), SCHEMA, event_time="ts"
     )
     latest: datetime | None = None
-    found = []
+    rows = []
     for batch in batches():
         behind = None if latest is None else latest - timedelta(seconds=DELAY_S)
         watermark = None if behind is None else round(behind.timestamp() * 1000)
-        found += task.epoch(batch, watermark_ms=watermark, parallelism=2)
+        rows += task.epoch(batch, watermark_ms=watermark, parallelism=2)
         assert not task.late
         seen = batch["ts"].to_pylist() + ([] if latest is None else [latest])
         latest = max(seen, default=None)
-    for row in found:
+    for row in rows:
         for name in ("window_start", "window_end"):
             row[name] = round(row[name].timestamp() * 1_000_000)
         row["all"].sort()
-    return found
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_windows_are_those_of_spark(
         return fn.session_window("ts", "3 seconds") if theirs is None else fn.window("ts", *theirs)
 
     expected = of_spark(shared_spark, tmp_path, window)
-    found = of_ours(ours)
+    actual = of_ours(ours)
 
     assert len(expected) > 40
-    assert sorted(found, key=str) == sorted(expected, key=str)
+    assert sorted(actual, key=str) == sorted(expected, key=str)

@@ -45,7 +45,7 @@ def request(epoch: int) -> Request:
 
 
 TWO = tuple(Committable("db", 0, task, f"prepared by {task}", 5, 0) for task in range(2))
-LOST = tuple(Lost(each, f"db: {each.name}") for each in TWO)
+LOST = tuple(Lost(committable, f"db: {committable.name}") for committable in TWO)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ RECOVERIES = (
 )
 
 
-def held(epoch: int, sources: tuple[str, ...] | None = None, kind: Kind = PLAIN) -> CommittedEpoch:
+def token_of(
+    epoch: int, sources: tuple[str, ...] | None = None, kind: Kind = PLAIN
+) -> CommittedEpoch:
     """Kafka holds the token of this epoch, -1 being the first one of a lineage."""
     if epoch < 0:
         return CommittedEpoch(Token(epoch, "ours", "s3://checkpoint", ""), None, False)
@@ -109,7 +111,7 @@ def manifest_of(epoch: int, sources: tuple[str, ...] | None = None, kind: Kind =
 
 
 def answers(  # noqa: PLR0912 - one case per action
-    action: c.Action, asked: int, before: c.Event, kind: Kind
+    action: c.Action, wanted: int, before: c.Event, kind: Kind
 ) -> Iterator[c.Event]:
     """Everything that the world may answer to an action."""
     match action:
@@ -117,9 +119,9 @@ def answers(  # noqa: PLR0912 - one case per action
             yield c.ProducerFenced(OWNER)
         case c.ReadCommitted():
             if isinstance(before, c.TransactionCommitted):  # the first token, just now
-                yield c.CommittedRead(held(asked - 1, kind=kind))
+                yield c.CommittedRead(token_of(wanted - 1, kind=kind))
             else:
-                yield from map(c.CommittedRead, possible_tokens(asked, kind))
+                yield from map(c.CommittedRead, possible_tokens(wanted, kind))
         case c.PlanEpoch(epoch, start, _):
             for looks_through in {False, kind.has_participants}:
                 yield c.EpochPlanned(None, start or ("the beginning",), looks_through)
@@ -134,8 +136,8 @@ def answers(  # noqa: PLR0912 - one case per action
             yield c.ManifestWritten("path")
         case c.CountOutput(_, produced):
             reported = {written.topic_partition: written.last_sequence for written in produced}
-            found = (None, reported, {}, {OUT: 3}, {TopicPartition("out", 1): 0})
-            yield from map(c.OutputCounted, found)
+            events = (None, reported, {}, {OUT: 3}, {TopicPartition("out", 1): 0})
+            yield from map(c.OutputCounted, events)
         case c.CommitTransaction():
             yield c.TransactionCommitted(OWNER)
         case c.ConfirmOutput():
@@ -149,42 +151,42 @@ def answers(  # noqa: PLR0912 - one case per action
         case c.AbortTransaction():
             yield c.TransactionAborted()
         case c.EndEpoch() if kind.has_loop:
-            if asked < EPOCHS:
+            if wanted < EPOCHS:
                 yield c.EpochWanted()
         case c.EndEpoch():
-            for epoch in (asked, asked + 1, asked + 2):
+            for epoch in (wanted, wanted + 1, wanted + 2):
                 if epoch <= EPOCHS:
-                    yield c.EpochRequested(request(epoch), request(asked).sources)
-            if asked == 0 and kind in KINDS[:2]:
+                    yield c.EpochRequested(request(epoch), request(wanted).sources)
+            if wanted == 0 and kind in KINDS[:2]:
                 yield c.EpochRequested(request(1), ("replaced in Spark's log",))
-            if asked == 0 and kind == KINDS[1]:
+            if wanted == 0 and kind == KINDS[1]:
                 yield c.EpochRequested(request(RECOVER_EVERY))  # those in between were left out
     if not isinstance(action, c.EndEpoch | c.Stop):
         yield from map(c.ActionFailed, ERRORS if kind == PLAIN else ERRORS[::2])
 
 
-def possible_tokens(asked: int, kind: Kind) -> Iterator[CommittedEpoch]:
+def possible_tokens(wanted: int, kind: Kind) -> Iterator[CommittedEpoch]:
     yield CommittedEpoch(None, None, manifest_exists=False)
     yield CommittedEpoch(None, None, manifest_exists=True)
-    yield from (held(epoch, kind=kind) for epoch in range(-1, EPOCHS + 1))
-    yield replace(held(asked, kind=kind), before=None)
-    yield held(asked, ("other ends",), kind)
-    if asked == 1:
-        yield replace(held(1, kind=kind), is_partial=True)
-        yield replace(held(0, kind=kind), logged=("other ends",))
-        yield replace(held(0, kind=kind), has_failed=True)
-    if asked > 1:
-        yield replace(held(0, kind=kind), begun=(1,))
-        yield replace(held(0, kind=kind), begun=(2,))
-        yield replace(held(0, kind=kind), is_settled=True)
-        yield replace(held(0, kind=kind), is_set_back=True)
-        yield replace(held(0, kind=kind), begun=(1,), has_failed=True)
-    yield CommittedEpoch(held(asked).token, None, manifest_exists=True)
-    yield CommittedEpoch(Token(asked, "theirs", "s3://other", "path"), None, manifest_exists=False)
-    if asked > 0:
-        seed = Base("seed", replace(manifest_of(asked - 1), origin=ORIGIN))
+    yield from (token_of(epoch, kind=kind) for epoch in range(-1, EPOCHS + 1))
+    yield replace(token_of(wanted, kind=kind), before=None)
+    yield token_of(wanted, ("other ends",), kind)
+    if wanted == 1:
+        yield replace(token_of(1, kind=kind), is_partial=True)
+        yield replace(token_of(0, kind=kind), logged=("other ends",))
+        yield replace(token_of(0, kind=kind), has_failed=True)
+    if wanted > 1:
+        yield replace(token_of(0, kind=kind), begun=(1,))
+        yield replace(token_of(0, kind=kind), begun=(2,))
+        yield replace(token_of(0, kind=kind), is_settled=True)
+        yield replace(token_of(0, kind=kind), is_set_back=True)
+        yield replace(token_of(0, kind=kind), begun=(1,), has_failed=True)
+    yield CommittedEpoch(token_of(wanted).token, None, manifest_exists=True)
+    yield CommittedEpoch(Token(wanted, "theirs", "s3://other", "path"), None, manifest_exists=False)
+    if wanted > 0:
+        seed = Base("seed", replace(manifest_of(wanted - 1), origin=ORIGIN))
         for path in (ORIGIN.manifest_path, "a later one"):
-            token = Token(asked - 1, ORIGIN.lineage, ORIGIN.checkpoint, path)
+            token = Token(wanted - 1, ORIGIN.lineage, ORIGIN.checkpoint, path)
             yield CommittedEpoch(token, None, False, True, (seed,))
 
 
@@ -193,8 +195,8 @@ Step = tuple[Coordinator, c.Action, c.Event, c.Action]
 
 def comparable(value: object) -> object:
     """Return what is equal for equal values; errors are only the same."""
-    held = value.error if isinstance(value, c.Stop) else value
-    return repr(held) if isinstance(held, Exception) else value
+    outcome = value.error if isinstance(value, c.Stop) else value
+    return repr(outcome) if isinstance(outcome, Exception) else value
 
 
 def explore(kind: Kind) -> list[Step]:
@@ -209,8 +211,8 @@ def explore(kind: Kind) -> list[Step]:
         waiting.append((first, first.step(event), event))
     while waiting:
         state, action, before = waiting.pop()
-        asked = state._request.checkpoint_id if state._request else EPOCHS
-        for event in answers(action, asked, before, kind):
+        epoch_wanted = state._request.checkpoint_id if state._request else EPOCHS
+        for event in answers(action, epoch_wanted, before, kind):
             following = copy.copy(state)
             order = following.step(event)
             steps.append((state, action, event, order))
@@ -303,16 +305,16 @@ def test_an_epoch_runs_only_after_the_question_what_is_committed(all_steps):
 
 def test_an_epoch_goes_on_from_the_state_of_the_epoch_before(all_steps):
     """Of the manifest that Kafka's token names, and of no other."""
-    found = [
+    orders = [
         (order, event.committed if isinstance(event, c.CommittedRead) else state._known)
         for state, _, event, order in all_steps
         if isinstance(order, c.RunEpoch)
     ]
-    for order, known in found:
+    for order, known in orders:
         newest = known.token.checkpoint_id  # before it others may have been left out
         base = min(newest, order.checkpoint_id - 1)
         assert [step.uid for step in order.state] in ([], [f"step of {base}"])
-    assert any(order.state for order, _ in found)
+    assert any(order.state for order, _ in orders)
 
 
 def test_a_lineage_begins_with_a_token_that_names_its_seed_and_with_no_rows(steps):
@@ -360,7 +362,7 @@ def test_an_epoch_is_planned_behind_the_question_and_begins_where_the_one_before
 
 def test_a_lineage_begins_with_a_token_that_names_where_it_reads_from(loop_steps):
     """Before its first epoch is planned for good: `latest` must not move with a crash."""
-    found = 0
+    count = 0
     for _, action, event, order in loop_steps:
         if isinstance(order, c.WriteManifest) and order.is_seed:
             assert isinstance(event, c.EpochPlanned)
@@ -372,8 +374,8 @@ def test_a_lineage_begins_with_a_token_that_names_where_it_reads_from(loop_steps
                 assert order.opens
                 assert order.token.manifest_path == event.path
                 assert order.token.checkpoint_id == action.manifest.checkpoint_id
-                found += 1
-    assert found
+                count += 1
+    assert count
 
 
 def test_the_newest_epoch_is_settled_before_the_next_is_planned_unless_a_run_noted_that(loop_steps):
@@ -415,8 +417,8 @@ def test_a_recovery_ends_behind_the_other_sinks(recovery_steps):
 def test_a_recovery_takes_the_first_steps_of_a_start(kind):
     """Up to where that plans: the same refusals, and the same is committed."""
     ends, same = 0, 0
-    for asked in range(EPOCHS + 1):
-        for held_by_kafka in possible_tokens(asked, kind):
+    for epoch_wanted in range(EPOCHS + 1):
+        for held_by_kafka in possible_tokens(epoch_wanted, kind):
             for committed in (held_by_kafka, replace(held_by_kafka, is_settled=True)):
                 orders = []
                 for wanted in (c.EpochWanted(), c.RecoveryWanted()):
@@ -473,30 +475,30 @@ def test_what_a_failed_call_left_is_made_good_and_looked_at_before_anything_else
 
 
 def test_what_tasks_prepared_is_committed_behind_the_decision_and_before_spark_hears_of_it(steps):
-    found = 0
+    count = 0
     for state, action, event, order in steps:
         if isinstance(order, c.CommitParticipants):
             assert isinstance(action, c.CommitTransaction)
             assert isinstance(event, c.TransactionCommitted)
             assert order.committables == state._manifest.committables
-            found += 1
+            count += 1
         if isinstance(order, c.EndEpoch):
             assert isinstance(event, c.OutputConfirmed)
         if isinstance(order, c.ConfirmOutput) and isinstance(event, c.TransactionCommitted):
             assert state._manifest.committables == ()
-    assert found
+    assert count
 
 
 def test_with_other_sinks_no_epoch_runs_before_they_are_recovered(steps):
     """Unless it follows an epoch of the same run, which has settled all."""
-    found = 0
+    count = 0
     for state, action, event, order in steps:
         if isinstance(order, c.RunEpoch) and state._has_participants:
             is_confirmed = state.phase is Phase.CONFIRMING and state._known.has_failed
             is_settled = state.phase is Phase.READY or is_confirmed
             assert isinstance(action, c.RecoverParticipants) or is_settled
-            found += isinstance(event, c.ParticipantsRecovered)
-    assert found
+            count += isinstance(event, c.ParticipantsRecovered)
+    assert count
 
 
 def test_a_run_with_nothing_to_read_removes_what_lingers_all_the_same(loop_steps):
@@ -504,7 +506,7 @@ def test_a_run_with_nothing_to_read_removes_what_lingers_all_the_same(loop_steps
 
     But not where another lineage has the name.
     """
-    found = set()
+    pairs = set()
     for state, _, event, order in loop_steps:
         if isinstance(event, c.EpochPlanned) and event.sources is None:
             is_due = event.looks_through or not state._is_recovered
@@ -513,10 +515,10 @@ def test_a_run_with_nothing_to_read_removes_what_lingers_all_the_same(loop_steps
                 newest = state._known.manifest
                 assert may_linger
                 assert (order.committables, order.settled) == ((), newest.committables)
-                found.add((event.looks_through, state._is_recovered))
+                pairs.add((event.looks_through, state._is_recovered))
             else:
                 assert order != c.EndEpoch(None) or not may_linger
-    assert found == {(False, False), (True, False), (True, True)}
+    assert pairs == {(False, False), (True, False), (True, True)}
 
 
 def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(steps):
@@ -524,8 +526,10 @@ def test_a_recovery_commits_what_spark_has_not_logged_and_keeps_what_it_has(step
     for state, _, event, order in steps:
         if isinstance(order, c.RecoverParticipants):
             known = state._known if isinstance(event, c.EpochRequested) else event.committed
-            asked = state._wanted if isinstance(event, c.CommittedRead) else event.request
-            is_newest = known.token.checkpoint_id == asked.checkpoint_id or known.has_failed
+            wanted_request = state._wanted if isinstance(event, c.CommittedRead) else event.request
+            is_newest = (
+                known.token.checkpoint_id == wanted_request.checkpoint_id or known.has_failed
+            )
             named = () if known.manifest is None else known.manifest.committables
             assert (order.committables, order.settled) == (
                 (named, ()) if is_newest else ((), named)
@@ -590,29 +594,29 @@ def test_no_epoch_follows_one_whose_end_in_sparks_log_is_another_and_the_manifes
     for state, committed, error in stops:
         assert state._refused_before
         assert error.sources == committed.manifest.sources
-    asked = {(state._wanted.checkpoint_id, error.checkpoint_id) for state, _, error in stops}
-    assert asked >= {(0, 0), (1, 0), (1, 1)}
+    requested = {(state._wanted.checkpoint_id, error.checkpoint_id) for state, _, error in stops}
+    assert requested >= {(0, 0), (1, 0), (1, 1)}
 
 
 def test_a_decided_epoch_runs_again_only_if_nothing_of_it_is_visible(steps):
     """From the state that it went on from before, and with the same base."""
-    found = 0
+    count = 0
     for state, action, event, order in steps:
         known = state._committed
-        asked = state._request.checkpoint_id
+        wanted = state._request.checkpoint_id
         if not isinstance(order, c.RunEpoch) or known is None or known.token is None:
             continue
-        if known.token.checkpoint_id != asked or not isinstance(action, c.RecoverParticipants):
+        if known.token.checkpoint_id != wanted or not isinstance(action, c.RecoverParticipants):
             continue
         assert known.manifest.decided_by == CHECKPOINT
-        assert {each.committable for each in event.lost} == set(known.manifest.committables)
-        assert order.state == (known.before.state if asked else ())
+        assert {loss.committable for loss in event.lost} == set(known.manifest.committables)
+        assert order.state == (known.before.state if wanted else ())
         assert state._identity.accepted == frozenset(), "a stated word goes before"
         following = copy.copy(state)
         following.step(event)
         assert following._base_path == known.manifest.base_path
-        found += 1
-    assert found
+        count += 1
+    assert count
 
 
 def test_lost_output_ends_a_run_or_is_run_again_but_is_never_passed_over(steps):
@@ -628,7 +632,7 @@ def test_lost_output_ends_a_run_or_is_run_again_but_is_never_passed_over(steps):
             continue
         assert isinstance(order, c.FenceProducer | c.RunEpoch | c.Stop)
         if isinstance(order, c.Stop) and isinstance(order.error, DataLossError):
-            assert all(each.what in str(order.error) for each in event.lost)
+            assert all(loss.what in str(order.error) for loss in event.lost)
             assert "accept='lost-output-of-epoch-" in str(order.error)
         seen.add((type(event), type(order)))
     assert seen == {
@@ -643,7 +647,7 @@ def test_lost_output_ends_a_run_or_is_run_again_but_is_never_passed_over(steps):
 def test_who_tells_of_a_loss_has_just_proved_that_it_is_not_replaced():
     """A successor may have run the epoch again by then, so that nothing is lost."""
     state = Kind(KAFKA, True).new()
-    newest = c.CommittedRead(held(0, kind=Kind(KAFKA, True)))
+    newest = c.CommittedRead(token_of(0, kind=Kind(KAFKA, True)))
     state.step(c.EpochRequested(request(0)))
     state.step(c.ProducerFenced(OWNER))
     assert isinstance(state.step(newest), c.RecoverParticipants)
@@ -661,8 +665,8 @@ def test_what_is_lost_each_time_that_it_runs_asks_nobody_for_a_decision():
     kind = Kind(CHECKPOINT, True)
     state, runs = kind.new(), 0
     action: c.Action = state.step(c.EpochRequested(request(0)))
-    first = c.CommittedRead(held(-1, kind=kind))
-    again = c.CommittedRead(held(0, kind=kind))
+    first = c.CommittedRead(token_of(-1, kind=kind))
+    again = c.CommittedRead(token_of(0, kind=kind))
     while not isinstance(action, c.Stop):
         match action:
             case c.FenceProducer():
@@ -691,21 +695,21 @@ def test_what_is_lost_each_time_that_it_runs_asks_nobody_for_a_decision():
 @pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.SETTLING])
 def test_a_run_that_is_replaced_while_it_settles_stops_and_aborts_nothing(steps, phase):
     """What it would abort could be its successor's."""
-    found = 0
+    count = 0
     for state, _, event, order in steps:
         if state.phase is phase and isinstance(event, c.ActionFailed):
             if isinstance(event.error, FencedError):
                 assert order == c.Stop(event.error)
-                found += 1
+                count += 1
             assert not isinstance(order, c.AbortTransaction)
-    assert found
+    assert count
 
 
 def test_a_refusal_proves_first_that_the_run_is_not_just_replaced():
     state = Coordinator(OURS)
     state.step(c.EpochRequested(request(0)))
     state.step(c.ProducerFenced(OWNER))
-    unknown = c.CommittedRead(held(EPOCHS))
+    unknown = c.CommittedRead(token_of(EPOCHS))
 
     assert state.step(unknown) == c.FenceProducer(OWNER)
     assert isinstance(state.step(c.ActionFailed(FencedError("replaced"))), c.Stop)
@@ -721,7 +725,7 @@ def test_no_epoch_is_tried_for_ever():
             case c.FenceProducer():
                 action = state.step(c.ProducerFenced(OWNER))
             case c.ReadCommitted():
-                action = state.step(c.CommittedRead(held(-1)))
+                action = state.step(c.CommittedRead(token_of(-1)))
             case c.RunEpoch():
                 tries += 1
                 action = state.step(c.EpochRan(()))

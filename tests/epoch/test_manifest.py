@@ -127,15 +127,15 @@ def path_of(epoch: int) -> str:
 
 
 @given(some_epochs, st.integers(0, 200))
-def test_every_manifest_is_kept_or_goes_and_the_newest_epochs_are_kept(found, committed):
-    paths = [path_of(epoch) for epoch in (*found, committed)]
+def test_every_manifest_is_kept_or_goes_and_the_newest_epochs_are_kept(epochs, committed):
+    paths = [path_of(epoch) for epoch in (*epochs, committed)]
     gone, kept = expired_manifests(paths, committed), retained_manifests(paths, committed)
 
     assert sorted(gone + kept) == sorted(paths)
     assert path_of(committed) in kept
-    past = sorted({epoch for epoch in (*found, committed) if epoch <= committed})
+    past = sorted({epoch for epoch in (*epochs, committed) if epoch <= committed})
     newest = past[-EPOCHS_RETAINED:]  # of those that ran: others were perhaps left out
-    assert all((path_of(epoch) in kept) == (epoch >= newest[0]) for epoch in found)
+    assert all((path_of(epoch) in kept) == (epoch >= newest[0]) for epoch in epochs)
 
 
 def test_an_old_checkpoint_is_cleared_up_bit_by_bit():

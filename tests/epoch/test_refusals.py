@@ -18,7 +18,9 @@ OURS = Identity("late-flights", "lineage", "s3://checkpoint")
 TOKEN = Token(5, "lineage", "s3://checkpoint", "m5")
 POSITIONS = SourceOffsets("c", "g", {TopicPartition("in", 0): 70, TopicPartition("in", 1): 8})
 ALL = tuple(Committable("db", 5, task, f"t{task}", 10, 0) for task in range(3))
-LOST = tuple(Lost(each, f"database flights: transaction {each.name}") for each in ALL)
+LOST = tuple(
+    Lost(committable, f"database flights: transaction {committable.name}") for committable in ALL
+)
 MANIFEST = Manifest(
     5,
     "late-flights",

@@ -68,7 +68,7 @@ def test_two_names_that_are_accepted_have_nothing_in_common(
     other = one + more if is_longer else more
     try:
         Pipeline(one), Pipeline(other)
-        named = [names_in_kafka(each, sink, lineage) for each in (one, other)]
+        named = [names_in_kafka(owner, sink, lineage) for owner in (one, other)]
     except OptionError:
         return
     if one == other:
@@ -77,9 +77,10 @@ def test_two_names_that_are_accepted_have_nothing_in_common(
         assert not mine & theirs
     ids, prefix = named[1][1], checkpoint_prefix(default_prefix(one), lineage)
     assert not owned(ids, [default_prefix(one), prefix], [sink])
-    owners = [Owner(each, sink, lineage) for each in (one, other)]
+    owners = [Owner(pipeline, sink, lineage) for pipeline in (one, other)]
     texts = [
-        (owner_prefix(each), application_prefix(each), hidden_folder(each) + "/") for each in owners
+        (owner_prefix(owner), application_prefix(owner), hidden_folder(owner) + "/")
+        for owner in owners
     ]
     for mine, theirs in zip(*texts, strict=True):
         assert not theirs.startswith(mine)
@@ -116,14 +117,14 @@ def test_all_that_a_sink_ever_opened_is_its_own_and_nothing_else(
         tasks = data.draw(st.sets(st.integers(0, parallelism - 1)))
         opened |= {transactional_id(chosen, sink, task, data.draw(SLOTS)) for task in tasks}
     foreign = {
-        str(each)
-        for each in data.draw(st.lists(IDS))
-        if each.prefix not in prefixes or each.sink != sink
+        str(ident)
+        for ident in data.draw(st.lists(IDS))
+        if ident.prefix not in prefixes or ident.sink != sink
     }
 
-    found = owned(opened | foreign, prefixes, [sink])
+    own = owned(opened | foreign, prefixes, [sink])
 
-    assert {str(each) for each in found} == opened
+    assert {str(ident) for ident in own} == opened
 
 
 def test_a_pipeline_does_not_own_the_ids_of_one_whose_name_begins_with_its_own() -> None:
@@ -135,8 +136,8 @@ def test_a_pipeline_does_not_own_the_ids_of_one_whose_name_begins_with_its_own()
     assert len(set(listed)) == 4
     for name in listed:
         pipeline = name.split("/")[0]
-        found = {str(each) for each in owned(listed, [pipeline], ["b-c", "b", "c", "0"])}
-        assert found == {each for each in listed if each.split("/")[0] == pipeline}
+        own = {str(ident) for ident in owned(listed, [pipeline], ["b-c", "b", "c", "0"])}
+        assert own == {ident for ident in listed if ident.split("/")[0] == pipeline}
     assert owned(["tallystick-a", "tallystick-a-b-0-0", "a/b/00/0", "a/b/0/٣"], ["a"], ["b"]) == ()
 
 

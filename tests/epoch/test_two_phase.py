@@ -72,7 +72,7 @@ def test_every_one_is_tried_before_the_first_error_is_told(answers):
     errors = [answer for answer in answers.values() if isinstance(answer, Exception)]
     assert settled.error is (errors[0] if errors else None)
     lost = [name for name, answer in answers.items() if answer is Outcome.LOST]
-    assert [each.name for each in settled.lost] == lost
+    assert [transaction.name for transaction in settled.lost] == lost
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), outcomes, max_size=6), st.data())
@@ -80,8 +80,8 @@ def test_the_first_error_is_the_first_in_order_whatever_runs_first(answers, data
     tried = data.draw(st.permutations(range(len(answers))))
 
     def in_any_order(attempt, waiting):
-        found = {index: attempt(waiting[index]) for index in tried}
-        return [found[index] for index in range(len(waiting))]
+        outcomes = {index: attempt(waiting[index]) for index in tried}
+        return [outcomes[index] for index in range(len(waiting))]
 
     waiting = [of(0, name) for name in answers]
     in_order = commit_all(waiting, answering(answers))
@@ -116,12 +116,16 @@ def test_a_process_that_is_told_to_end_ends():
 @given(st.lists(committables), st.lists(committables))
 def test_aborted_is_what_no_decision_names_and_nothing_else(lingering, decided):
     """What lingers is known by its name: a recovery does not see the rest as a manifest has it."""
-    found = to_abort(lingering, decided)
-    named = {(each.sink, each.name) for each in decided}
+    doomed = to_abort(lingering, decided)
+    named = {(transaction.sink, transaction.name) for transaction in decided}
 
-    assert [each for each in lingering if each in found] == list(found)
-    assert all((each.sink, each.name) not in named for each in found)
-    assert all((each.sink, each.name) in named for each in lingering if each not in found)
+    assert [transaction for transaction in lingering if transaction in doomed] == list(doomed)
+    assert all((transaction.sink, transaction.name) not in named for transaction in doomed)
+    assert all(
+        (transaction.sink, transaction.name) in named
+        for transaction in lingering
+        if transaction not in doomed
+    )
 
 
 def test_the_same_name_in_another_sink_is_another_transaction():
@@ -177,7 +181,7 @@ def test_with_none_rows_are_written_or_counted_as_lost(sizes, fails_from, by_bat
     assert taken == list(range(len(taken)))
     assert len(taken) == count or by_batch or not taken, "a task has one transaction, and one fate"
     assert len(warnings) == (lost > 0)
-    assert all(f"{lost} rows of epoch 3, task 1 are lost" in each for each in warnings)
+    assert all(f"{lost} rows of epoch 3, task 1 are lost" in warning for warning in warnings)
     assert (lost > 0) is (count > fails_from)
 
 

@@ -25,37 +25,39 @@ def manifest(epoch: int, sources: tuple[str, ...] = ("ends",)) -> Manifest:
     return Manifest(epoch, "pipeline", "ours", sources, (), Producer("t", 1, 1))
 
 
-def judged(token: Token | None, found: Manifest | None, exists: bool, identity: Identity = OURS):
-    verdict = judge(REQUEST, CommittedEpoch(token, found, exists), identity)
+def judged(
+    token: Token | None, in_storage: Manifest | None, exists: bool, identity: Identity = OURS
+):
+    verdict = judge(REQUEST, CommittedEpoch(token, in_storage, exists), identity)
     return type(verdict.error if isinstance(verdict, Refusal) else verdict)
 
 
-def expected(lineage: str, epoch: int, path: str, found: bool, accepts: bool) -> type:
+def expected(lineage: str, epoch: int, path: str, exists: bool, accepts: bool) -> type:
     """The table, written down a second time."""
     if lineage == "theirs":
         return Open if accepts else DataLossError
     if epoch > N or (epoch == N and not path):
         return DataLossError
-    if path and not found:
+    if path and not exists:
         return ManifestError
     return Run if epoch < N else AlreadyCommitted
 
 
 @pytest.mark.parametrize(
-    ("lineage", "epoch", "path", "found", "accepts"),
+    ("lineage", "epoch", "path", "exists", "accepts"),
     list(
         itertools.product(
             ("ours", "theirs"), range(-1, N + 3), ("", "path"), (False, True), (False, True)
         )
     ),
 )
-def test_every_token_has_its_verdict(lineage, epoch, path, found, accepts):
+def test_every_token_has_its_verdict(lineage, epoch, path, exists, accepts):
     token = Token(epoch, lineage, "s3://checkpoint", path)
     ours = lineage == "ours"
-    held = manifest(epoch) if ours and found and path and epoch >= 0 else None
-    verdict = judged(token, held, bool(held), ACCEPTING if accepts else OURS)
+    in_storage = manifest(epoch) if ours and exists and path and epoch >= 0 else None
+    verdict = judged(token, in_storage, bool(in_storage), ACCEPTING if accepts else OURS)
 
-    assert verdict is expected(lineage, epoch, path, bool(held), accepts)
+    assert verdict is expected(lineage, epoch, path, bool(in_storage), accepts)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +94,10 @@ def test_no_token_but_manifests_is_a_loss():
     assert judged(None, None, exists=True) is DataLossError
 
 
-def on_top_of(epoch: int, request: Request = REQUEST, word: str = "", **found):
+def on_top_of(epoch: int, request: Request = REQUEST, word: str = "", **changes):
     """The verdict where Kafka has committed this epoch last."""
     token = Token(epoch, "ours", "s3://checkpoint", "path")
-    committed = replace(CommittedEpoch(token, manifest(epoch), True, logged=("ends",)), **found)
+    committed = replace(CommittedEpoch(token, manifest(epoch), True, logged=("ends",)), **changes)
     return judge(request, committed, replace(OURS, accepted=frozenset({word})))
 
 
@@ -121,14 +123,14 @@ def test_epochs_that_the_users_function_left_out_stop_nothing():
 def test_an_epoch_that_was_begun_was_not_left_out_and_a_pipeline_leaves_none_out(may_skip):
     """Its manifest says so, or the note of a call that failed: committed or not, it had rows."""
     word = f"without-epochs-{N - 2}-to-{N - 1}"
-    asked = replace(REQUEST, may_skip=may_skip)
+    request = replace(REQUEST, may_skip=may_skip)
     begun = (N - 1,) if may_skip else ()
-    refused = on_top_of(N - 3, asked, begun=begun)
+    refused = on_top_of(N - 3, request, begun=begun)
 
     assert isinstance(refused, Refusal)
     assert type(refused.error) is DataLossError
     assert (f"accept={word!r}" in str(refused.error)) == may_skip
-    assert (on_top_of(N - 3, asked, word, begun=begun) == Run()) == may_skip
+    assert (on_top_of(N - 3, request, word, begun=begun) == Run()) == may_skip
 
 
 @pytest.mark.parametrize("epoch", [N, N - 1])
@@ -328,9 +330,9 @@ def test_a_loop_does_not_guess_where_a_query_of_sparks_began() -> None:
 def test_a_loop_that_takes_its_name_back_goes_on_behind_what_it_knows_to_be_committed(is_settled):
     base = Base("tallystick/000000000004-1-ab.json", manifest(4))
     theirs = Token(7, "theirs", "s3://other", "p")
-    found = CommittedEpoch(theirs, None, True, bases=(base,), is_settled=is_settled)
+    committed = CommittedEpoch(theirs, None, True, bases=(base,), is_settled=is_settled)
 
-    judged = look_back(found, ACCEPTING)
+    judged = look_back(committed, ACCEPTING)
 
     assert (judged is None) == is_settled
     if not is_settled:

@@ -184,16 +184,16 @@ def _count_aborted(parts: list[Part], verdict: Verdict) -> None:
 def _count_zombies(parts: list[Part], settings: Settings, verdict: Verdict) -> None:
     """Those that are visible, against those that a driver has told: per epoch and partition."""
     visible = visible_zombies(parts)
-    told = {
+    reported = {
         (entry["foreign"]["epoch"], int(partition)): count
         for entry in settings.diary()
         if "foreign" in entry
         for partition, count in entry["foreign"]["rows"].items()
     }
     verdict.zombie_rows_visible = sum(visible.values())
-    verdict.zombie_rows_told = sum(told.values())
-    if visible != told:
-        verdict.problems.append(f"zombie rows are visible at {visible}, and told at {told}")
+    verdict.zombie_rows_told = sum(reported.values())
+    if visible != reported:
+        verdict.problems.append(f"zombie rows are visible at {visible}, and told at {reported}")
 
 
 def _read_diary(settings: Settings, verdict: Verdict) -> None:
@@ -208,8 +208,8 @@ def _read_diary(settings: Settings, verdict: Verdict) -> None:
 
 def _sum(counts: Iterator[dict[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
-    for each in counts:
-        total.update({name.split(" [")[0][:60]: count for name, count in each.items()})
+    for counts_of_run in counts:
+        total.update({name.split(" [")[0][:60]: count for name, count in counts_of_run.items()})
     return dict(total.most_common(12))
 
 

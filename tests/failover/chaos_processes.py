@@ -161,9 +161,9 @@ def be_zombie(
         for partition in partitions:
             for sequence in (following[partition], 0):
                 where = TopicPartition(settings.topic, partition)
-                said = write_as_zombie(client, producer, where, sequence, ZOMBIE_TIMEOUT_MS)
-                answers[said] += 1
-                following[partition] += said == "accepted" and sequence > 0
+                answer = write_as_zombie(client, producer, where, sequence, ZOMBIE_TIMEOUT_MS)
+                answers[answer] += 1
+                following[partition] += answer == "accepted" and sequence > 0
         time.sleep(ZOMBIE_PAUSE_S)
     client.close()
     return dict(answers)

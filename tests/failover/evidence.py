@@ -159,8 +159,8 @@ def _fetch(client: Client, partition: TopicPartition, position: int) -> Any:
 
     def answers(response: Any) -> Iterator[tuple[TopicPartition, Any]]:
         for topic in response.responses:
-            for found in topic.partitions:
-                yield partition, found
+            for partition_metadata in topic.partitions:
+                yield partition, partition_metadata
 
     return client.ask_leaders([partition], make, answers)[partition]
 
@@ -180,8 +180,8 @@ def problems_of(
     mine = f"{shape.pipeline}:"
     replayed = committed_rows(parts)
     for partition, wanted in shape.expected(epochs).items():
-        for witness, found in (("a consumer", seen), ("the log", replayed)):
-            rows = [row for row in found.get(partition, []) if row.startswith(mine)]
+        for witness, by_partition in (("a consumer", seen), ("the log", replayed)):
+            rows = [row for row in by_partition.get(partition, []) if row.startswith(mine)]
             if rows != wanted:
                 problems.append(f"partition {partition}, {witness}: {difference(wanted, rows)}")
     by_transaction: dict[tuple[int, int], list[Part]] = defaultdict(list)
@@ -199,11 +199,11 @@ def problems_of(
     return problems
 
 
-def difference(wanted: list[str], found: list[str]) -> str:
+def difference(wanted: list[str], rows: list[str]) -> str:
     """How two lists of rows differ, in few words."""
-    lost, extra = Counter(wanted) - Counter(found), Counter(found) - Counter(wanted)
+    lost, extra = Counter(wanted) - Counter(rows), Counter(rows) - Counter(wanted)
     if lost or extra:
         examples = [*list(lost)[:2], *list(extra)[:2]]
         return f"{lost.total()} rows lost, {extra.total()} too many, such as {examples}"
-    first = next(i for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b)
+    first = next(i for i, (a, b) in enumerate(zip(wanted, rows, strict=True)) if a != b)
     return f"all rows, but in another order from row {first} on"

@@ -74,6 +74,6 @@ def shown_positions(job: Job, cluster: EmbeddedKafka) -> dict[int, int]:
     """The offsets of the readers' group, as another client sees them."""
     admin = AdminClient(cluster.confluent_options())
     group = readers_group(job.shape.pipeline)
-    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    found = asked[group].result().topic_partitions
-    return {partition.partition: partition.offset for partition in found}
+    answers = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    partitions = answers[group].result().topic_partitions
+    return {partition.partition: partition.offset for partition in partitions}

@@ -222,7 +222,12 @@ def _shapes(client: Client, topic: str, victim: int) -> Iterator[Shape]:
     """For each case a pipeline to which the victim is just what the case says."""
     partitions = [TopicPartition(topic, partition) for partition in range(3)]
     led = client.by_leader(partitions, client.deadline())
-    others = tuple(p.partition for node, found in led.items() if node != victim for p in found)
+    others = tuple(
+        p.partition
+        for node, led_partitions in led.items()
+        if node != victim
+        for p in led_partitions
+    )
     assert 0 < len(others) < len(partitions), f"broker {victim} should lead one of three: {led}"
     for case in CASES:
         written = tuple(range(3)) if case.role is Role.LEADER else others

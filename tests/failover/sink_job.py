@@ -134,9 +134,9 @@ class TasksEngine:
             for task in range(self.parallelism)
         ]
         if epoch.writer_count:
-            frames = sorted(each for frames in sent for each in frames)
+            frames = sorted(frame for frames in sent for frame in frames)
             targets = range(epoch.writer_count)
-            sent = [[each for each in frames if each.target == target] for target in targets]
+            sent = [[frame for frame in frames if frame.target == target] for target in targets]
         reports = [write.write(iter(frames), 0) for frames in sent]
         for error in filter(None, (report.to_error() for report in reports)):
             raise error
@@ -214,8 +214,8 @@ class SinkJob:
             storage = FileStorage(str(self.folder))
             lineage = f"lineage-of-{self.name}"
             identity = Identity(self.name, lineage, storage.location, self.accepted)
-            told = lambda event: self.on_event(event)  # noqa: E731  whoever listens by then
-            self._open = sinks, sinks.make_driver(identity, storage, listener=told)
+            forward = lambda event: self.on_event(event)  # noqa: E731  whoever listens by then
+            self._open = sinks, sinks.make_driver(identity, storage, listener=forward)
         except BaseException:
             sinks.close()
             raise
@@ -246,11 +246,11 @@ class SinkJob:
 
         The listener stays as it was.
         """
-        before, left = self.on_event, [occurrence]
+        before, remaining = self.on_event, [occurrence]
 
         def listen(fact: c.Event) -> None:
-            left[0] -= isinstance(fact, event)
-            if not left[0]:
+            remaining[0] -= isinstance(fact, event)
+            if not remaining[0]:
                 raise Death(event.__name__)
 
         self.on_event = listen
@@ -325,7 +325,7 @@ def _listed(kafka: EmbeddedKafka, states: tuple[str, ...]) -> set[str]:
     from tallystick.kafka import protocol
     from tallystick.kafka.client import Node
 
-    client, found = Client(KafkaConfig(kafka.bootstrap_servers)), set()
+    client, transactions = Client(KafkaConfig(kafka.bootstrap_servers)), set()
     try:
         for broker in client.metadata().brokers:
             answer = client.call(
@@ -335,21 +335,23 @@ def _listed(kafka: EmbeddedKafka, states: tuple[str, ...]) -> set[str]:
                 Node(int(broker.node_id)),
                 lambda response: [(response.error_code, "listing")],
             )
-            found |= {str(each.transactional_id) for each in answer.transaction_states}
+            transactions |= {str(state.transactional_id) for state in answer.transaction_states}
     finally:
         client.close()
-    return found
+    return transactions
 
 
 def read_files(folder: Path) -> Counter[str]:
     """The values in the visible Parquet files."""
-    found = ds.dataset(str(folder), format="parquet")
-    return Counter(found.to_table(columns=["value"])["value"].to_pylist() if found.files else [])
+    dataset = ds.dataset(str(folder), format="parquet")
+    return Counter(
+        dataset.to_table(columns=["value"])["value"].to_pylist() if dataset.files else []
+    )
 
 
 def flat(rows: Mapping[int, Sequence[str]]) -> Counter[str]:
     """Rows whatever their partition and order."""
-    return Counter(row for each in rows.values() for row in each)
+    return Counter(row for row_values in rows.values() for row in row_values)
 
 
 # --- what a run leaves ----------------------------------------------------------------------------
@@ -368,11 +370,11 @@ class Held:
         gc.collect()
         links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
         tasks = Path("/proc/self/task")
-        children = [(each / "children").read_text().split() for each in tasks.iterdir()]
+        children = [(path / "children").read_text().split() for path in tasks.iterdir()]
         return cls(
             tuple(sorted(os.readlink(link) for link in links if link.is_socket())),
-            tuple(sorted(each.name for each in threading.enumerate())),
-            tuple(sorted(each for found in children for each in found)),
+            tuple(sorted(thread.name for thread in threading.enumerate())),
+            tuple(sorted(pid for pids in children for pid in pids)),
         )
 
 

@@ -47,10 +47,10 @@ class JobProcess:
     def wait(self) -> int:
         """How it ended; `logged` says how far it came."""
         try:
-            said, _ = self.process.communicate(timeout=WAIT_S)
+            output, _ = self.process.communicate(timeout=WAIT_S)
         finally:
             self.kill()
-        self.logged = max([self.logged, *map(int, said.split())])
+        self.logged = max([self.logged, *map(int, output.split())])
         return self.process.returncode
 
     def stop(self, by: signal.Signals) -> None:
@@ -67,11 +67,11 @@ class JobProcess:
 
 
 def _killer(spec: dict[str, Any]) -> Callable[[c.Event], None]:
-    left = [int(spec.get("occurrence", 1))]
+    remaining = [int(spec.get("occurrence", 1))]
 
     def listen(event: c.Event) -> None:
-        left[0] -= type(event).__name__ == spec.get("kill_at")
-        if not left[0]:
+        remaining[0] -= type(event).__name__ == spec.get("kill_at")
+        if not remaining[0]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return listen
@@ -85,7 +85,7 @@ def main() -> None:
     job = SinkJob(
         spec["name"],
         Path(spec["folder"]),
-        [ts.KafkaSink(**each) for each in spec["sinks"]],
+        [ts.KafkaSink(**options) for options in spec["sinks"]],
         on_event=_killer(spec),
         **{name: spec[name] for name in ("logged", "parallelism", "partitions") if name in spec},
     )

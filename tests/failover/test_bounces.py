@@ -229,4 +229,5 @@ def check(
         if part.committed:
             transactions[epochs_of.pop()].add(part.transaction)
     most = 1 if way == "epoch" else PARALLELISM
-    assert {len(found) for found in transactions.values()} == {most}  # one: no epoch is torn
+    counts = {len(epochs_of_id) for epochs_of_id in transactions.values()}
+    assert counts == {most}  # one: no epoch is torn

@@ -66,7 +66,7 @@ def new_topic(kafka: EmbeddedKafka) -> Callable[[], str]:
 def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
     """Makes pipelines; of their runs this process holds nothing in the end."""
     jobs: list[SinkJob] = []
-    held = Held.now()
+    resources = Held.now()
 
     def make(*sinks: Any, **how: Any) -> SinkJob:
         name = next(names)
@@ -76,11 +76,11 @@ def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
     yield make
     for job in jobs:
         job.close()
-    assert_nothing_more_is_held(held)
+    assert_nothing_more_is_held(resources)
 
 
 def assert_nothing_open(kafka: EmbeddedKafka, job: SinkJob) -> None:
-    assert not [each for each in open_ids(kafka) if job.name in each]
+    assert not [name for name in open_ids(kafka) if job.name in name]
 
 
 def test_the_guarantee_changes(
@@ -124,7 +124,7 @@ OTHER_DECIDERS = {
 }
 
 
-@pytest.mark.parametrize("event", [c.EpochRan, UNDECIDED, DECIDED], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("event", [c.EpochRan, UNDECIDED, DECIDED], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("change", OTHER_DECIDERS)
 def test_another_decider_is_refused_and_nothing_is_changed(
     kafka: EmbeddedKafka,
@@ -150,7 +150,7 @@ def test_another_decider_is_refused_and_nothing_is_changed(
         if "guarantee" in before and event is not DECIDED:
             twice += flat(job.expected([job.logged]))
         files, is_open = checkpoint_files(job), open_ids(kafka)
-        assert any(job.name in each for each in is_open) == is_pending
+        assert any(job.name in name for name in is_open) == is_pending
         job.restart(kafka_sink(kafka, topic, **after))
         with pytest.raises(OptionError, match=r"are decided by .*as before with availableNow"):
             job.run_next()
@@ -167,8 +167,8 @@ def test_another_decider_is_refused_and_nothing_is_changed(
 
 
 def checkpoint_files(job: SinkJob) -> dict[str, bytes]:
-    found = (path for path in Path(job.folder).rglob("*") if path.is_file())
-    return {str(path): path.read_bytes() for path in found if "tallystick" in path.parts}
+    paths = (path for path in Path(job.folder).rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in paths if "tallystick" in path.parts}
 
 
 @pytest.mark.parametrize("event", [UNDECIDED, DECIDED], ids=["undecided", "decided"])
@@ -337,7 +337,7 @@ def topics_of_tokens(kafka: EmbeddedKafka, job: SinkJob) -> set[str]:
     """The topics under whose names Kafka keeps what the pipeline committed last."""
     admin = AdminClient(kafka.confluent_options())
     groups = admin.list_consumer_groups().result().valid
-    (group,) = [each.group_id for each in groups if job.name in each.group_id]
+    (group,) = [group.group_id for group in groups if job.name in group.group_id]
     return {topic for topic, _ in read_group_offsets(kafka.confluent_options(), group)}
 
 

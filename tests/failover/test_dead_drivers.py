@@ -116,12 +116,12 @@ def test_a_stray_row_between_count_and_commit_is_told_and_goes_on_only_when_acce
     before = visible_strays(cluster, topic)
     trap.arm()
 
-    with pytest.raises(ForeignRowsError, match=rf"{topic}-1: 1\b") as told:
+    with pytest.raises(ForeignRowsError, match=rf"{topic}-1: 1\b") as raised:
         job.run_next()
     job.restart()
     with pytest.raises(ForeignRowsError):  # a restart does not make it good
         job.run_next()
-    (accept,) = re.findall(r"accept='([^']+)'", str(told.value))
+    (accept,) = re.findall(r"accept='([^']+)'", str(raised.value))
     job.restart()
     job.accepted = frozenset({accept})
     job.run_until(EPOCHS)

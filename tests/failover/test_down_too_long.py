@@ -96,10 +96,10 @@ def stay_down(kafka: EmbeddedKafka) -> None:
 
 def die_in_the_commit(job: SinkJob, committed: int, patch: pytest.MonkeyPatch) -> None:
     """Run an epoch whose driver dies when it has committed so many of its transactions."""
-    commit, left = KafkaTaskSink.commit_by, Semaphore(committed)  # they run beside each other
+    commit, permits = KafkaTaskSink.commit_by, Semaphore(committed)  # they run beside each other
 
     def die(self: KafkaTaskSink, committable: Committable, until: float) -> Outcome:
-        if not left.acquire(blocking=False):
+        if not permits.acquire(blocking=False):
             raise Death("between two commits")
         return commit(self, committable, until)
 
@@ -177,15 +177,15 @@ def test_with_a_transaction_per_task_a_part_that_is_lost_stops_the_pipeline(
     die_in_the_commit(job, 1, monkeypatch)
     stay_down(kafka)
 
-    said = []
+    messages = []
     for _ in range(2):  # a restart does not make it good
         job.restart()
-        with pytest.raises(DataLossError) as told:
+        with pytest.raises(DataLossError) as raised:
             job.run_next()
-        said.append(str(told.value))
-    assert said[0] == said[1]
-    assert_named(said[0], job, task=1, partitions=[1])
-    (accept,) = re.findall(r"accept='([^']+)'", said[0])
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+    assert_named(messages[0], job, task=1, partitions=[1])
+    (accept,) = re.findall(r"accept='([^']+)'", messages[0])
     assert accept == "lost-output-of-epoch-2"
     job.restart(kafka_sink(kafka, job.name), accepted=frozenset({accept}))
     job.run_until(5)
@@ -197,13 +197,13 @@ def test_with_a_transaction_per_task_a_part_that_is_lost_stops_the_pipeline(
     assert read_topic(kafka, job.name) == without
 
 
-def assert_named(said: str, job: SinkJob, task: int, partitions: list[int]) -> None:
+def assert_named(message: str, job: SinkJob, task: int, partitions: list[int]) -> None:
     """The error says which transactions, how many records, where they were, and of which input."""
-    assert f"'tallystick-{job.name}/lineage-of-{job.name}/kafka-1/{task}/0'" in said
-    assert f"1 of its 2 transactions with {ROWS * len(partitions)} records" in said
+    assert f"'tallystick-{job.name}/lineage-of-{job.name}/kafka-1/{task}/0'" in message
+    assert f"1 of its 2 transactions with {ROWS * len(partitions)} records" in message
     for partition in partitions:
-        assert re.search(rf"{job.name}-{partition} offsets \d+\.\.\d+", said)
-    assert f"input-0 up to offset {3 * ROWS}" in said
+        assert re.search(rf"{job.name}-{partition} offsets \d+\.\.\d+", message)
+    assert f"input-0 up to offset {3 * ROWS}" in message
 
 
 @pytest.mark.parametrize("way", ["prepared", "staged"])
@@ -223,15 +223,15 @@ def test_postgres_beside_it_never_times_out(
         restart_in_time(kafka, job)
         lost: Counter[str] = Counter()
         if "task" in table:
-            with pytest.raises(DataLossError, match="2 of its 4 transactions") as told:
+            with pytest.raises(DataLossError, match="2 of its 4 transactions") as raised:
                 job.run_next()
-            (accept,) = re.findall(r"accept='([^']+)'", str(told.value))
+            (accept,) = re.findall(r"accept='([^']+)'", str(raised.value))
             job.restart(accepted=frozenset({accept}))
             lost = flat(job.expected([2]))
         job.run_until(4)
         assert flat(read_topic(kafka, job.name)) == flat(job.expected()) - lost
-        found = Counter(value for (value,) in postgres.query(f"SELECT value FROM {table}"))
-        assert found == flat(job.expected())
+        values = Counter(value for (value,) in postgres.query(f"SELECT value FROM {table}"))
+        assert values == flat(job.expected())
         job.close()
     assert postgres.query("SELECT gid FROM pg_prepared_xacts") == []
 

@@ -42,9 +42,9 @@ def shape(kafka: EmbeddedKafka) -> Shape:
 
 @pytest.fixture
 def broker(kafka: EmbeddedKafka) -> Iterator[KafkaBroker]:
-    made = KafkaBroker(KafkaConfig(kafka.bootstrap_servers))
-    yield made
-    made.close()
+    opened_broker = KafkaBroker(KafkaConfig(kafka.bootstrap_servers))
+    yield opened_broker
+    opened_broker.close()
 
 
 @pytest.fixture
@@ -71,8 +71,10 @@ def assert_seen(kafka: EmbeddedKafka, shape: Shape, epochs: int) -> None:
     wanted = {partition: rows * epochs for partition, rows in shape.expected(1).items()}
 
     def is_all_there() -> bool:
-        found = read_topic(kafka, shape.topic, len(wanted))
-        return all(len(rows) >= len(wanted[partition]) for partition, rows in found.items())
+        rows_by_partition = read_topic(kafka, shape.topic, len(wanted))
+        return all(
+            len(rows) >= len(wanted[partition]) for partition, rows in rows_by_partition.items()
+        )
 
     wait_until(
         is_all_there,

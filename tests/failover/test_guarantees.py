@@ -104,12 +104,12 @@ def output_of(
     tmp_path: Path,
 ) -> Callable[[str], Output]:
     """Makes one sink with a guarantee."""
-    made: dict[str, Callable[[str], Output]] = {
+    outputs: dict[str, Callable[[str], Output]] = {
         "kafka": lambda guarantee: Topic(kafka, guarantee),
         "files": lambda guarantee: Files(tmp_path / "files", guarantee),
         "postgres": lambda guarantee: Table(postgres, guarantee),
     }
-    return made[request.param]
+    return outputs[request.param]
 
 
 @pytest.fixture

@@ -30,11 +30,11 @@ def wait_until_all_lead(cluster: EmbeddedKafka, topic: str) -> None:
     client = Client(KafkaConfig(cluster.bootstrap_servers))
     attempts = Attempts(client.deadline(60_000), "waiting", "preferred leaders")
     while True:
-        found = client.metadata([topic, "__transaction_state", "__consumer_offsets"]).topics
+        topics = client.metadata([topic, "__transaction_state", "__consumer_offsets"]).topics
         moved = [
-            f"{told.name}-{part.partition_index}"
-            for told in found
-            for part in told.partitions
+            f"{topic_metadata.name}-{part.partition_index}"
+            for topic_metadata in topics
+            for part in topic_metadata.partitions
             if part.leader_id != part.replica_nodes[0]
         ]
         if not moved:

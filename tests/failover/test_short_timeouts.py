@@ -77,9 +77,12 @@ def test_an_epoch_that_takes_nearly_too_long_is_warned_about_with_its_numbers(
 
     job.on_event = pause
     job.run_until(1)
-    told = of_timeouts(caplog)
-    assert len(told) == (2 if mode == "task" else 1)  # one for each transaction
-    assert all("% of its timeout of 60000 ms" in each and "Use a longer" in each for each in told)
+    warnings = of_timeouts(caplog)
+    assert len(warnings) == (2 if mode == "task" else 1)  # one for each transaction
+    assert all(
+        "% of its timeout of 60000 ms" in warning and "Use a longer" in warning
+        for warning in warnings
+    )
 
     job.on_event = lambda _: None
     job.die_at(c.TransactionCommitted)
@@ -132,5 +135,5 @@ def test_an_epoch_that_took_too_long_runs_again_and_says_why(
 
 
 def of_timeouts(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = (record.getMessage() for record in caplog.records)
-    return [text for text in found if "of its timeout" in text]
+    messages = (record.getMessage() for record in caplog.records)
+    return [text for text in messages if "of its timeout" in text]

@@ -48,7 +48,7 @@ def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
     The first connections of a process stay: they are not counted.
     """
     jobs: list[SinkJob] = []
-    held = Held.now()
+    resources = Held.now()
 
     def make(parallelism: int = 2, **how: Any) -> SinkJob:
         name = next(names)
@@ -68,8 +68,8 @@ def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
     yield make
     for job in jobs:
         job.close()
-    assert not {each for each in open_ids(kafka) if "rescaled" in each}
-    assert_nothing_more_is_held(held)
+    assert not {ident for ident in open_ids(kafka) if "rescaled" in ident}
+    assert_nothing_more_is_held(resources)
 
 
 def assert_exact(kafka: EmbeddedKafka, job: SinkJob) -> None:
@@ -185,13 +185,13 @@ def test_fewer_tasks_before_the_first_checkpoint(kafka: EmbeddedKafka, make_job:
     job = make_job(parallelism=5)
     for _ in range(3):
         job.die_at(c.EpochRan)
-        assert len([each for each in open_ids(kafka) if job.name in each]) == 5
+        assert len([ident for ident in open_ids(kafka) if job.name in ident]) == 5
         job.restart()
     job.restart(parallelism=2)
     job.run_until(1)
 
     assert_exact(kafka, job)
-    assert not [each for each in open_ids(kafka) if job.name in each]
+    assert not [ident for ident in open_ids(kafka) if job.name in ident]
 
 
 @pytest.mark.parametrize("event", [c.ManifestWritten, c.TransactionCommitted])
@@ -256,7 +256,7 @@ def test_with_a_new_prefix_what_is_open_under_the_old_one_is_settled(
         job.restart(new, parallelism=2)
         job.run_until(job.logged + 1)
         assert_exact(kafka, job)
-        assert not [each for each in open_ids(kafka) if job.name in each]
+        assert not [ident for ident in open_ids(kafka) if job.name in ident]
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])

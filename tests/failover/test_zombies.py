@@ -55,12 +55,14 @@ def check(job: Job, cluster: EmbeddedKafka, haunted: list[HauntedEpoch]) -> None
     client.close()
     seen = read_committed(cluster.confluent_options(), job.shape.topic, PARTITIONS)
     visible = visible_zombies(parts)
-    told = {(each.epoch, partition): n for each in haunted for partition, n in each.told.items()}
+    reported = {
+        (haunt.epoch, partition): n for haunt in haunted for partition, n in haunt.reported.items()
+    }
     by_partition: Counter[int] = Counter()
     for (_, partition), row_count in visible.items():
         by_partition[partition] += row_count
 
-    assert told == visible
+    assert reported == visible
     assert by_partition == {part: n for part, rows in seen.items() if (n := rows.count(ZOMBIE))}
     assert problems_of(job.shape, job.logged, seen, parts) == []
 
@@ -73,10 +75,10 @@ def test_rows_between_the_last_count_and_the_commit_are_committed_and_all_are_to
 
     haunted = list(run_haunted(job, zombie, EPOCHS, at=c.OutputCounted, is_waited_for=True))
 
-    for each in haunted:
-        assert each.accepted
-        assert each.told == each.accepted
-        assert not each.is_repeated
+    for haunt in haunted:
+        assert haunt.accepted
+        assert haunt.reported == haunt.accepted
+        assert not haunt.is_repeated
     check(job, cluster, haunted)
 
 
@@ -101,11 +103,11 @@ def test_nothing_but_the_commit_comes_between_the_last_count_and_the_markers(
     job.run_next()
 
     first = sent.index("TxnOffsetCommit")
-    found = [name for name in sent[first:] if name != "AddOffsetsToTxn"]
+    requests = [name for name in sent[first:] if name != "AddOffsetsToTxn"]
     initialises = [] if cluster.transaction_version == EPOCH_BY_END_TXN else ["InitProducerId"]
     counts = ["DescribeTransactions", "DescribeProducers"]
-    assert found[:5] == ["TxnOffsetCommit", "TxnOffsetCommit", *counts, "EndTxn"]
-    assert found[5:6] == (initialises or ["Fetch"])
+    assert requests[:5] == ["TxnOffsetCommit", "TxnOffsetCommit", *counts, "EndTxn"]
+    assert requests[5:6] == (initialises or ["Fetch"])
 
 
 def test_rows_before_the_last_count_have_the_epoch_run_again_without_them(
@@ -115,8 +117,8 @@ def test_rows_before_the_last_count_have_the_epoch_run_again_without_them(
 
     haunted = list(run_haunted(job, zombie, EPOCHS, at=c.EpochRan, is_waited_for=True))
 
-    for each in haunted:
-        assert each.accepted
-        assert each.is_repeated
-        assert not each.told
+    for haunt in haunted:
+        assert haunt.accepted
+        assert haunt.is_repeated
+        assert not haunt.reported
     check(job, cluster, haunted)

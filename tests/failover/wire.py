@@ -66,10 +66,10 @@ class Wire:
         return answer
 
     def _is_lost(self, name: str, loss: Loss) -> bool:
-        left = self._armed.get((name, loss), 0)
-        if left <= 0:
+        remaining = self._armed.get((name, loss), 0)
+        if remaining <= 0:
             return False
-        self._armed[name, loss] = left - 1
+        self._armed[name, loss] = remaining - 1
         self.lost[name, loss] += 1
         return True
 

@@ -43,8 +43,10 @@ class Haunt:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        told = json.loads(line)
-        return cls(told["answers"], {int(name): count for name, count in told["accepted"].items()})
+        fields = json.loads(line)
+        return cls(
+            fields["answers"], {int(name): count for name, count in fields["accepted"].items()}
+        )
 
 
 class Zombie:
@@ -52,13 +54,13 @@ class Zombie:
 
     def __init__(self, servers: str, topic: str, transaction_version: int) -> None:
         start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; {RUN}"
-        told = json.dumps(
+        order = json.dumps(
             {"servers": servers, "topic": topic, "transaction_version": transaction_version}
         )
         self._has_begun = False
         self._group = ProcessGroup()
         self._process: subprocess.Popen[str] = self._group.start(
-            [sys.executable, "-c", start, told],
+            [sys.executable, "-c", start, order],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -66,7 +68,7 @@ class Zombie:
 
     def prepare(self, producer: Producer, produced: Iterable[ProducedRange]) -> None:
         """Tell it where the first attempt stands, and wait until it has its connections."""
-        stands = {each.partition: each.record_count for each in produced}
+        stands = {transaction.partition: transaction.record_count for transaction in produced}
         self._tell({"producer": asdict(producer), "stands": stands})
         assert self._hear() == "ready\n"
 
@@ -109,7 +111,7 @@ class HauntedEpoch:
     epoch: int
     answers: dict[str, int]
     accepted: dict[int, int]
-    told: dict[int, int]
+    reported: dict[int, int]
     """Those that a ForeignRowsError told of."""
     is_repeated: bool
     """The count before the commit found them, and the epoch ran again."""
@@ -151,19 +153,19 @@ def run_haunted(
     job.restart()
     for _ in range(epochs):
         runs.clear()
-        told: dict[int, int] = {}
+        reported: dict[int, int] = {}
         try:
             job.run_next()
         except ForeignRowsError as error:
             foreign = Foreign.of(error)
             assert foreign.epoch == job.logged
-            told = {int(partition): count for partition, count in foreign.rows.items()}
+            reported = {int(partition): count for partition, count in foreign.rows.items()}
             job.accepted |= {foreign.accept}
             job.restart()
             job.run_next()  # finds the epoch committed, and confirms it
         haunt = zombie.wait_for_end()
         yield HauntedEpoch(
-            job.logged - 1, haunt.answers, haunt.accepted, told, is_repeated=len(runs) > 1
+            job.logged - 1, haunt.answers, haunt.accepted, reported, is_repeated=len(runs) > 1
         )
 
 
@@ -174,9 +176,11 @@ def be_zombie(servers: str, topic: str, transaction_version: int) -> None:
         order = json.loads(line)
         if "producer" in order:
             producer = Producer(**order["producer"])
-            stands = {TopicPartition(topic, int(each)): n for each, n in order["stands"].items()}
+            stands = {
+                TopicPartition(topic, int(number)): n for number, n in order["stands"].items()
+            }
             states = producer_states(client, producer, stands) or {}  # of all leaders: it connects
-            assert {each: states[each].last_sequence + 1 for each in states} == stands
+            assert {state: states[state].last_sequence + 1 for state in states} == stands
             print("ready", flush=True)
             continue
         time.sleep(order["after_s"])
@@ -197,17 +201,17 @@ def haunt(
         assert time.monotonic() < deadline, f"Kafka goes on to accept rows: {answers}"
         for partition in list(waiting):
             sequence = following[partition]
-            said = write_as_zombie(
+            answer = write_as_zombie(
                 client, producer, partition, sequence, TIMEOUT_MS, transaction_version
             )
             if not answers:
                 print("begun", flush=True)
-            answers[said] += 1
-            if said == "accepted":
+            answers[answer] += 1
+            if answer == "accepted":
                 following[partition] += 1
             else:
                 waiting.remove(partition)
-    more = {each.partition: following[each] - stood for each, stood in stands.items()}
+    more = {place.partition: following[place] - stood for place, stood in stands.items()}
     return Haunt(dict(answers), {partition: count for partition, count in more.items() if count})
 
 

@@ -40,11 +40,11 @@ def prepared(sink, at, *batches):
 def visible(path, filesystem=None):
     """The numbers that an independent reader finds."""
     by = ds.partitioning(pa.schema([("dest", pa.string())]), flavor="hive")
-    found = ds.dataset(str(path), format="parquet", partitioning=by, filesystem=filesystem)
-    return sorted(found.to_table(columns=["n"])["n"].to_pylist()) if found.files else []
+    dataset = ds.dataset(str(path), format="parquet", partitioning=by, filesystem=filesystem)
+    return sorted(dataset.to_table(columns=["n"])["n"].to_pylist()) if dataset.files else []
 
 
 def files_below(path):
     """All but what a driver writes when it starts."""
-    files = (each for each in path.rglob("*") if each.is_file() and each.name != SEEN)
-    return sorted(str(each.relative_to(path)) for each in files)
+    files = (file for file in path.rglob("*") if file.is_file() and file.name != SEEN)
+    return sorted(str(file.relative_to(path)) for file in files)

@@ -65,7 +65,7 @@ def test_rows_are_hidden_until_the_commit_and_there_once_after_it(tmp_path):
     again = pickle.loads(pickle.dumps(opened(tmp_path)._plan))  # noqa: S301  as Spark does
     assert file_drafts.Commits(again.folder).commit(second[0]) is Outcome.COMMITTED
     assert visible(tmp_path) == list(range(12))
-    assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == [
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == [
         final(place(task=0)),
         final(place(task=1, nonce="cd34")),
     ]
@@ -120,8 +120,8 @@ def test_a_commit_that_has_begun_is_not_aborted(tmp_path, monkeypatch):
             sink.commit(committable)
 
     sink.abort(committable)
-    (found,) = sink.lingering(OWNER)
-    sink.abort(found)
+    (lingering,) = sink.lingering(OWNER)
+    sink.abort(lingering)
     assert visible(tmp_path) == []
     assert sink.commit(committable) is Outcome.COMMITTED
     assert visible(tmp_path) == list(range(5))
@@ -180,12 +180,12 @@ def test_markers_are_kept_for_some_epochs_and_what_is_older_is_no_guess(tmp_path
         committables.append(committable)
     markers = [path for path in files_below(tmp_path) if "/committed/" in path]
     assert 10 <= len(markers) <= 22
-    assert all(sink.commit(each) is Outcome.COMMITTED for each in committables[3:])
+    assert all(sink.commit(committable) is Outcome.COMMITTED for committable in committables[3:])
     assert visible(tmp_path) == list(range(1, 33))
 
     for file in tmp_path.glob("*.parquet"):
         file.unlink()
-    assert all(sink.commit(each) is Outcome.COMMITTED for each in committables[-10:])
+    assert all(sink.commit(committable) is Outcome.COMMITTED for committable in committables[-10:])
     with pytest.raises(DataLossError, match=r"ever visible cannot be known.*from epoch 21 on"):
         sink.commit(committables[0])
 
@@ -218,8 +218,8 @@ def test_a_run_of_one_epoch_prunes_too(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("held", [b"", b"1", b"10", b"x\n"])
-def test_a_note_that_was_cut_proves_nothing(tmp_path, held):
+@pytest.mark.parametrize("content", [b"", b"1", b"10", b"x\n"])
+def test_a_note_that_was_cut_proves_nothing(tmp_path, content):
     """A crash on a file system without atomic writes; what it says is known again later."""
     sink = opened(tmp_path)
     for epoch in (1, 20):
@@ -227,7 +227,7 @@ def test_a_note_that_was_cut_proves_nothing(tmp_path, held):
         opened(tmp_path).commit(committable)
     (note,) = tmp_path.rglob("kept-from")
     assert note.read_bytes() == b"10\n"
-    note.write_bytes(held)
+    note.write_bytes(content)
     lost, due = (prepared(sink, place(epoch, nonce=f"b{epoch}"), rows(0, 1))[0] for epoch in (2, 3))
     sink.abort(lost)
 
@@ -267,34 +267,36 @@ def test_leftovers_of_tasks_and_runs_that_are_no_more_are_found_and_aborted(tmp_
     prepared(opened(tmp_path, owner=other), place(3, 9, nonce="bb", owner=other), rows(7, 8))
 
     after = opened(tmp_path)
-    found = list(after.lingering(OWNER))
-    assert [(each.checkpoint_id, each.task) for each in found] == [
+    lingering = list(after.lingering(OWNER))
+    assert [(committable.checkpoint_id, committable.task) for committable in lingering] == [
         (3, task) for task in (0, 1, 2, 3, 7)
     ]
-    assert {each.name for each in committables} < {each.name for each in found}
-    assert all("_tallystick" in after.describe(each) for each in found)
-    for each in found:
-        after.abort(each)
+    assert {committable.name for committable in committables} < {
+        committable.name for committable in lingering
+    }
+    assert all("_tallystick" in after.describe(committable) for committable in lingering)
+    for committable in lingering:
+        after.abort(committable)
     assert list(after.lingering(OWNER)) == []
-    assert [each.task for each in after.lingering(other)] == [9]
+    assert [committable.task for committable in after.lingering(other)] == [9]
     assert visible(tmp_path) == []
 
 
 def test_a_person_may_commit_what_a_listing_found_if_it_is_whole(tmp_path):
     sink = opened(tmp_path, partition_by=["dest"])
     prepared(sink, place(), rows(0, 6))
-    (found,) = sink.lingering(OWNER)
+    (committable,) = sink.lingering(OWNER)
 
-    assert sink.commit(found) is Outcome.COMMITTED
-    assert sink.commit(found) is Outcome.COMMITTED
+    assert sink.commit(committable) is Outcome.COMMITTED
+    assert sink.commit(committable) is Outcome.COMMITTED
     assert visible(tmp_path) == list(range(6))
 
     killed = sink.plan().begin(place(2))
     killed.write(rows(0, 100))
     next(iter(killed._parts.values())).flush()
-    (found,) = sink.lingering(OWNER)
+    (committable,) = sink.lingering(OWNER)
     with pytest.raises(DataLossError, match="is not whole"):
-        sink.commit(found)
+        sink.commit(committable)
 
 
 def test_two_attempts_of_a_task_at_once_share_nothing(tmp_path):
@@ -385,8 +387,10 @@ def test_partitions_are_named_as_spark_names_them(tmp_path, shared_spark):
     ).write.partitionBy(*by).parquet(str(tmp_path / "theirs"))
 
     def folders(path):
-        found = {str(file.parent.relative_to(path)) for file in path.rglob("part-*.parquet")}
-        return {folder for folder in found if not folder.startswith("_")}
+        folders_of_parts = {
+            str(file.parent.relative_to(path)) for file in path.rglob("part-*.parquet")
+        }
+        return {folder for folder in folders_of_parts if not folder.startswith("_")}
 
     assert folders(tmp_path / "ours") == folders(tmp_path / "theirs")
     reader = shared_spark.read
@@ -511,8 +515,8 @@ def test_row_groups_are_filled_from_small_batches_and_memory_is_bounded(tmp_path
     transaction = opened(tmp_path, partition_by=["dest"]).plan().begin(place(2))
     for batch in batches:
         transaction.write(batch)
-        held = sum(part.byte_count for part in transaction._parts.values())
-        assert held == transaction._buffered <= 1 << 12
+        byte_count = sum(part.byte_count for part in transaction._parts.values())
+        assert byte_count == transaction._buffered <= 1 << 12
     sink.commit(transaction.prepare()[0])
     assert visible(tmp_path) == sorted([*range(5000)] * 2)
 
@@ -582,7 +586,7 @@ def test_what_parquet_cannot_hold_is_an_error_of_the_rows(tmp_path):
 
 # Settings
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"guarantee": "twice"}, "expected one of .exactly_once"),
         ({"compression": "zip"}, "expected one of none, snappy"),
@@ -594,8 +598,8 @@ def test_what_parquet_cannot_hold_is_an_error_of_the_rows(tmp_path):
         ({"partition_by": ["a"], "schema": pa.schema([("a", pa.int8())])}, "no column is left"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, said):
-    with pytest.raises(OptionError, match=said):
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(OptionError, match=message):
         FileSink("/data", **settings)
 
 
@@ -694,24 +698,24 @@ def test_what_strays_among_the_drafts_is_removed_and_of_a_link_nothing_else(tmp_
     (pending / "00000001-00003-ab").symlink_to("nowhere")  # in nobody's way
     os.mkfifo(pending / "00000001-00004-ab")
 
-    for each in sink.lingering(OWNER):
-        sink.abort(each)
+    for lingering in sink.lingering(OWNER):
+        sink.abort(lingering)
 
-    assert [each.name for each in pending.iterdir()] == ["00000001-00003-ab"]
-    assert sorted(each.name for each in theirs.iterdir()) == ["file", "precious"]
+    assert [path.name for path in pending.iterdir()] == ["00000001-00003-ab"]
+    assert sorted(path.name for path in theirs.iterdir()) == ["file", "precious"]
     assert (theirs / "file").read_text() == "mine"
     assert sink.commit(committable) is Outcome.LOST
 
 
 def test_a_store_that_hangs_holds_up_an_epoch_for_one_deadline(tmp_path, monkeypatch):
     """Each request gives up by itself, after a while; sixteen of them must not add up."""
-    sink, asked = opened(tmp_path), []
+    sink, listed = opened(tmp_path), []
     sinks = OpenSinks({OWNER.sink: sink}, {OWNER.sink: OWNER})
-    made = [prepared(sink, place(task=task), rows(task, task + 1)) for task in range(18)]
-    many = tuple(each for (each,) in made)
+    batches = [prepared(sink, place(task=task), rows(task, task + 1)) for task in range(18)]
+    many = tuple(committable for (committable,) in batches)
 
     def hang(self, path):
-        asked.append(path)
+        listed.append(path)
         time.sleep(0.1)
         raise StorageError("the store does not answer")
 
@@ -719,10 +723,10 @@ def test_a_store_that_hangs_holds_up_an_epoch_for_one_deadline(tmp_path, monkeyp
         patched.setattr(participants, "PATIENCE_S", 0.3)
         patched.setattr(Folder, "get", hang)
         for act in (sinks.commit, sinks.abort):
-            asked.clear()
+            listed.clear()
             with pytest.raises(StorageError, match="does not answer"):
                 act(many)
-            assert 2 <= len(asked) <= 4
+            assert 2 <= len(listed) <= 4
 
     assert sinks.commit(many[:16]) == ()
     sinks.abort(many[16:])

@@ -28,7 +28,7 @@ class Stepper:
     """Kills this process before a step."""
 
     def __init__(self, step):
-        self.left = step
+        self.remaining = step
 
     def watch(self):
         for name in STEPS:
@@ -36,9 +36,9 @@ class Stepper:
 
     def watched(self, step):
         def do(*args, **rest):
-            if self.left == 0:
+            if self.remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            self.left -= 1
+            self.remaining -= 1
             return step(*args, **rest)
 
         return do
@@ -121,7 +121,7 @@ def test_a_partition_on_another_device_gets_whole_files(tmp_path, another_device
             break
         step += 1
     assert step > 8, "there was nothing to kill"
-    assert sorted(each.name for each in elsewhere.iterdir()) == [final(place())]
+    assert sorted(path.name for path in elsewhere.iterdir()) == [final(place())]
 
 
 def test_an_abort_that_is_killed_is_finished_by_the_next(tmp_path):
@@ -132,8 +132,8 @@ def test_an_abort_that_is_killed_is_finished_by_the_next(tmp_path):
         killed = killed_at(step, lambda sink=sink, it=committable: sink.abort(it))
 
         assert visible(tmp_path / str(step)) == []
-        for found in sink.lingering(OWNER):
-            sink.abort(found)
+        for lingering in sink.lingering(OWNER):
+            sink.abort(lingering)
         assert files_below(tmp_path / str(step)) == []
         assert list(sink.lingering(OWNER)) == []
         assert sink.commit(committable) is Outcome.LOST
@@ -152,9 +152,9 @@ def test_a_killed_task_shows_nothing_and_its_next_attempt_stands_alone(tmp_path)
         (committable,) = prepared(sink, place(attempt=1, nonce="02"), rows(0, 9))
 
         assert sink.commit(committable) is Outcome.COMMITTED
-        for found in sink.lingering(OWNER):
-            assert found.name == name_of(place(nonce="01"))
-            sink.abort(found)
+        for lingering in sink.lingering(OWNER):
+            assert lingering.name == name_of(place(nonce="01"))
+            sink.abort(lingering)
         assert visible(path) == list(range(9))
         assert not list(path.rglob("*.draft"))
         if not killed:

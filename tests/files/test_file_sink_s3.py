@@ -62,7 +62,10 @@ def test_rows_are_hidden_until_the_commit_and_there_once_after_it(bucket, by):
     (aborted,) = prepared(sink, place(nonce="bb"), rows(0, 9))
     assert bucket.visible() == []
     assert not [path for path in bucket.paths() if path.endswith(".parquet")]
-    assert {each.name for each in sink.lingering(OWNER)} == {committable.name, aborted.name}
+    assert {committable.name for committable in sink.lingering(OWNER)} == {
+        committable.name,
+        aborted.name,
+    }
 
     for _ in range(2):
         assert sink.commit(committable) is Outcome.COMMITTED

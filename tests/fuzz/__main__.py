@@ -75,23 +75,23 @@ class _Child:
         path.unlink(missing_ok=True)
         self._progress, self._hang_s = Progress(path), hang_s
         self._said, self._errors = folder / "said", folder / "errors"
-        with self._said.open("wb") as said, self._errors.open("wb") as errors:
+        with self._said.open("wb") as output, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.fuzz.child", json.dumps(asdict(plan)), str(path)],
-                stdout=said, stderr=errors, env=_environment(has_bounds), cwd=ROOT,
+                stdout=output, stderr=errors, env=_environment(has_bounds), cwd=ROOT,
             )  # fmt: skip
 
     def wait(self, results: dict[str, Result]) -> tuple[Standing, str] | None:
         """Wait for its end; return where and how, if not by itself."""
         how = self._how_it_ends()
         for line in self._said.read_text().splitlines():
-            said = json.loads(line)
-            result = results[said["name"]]
-            if "what" in said:
-                result.failures.append(f"case {said['case']}: {said['what']}")
+            line_fields = json.loads(line)
+            result = results[line_fields["name"]]
+            if "what" in line_fields:
+                result.failures.append(f"case {line_fields['case']}: {line_fields['what']}")
             else:
-                result.read += said["read"]
-                result.refused += said["refused"]
+                result.read += line_fields["read"]
+                result.refused += line_fields["refused"]
         standing = self._progress.read()
         self._progress.close()
         if how is None:
@@ -116,7 +116,7 @@ class _Child:
 
 
 def _environment(has_bounds: bool) -> dict[str, str]:
-    found = {
+    environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve address space in advance
@@ -125,8 +125,8 @@ def _environment(has_bounds: bool) -> dict[str, str]:
     if has_bounds:
         folder = Path(tempfile.gettempdir()) / f"tallystick-fuzz-bounds-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        found |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(folder)}
-    return found
+        environment |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(folder)}
+    return environment
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,29 +137,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", help="this decoder; may be given several times")
     parser.add_argument("--case", type=int, help="this case of it, in this process")
     parser.add_argument("--bounds", action="store_true", help="with numba's checks of indices")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     known = importlib.import_module(DECODERS).DECODERS
-    names = asked.only or list(known)
-    if asked.case is not None:
+    names = options.only or list(known)
+    if options.case is not None:
         (name,) = names
-        data, original = data_of(known[name], name, asked.seed, asked.case)
+        data, original = data_of(known[name], name, options.seed, options.case)
         print(f"{data[:2000]!r}\nof {original[:2000]!r}", flush=True)
         print("read" if run_case(known[name], data, original) else "refused")
         return 0
-    plan = Plan(DECODERS, names, asked.seed, 0, sys.maxsize, asked.seconds / len(names))
-    return show(run(plan, has_bounds=asked.bounds))
+    plan = Plan(DECODERS, names, options.seed, 0, sys.maxsize, options.seconds / len(names))
+    return show(run(plan, has_bounds=options.bounds))
 
 
 def show(results: dict[str, Result]) -> int:
     """Print a table, and each failure; the exit code."""
     print(f"{'decoder':<28}{'cases':>10}{'read':>10}{'refused':>10}{'failed':>8}")
-    for name, each in sorted(results.items()):
-        counts = f"{each.case_count:>10}{each.read:>10}{each.refused:>10}{len(each.failures):>8}"
+    for name, result in sorted(results.items()):
+        counts = (
+            f"{result.case_count:>10}{result.read:>10}{result.refused:>10}{len(result.failures):>8}"
+        )
         print(f"{name:<28}{counts}")
-    failures = [(name, each) for name, result in results.items() for each in result.failures]
-    for name, each in failures:
-        print(f"FAILED {name}, {each}")
-    print(f"{sum(each.case_count for each in results.values())} cases, {len(failures)} failed")
+    failures = [(name, failure) for name, result in results.items() for failure in result.failures]
+    for name, failure in failures:
+        print(f"FAILED {name}, {failure}")
+    print(f"{sum(result.case_count for result in results.values())} cases, {len(failures)} failed")
     return 1 if failures else 0
 
 

@@ -43,17 +43,17 @@ class Wire(Network):
         self.damaged, self.broker = dict(damaged), broker
         self.sent: Answers = {}
         self._waiting: dict[int, tuple[protocol.SentRequest, bytes]] = {}
-        self._versions = {api: (0, each.versions[1]) for api, each in REQUESTS.items()}
+        self._versions = {api: (0, request.versions[1]) for api, request in REQUESTS.items()}
 
     def post(self, node: int, request: Any, deadline: float) -> PendingRequest:
         self._keep_pause(node, deadline)
         protocol.set_version(request, self._versions, "fake")
         correlation_id = len(self._waiting) + 1
         sent, frame = protocol.encode_request(request, correlation_id, "client")
-        asked, _ = read_request(frame[4:])
-        name = protocol.api_name(asked)
-        response = self.broker.handlers[name](asked)
-        payload = payload_of(asked, response, correlation_id)
+        received, _ = read_request(frame[4:])
+        name = protocol.api_name(received)
+        response = self.broker.handlers[name](received)
+        payload = payload_of(received, response, correlation_id)
         self.sent.setdefault(name, payload[4:])
         body = self.damaged.pop(name, payload[4:])
         self._waiting[correlation_id] = (sent, payload[:4] + body)
@@ -97,21 +97,21 @@ class Cluster(FakeBroker):
     def fetch_offsets(self, request: Any) -> Any:
         group = part(request, "OffsetFetchResponseGroup")
         topic = group.OffsetFetchResponseTopics
-        found = topic.OffsetFetchResponsePartitions(
+        offsets = topic.OffsetFetchResponsePartitions(
             partition_index=0, committed_offset=5, committed_leader_epoch=-1, metadata="x"
         )
-        topics = [topic(name="orders", partitions=[found])]
+        topics = [topic(name="orders", partitions=[offsets])]
         return answer(request, groups=[group(group_id="g", topics=topics, error_code=0)])
 
     def commit_offsets(self, request: Any) -> Any:
         name = type(request).__name__.replace("Request", "Response")
         topic = part(request, f"{name}Topic")
-        made = getattr(topic, f"{name}Partition")(partition_index=0, error_code=0)
-        return answer(request, topics=[topic(name="orders", partitions=[made])])
+        entry = getattr(topic, f"{name}Partition")(partition_index=0, error_code=0)
+        return answer(request, topics=[topic(name="orders", partitions=[entry])])
 
     def describe_transactions(self, request: Any) -> Any:
         state = part(request, "TransactionState")
-        found = state(
+        entry = state(
             error_code=0,
             transactional_id="t",
             transaction_state="Ongoing",
@@ -121,12 +121,12 @@ class Cluster(FakeBroker):
             producer_epoch=3,
             topics=[state.TopicData(topic="orders", partitions=[0])],
         )
-        return answer(request, transaction_states=[found])
+        return answer(request, transaction_states=[entry])
 
     def list_transactions(self, request: Any) -> Any:
         state = part(request, "TransactionState")
-        found = state(transactional_id="t", producer_id=7, transaction_state="Ongoing")
-        return answer(request, error_code=0, unknown_state_filters=[], transaction_states=[found])
+        entry = state(transactional_id="t", producer_id=7, transaction_state="Ongoing")
+        return answer(request, error_code=0, unknown_state_filters=[], transaction_states=[entry])
 
     def describe_producers(self, request: Any) -> Any:
         topic = part(request, "TopicResponse")
@@ -139,16 +139,16 @@ class Cluster(FakeBroker):
             coordinator_epoch=0,
             current_txn_start_offset=0,
         )
-        found = partition(
+        offsets = partition(
             partition_index=0, error_code=0, error_message=None, active_producers=[producer]
         )
-        return answer(request, topics=[topic(name="orders", partitions=[found])])
+        return answer(request, topics=[topic(name="orders", partitions=[offsets])])
 
 
 def _kafka(client: Client) -> KafkaBroker:
-    found = KafkaBroker(CONFIG)
-    found.client = client
-    return found
+    broker = KafkaBroker(CONFIG)
+    broker.client = client
+    return broker
 
 
 ACTIONS: dict[str, Callable[[Client], object]] = {
@@ -247,7 +247,7 @@ def token_answers() -> list[bytes]:
     """Return a token with its lifetime, and one without, beside an error."""
     token = {"access_token": "eyJhbGciOiJub25lIn0.e30.", "token_type": "Bearer"}
     strange = {**token, "error": "invalid_client", "error_description": "no such client"}
-    return [json.dumps(each).encode() for each in ({**token, "expires_in": 60}, strange)]
+    return [json.dumps(fields).encode() for fields in ({**token, "expires_in": 60}, strange)]
 
 
 def read_token(data: bytes, original: bytes) -> bool:

@@ -104,8 +104,8 @@ def limit_memory() -> None:
 
 def report(name: str, case: int, error: BaseException, known: Counter[str]) -> None:
     """Say what went wrong and where."""
-    said = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{type(error).__name__} in {Path(said.filename).name}:{said.lineno} {said.name}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno} {frame.name}"
     known[place] += 1
     if known[place] <= SAME_FAILURES_MAX:
         what = f"{place}: {str(error)[:200]}"

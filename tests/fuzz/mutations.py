@@ -61,10 +61,10 @@ def mutated_json(text: str, chance: Random) -> str:
     if chance.random() < 0.02:
         deep = "[" * DEEP + "]" * DEEP
         return deep if chance.random() < 0.5 else '{"a":' * DEEP + "1" + "}" * DEEP
-    held = json.loads(text)
+    value = json.loads(text)
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        held = _mutated_value(held, chance)
-    return json.dumps(held)
+        value = _mutated_value(value, chance)
+    return json.dumps(value)
 
 
 def mutated_text(data: bytes, chance: Random, others: Sequence[bytes]) -> bytes:

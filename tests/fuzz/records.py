@@ -86,10 +86,10 @@ def read_batch(data: bytes, original: bytes) -> bool:
     chance = Random(zlib.crc32(data))
     start, aborted = chance.choice((0, 100, 130)), chance.choice((None, [(7, 0)]))
     headers, stop = chance.random() < 0.7, chance.choice((2**62, 2**63 - 1))
-    held = MEMORY.holding(data, at_end=chance.random() < 0.9)
-    list(batch_headers(held))
+    held_bytes = MEMORY.holding(data, at_end=chance.random() < 0.9)
+    list(batch_headers(held_bytes))
     result = decode(
-        held,
+        held_bytes,
         topic_partition=TopicPartition("mutated", 0),
         start_offset=start,
         stop_offset=stop,
@@ -100,8 +100,8 @@ def read_batch(data: bytes, original: bytes) -> bool:
     if int.from_bytes(data[8:12], "big") == len(data) - 12:
         wanted = rows_by_hand(data, start, stop, aborted)
         names = [name for name in ROW if headers or name != "headers"]
-        found = result.batch.select(names).to_pylist()
-        assert found == [{name: row[name] for name in names} for row in wanted]
+        rows = result.batch.select(names).to_pylist()
+        assert rows == [{name: row[name] for name in names} for row in wanted]
     return True
 
 
@@ -112,7 +112,9 @@ def rows_by_hand(
     base_offset, *_ = struct.unpack_from(">q", data)
     attributes, last_delta, first_ms, last_ms, producer_id = struct.unpack_from(">hiqqq", data, 21)
     (count,) = struct.unpack_from(">i", data, BODY_AT - 4)
-    is_hidden = attributes & TRANSACTIONAL and producer_id in {each for each, _ in aborted or ()}
+    is_hidden = attributes & TRANSACTIONAL and producer_id in {
+        producer for producer, _ in aborted or ()
+    }
     is_before = base_offset + last_delta < start
     if attributes & CONTROL or is_hidden or is_before or not count or base_offset >= stop:
         return []
@@ -127,13 +129,13 @@ def rows_by_hand(
 def compressed(name: str) -> list[bytes]:
     """Return small and large texts, packed."""
     body = b"".join(bodies())
-    return [compress(name, each) for each in (body, b"a", b"\0" * 300_000, body * 10)]
+    return [compress(name, body_part) for body_part in (body, b"a", b"\0" * 300_000, body * 10)]
 
 
 def read_compressed(codec: int, data: bytes, original: bytes) -> bool:
     """Decompress, with a bound."""
-    found = decompress(codec, MEMORY.holding(data), size_max=COMPRESSED_MAX)
-    assert len(found) <= COMPRESSED_MAX
+    text = decompress(codec, MEMORY.holding(data), size_max=COMPRESSED_MAX)
+    assert len(text) <= COMPRESSED_MAX
     return True
 
 

@@ -85,11 +85,11 @@ def resealed(data: bytes, chance: Random, others: Sequence[bytes]) -> bytes:
     return line + b"\n%08x\n" % zlib.crc32(line)
 
 
-def unchanged(found: bytes, data: bytes, original: bytes) -> bool:
+def unchanged(encoded: bytes, data: bytes, original: bytes) -> bool:
     """True; what is read of damaged bytes with an unknown checksum is what was written."""
     same = data.rstrip(b"\n") == original.rstrip(b"\n")
     assert same or zlib.crc32(data.partition(b"\n")[0]) == int(data.split(b"\n")[1], 16)
-    assert not same or found.rstrip(b"\n") == original.rstrip(b"\n")
+    assert not same or encoded.rstrip(b"\n") == original.rstrip(b"\n")
     return True
 
 
@@ -169,8 +169,8 @@ def files_committable() -> Committable:
 
 def kafka_committable() -> Committable:
     parts = (ProducedRange("out", 0, 2, 0, 1),)
-    made = TaskTransaction("t", 7, 2, 2, "c", "l", "n", "g", "tokens", "id", parts)
-    return Committable("kafka", 3, 1, made.name, 7, 5, made.to_json())
+    transaction = TaskTransaction("t", 7, 2, 2, "c", "l", "n", "g", "tokens", "id", parts)
+    return Committable("kafka", 3, 1, transaction.name, 7, 5, transaction.to_json())
 
 
 @cache
@@ -180,49 +180,49 @@ def manifests() -> list[bytes]:
 
 def read_manifest(data: bytes, original: bytes) -> bool:
     """Read a manifest, and what its texts say to those who need them."""
-    found = manifest.decode(data, MANIFEST_PATH)
-    unchanged(found.encode(), data, original)
-    for text in found.sources:
+    decoded = manifest.decode(data, MANIFEST_PATH)
+    unchanged(decoded.encode(), data, original)
+    for text in decoded.sources:
         parse_source(text)
-    for each in found.committables:
-        read_committable(each)
-    for step in found.state:
+    for committable in decoded.committables:
+        read_committable(committable)
+    for step in decoded.state:
         schema_from_text(step.key_schema)
-    manifest.attempt_of(manifest.manifest_path(found, "abcdef"))
+    manifest.attempt_of(manifest.manifest_path(decoded, "abcdef"))
     return True
 
 
-def read_committable(each: Committable) -> None:
+def read_committable(committable: Committable) -> None:
     """Read the details, as the sink of the name does."""
-    match each.sink:
+    match committable.sink:
         case "pg":
-            Details.from_text(each.details)
+            Details.from_text(committable.details)
         case "files":
-            drafts = Drafts.of(each)
+            drafts = Drafts.of(committable)
             for file in drafts.files or ():
                 assert ".." not in drafts.final(file).split("/"), drafts
         case "kafka":
-            TaskTransaction.from_json(each.details)
+            TaskTransaction.from_json(committable.details)
 
 
 @cache
 def savepoints() -> list[bytes]:
     seed = replace(whole_manifest(), committables=())
     logs = {"offsets/2": "v1", "offsets/3": "v1", "commits/3": "v1", "sources/0/0": "x"}
-    made = savepoint.Savepoint(
+    saved = savepoint.Savepoint(
         "monday", "2024-01-01T00:00:00Z", "file:/c", MANIFEST_PATH, seed, logs
     )
-    return [made.encode(), replace(made, spark={}).encode()]
+    return [saved.encode(), replace(saved, spark={}).encode()]
 
 
 def read_savepoint(data: bytes, original: bytes) -> bool:
-    found = savepoint.decode(data, "savepoint.json")
-    unchanged(found.encode(), data, original)
-    for step in found.manifest.state:
+    decoded = savepoint.decode(data, "savepoint.json")
+    unchanged(decoded.encode(), data, original)
+    for step in decoded.manifest.state:
         for file in step.files:
             assert file.path.startswith("keyed-state/"), file
             assert ".." not in file.path.split("/"), file
-    savepoint.seed_of(found, "file:/s", "lineage")
+    savepoint.seed_of(decoded, "file:/s", "lineage")
     return True
 
 
@@ -236,24 +236,24 @@ def slots() -> list[bytes]:
 def read_slot(data: bytes, original: bytes) -> bool:
     files = Files(tallystick__decisions__0000000000000005_json=b"")
     files.files = {decision_log.slot_path(5): data}
-    found = decision_log.newest_entry(files)
-    assert found is not None
+    entry = decision_log.newest_entry(files)
+    assert entry is not None
     decision_log.transactional_ids(files)
-    return unchanged(decision_log._encode(found), data, original)
+    return unchanged(decision_log._encode(entry), data, original)
 
 
 def deciders() -> list[bytes]:
-    held = decision_log.DeciderName("kafka", "flights-epochs", "c")._asdict()
-    return [manifest.seal(1, held), manifest.seal(1, decision_log.LOG._asdict())]
+    decider_fields = decision_log.DeciderName("kafka", "flights-epochs", "c")._asdict()
+    return [manifest.seal(1, decider_fields), manifest.seal(1, decision_log.LOG._asdict())]
 
 
 def read_decider(data: bytes, original: bytes) -> bool:
     files = Files()
     files.files[decision_log.DECIDER] = data
-    found = decision_log.decider_of(files)
-    assert found is not None
-    assert found.decided_by in ("kafka", "checkpoint"), found
-    return unchanged(manifest.seal(1, found._asdict()), data, original)
+    decider = decision_log.decider_of(files)
+    assert decider is not None
+    assert decider.decided_by in ("kafka", "checkpoint"), decider
+    return unchanged(manifest.seal(1, decider._asdict()), data, original)
 
 
 # ---- Spark's log, and the texts that Kafka keeps ----
@@ -266,17 +266,17 @@ def log_entries() -> list[bytes]:
 
 def read_log(data: bytes, original: bytes) -> bool:
     """Read an entry, and mend the log."""
-    found = parse_entry(data)
+    entry = parse_entry(data)
     files = Files(offsets__0=original, offsets__1=data, commits__0=data, metadata=b'{"id":"x"}')
     files.files[MANIFEST_PATH.replace("03-", "01-")] = manifests()[0]
     log = SparkLog(files)
     log.sources(1)
     log.mend()
     log.batch(1)
-    if found is None:
+    if entry is None:
         return False
-    _ = found.timestamp_ms
-    for text in found.sources:
+    _ = entry.timestamp_ms
+    for text in entry.sources:
         parse_source(text)
     return True
 
@@ -287,10 +287,10 @@ def read_lineage(data: bytes, original: bytes) -> bool:
 
 
 def read_source(data: bytes, original: bytes) -> bool:
-    found = parse_source(data.decode())
-    if found is None:
+    parsed = parse_source(data.decode())
+    if parsed is None:
         return False
-    assert parse_source(json.dumps(found.to_json())) == found
+    assert parse_source(json.dumps(parsed.to_json())) == parsed
     return True
 
 
@@ -304,17 +304,17 @@ def read_token(data: bytes, original: bytes) -> bool:
     good = tokens.encode_token(tokens.Token(2, "l", "file:/c", MANIFEST_PATH))
     chance = Random(zlib.crc32(data))
     offset = 4 if data == original else chance.choice((4, 0, -1, -2, 2**63 - 1))
-    found = {place: (offset, data.decode()), other: good}
-    token = tokens.newest_token(found, place, "l")
+    offsets = {place: (offset, data.decode()), other: good}
+    token = tokens.newest_token(offsets, place, "l")
     assert token is not None
     assert isinstance(token.manifest_path, str), token
-    tokens.takeover_count(found, "l")
+    tokens.takeover_count(offsets, "l")
     return True
 
 
 def task_token_texts() -> list[bytes]:
-    made = TaskTransaction.from_json(kafka_committable().details)
-    return [made.token_metadata(1).encode()]
+    transaction = TaskTransaction.from_json(kafka_committable().details)
+    return [transaction.token_metadata(1).encode()]
 
 
 def read_task_token(data: bytes, original: bytes) -> bool:
@@ -345,13 +345,13 @@ def read_name(data: bytes, original: bytes) -> bool:
     """Read a name in all ways."""
     name = data.decode("utf-8", "surrogateescape")
     listed = manifest.manifests([name])
-    found = [manifest.attempt_of(each) for each in listed]
+    attempts = [manifest.attempt_of(path) for path in listed]
     micro_batches.traces_between([name], 0, 10)
     micro_batches.newest_settled([name])
     manifest.expired_manifests(listed, 10)
     one = (transactional_ids.parse(name), parse_name(name), parse_draft(name, 1))
     notes = micro_batches.settled_notes([name], 10**30)
-    return any(each is not None for each in (*found, *one, *notes))
+    return any(attempt is not None for attempt in (*attempts, *one, *notes))
 
 
 # ---- state ----
@@ -359,8 +359,8 @@ def read_name(data: bytes, original: bytes) -> bool:
 
 def state_files() -> list[bytes]:
     """Return files of state, and the size of their index before each."""
-    made = [encode(table, ALL) for table in tables()]
-    return [each.index_size.to_bytes(4, "big") + each.data for each in made]
+    segments = [encode(table, ALL) for table in tables()]
+    return [segment.index_size.to_bytes(4, "big") + segment.data for segment in segments]
 
 
 def damaged_state(data: bytes, chance: Random, others: Sequence[bytes]) -> bytes:
@@ -375,12 +375,12 @@ def damaged_state(data: bytes, chance: Random, others: Sequence[bytes]) -> bytes
         return len(index).to_bytes(4, "big") + body[:start] + index
     segments = parse_index(bytes(index), zlib.crc32(index))
     which = chance.randrange(len(segments))
-    each = segments[which]
-    blob = mutated(body[each.offset : each.offset + each.length], chance, [body[:start]])
-    blob = blob[: each.length].ljust(each.length, b"\0")
+    segment = segments[which]
+    blob = mutated(body[segment.offset : segment.offset + segment.length], chance, [body[:start]])
+    blob = blob[: segment.length].ljust(segment.length, b"\0")
     line = len(index) - 12 - 28 * (len(segments) - which)
     index[line + 24 : line + 28] = zlib.crc32(blob).to_bytes(4, "little")
-    whole = body[: each.offset] + blob + body[each.offset + each.length : start]
+    whole = body[: segment.offset] + blob + body[segment.offset + segment.length : start]
     return data[:4] + whole + index
 
 
@@ -396,9 +396,9 @@ def read_state_file(data: bytes, original: bytes) -> bool:
     files.files[STATE_PATH] = body
     is_whole = not damage_of(file, body)
     for groups in (ALL, KeyGroupRange(1, 40)):
-        found = read_entries(step_of(file), groups, files)
-        found.validate(full=True)
-        found.to_pylist()
+        entries = read_entries(step_of(file), groups, files)
+        entries.validate(full=True)
+        entries.to_pylist()
     return is_whole
 
 
@@ -411,9 +411,9 @@ COLUMNS = pa.schema(
 
 def rows(schema: pa.Schema) -> pa.RecordBatch:
     values = {"a": "x\0é", "b": -5, "c": 7, "many": ["a", None, "bc"], "numbers": [1, None, 3]}
-    made = [{**values, "z": b"\0" * 9}, {"a": "", "many": [], "numbers": []}]
-    made = [{each.name: row.get(each.name) for each in schema} for row in made]
-    return pa.RecordBatch.from_pylist(made, schema=schema)
+    nested_rows = [{**values, "z": b"\0" * 9}, {"a": "", "many": [], "numbers": []}]
+    nested_rows = [{field.name: row.get(field.name) for field in schema} for row in nested_rows]
+    return pa.RecordBatch.from_pylist(nested_rows, schema=schema)
 
 
 def column(data: bytes) -> pa.Array:
@@ -428,18 +428,18 @@ def read_key(data: bytes, original: bytes) -> bool:
     """Read a key of a step; what is read is that key, and no other."""
     codec = KeyCodec(KEYS)
     codec.decode_start(column(data))
-    found = codec.decode(column(data))
-    found.validate(full=True)
-    assert codec.encode(found).to_pylist() == [data]
+    batch = codec.decode(column(data))
+    batch.validate(full=True)
+    assert codec.encode(batch).to_pylist() == [data]
     return True
 
 
 def read_columns(data: bytes, original: bytes) -> bool:
     """Read the state of a vectorised function."""
     codec = ColumnsCodec(COLUMNS)
-    found = codec.decode(column(data))
-    found.validate(full=True)
-    again = codec.encode(found)
+    batch = codec.decode(column(data))
+    batch.validate(full=True)
+    again = codec.encode(batch)
     assert codec.encode(codec.decode(again)).to_pylist() == again.to_pylist()
     return True
 
@@ -452,7 +452,7 @@ def struct_text() -> str:
         ("many", types.ArrayType(types.StructType([types.StructField("x", types.DoubleType())]))),
         ("map", types.MapType(types.StringType(), types.ShortType())),
     ]
-    return types.StructType([types.StructField(*each) for each in fields]).json()
+    return types.StructType([types.StructField(*field) for field in fields]).json()
 
 
 @cache
@@ -478,9 +478,9 @@ def read_struct(data: bytes, original: bytes) -> bool:
 
 def read_schema(data: bytes, original: bytes) -> bool:
     """Read the schema of a key or of columns."""
-    found = schema_from_text(data.decode())
-    KeyCodec(found)
-    ColumnsCodec(found)
+    schema = schema_from_text(data.decode())
+    KeyCodec(schema)
+    ColumnsCodec(schema)
     return True
 
 
@@ -511,7 +511,7 @@ DECODERS = {
     "value as msgpack": Decoder(msgpacked, read_msgpack),
     "schema of a value": Decoder(lambda: [struct_text().encode()], read_struct, mutated_text),
     "schema of columns": Decoder(
-        lambda: [text_of(each).encode() for each in (KEYS, KEYS.append(TIME))],
+        lambda: [text_of(columns).encode() for columns in (KEYS, KEYS.append(TIME))],
         read_schema,
         mutated_text,
     ),

@@ -30,11 +30,11 @@ REFERENCES = {
     "type": "object",
     "properties": {"id": {"$ref": "#/$defs/d0"}},
     "$defs": {
-        f"d{each}": {
+        f"d{number}": {
             "type": "object",
-            "properties": {name: {"$ref": f"#/$defs/d{each + 1}"} for name in "ab"},
+            "properties": {name: {"$ref": f"#/$defs/d{number + 1}"} for name in "ab"},
         }
-        for each in range(40)
+        for number in range(40)
     }
     | {"d40": {}},
 }
@@ -50,12 +50,12 @@ def with_decimal(precision: int, scale: int) -> dict[str, object]:
 
 
 def forged_manifest(**changed: object) -> bytes:
-    held = json.loads(stored.manifests()[0].split(b"\n")[0])
-    return seal(held.pop("version"), held | changed)
+    header = json.loads(stored.manifests()[0].split(b"\n")[0])
+    return seal(header.pop("version"), header | changed)
 
 
 FOUND: list[tuple[str, object]] = [
-    *(("token", TOKEN | {"takeovers": each}) for each in (float("inf"), -1, "x")),
+    *(("token", TOKEN | {"takeovers": takeovers}) for takeovers in (float("inf"), -1, "x")),
     *(("token", TOKEN | {name: None}) for name in ("lineage", "checkpoint", "manifest")),
     *((name, DEEP) for name in ("token", "token of a task", "lineage", "source offsets")),
     *((f"details of {name}", DEEP) for name in ("PostgreSQL", "files", "Kafka")),
@@ -81,7 +81,7 @@ FOUND: list[tuple[str, object]] = [
     ("value as msgpack", b"\xc1"),
     ("schema of a value", '{"type":"struct"}'),
     ("schema of a value", DEEP),
-    *(("schema of a value", with_decimal(*each)) for each in ((10**30, 0), (1, -(10**30)))),
+    *(("schema of a value", with_decimal(*scale)) for scale in ((10**30, 0), (1, -(10**30)))),
     ("schema of columns", '[["a","decimal128(99999999999999999999, 0)"]]'),
     ("schema of columns", json.dumps([["a", "list<" * 5000]])),
     ("Protobuf", b"\0\0\0\0\5\1"),  # read for ever: its message index is -1
@@ -98,10 +98,10 @@ FOUND: list[tuple[str, object]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "found"), FOUND)
-def test_it_is_refused_by_an_error_of_ours(name: str, found: object) -> None:
-    text = found if isinstance(found, str) else json.dumps(found) if isinstance(found, dict) else ""
-    data = found if isinstance(found, bytes) else text.encode()
+@pytest.mark.parametrize(("name", "value"), FOUND)
+def test_it_is_refused_by_an_error_of_ours(name: str, value: object) -> None:
+    text = value if isinstance(value, str) else json.dumps(value) if isinstance(value, dict) else ""
+    data = value if isinstance(value, bytes) else text.encode()
 
     assert not run_case(DECODERS[name], data, DECODERS[name].samples()[0])
 
@@ -110,7 +110,9 @@ def test_a_map_of_protobuf_whose_entries_have_no_key_is_refused() -> None:
     decoder = DECODERS["Protobuf descriptor"]
     sound = decoder.samples()[0]
     file = FileDescriptorProto.FromString(sound)
-    entry = next(each for each in file.message_type[0].nested_type if each.options.map_entry)
+    entry = next(
+        message for message in file.message_type[0].nested_type if message.options.map_entry
+    )
     assert entry.field[0].name == "key"
     entry.field[0].name = "keq"
 

@@ -16,21 +16,25 @@ def test_damaged_bytes_are_read_or_refused_by_every_decoder() -> None:
 
     results = run(plan, hang_s=120.0)
 
-    assert [(name, each.failures) for name, each in results.items() if each.failures] == []
-    assert {name: each.case_count for name, each in results.items()} == dict.fromkeys(KNOWN, CASES)
-    refusing = [name for name, each in results.items() if each.refused]
+    assert [(name, result.failures) for name, result in results.items() if result.failures] == []
+    assert {name: result.case_count for name, result in results.items()} == dict.fromkeys(
+        KNOWN, CASES
+    )
+    refusing = [name for name, result in results.items() if result.refused]
     assert len(refusing) > len(KNOWN) * 0.8, "the damage reaches the decoders"
-    assert sum(each.read for each in results.values()) > len(KNOWN), "and leaves much that is read"
+    assert sum(result.read for result in results.values()) > len(KNOWN), (
+        "and leaves much that is read"
+    )
 
 
 def test_thousands_of_record_batches_are_read_as_by_hand_or_refused() -> None:
     """The bytes that every pipeline reads most of."""
     plan = Plan(DECODERS, ["record batches"], 1, 0, case_count=4000, seconds=300.0)
 
-    (found,) = run(plan, hang_s=120.0).values()
+    (result,) = run(plan, hang_s=120.0).values()
 
-    assert found.failures == []
-    assert min(found.read, found.refused) > 500
+    assert result.failures == []
+    assert min(result.read, result.refused) > 500
 
 
 @pytest.mark.parametrize(

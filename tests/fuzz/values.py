@@ -36,30 +36,30 @@ def where(row: int) -> str:
 def beside(good: bytes, data: bytes) -> pa.Array:
     """Return a column of a good value, a tombstone and the data, whose last byte is the last."""
     offsets = np.array([0, len(good), len(good), len(good) + len(data)], np.int32)
-    held = pa.py_buffer(MEMORY.holding(good + data))
+    data_buffer = pa.py_buffer(MEMORY.holding(good + data))
     bitmap = pa.py_buffer(np.packbits([True, False, True], bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), 3, [bitmap, pa.py_buffer(offsets), held])
+    return pa.Array.from_buffers(pa.binary(), 3, [bitmap, pa.py_buffer(offsets), data_buffer])
 
 
 def read_value(reader: ValueReader, data: bytes, original: bytes) -> bool:
     """Read a value beside its good sample, which must be read as ever."""
-    found = reader.parse(beside(original, data), "permissive", where)
-    found.columns.validate(full=True)
-    assert 0 not in found.reasons
-    assert 1 not in found.reasons, "a tombstone is no malformed value"
+    parsed = reader.parse(beside(original, data), "permissive", where)
+    parsed.columns.validate(full=True)
+    assert 0 not in parsed.reasons
+    assert 1 not in parsed.reasons, "a tombstone is no malformed value"
     good = reader.parse(pa.array([original], pa.binary()), "failfast", where)
-    assert str(found.columns.slice(0, 1).to_pylist()) == str(good.columns.to_pylist())
+    assert str(parsed.columns.slice(0, 1).to_pylist()) == str(good.columns.to_pylist())
     if data == original:
-        assert not found.reasons
+        assert not parsed.reasons
     kept = reader.parse(beside(original, data), "deadletter", where)
-    assert kept.columns.num_rows == 3 - len(found.reasons)
-    return not found.reasons
+    assert kept.columns.num_rows == 3 - len(parsed.reasons)
+    return not parsed.reasons
 
 
 @cache
 def framed_json() -> list[bytes]:
     """Return JSON texts in Confluent's frame."""
-    return [b"\0\0\0\0\1" + each for each in (*flat_texts(), *nested_texts())]
+    return [b"\0\0\0\0\1" + text for text in (*flat_texts(), *nested_texts())]
 
 
 @cache
@@ -74,15 +74,15 @@ def flat_texts() -> list[bytes]:
         pa.date32(): "2024-02-29",
     }
     row = {}
-    for each in FLAT:
-        if pa.types.is_timestamp(each.type):
-            row[each.name] = "2024-02-29T12:30:15.123456" + ("Z" if each.type.tz else "")
-        elif pa.types.is_decimal(each.type):
-            row[each.name] = 7
-        elif pa.types.is_integer(each.type):
-            row[each.name] = -(2 ** (each.type.bit_width - 1))
+    for field in FLAT:
+        if pa.types.is_timestamp(field.type):
+            row[field.name] = "2024-02-29T12:30:15.123456" + ("Z" if field.type.tz else "")
+        elif pa.types.is_decimal(field.type):
+            row[field.name] = 7
+        elif pa.types.is_integer(field.type):
+            row[field.name] = -(2 ** (field.type.bit_width - 1))
         else:
-            row[each.name] = kinds[each.type]
+            row[field.name] = kinds[field.type]
     texts = [json.dumps(row), json.dumps(row, ensure_ascii=False), "{}", json.dumps(row, indent=1)]
     return [text.encode() for text in texts]
 
@@ -148,8 +148,8 @@ def read_avro_schema(data: bytes, original: bytes) -> bool:
     source = avro.Schemas(((1, (data.decode(),)),))
     values = pa.array([avro.GOOD, avro.framed(b"\2\2a" * 90), avro.framed(b"\0" * 90)], pa.binary())
     columns = AVRO_ANY if original == avro_schemas()[1] else avro.COLUMNS
-    found = AvroReader(columns, source).parse(values, "permissive", where)
-    found.columns.validate(full=True)
+    parsed = AvroReader(columns, source).parse(values, "permissive", where)
+    parsed.columns.validate(full=True)
     return True
 
 
@@ -195,8 +195,8 @@ def read_protobuf_schema(data: bytes, original: bytes) -> bool:
     text = text_of(FileDescriptorProto.FromString(data)) if data == original else _text(data)
     reader = ProtobufReader(protobuf.ALL, protobuf.Schemas((text,)))
     values = pa.array([*protobuf_values(), protobuf.HEADER + b"\2\0"], pa.binary())
-    found = reader.parse(values, "permissive", where)
-    found.columns.validate(full=True)
+    parsed = reader.parse(values, "permissive", where)
+    parsed.columns.validate(full=True)
     return True
 
 

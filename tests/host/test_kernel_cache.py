@@ -33,9 +33,9 @@ def test_kernels_are_kept_in_our_cache_folder(tmp_path: Path) -> None:
 
 
 def test_it_is_not_too_late_when_numba_is_imported_already(tmp_path: Path) -> None:
-    found = directory_in({"TALLYSTICK_CACHE": str(tmp_path)}, before="import numba")
+    folder = directory_in({"TALLYSTICK_CACHE": str(tmp_path)}, before="import numba")
 
-    assert found == str(tmp_path / "numba")
+    assert folder == str(tmp_path / "numba")
 
 
 def test_a_folder_that_numba_was_told_stays(tmp_path: Path) -> None:

@@ -31,22 +31,24 @@ def test_users_of_a_key_share_one_value(cache):
 
 
 def test_threads_that_ask_at_once_share_one_value_and_the_others_are_closed(cache):
-    all_are_here, made, found = threading.Barrier(4), [], []
+    all_are_here, connections, shared_ones = threading.Barrier(4), [], []
 
     def make() -> Connection:
         all_are_here.wait(10)
-        made.append(Connection())
-        return made[-1]
+        connections.append(Connection())
+        return connections[-1]
 
-    threads = [threading.Thread(target=lambda: found.append(cache.get("a", make))) for _ in "1234"]
+    threads = [
+        threading.Thread(target=lambda: shared_ones.append(cache.get("a", make))) for _ in "1234"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
 
-    (shared,) = set(found)
-    assert len(found) == len(made) == 4
-    assert sorted(each.closed for each in made) == [0, 1, 1, 1]
+    (shared,) = set(shared_ones)
+    assert len(shared_ones) == len(connections) == 4
+    assert sorted(connection.closed for connection in connections) == [0, 1, 1, 1]
     assert shared.closed == 0
 
 
@@ -63,11 +65,11 @@ def test_an_idle_value_goes_to_one_user_only(cache):
 
 def test_above_the_limit_of_a_key_what_is_given_back_is_closed(cache):
     kept, closed = [Connection(), Connection()], Connection()
-    for each in (*kept, closed):
-        cache.give_back("a", each)
+    for connection in (*kept, closed):
+        cache.give_back("a", connection)
     cache.give_back("b", Connection())
 
-    assert [each.closed for each in (*kept, closed)] == [0, 0, 1]
+    assert [connection.closed for connection in (*kept, closed)] == [0, 0, 1]
 
 
 def test_closing_forgets_what_matches_even_where_it_fails(cache):
@@ -77,11 +79,11 @@ def test_closing_forgets_what_matches_even_where_it_fails(cache):
             raise OSError
 
     broken, fine, other = Broken(), Connection(), Connection()
-    for key, each in (("a", broken), ("a", fine), ("b", other)):
-        cache.give_back(key, each)
+    for key, connection in (("a", broken), ("a", fine), ("b", other)):
+        cache.give_back(key, connection)
 
     cache.close(lambda key: key == "a")
-    assert [each.closed for each in (broken, fine, other)] == [1, 1, 0]
+    assert [connection.closed for connection in (broken, fine, other)] == [1, 1, 0]
     cache.close()
     assert other.closed == 1
     assert cache.take("a") is cache.take("b") is None

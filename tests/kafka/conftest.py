@@ -30,16 +30,16 @@ def config(kafka: EmbeddedKafka) -> KafkaConfig:
 
 @pytest.fixture
 def broker(config: KafkaConfig) -> Iterator[KafkaBroker]:
-    made = KafkaBroker(config)
-    yield made
-    made.close()
+    opened_broker = KafkaBroker(config)
+    yield opened_broker
+    opened_broker.close()
 
 
 @pytest.fixture(scope="module")
 def client(config: KafkaConfig) -> Iterator[Client]:
-    made = Client(config)
-    yield made
-    made.close()
+    opened_client = Client(config)
+    yield opened_client
+    opened_client.close()
 
 
 @pytest.fixture
@@ -67,7 +67,9 @@ def write(client: Client, broker: KafkaBroker, topic: str) -> Write:
             column = pa.array([text.encode() for text in values], pa.binary())
             batch = pa.record_batch({"key": column, "value": column})
             encoded = list(encode(batch, now_ms=time.time_ns() // 1_000_000, batch_bytes=100))
-            frames += [(TopicPartition(topic, partition), each) for each in encoded]
+            frames += [
+                (TopicPartition(topic, partition), encoded_batch) for encoded_batch in encoded
+            ]
         if first_sequence:
             continue_at(writer, frames[0][0], first_sequence)
         writer.write(frames)

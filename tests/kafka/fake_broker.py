@@ -96,7 +96,7 @@ class FakeBroker:
             {"bootstrap.servers": f"127.0.0.1:{self.port}"} | short | named
         )
 
-    def asked(self, api: str) -> list[Any]:
+    def requests_of(self, api: str) -> list[Any]:
         """The requests of one API, in order."""
         return [request for _, name, request in self.received if name == api]
 
@@ -156,7 +156,7 @@ class FakeBroker:
         )
 
     def tell_coordinator(self, request: Any, node: int = 0) -> Any:
-        found = part(request, "Coordinator")(
+        coordinator = part(request, "Coordinator")(
             key=request.coordinator_keys[0],
             node_id=node,
             host="127.0.0.1",
@@ -164,7 +164,7 @@ class FakeBroker:
             error_code=0,
             error_message=None,
         )
-        return answer(request, coordinators=[found])
+        return answer(request, coordinators=[coordinator])
 
     def _accept(self) -> None:
         while True:

@@ -81,8 +81,8 @@ def read(client: Client, topic: str, stop: int, isolation: Any = "read_committed
 
 
 def end_of(client: Client, partition: TopicPartition) -> int:
-    found = cluster.list_offsets(client, [partition], LATEST, isolation=cluster.READ_UNCOMMITTED)
-    return found[partition]
+    offsets = cluster.list_offsets(client, [partition], LATEST, isolation=cluster.READ_UNCOMMITTED)
+    return offsets[partition]
 
 
 def delete_topic(client: Client, name: str) -> None:
@@ -107,8 +107,11 @@ def delete_before(client: Client, partition: TopicPartition, offset: int) -> Non
     topic_class = protocol.DeleteRecordsRequest.DeleteRecordsTopic
     part_class = topic_class.DeleteRecordsPartition
 
-    def make(asked: list[TopicPartition]) -> Any:
-        parts = [part_class(partition_index=each.partition, offset=offset) for each in asked]
+    def make(partitions: list[TopicPartition]) -> Any:
+        parts = [
+            part_class(partition_index=partition.partition, offset=offset)
+            for partition in partitions
+        ]
         topics = [topic_class(name=partition.topic, partitions=parts)]
         return protocol.DeleteRecordsRequest(topics=topics, timeout_ms=5_000)
 

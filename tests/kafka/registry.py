@@ -20,7 +20,7 @@ class WritableRegistry:
     """The kind and text of each schema; its id is its place, from 1."""
     subjects: dict[str, list[int]] = field(default_factory=dict)
     faults: list[int] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     url: str = ""
     _is_serialized: bool = False
 
@@ -42,7 +42,7 @@ class WritableRegistry:
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Return status and content of the answer to a request."""
-        self.asked.append(f"{method} {path}")
+        self.requests.append(f"{method} {path}")
         if self.faults:
             return self.faults.pop(0), {"error_code": 1, "message": "a fault"}
         kind, text = body.get("schemaType", "AVRO"), body.get("schema", "")

@@ -188,7 +188,7 @@ def test_a_stray_row_shows_in_the_last_sequences_to_another_writer_too(
         TopicPartition(topic, 0): 2,
         TopicPartition(topic, 1): 0,
     }
-    assert writer.last_sequences([TopicPartition(topic, each) for each in (1, 2)]) == {
+    assert writer.last_sequences([TopicPartition(topic, index) for index in (1, 2)]) == {
         TopicPartition(topic, 1): 0
     }
     broker.abort_transaction(producer)

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.timeout(60)  # what a deadline is missed by if nothing 
 
 def one_by_one(*answers: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Each answer once, the last one for ever."""
-    left = list(answers)
+    remaining = list(answers)
 
     def handler(request: Any) -> Any:
-        return (left.pop(0) if len(left) > 1 else left[0])(request)
+        return (remaining.pop(0) if len(remaining) > 1 else remaining[0])(request)
 
     return handler
 
@@ -300,7 +300,7 @@ def test_a_version_that_the_broker_does_not_speak_is_named(broker: FakeBroker) -
         KafkaBroker(broker.config()).commit_transaction(PRODUCER)
 
     assert "offers 0 to 4" in str(failed.value)
-    assert not broker.asked("EndTxn")
+    assert not broker.requests_of("EndTxn")
 
 
 def test_a_broker_that_knows_no_recent_api_versions_is_asked_in_the_oldest() -> None:
@@ -320,16 +320,16 @@ def test_a_broker_that_knows_no_recent_api_versions_is_asked_in_the_oldest() -> 
 def test_the_wrong_coordinator_is_looked_up_again(broker: FakeBroker) -> None:
     with FakeBroker({"EndTxn": refuse("NotCoordinator")}) as wrong:
         broker.nodes = wrong.nodes = [broker, wrong]
-        found = one_by_one(
+        coordinator = one_by_one(
             lambda request: broker.tell_coordinator(request, 1), broker.tell_coordinator
         )
-        broker.handlers["FindCoordinator"] = wrong.handlers["FindCoordinator"] = found
+        broker.handlers["FindCoordinator"] = wrong.handlers["FindCoordinator"] = coordinator
         broker.handlers["EndTxn"] = accept
 
         following = KafkaBroker(broker.config()).commit_transaction(PRODUCER)
 
         assert following == Producer("tallystick-test", 7, 4)
-        assert (len(wrong.asked("EndTxn")), len(broker.asked("EndTxn"))) == (1, 1)
+        assert (len(wrong.requests_of("EndTxn")), len(broker.requests_of("EndTxn"))) == (1, 1)
 
 
 def test_a_pause_that_the_broker_asks_for_is_kept(broker: FakeBroker) -> None:
@@ -369,7 +369,7 @@ def test_an_end_of_transaction_whose_answer_is_lost_is_sent_again(broker: FakeBr
 
     following = KafkaBroker(broker.config()).commit_transaction(PRODUCER)
 
-    sent = broker.asked("EndTxn")
+    sent = broker.requests_of("EndTxn")
     assert following.producer_epoch == 4
     assert {(request.producer_epoch, request.committed) for request in sent} == {(3, True)}
     assert len(sent) == 3
@@ -381,7 +381,7 @@ def test_an_unanswered_commit_is_an_unknown_outcome_and_never_aborted(broker: Fa
     with pytest.raises(BrokerUnavailableError, match="unknown"):
         KafkaBroker(broker.config(delivery_timeout_ms="900")).commit_transaction(PRODUCER)
 
-    assert all(request.committed for request in broker.asked("EndTxn"))
+    assert all(request.committed for request in broker.requests_of("EndTxn"))
 
 
 @pytest.mark.parametrize("name", ["ProducerFenced", "InvalidProducerEpoch", "InvalidTxnState"])
@@ -399,14 +399,14 @@ def test_aborting_what_is_not_open_is_fine(broker: FakeBroker) -> None:
 
     KafkaBroker(broker.config()).abort_transaction(PRODUCER)
 
-    assert [request.committed for request in broker.asked("EndTxn")] == [False]
+    assert [request.committed for request in broker.requests_of("EndTxn")] == [False]
 
 
 def describe(state: str, epoch: int) -> Callable[[Any], Any]:
     """What the coordinator keeps of our transactional id."""
 
     def handler(request: Any) -> Any:
-        found = part(request, "TransactionState")(
+        transaction_state = part(request, "TransactionState")(
             error_code=0,
             transactional_id=request.transactional_ids[0],
             transaction_state=state,
@@ -416,7 +416,7 @@ def describe(state: str, epoch: int) -> Callable[[Any], Any]:
             producer_epoch=epoch,
             topics=[],
         )
-        return answer(request, transaction_states=[found])
+        return answer(request, transaction_states=[transaction_state])
 
     return handler
 
@@ -428,7 +428,7 @@ def test_a_successors_open_transaction_is_left_alone(broker: FakeBroker) -> None
     with pytest.raises(FencedError, match="another run has taken over and is writing"):
         KafkaBroker(broker.config()).fence("tallystick-test", PRODUCER)
 
-    assert not broker.asked("InitProducerId")
+    assert not broker.requests_of("InitProducerId")
 
 
 def test_after_kafkas_own_abort_the_epoch_that_it_left_is_ours(broker: FakeBroker) -> None:
@@ -437,7 +437,7 @@ def test_after_kafkas_own_abort_the_epoch_that_it_left_is_ours(broker: FakeBroke
 
     KafkaBroker(broker.config()).fence("tallystick-test", PRODUCER)
 
-    (request,) = broker.asked("InitProducerId")
+    (request,) = broker.requests_of("InitProducerId")
     assert (request.producer_id, request.producer_epoch) == (7, 4)
 
 
@@ -449,8 +449,8 @@ def test_an_abort_that_our_own_fencing_caused_is_not_a_take_over(broker: FakeBro
 
     KafkaBroker(broker.config()).fence("tallystick-test", PRODUCER)
 
-    asked = [request.producer_epoch for request in broker.asked("InitProducerId")]
-    assert asked == [3, 4]
+    epochs = [request.producer_epoch for request in broker.requests_of("InitProducerId")]
+    assert epochs == [3, 4]
 
 
 def test_fencing_as_the_current_owner_after_a_take_over_stops(broker: FakeBroker) -> None:
@@ -460,7 +460,7 @@ def test_fencing_as_the_current_owner_after_a_take_over_stops(broker: FakeBroker
     with pytest.raises(FencedError, match="taken over"):
         KafkaBroker(broker.config()).fence("tallystick-test", PRODUCER)
 
-    (request,) = broker.asked("InitProducerId")
+    (request,) = broker.requests_of("InitProducerId")
     assert (request.producer_id, request.producer_epoch) == (7, 3)
 
 
@@ -469,7 +469,7 @@ def test_the_first_fence_takes_over_whoever_is_there(broker: FakeBroker) -> None
 
     assert KafkaBroker(broker.config()).fence("tallystick-test", None).producer_epoch == 4
 
-    (request,) = broker.asked("InitProducerId")
+    (request,) = broker.requests_of("InitProducerId")
     assert (request.producer_id, request.producer_epoch) == (-1, -1)
     assert request.version <= 5
 

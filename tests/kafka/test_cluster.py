@@ -104,12 +104,12 @@ def test_output_that_is_gone_behind_its_commit_is_told_and_passed_over(
     assert broker.foreign_rows(producer, produced) == {}
     assert caplog.messages == []
 
-    found = lose(client, produced[0])
+    cause = lose(client, produced[0])
 
     assert broker.foreign_rows(producer, produced) == {}
-    (told,) = caplog.messages
-    assert told.startswith(f"{topic}-0: the end of committed transaction {transactional_id}:")
-    assert f"rows stood at offsets 0 to 1, is gone: {found}. " in told
+    (message,) = caplog.messages
+    assert message.startswith(f"{topic}-0: the end of committed transaction {transactional_id}:")
+    assert f"rows stood at offsets 0 to 1, is gone: {cause}. " in message
     broker.close()
 
 
@@ -188,8 +188,8 @@ def test_topics_are_told_with_their_ids(
 
 def told_by_librdkafka(config: KafkaConfig, topic: str) -> str:
     librdkafka = AdminClient({"bootstrap.servers": config.bootstrap_servers})
-    told = librdkafka.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
-    return str(told).rstrip("=").replace("+", "-").replace("/", "_")
+    topic_id = librdkafka.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
+    return str(topic_id).rstrip("=").replace("+", "-").replace("/", "_")
 
 
 def test_a_topic_is_there_as_soon_as_it_was_created(broker: KafkaBroker, client: Client) -> None:
@@ -210,9 +210,9 @@ def test_partitions_that_are_not_there_are_left_out_of_offsets_when_asked(
     partitions = [TopicPartition(topic, 2), TopicPartition(topic, 3), TopicPartition("nowhere", 0)]
     began = time.monotonic()
 
-    found = cluster.list_offsets(broker.client, partitions, -2, absent_after_s=0.5)
+    offsets = cluster.list_offsets(broker.client, partitions, -2, absent_after_s=0.5)
 
-    assert found == {TopicPartition(topic, 2): 0}
+    assert offsets == {TopicPartition(topic, 2): 0}
     assert 0.5 <= time.monotonic() - began < 5.0
 
 
@@ -236,9 +236,9 @@ def test_a_group_without_members_takes_offsets(broker: KafkaBroker, topic: str) 
 
     broker.commit_offsets(group, offsets)
 
-    asked = [TopicPartition(topic, index) for index in range(3)]
-    found = broker.committed_offsets(group, asked)
-    assert found == {TopicPartition(topic, 0): 7, TopicPartition(topic, 2): 9}
+    partitions = [TopicPartition(topic, index) for index in range(3)]
+    offsets_committed = broker.committed_offsets(group, partitions)
+    assert offsets_committed == {TopicPartition(topic, 0): 7, TopicPartition(topic, 2): 9}
     assert broker.group_offsets(group)[TopicPartition(topic, 2)] == (9, "note")
 
 

@@ -50,8 +50,8 @@ def produce(client: Client, topic: str, data: bytes) -> None:
         )
 
     def answers(response: Any) -> list[tuple[TopicPartition, Any]]:
-        (found,) = response.responses
-        return [(TopicPartition(topic, 0), found.partition_responses[0])]
+        (topic_response,) = response.responses
+        return [(TopicPartition(topic, 0), topic_response.partition_responses[0])]
 
     client.ask_leaders([TopicPartition(topic, 0)], make, answers)
 
@@ -61,9 +61,9 @@ def read(client: Client, topic: str, *bounds: int, **policy: Any) -> list[tuple[
     return [
         (offset, value)
         for split in splits
-        for _, found in fetch_all(client, [split], policy=LossPolicy(**policy))
+        for _, records in fetch_all(client, [split], policy=LossPolicy(**policy))
         for offset, value in zip(
-            found.column("offset").to_pylist(), found.column("value").to_pylist(), strict=True
+            records.column("offset").to_pylist(), records.column("value").to_pylist(), strict=True
         )
     ]
 
@@ -91,14 +91,14 @@ def test_a_batch_that_nobody_can_place_ends_the_read_with_its_cause_or_is_left_o
 
     with pytest.raises(CorruptRecordError) as refused:
         read(client, topic, 0, 4)
-    for said in (
+    for words in (
         f"{topic}-0, record batch at offset 1: record 1 of 2 names an offset outside",
         "Its checksum is right, so it is no damage",
         "Mend the producer. Set when.unreadable=skip",
         "LossPolicy(unreadable='skip')",
         "offsets 1 to 2",
     ):
-        assert said in str(refused.value)
+        assert words in str(refused.value)
     assert "Compare the replicas" not in str(refused.value)
     with caplog.at_level(logging.WARNING):
         assert read(client, topic, 0, 2, 4, unreadable="skip") == [(0, b"a"), (3, b"d")]

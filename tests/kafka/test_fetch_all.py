@@ -34,9 +34,9 @@ RECORDS_PER_BATCH = 4
 
 
 def encoded(base: int) -> bytes:
-    values = pa.array([b"%d" % (base + each) for each in range(RECORDS_PER_BATCH)], pa.binary())
-    (made,) = encode(pa.record_batch({"key": values, "value": values}), now_ms=1)
-    return struct.pack(">q", base) + stamp(made.data, Producer("t", 7, 3), base)[8:]
+    values = pa.array([b"%d" % (base + number) for number in range(RECORDS_PER_BATCH)], pa.binary())
+    (batch,) = encode(pa.record_batch({"key": values, "value": values}), now_ms=1)
+    return struct.pack(">q", base) + stamp(batch.data, Producer("t", 7, 3), base)[8:]
 
 
 class Logs:
@@ -64,26 +64,26 @@ class Logs:
                 topic=topic.topic,
                 topic_id=topic.topic_id,
                 partitions=[
-                    self.partition(asked, topic_class.PartitionData, topic.topic_id or NO_ID)
-                    for asked in topic.partitions
+                    self.partition(partition, topic_class.PartitionData, topic.topic_id or NO_ID)
+                    for partition in topic.partitions
                 ],
             )
             for topic in request.topics
         ]
         return answer(request, responses=topics, error_code=0)
 
-    def partition(self, asked: Any, part_class: Any, topic_id: uuid.UUID) -> Any:
-        index, offset = asked.partition, asked.fetch_offset
+    def partition(self, wanted: Any, part_class: Any, topic_id: uuid.UUID) -> Any:
+        index, offset = wanted.partition, wanted.fetch_offset
         errors = self.errors.get(index)
         error = errors.pop(0) if errors else None
         if topic_id != self.topic_id:
             error = "UnknownTopicId"
         elif not self.earliest[index] <= offset <= self.end[index]:
             error = error or "OffsetOutOfRange"
-        found = self.batches[index][offset // RECORDS_PER_BATCH :][:1]
+        batches = self.batches[index][offset // RECORDS_PER_BATCH :][:1]
         if error or offset >= self.end[index] or not self.parts_left:
-            found = []
-        self.parts_left -= len(found)
+            batches = []
+        self.parts_left -= len(batches)
         return part_class(
             partition_index=index,
             error_code=CODES[error],
@@ -92,7 +92,7 @@ class Logs:
             log_start_offset=self.earliest[index],
             aborted_transactions=[],
             preferred_read_replica=-1,
-            records=b"".join(found),
+            records=b"".join(batches),
         )
 
     def list_offsets(self, request: Any) -> Any:
@@ -104,15 +104,15 @@ class Logs:
                     name=topic.name,
                     partitions=[
                         topic_class.ListOffsetsPartitionResponse(
-                            partition_index=each.partition_index,
+                            partition_index=partition.partition_index,
                             error_code=0,
                             timestamp=-1,
-                            offset=(self.earliest if each.timestamp == EARLIEST else self.end)[
-                                each.partition_index
+                            offset=(self.earliest if partition.timestamp == EARLIEST else self.end)[
+                                partition.partition_index
                             ],
                             leader_epoch=0,
                         )
-                        for each in topic.partitions
+                        for partition in topic.partitions
                     ],
                 )
                 for topic in request.topics
@@ -139,10 +139,10 @@ def read(
     broker: FakeBroker, splits: list[SplitRange], policy: LossPolicy | None = None, **options: str
 ) -> Read:
     keywords = {} if policy is None else {"policy": policy}
-    found = fetch_all(Client(broker.config(**options)), splits, **keywords)
+    fetched = fetch_all(Client(broker.config(**options)), splits, **keywords)
     return [
         (split.partition, offset)
-        for split, batch in found
+        for split, batch in fetched
         for offset in batch.column("offset").to_pylist()
     ]
 
@@ -162,43 +162,45 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_partitions_of_one_leader_take_turns() -> None:
     logs = Logs({0: 3, 1: 2, 2: 3})
     with serving(logs) as broker:
-        found = read(broker, whole(logs))
+        rows = read(broker, whole(logs))
 
-    assert [partition for partition, _ in found[::RECORDS_PER_BATCH]] == [0, 1, 2, 0, 1, 2, 0, 2]
-    assert sorted(found) == all_of(logs, 0, 1, 2)
+    assert [partition for partition, _ in rows[::RECORDS_PER_BATCH]] == [0, 1, 2, 0, 1, 2, 0, 2]
+    assert sorted(rows) == all_of(logs, 0, 1, 2)
 
 
 def test_who_got_nothing_of_a_full_answer_comes_first_in_the_next() -> None:
     logs = Logs({0: 3, 1: 3, 2: 3}, parts_max=1)
     with serving(logs) as broker:
-        found = read(broker, whole(logs))
-        first = [request.topics[0].partitions[0].partition for request in broker.asked("Fetch")]
+        rows = read(broker, whole(logs))
+        first = [
+            request.topics[0].partitions[0].partition for request in broker.requests_of("Fetch")
+        ]
 
     assert first == [0, 1, 2] * 3
-    assert sorted(found) == all_of(logs, 0, 1, 2)
+    assert sorted(rows) == all_of(logs, 0, 1, 2)
 
 
 def test_many_small_splits_need_few_requests() -> None:
     logs = Logs(dict.fromkeys(range(300), 1))
     with serving(logs) as broker:
-        found = read(broker, whole(logs))
+        rows = read(broker, whole(logs))
 
-        assert sorted(found) == all_of(logs, *range(300))
-        assert len(broker.asked("Fetch")) == 5
-        assert len(broker.asked("Metadata")) == 1
+        assert sorted(rows) == all_of(logs, *range(300))
+        assert len(broker.requests_of("Fetch")) == 5
+        assert len(broker.requests_of("Metadata")) == 1
 
 
 def test_the_next_request_is_under_way_while_rows_are_looked_at() -> None:
     logs = Logs({0: 3})
     with serving(logs) as broker:
-        found = fetch_all(Client(broker.config()), whole(logs))
-        next(found)
+        fetched = fetch_all(Client(broker.config()), whole(logs))
+        next(fetched)
         until = time.monotonic() + 5
-        while len(broker.asked("Fetch")) < 2:
+        while len(broker.requests_of("Fetch")) < 2:
             assert time.monotonic() < until, "only one request, and rows were handed over already"
             time.sleep(0.001)
 
-        assert len(list(found)) == 2
+        assert len(list(fetched)) == 2
 
 
 def test_what_nobody_waits_for_any_more_does_not_stay_in_memory() -> None:
@@ -206,9 +208,9 @@ def test_what_nobody_waits_for_any_more_does_not_stay_in_memory() -> None:
     with serving(logs) as broker:
         client = Client(broker.config())
         for _ in range(3):
-            found = fetch_all(client, whole(logs))
-            next(found)
-            found.close()
+            fetched = fetch_all(client, whole(logs))
+            next(fetched)
+            fetched.close()
 
         assert sum(len(batch) for _, batch in fetch_all(client, whole(logs))) == 12
         (connection,) = (c for node, c in client.network._connections.items() if node >= 0)
@@ -220,11 +222,11 @@ def test_two_splits_of_one_partition_do_not_get_into_each_others_way() -> None:
     logs = Logs({0: 6})
     splits = [SplitRange("orders", 0, 0, 9), SplitRange("orders", 0, 9, 24)]
     with serving(logs) as broker:
-        found = read(broker, splits)
-        asked = [len(request.topics[0].partitions) for request in broker.asked("Fetch")]
+        rows = read(broker, splits)
+        counts = [len(request.topics[0].partitions) for request in broker.requests_of("Fetch")]
 
-    assert sorted(found) == all_of(logs, 0)
-    assert set(asked) == {1}
+    assert sorted(rows) == all_of(logs, 0)
+    assert set(counts) == {1}
 
 
 def test_a_reader_that_takes_long_is_not_to_blame_the_broker() -> None:
@@ -232,10 +234,10 @@ def test_a_reader_that_takes_long_is_not_to_blame_the_broker() -> None:
     logs.errors = {1: ["NotLeaderForPartition"] * 2}
     with serving(logs) as broker:
         config = broker.config(request_timeout_ms="300", delivery_timeout_ms="400")
-        found = fetch_all(Client(config), whole(logs))
-        rows = len(next(found)[1])
+        fetched = fetch_all(Client(config), whole(logs))
+        rows = len(next(fetched)[1])
         time.sleep(0.5)
-        rows += sum(len(batch) for _, batch in found)
+        rows += sum(len(batch) for _, batch in fetched)
 
     assert rows == 24
 
@@ -247,23 +249,27 @@ def test_a_leader_that_moves_takes_only_its_split_along() -> None:
 
         def tell(request: Any) -> Any:
             response = old.tell_metadata(request)
-            moved = bool(old.asked("Fetch"))
+            moved = bool(old.requests_of("Fetch"))
             for topic in response.topics:
                 topic.partitions[1].leader_id = int(moved)
             return response
 
         def fetch_of_old(request: Any) -> Any:
-            if len(old.asked("Fetch")) > 1:
+            if len(old.requests_of("Fetch")) > 1:
                 logs.errors[1] = ["NotLeaderForPartition"]
             return logs.fetch(request)
 
         old.handlers |= {"Metadata": tell, "Fetch": fetch_of_old}
         new.handlers |= {"Metadata": tell}
-        found = read(old, whole(logs))
-        moved = [each.partition for r in new.asked("Fetch") for each in r.topics[0].partitions]
+        rows = read(old, whole(logs))
+        moved = [
+            partition.partition
+            for r in new.requests_of("Fetch")
+            for partition in r.topics[0].partitions
+        ]
 
-    assert sorted(found) == all_of(logs, 0, 1)
-    assert [o for p, o in found if p == 1] == list(range(16))
+    assert sorted(rows) == all_of(logs, 0, 1)
+    assert [o for p, o in rows if p == 1] == list(range(16))
     assert set(moved) == {1}
 
 
@@ -291,13 +297,13 @@ def test_one_leader_that_hangs_does_not_hold_up_the_other() -> None:
         quick.handlers["Metadata"] = hanging.handlers["Metadata"] = tell
         hanging.handlers["Fetch"] = lambda request: SILENCE
         config = quick.config(request_timeout_ms="5000", delivery_timeout_ms="6000")
-        found = fetch_all(Client(config), whole(logs))
+        fetched = fetch_all(Client(config), whole(logs))
         began = time.monotonic()
-        rows = [split.partition for split, _ in itertools.islice(found, 4)]
+        rows = [split.partition for split, _ in itertools.islice(fetched, 4)]
 
         assert rows == [0] * 4
         assert time.monotonic() - began < 4.0
-        found.close()
+        fetched.close()
 
 
 def test_a_leader_that_hangs_is_noticed_while_the_other_keeps_answering() -> None:
@@ -308,7 +314,7 @@ def test_a_leader_that_hangs_is_noticed_while_the_other_keeps_answering() -> Non
         def tell(request: Any) -> Any:
             response = quick.tell_metadata(request)
             for topic in response.topics:
-                topic.partitions[1].leader_id = int(not hanging.asked("Fetch"))
+                topic.partitions[1].leader_id = int(not hanging.requests_of("Fetch"))
             return response
 
         def slow(request: Any) -> Any:
@@ -317,10 +323,10 @@ def test_a_leader_that_hangs_is_noticed_while_the_other_keeps_answering() -> Non
 
         quick.handlers |= {"Metadata": tell, "Fetch": slow}
         hanging.handlers |= {"Metadata": tell, "Fetch": lambda request: SILENCE}
-        found = read(quick, whole(logs))
+        rows = read(quick, whole(logs))
 
-    assert sorted(found) == all_of(logs, 0, 1)
-    assert found.index((1, 0)) < found.index((0, 80)), "half of the other, which takes 2 s"
+    assert sorted(rows) == all_of(logs, 0, 1)
+    assert rows.index((1, 0)) < rows.index((0, 80)), "half of the other, which takes 2 s"
 
 
 def test_a_look_up_does_not_wait_behind_a_fetch() -> None:
@@ -370,7 +376,7 @@ def test_a_topic_that_was_created_again_before_the_first_fetch_is_told_by_its_id
         with pytest.raises(TopicRecreatedError) as lost:
             read(broker, whole(logs, FIRST_ID))
 
-        assert not broker.asked("Fetch")
+        assert not broker.requests_of("Fetch")
     assert "orders-0[0,8): next to read is offset 0" in str(lost.value)
     assert topic_id_text(FIRST_ID) in str(lost.value)
     assert topic_id_text(SECOND_ID) in str(lost.value)
@@ -381,11 +387,11 @@ def test_a_topic_that_was_created_again_before_the_first_fetch_is_told_by_its_id
 def test_a_topic_that_is_created_again_midway_is_not_read_on(split_id: uuid.UUID | None) -> None:
     logs = Logs({0: 4})
     with serving(logs) as broker:
-        found = fetch_all(Client(broker.config()), whole(logs, split_id))
-        rows = next(found)[1].column("offset").to_pylist()
+        fetched = fetch_all(Client(broker.config()), whole(logs, split_id))
+        rows = next(fetched)[1].column("offset").to_pylist()
         broker.topic_id = logs.topic_id = SECOND_ID
         with pytest.raises(TopicRecreatedError, match=r"next to read is offset [48] "):
-            rows.extend(o for _, batch in found for o in batch.column("offset").to_pylist())
+            rows.extend(o for _, batch in fetched for o in batch.column("offset").to_pylist())
 
     assert rows in ([0, 1, 2, 3], list(range(8))), "one answer was under way"
 
@@ -396,7 +402,7 @@ def test_a_broker_that_has_not_heard_of_the_new_topic_yet_is_asked_again() -> No
     with serving(logs) as broker:
 
         def tell(request: Any) -> Any:
-            broker.topic_id = FIRST_ID if len(broker.asked("Metadata")) < 4 else SECOND_ID
+            broker.topic_id = FIRST_ID if len(broker.requests_of("Metadata")) < 4 else SECOND_ID
             return broker.tell_metadata(request)
 
         broker.handlers["Metadata"] = tell
@@ -422,7 +428,7 @@ def test_no_split_goes_on_in_a_new_topic_that_another_splits_look_up_has_shown()
 
         def fetch(request: Any) -> Any:
             response = logs.fetch(request)
-            if len(broker.asked("Fetch")) == 2:
+            if len(broker.requests_of("Fetch")) == 2:
                 time.sleep(0.1)  # the other split is due for a look-up when this answer comes
                 broker.topic_id = logs.topic_id = SECOND_ID
             return response
@@ -430,9 +436,9 @@ def test_no_split_goes_on_in_a_new_topic_that_another_splits_look_up_has_shown()
         broker.handlers["Fetch"] = fetch
         with pytest.raises(TopicRecreatedError):
             read(broker, whole(logs, FIRST_ID))
-        asked = {request.topics[0].topic_id for request in broker.asked("Fetch")}
+        topic_ids = {request.topics[0].topic_id for request in broker.requests_of("Fetch")}
 
-    assert asked == {FIRST_ID}
+    assert topic_ids == {FIRST_ID}
 
 
 def test_a_topic_that_is_gone_is_not_taken_for_the_one_that_was_known_before() -> None:
@@ -453,7 +459,7 @@ def test_a_cluster_without_topic_ids_is_read_by_name() -> None:
         broker.topic_id = NO_ID
 
         assert read(broker, whole(logs, FIRST_ID)) == all_of(logs, 0)
-        assert broker.asked("Fetch")[0].topics[0].topic == "orders"
+        assert broker.requests_of("Fetch")[0].topics[0].topic == "orders"
 
 
 @pytest.mark.parametrize("split_id", [FIRST_ID, None])
@@ -466,21 +472,21 @@ def test_an_id_that_is_known_is_not_given_up_because_a_broker_knows_nothing(
     with serving(logs) as broker:
 
         def fetch(request: Any) -> Any:
-            if len(broker.asked("Fetch")) == 2:
+            if len(broker.requests_of("Fetch")) == 2:
                 time.sleep(0.1)  # the other split is due for a look-up when this answer comes
             return logs.fetch(request)
 
         def tell(request: Any) -> Any:
             response = broker.tell_metadata(request)
-            for topic in response.topics if len(broker.asked("Metadata")) == 2 else []:
+            for topic in response.topics if len(broker.requests_of("Metadata")) == 2 else []:
                 topic.error_code, topic.partitions = CODES["UnknownTopicOrPartition"], []
             return response
 
         broker.handlers |= {"Metadata": tell, "Fetch": fetch}
 
         assert sorted(read(broker, whole(logs, split_id))) == all_of(logs, 0, 1)
-        assert len(broker.asked("Metadata")) > 2
-        assert {request.topics[0].topic_id for request in broker.asked("Fetch")} == {FIRST_ID}
+        assert len(broker.requests_of("Metadata")) > 2
+        assert {request.topics[0].topic_id for request in broker.requests_of("Fetch")} == {FIRST_ID}
 
 
 def test_without_any_id_nothing_is_fetched_before_it_is_looked_up_again() -> None:
@@ -491,7 +497,7 @@ def test_without_any_id_nothing_is_fetched_before_it_is_looked_up_again() -> Non
         client.topic_ids.clear()  # as after UnknownTopicOrPartition
 
         assert sum(len(batch) for _, batch in fetch_all(client, whole(logs, None))) == 8
-        assert {request.topics[0].topic_id for request in broker.asked("Fetch")} == {FIRST_ID}
+        assert {request.topics[0].topic_id for request in broker.requests_of("Fetch")} == {FIRST_ID}
 
 
 # --- losses -----------------------------------------------------------------------------------
@@ -540,11 +546,11 @@ def test_signs_of_a_loss_with_other_answers_between_them_do_not_add_up(between: 
 
 def test_signs_of_a_loss_that_are_far_apart_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_request, "SILENCE_S", 0.2)
-    found = fetch_request.Cursor(SplitRange("orders", 0, 0, 8))
-    found.doubt(fetcher.REMOVED)
+    cursor = fetch_request.Cursor(SplitRange("orders", 0, 0, 8))
+    cursor.doubt(fetcher.REMOVED)
     time.sleep(0.21)
 
-    assert found.doubt(fetcher.REMOVED) == 0
+    assert cursor.doubt(fetcher.REMOVED) == 0
 
 
 def lose_one(broker: FakeBroker, logs: Logs, how: str) -> None:
@@ -564,19 +570,19 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("how", "policy", "left", "told"), LOSSES)
+@pytest.mark.parametrize(("how", "policy", "remaining", "warning"), LOSSES)
 def test_an_accepted_loss_is_told_and_disturbs_no_other_split(
-    how: str, policy: LossPolicy, left: range, told: str, caplog: pytest.LogCaptureFixture
+    how: str, policy: LossPolicy, remaining: range, warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs = Logs({0: 3, 1: 3})
     splits = whole(logs)
     with serving(logs) as broker, caplog.at_level(logging.WARNING):
         lose_one(broker, logs, how)
-        found = read(broker, splits, policy)
+        rows = read(broker, splits, policy)
 
-    assert sorted(found) == all_of(logs, 0) + [(1, offset) for offset in left]
+    assert sorted(rows) == all_of(logs, 0) + [(1, offset) for offset in remaining]
     (message,) = (record.getMessage() for record in caplog.records)
-    assert f"split orders-1[0,12): {told}" in message
+    assert f"split orders-1[0,12): {warning}" in message
 
 
 def test_a_split_of_a_planned_epoch_cannot_be_kept_for_later() -> None:
@@ -618,9 +624,9 @@ def test_a_topic_that_is_created_again_ends_only_its_own_splits(
     with serving(logs) as broker, caplog.at_level(logging.WARNING):
         broker.partitions = {"orders": 1, "invoices": 1}
         old = SplitRange("invoices", 0, 4, 8, topic_id_text(SECOND_ID))
-        found = fetch_all(Client(broker.config()), [old, *whole(logs)], policy=LENIENT)
+        fetched = fetch_all(Client(broker.config()), [old, *whole(logs)], policy=LENIENT)
 
-        assert {split.topic for split, _ in found} == {"orders"}
+        assert {split.topic for split, _ in fetched} == {"orders"}
     assert "split invoices-0[4,8): offsets 4 to 8, 4 of them, are given up" in caplog.text
 
 
@@ -670,12 +676,12 @@ def test_a_leader_that_was_deposed_and_does_not_know_is_not_believed(start: int)
             return response
 
         def short_told() -> list[Any]:
-            return deposed.asked("Fetch")
+            return deposed.requests_of("Fetch")
 
         new.handlers["Metadata"] = deposed.handlers["Metadata"] = tell
-        found = read(deposed, [SplitRange("orders", 0, start, 16)], LENIENT)
+        rows = read(deposed, [SplitRange("orders", 0, start, 16)], LENIENT)
 
-    assert found == [(0, offset) for offset in range(start, 16)]
+    assert rows == [(0, offset) for offset in range(start, 16)]
 
 
 def test_a_leader_is_asked_with_its_epoch_and_looked_up_when_it_knows_another() -> None:
@@ -693,11 +699,11 @@ def test_a_leader_is_asked_with_its_epoch_and_looked_up_when_it_knows_another() 
         logs.errors[0] = ["UnknownLeaderEpoch", "FencedLeaderEpoch", "OffsetOutOfRange"]
 
         assert read(broker, whole(logs)) == all_of(logs, 0)
-        asked = [each.topics[0].partitions[0] for each in broker.asked("Fetch")]
-        listed = [each.topics[0].partitions[0] for each in broker.asked("ListOffsets")]
+        fetched = [request.topics[0].partitions[0] for request in broker.requests_of("Fetch")]
+        listed = [request.topics[0].partitions[0] for request in broker.requests_of("ListOffsets")]
 
-    assert [each.current_leader_epoch for each in asked] == [5, 6, 7, 8, 8]
-    assert [each.current_leader_epoch for each in listed] == [7, 7]
+    assert [partition.current_leader_epoch for partition in fetched] == [5, 6, 7, 8, 8]
+    assert [partition.current_leader_epoch for partition in listed] == [7, 7]
 
 
 def test_a_position_that_is_within_its_log_after_all_is_tried_again() -> None:

@@ -39,7 +39,7 @@ class Log:
         self.batches = []
         for index in range(count):
             base = index * RECORDS_PER_BATCH
-            values = pa.array([b"%d" % (base + each) for each in range(4)], pa.binary())
+            values = pa.array([b"%d" % (base + number) for number in range(4)], pa.binary())
             (encoded,) = encode(pa.record_batch({"key": values, "value": values}), now_ms=1)
             data = stamp(encoded.data, Producer("t", 7, 3), base)
             self.batches.append(struct.pack(">q", base) + data[8:])
@@ -54,7 +54,7 @@ class Log:
         first = offset // RECORDS_PER_BATCH
         records = b"".join(self.batches[first : first + 2])
         topic_class = part(request, "FetchableTopicResponse")
-        found = topic_class.PartitionData(
+        data = topic_class.PartitionData(
             partition_index=0,
             error_code=CODES[fault],
             high_watermark=self.end,
@@ -65,21 +65,21 @@ class Log:
             records=b"" if fault else records,
         )
         topic = topic_class(
-            topic=request.topics[0].topic, topic_id=request.topics[0].topic_id, partitions=[found]
+            topic=request.topics[0].topic, topic_id=request.topics[0].topic_id, partitions=[data]
         )
         return answer(request, responses=[topic], error_code=0)
 
     def list_offsets(self, request: Any) -> Any:
-        asked = request.topics[0].partitions[0]
+        partition = request.topics[0].partitions[0]
         topic_class = part(request, "ListOffsetsTopicResponse")
-        found = topic_class.ListOffsetsPartitionResponse(
+        offsets = topic_class.ListOffsetsPartitionResponse(
             partition_index=0,
             error_code=0,
             timestamp=-1,
-            offset=self.earliest if asked.timestamp == EARLIEST else self.end,
+            offset=self.earliest if partition.timestamp == EARLIEST else self.end,
             leader_epoch=0,
         )
-        return answer(request, topics=[topic_class(name="orders", partitions=[found])])
+        return answer(request, topics=[topic_class(name="orders", partitions=[offsets])])
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_leader_that_moves_is_followed(broker: FakeBroker, log: Log, fault: st
     log.faults = [None, fault, fault]
 
     assert read(broker, 0, 20) == list(range(20))
-    assert len(broker.asked("Metadata")) >= 3
+    assert len(broker.requests_of("Metadata")) >= 3
 
 
 def test_expired_records_are_a_loss_with_figures(broker: FakeBroker, log: Log) -> None:

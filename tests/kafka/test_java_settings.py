@@ -61,12 +61,12 @@ def test_every_setting_is_mapped_passed_over_or_refused_by_name(
     try:
         config = KafkaConfig.from_options({**own, name: CHECKED.get(name, SECRET)})
     except OptionError as error:
-        said = str(error)
-        assert said.startswith((f"kafka.{name} is ", f"{name} is "))
-        assert "is no option that Tallystick knows" not in said
-        assert len(said.partition(":")[2]) > 20, "a reason"
+        text = str(error)
+        assert text.startswith((f"kafka.{name} is ", f"{name} is "))
+        assert "is no option that Tallystick knows" not in text
+        assert len(text.partition(":")[2]) > 20, "a reason"
         if name not in java_settings.ONE_VALUE:
-            assert SECRET not in said
+            assert SECRET not in text
         return
     assert config == KafkaConfig.from_options(own)
     (warning,) = caplog.messages
@@ -110,7 +110,7 @@ def test_a_reason_names_only_settings_that_are_taken() -> None:
     }
 
     assert len(named) > 5
-    taken = {*FIELDS, *SPECIAL, *(each.name.removeprefix("kafka.") for each in SOURCE.options)}
+    taken = {*FIELDS, *SPECIAL, *(option.name.removeprefix("kafka.") for option in SOURCE.options)}
     assert named <= taken
 
 

@@ -56,15 +56,15 @@ def limit(kafka: EmbeddedKafka) -> Callable[[str, int], None]:
 
 
 def frames(topic: str, texts: list[str], batch_records: int = 20) -> list[tuple[Any, Any]]:
-    values = pa.array([each.encode() for each in texts], pa.binary())
+    values = pa.array([text.encode() for text in texts], pa.binary())
     now_ms = time.time_ns() // 1_000_000
     encoded = encode(pa.record_batch({"value": values}), now_ms=now_ms, batch_records=batch_records)
-    return [(TopicPartition(topic, 0), each) for each in encoded]
+    return [(TopicPartition(topic, 0), batch) for batch in encoded]
 
 
 def texts(count: int) -> list[str]:
     chosen = random.Random(count)
-    return [f"{each:05}{chosen.randbytes(150).hex()}" for each in range(count)]
+    return [f"{number:05}{chosen.randbytes(150).hex()}" for number in range(count)]
 
 
 @pytest.mark.parametrize("known", [True, False])

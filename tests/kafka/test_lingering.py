@@ -64,32 +64,40 @@ def test_all_that_a_pipeline_left_is_found_and_aborted_and_readers_get_on(
         second = written_by(plan, other_sink, "of another sink")
         assert last_stable(client, topic) == 0
 
-        found = list(sink.lingering(owner))
+        lingering = list(sink.lingering(owner))
 
-        tasks = {each.name.split(":")[0].split("/", 1)[1] for each in found}
+        tasks = {committable.name.split(":")[0].split("/", 1)[1] for committable in lingering}
         assert tasks == {"out/0/0", "out/63/0", "out/1/2"}
-        assert {old.name, scaled_down.name, decided.name} < {each.name for each in found}
-        assert all(each.begun_ms > 0 and each.sink == "out" for each in found)
-        for each in to_abort(found, [decided]):
-            sink.abort(each)
-            sink.abort(each)
+        assert {old.name, scaled_down.name, decided.name} < {
+            committable.name for committable in lingering
+        }
+        assert all(
+            transaction.begun_ms > 0 and transaction.sink == "out" for transaction in lingering
+        )
+        for transaction in to_abort(lingering, [decided]):
+            sink.abort(transaction)
+            sink.abort(transaction)
         wait_for(
-            lambda: [each.name for each in sink.lingering(owner)],
+            lambda: [transaction.name for transaction in sink.lingering(owner)],
             [decided.name],
             "transactions that linger",
         )
         assert committed(client, sink, decided) is Outcome.COMMITTED
-        assert [sink.commit(each) for each in (old, scaled_down)] == [Outcome.LOST] * 2
+        assert [sink.commit(committable) for committable in (old, scaled_down)] == [
+            Outcome.LOST
+        ] * 2
         assert list(sink.lingering(owner)) == []
-        assert [state_of(client, each) for each in (foreign, second)] == ["Ongoing"] * 2
+        assert [state_of(client, committable) for committable in (foreign, second)] == [
+            "Ongoing"
+        ] * 2
         never.write(rows_of("zombie", partition=1))  # of which the coordinator has not heard yet
         with pytest.raises(EpochAbortedError):
             never.prepare()
         never.abort()
         assert list(sink.lingering(owner)) == []
 
-        for each in (foreign, second):
-            sink.abort(each)
+        for committable in (foreign, second):
+            sink.abort(committable)
     wait_until(lambda: last_stable(client, topic) > 0, f"nothing in {topic} is stable")
     wait_for(lambda: read_back(config, topic), ["decided"], "the rows")
 
@@ -159,7 +167,7 @@ class Coordinator:
         error_name = None if name in self.open_ids else "TransactionalIdNotFound"
         if self.denied and name.startswith(self.denied):
             error_name = "TransactionalIdAuthorizationFailed"
-        told = part(request, "TransactionState")(
+        state = part(request, "TransactionState")(
             error_code=CODES[error_name],
             transactional_id=name,
             transaction_state="Ongoing",
@@ -169,7 +177,7 @@ class Coordinator:
             producer_epoch=2,
             topics=[],
         )
-        return answer(request, transaction_states=[told])
+        return answer(request, transaction_states=[state])
 
     def list(self, request: Any) -> Any:
         state_class = part(request, "TransactionState")
@@ -192,9 +200,9 @@ def found_at(broker: FakeBroker, times: int = 1) -> set[str]:
     client = Client(broker.config())
     finder = Finder(client, {"new", "old"}, "out")
     for _ in range(times):
-        found = {str(each) for each in finder.open_transactions()}
+        names = {str(transaction) for transaction in finder.open_transactions()}
     client.close()
-    return found
+    return names
 
 
 def test_ids_that_may_not_be_described_are_not_overlooked_in_silence(
@@ -204,9 +212,9 @@ def test_ids_that_may_not_be_described_are_not_overlooked_in_silence(
     coordinator = Coordinator(OPEN, denied="old")
     handlers = {"DescribeTransactions": coordinator.describe, "ListTransactions": coordinator.list}
     with FakeBroker(handlers) as broker, caplog.at_level(logging.WARNING):
-        found = found_at(broker, times=2)
+        names = found_at(broker, times=2)
 
-    assert found == {"new/out/0/0", "new/out/17/3"}
+    assert names == {"new/out/0/0", "new/out/17/3"}
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "prefix 'old'" in warning
     assert "DESCRIBE (or WRITE) on the transactional id" in warning

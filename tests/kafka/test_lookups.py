@@ -35,32 +35,32 @@ def test_a_topic_that_is_known_a_little_later_is_found() -> None:
     with FakeBroker() as broker:
 
         def tell(request: Any) -> Any:
-            created = len(broker.asked("Metadata")) > 3
+            created = len(broker.requests_of("Metadata")) > 3
             broker.partitions = {"orders": 2, "new": 5} if created else {"orders": 2}
             return broker.tell_metadata(request)
 
         broker.handlers["Metadata"] = tell
 
-        found = cluster.describe_topics(Client(broker.config()), ["orders", "new"])
+        topics = cluster.describe_topics(Client(broker.config()), ["orders", "new"])
 
-    assert found == {"orders": FoundTopic(TOPIC_ID, 2), "new": FoundTopic(TOPIC_ID, 5)}
+    assert topics == {"orders": FoundTopic(TOPIC_ID, 2), "new": FoundTopic(TOPIC_ID, 5)}
 
 
 def test_a_topic_is_absent_only_after_it_was_asked_for_again_and_again() -> None:
     with FakeBroker() as broker:
-        found = cluster.describe_topics(Client(broker.config()), ["orders", "none"])
-        asked = broker.when("Metadata")
+        topics = cluster.describe_topics(Client(broker.config()), ["orders", "none"])
+        times = broker.when("Metadata")
 
-    assert found == {"orders": FoundTopic(TOPIC_ID, 2)}
-    assert asked[-1] - asked[0] >= cluster.METADATA_LAG_MAX_S
-    assert len(asked) > 3
+    assert topics == {"orders": FoundTopic(TOPIC_ID, 2)}
+    assert times[-1] - times[0] >= cluster.METADATA_LAG_MAX_S
+    assert len(times) > 3
 
 
 def test_what_is_there_is_told_by_one_request() -> None:
     with FakeBroker() as broker:
         cluster.describe_topics(Client(broker.config()), ["orders"])
 
-        assert len(broker.asked("Metadata")) == 1
+        assert len(broker.requests_of("Metadata")) == 1
         assert cluster.describe_topics(Client(broker.config()), []) == {}
 
 
@@ -69,16 +69,16 @@ def test_a_topic_without_leaders_is_there() -> None:
 
         def tell(request: Any) -> Any:
             response = broker.tell_metadata(request)
-            for found in response.topics[0].partitions:
-                found.leader_id = -1
-                found.error_code = CODES["LeaderNotAvailable"]
+            for partition in response.topics[0].partitions:
+                partition.leader_id = -1
+                partition.error_code = CODES["LeaderNotAvailable"]
             return response
 
         broker.handlers["Metadata"] = tell
 
-        found = cluster.describe_topics(Client(broker.config()), ["orders"])
+        topics = cluster.describe_topics(Client(broker.config()), ["orders"])
 
-    assert found["orders"].partition_count == 2
+    assert topics["orders"].partition_count == 2
 
 
 def test_a_broker_without_topic_ids_tells_none() -> None:
@@ -93,7 +93,7 @@ def test_an_impossible_name_is_absent_at_once_and_the_error_says_why() -> None:
         altered(broker, error_code=CODES["InvalidTopic"])
 
         assert cluster.describe_topics(Client(broker.config()), ["a b"]) == {}
-        assert len(broker.asked("Metadata")) == 1
+        assert len(broker.requests_of("Metadata")) == 1
         with pytest.raises(OptionError, match=r"'a b'.*InvalidTopic"):
             cluster.partition_counts(Client(broker.config()), ["a b"])
 
@@ -112,14 +112,14 @@ def listing(error_names: list[str | None]) -> Any:
     def tell(request: Any) -> Any:
         error_name = error_names.pop(0) if len(error_names) > 1 else error_names[0]
         topic_class = part(request, "ListOffsetsTopicResponse")
-        found = topic_class.ListOffsetsPartitionResponse(
+        offsets = topic_class.ListOffsetsPartitionResponse(
             partition_index=0,
             error_code=CODES[error_name],
             timestamp=-1,
             offset=-1 if error_name else 12,
             leader_epoch=0,
         )
-        return answer(request, topics=[topic_class(name="orders", partitions=[found])])
+        return answer(request, topics=[topic_class(name="orders", partitions=[offsets])])
 
     return tell
 
@@ -129,11 +129,11 @@ def test_a_partition_that_stays_unknown_has_no_offset(error_name: str) -> None:
     partition = TopicPartition("orders", 0)
     with FakeBroker({"ListOffsets": listing([error_name])}) as broker:
         client = Client(broker.config())
-        found = cluster.list_offsets(client, [partition], LATEST, absent_after_s=0.32)
-        asked = broker.when("ListOffsets")
+        offsets = cluster.list_offsets(client, [partition], LATEST, absent_after_s=0.32)
+        times = broker.when("ListOffsets")
 
-    assert found == {}
-    assert asked[-1] - asked[0] >= 0.3  # each is noted a moment after it was asked
+    assert offsets == {}
+    assert times[-1] - times[0] >= 0.3  # each is noted a moment after it was asked
 
 
 def test_other_obstacles_do_not_make_a_partition_absent() -> None:
@@ -142,9 +142,9 @@ def test_other_obstacles_do_not_make_a_partition_absent() -> None:
     with FakeBroker({"ListOffsets": listing(passing)}) as broker:
         client = Client(broker.config())
         began = time.monotonic()
-        found = cluster.list_offsets(client, [partition], LATEST, absent_after_s=0.1)
+        offsets = cluster.list_offsets(client, [partition], LATEST, absent_after_s=0.1)
 
-    assert found == {partition: 12}
+    assert offsets == {partition: 12}
     assert time.monotonic() - began > 0.1
 
 
@@ -170,8 +170,8 @@ def test_answers_that_nobody_waits_for_after_an_error_are_not_kept() -> None:
         client.network.ask(1, protocol.MetadataRequest(topics=[]), client.deadline())
         connections = client.network._connections.values()
 
-        assert len(other.asked("ListOffsets")) == 3
-        assert not any(each._answers or each._unwanted for each in connections)
+        assert len(other.requests_of("ListOffsets")) == 3
+        assert not any(connection._answers or connection._unwanted for connection in connections)
 
 
 def test_topic_ids_as_kafka_prints_them() -> None:
@@ -197,9 +197,11 @@ class Leader:
                 topic_id=topic.topic_id,
                 partitions=[
                     topic_class.PartitionData(
-                        partition_index=each.partition, error_code=CODES[name], high_watermark=0
+                        partition_index=partition.partition,
+                        error_code=CODES[name],
+                        high_watermark=0,
                     )
-                    for each in topic.partitions
+                    for partition in topic.partitions
                 ],
             )
             for topic in request.topics
@@ -217,21 +219,23 @@ def test_a_leader_that_has_another_topic_of_the_name_is_asked_until_it_has_this_
     leader = Leader("InconsistentTopicId", "UnknownTopicId", "InconsistentTopicId", last)
     with FakeBroker({"Fetch": leader.fetch}) as broker:
         assert cluster.confirm_topic_ids(Client(broker.config()), BOTH) == BOTH.keys()
-        asked = broker.asked("Fetch")
-    assert len(asked) == 4
-    assert {topic.topic_id for request in asked for topic in request.topics} == {uuid.UUID(int=7)}
+        requests = broker.requests_of("Fetch")
+    assert len(requests) == 4
+    assert {topic.topic_id for request in requests for topic in request.topics} == {
+        uuid.UUID(int=7)
+    }
 
 
 def test_a_leader_that_goes_on_having_another_topic_of_the_name_is_left_out() -> None:
     with FakeBroker({"Fetch": Leader("InconsistentTopicId").fetch}) as broker:
-        found = cluster.confirm_topic_ids(Client(broker.config()), BOTH, absent_after_s=0.2)
-    assert found == set()
+        confirmed = cluster.confirm_topic_ids(Client(broker.config()), BOTH, absent_after_s=0.2)
+    assert confirmed == set()
 
 
 def test_what_has_no_id_and_what_knows_no_fetch_by_id_is_believed() -> None:
     with FakeBroker({"Fetch": Leader(None).fetch}, {"Fetch": (4, 12)}) as broker:
         assert cluster.confirm_topic_ids(Client(broker.config()), BOTH) == BOTH.keys()
-        assert [topic.topic for topic in broker.asked("Fetch")[0].topics] == ["orders"]
+        assert [topic.topic for topic in broker.requests_of("Fetch")[0].topics] == ["orders"]
         nameless = dict.fromkeys(BOTH, "")
         assert cluster.confirm_topic_ids(Client(broker.config()), nameless) == BOTH.keys()
-        assert len(broker.asked("Fetch")) == 1
+        assert len(broker.requests_of("Fetch")) == 1

@@ -75,8 +75,8 @@ def as_peer(message: messages.Message, version: int, kind: Any) -> Any:
         if field.struct is not None and value is not None:
             nested = getattr(kind, field.kind)
             items = value if field.is_array else [value]
-            made = [as_peer(item, version, nested) for item in items]
-            value = made if field.is_array else made[0]
+            peers = [as_peer(item, version, nested) for item in items]
+            value = peers if field.is_array else peers[0]
         values[field.name] = value
     return kind(**values)
 
@@ -173,8 +173,8 @@ def test_of_many_structures_of_numbers_only_those_that_are_read_are_made():
     data = b"".join(messages.encode(request.response(topics=[topic]), 0, 0))
 
     ((read,),) = [
-        found.partitions
-        for found in messages.decode(request.response, 0, 0, memoryview(data)).topics
+        topic_data.partitions
+        for topic_data in messages.decode(request.response, 0, 0, memoryview(data)).topics
     ]
     rows = read.active_producers
 
@@ -194,6 +194,6 @@ def test_unknown_fields_are_named():
 def test_the_schemas_are_those_of_kafkas_own_jar(tallystick_kafka):
     """The jar of the embedded broker has them; `messages.json` is made of nothing else."""
     jar = jar_folder("4.3.0") / "kafka-clients-4.3.0.jar"
-    made = message_schemas.text_of(message_schemas.schemas(jar))
+    text = message_schemas.text_of(message_schemas.schemas(jar))
 
-    assert made == message_schemas.TARGET.read_text()
+    assert text == message_schemas.TARGET.read_text()

@@ -28,20 +28,20 @@ OUTPUT = KafkaOutput(
 LONG_CALL = replace(OUTPUT, config=KafkaConfig("host:9092", delivery_timeout_ms=300_000))
 
 
-def found(facts: ClusterFacts, output: KafkaOutput = OUTPUT, **run: Any) -> Findings:
+def findings_of(facts: ClusterFacts, output: KafkaOutput = OUTPUT, **run: Any) -> Findings:
     """Return the findings about a run with a trigger interval of a second."""
     return check(facts, output, **{"trigger_interval_ms": 1_000, **run})
 
 
 def test_a_good_cluster_passes_without_a_word():
-    findings = found(FACTS)
+    findings = findings_of(FACTS)
 
     assert findings.problems == ()
     assert findings.warnings == ()
 
 
 @pytest.mark.parametrize(
-    ("facts", "run", "told"),
+    ("facts", "run", "words"),
     [
         ({"api_versions": {"InitProducerId": 2}}, {}, "upgrade them to Kafka 3.6"),
         ({"partition_verification": False}, {}, "transaction.partition.verification.enable"),
@@ -51,14 +51,14 @@ def test_a_good_cluster_passes_without_a_word():
         ({"offsets_retention_minutes": 1}, {"trigger_interval_ms": 60_000}, "Kafka forgets"),
     ],
 )
-def test_what_cannot_work_is_a_problem(facts, run, told):
-    findings = found(replace(FACTS, **facts), **run)
+def test_what_cannot_work_is_a_problem(facts, run, words):
+    findings = findings_of(replace(FACTS, **facts), **run)
 
-    assert [told in problem for problem in findings.problems] == [True]
+    assert [words in problem for problem in findings.problems] == [True]
 
 
 @pytest.mark.parametrize(
-    ("facts", "run", "told"),
+    ("facts", "run", "words"),
     [
         ({"partition_verification": None}, {}, "do not say whether they verify"),
         ({"transaction_timeout_max_ms": None}, {}, "which transaction timeout they allow"),
@@ -71,15 +71,15 @@ def test_what_cannot_work_is_a_problem(facts, run, told):
         ({"session_timeout_ms": 115_000}, {}, "the failover of a broker may take 120000 ms"),
     ],
 )
-def test_what_cannot_be_checked_is_said(facts, run, told):
-    findings = found(replace(FACTS, **facts), **run)
+def test_what_cannot_be_checked_is_said(facts, run, words):
+    findings = findings_of(replace(FACTS, **facts), **run)
 
     assert findings.problems == ()
-    assert [told in warning for warning in findings.warnings] == [True]
+    assert [words in warning for warning in findings.warnings] == [True]
 
 
 def test_all_problems_are_told_at_once():
-    assert len(found(FACTS, LONG_CALL, speculation=True).problems) == 2
+    assert len(findings_of(FACTS, LONG_CALL, speculation=True).problems) == 2
 
 
 @pytest.mark.parametrize(

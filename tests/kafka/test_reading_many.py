@@ -60,19 +60,21 @@ def fetches(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def splits_of(broker: KafkaBroker, topic: str) -> list[SplitRange]:
-    (found,) = cluster.describe_topics(broker.client, [topic]).values()
-    partitions = [TopicPartition(topic, index) for index in range(found.partition_count)]
+    (topic_found,) = cluster.describe_topics(broker.client, [topic]).values()
+    partitions = [TopicPartition(topic, index) for index in range(topic_found.partition_count)]
     return [
-        SplitRange(topic, partition.partition, 0, end, found.topic_id)
+        SplitRange(topic, partition.partition, 0, end, topic_found.topic_id)
         for partition, end in cluster.list_offsets(broker.client, partitions, -1).items()
     ]
 
 
 def texts(client: Client, splits: list[SplitRange], **how: Any) -> dict[int, list[str]]:
-    found = defaultdict(list)
+    texts_by_partition = defaultdict(list)
     for split, batch in fetch_all(client, splits, **how):
-        found[split.partition] += [text.decode() for text in batch.column("value").to_pylist()]
-    return dict(found)
+        texts_by_partition[split.partition] += [
+            text.decode() for text in batch.column("value").to_pylist()
+        ]
+    return dict(texts_by_partition)
 
 
 def expected(partition_count: int, count: int) -> dict[int, list[str]]:
@@ -97,9 +99,9 @@ def test_nothing_is_missed_however_little_is_asked_for_at_once(
     for _ in range(5):
         fill(topic, 3, 100)
 
-    found = texts(client, splits_of(broker, topic), max_bytes=max_bytes)
+    rows_read = texts(client, splits_of(broker, topic), max_bytes=max_bytes)
 
-    assert found == {p: rows * 5 for p, rows in expected(3, 100).items()}
+    assert rows_read == {p: rows * 5 for p, rows in expected(3, 100).items()}
 
 
 def test_aborted_rows_of_interleaved_partitions_are_left_out(
@@ -116,11 +118,11 @@ def test_aborted_rows_of_interleaved_partitions_are_left_out(
             broker.abort_transaction(producer)
             producer = broker.fence(transactional_id, producer)
 
-    found = texts(client, splits_of(broker, topic), max_bytes=2_000)
+    rows_read = texts(client, splits_of(broker, topic), max_bytes=2_000)
     all_rows = texts(client, splits_of(broker, topic), isolation="read_uncommitted")
 
     kept = [f"kept-{round_number}-{n}" for round_number in (1, 3, 5) for n in range(30)]
-    assert found == dict.fromkeys(range(3), kept)
+    assert rows_read == dict.fromkeys(range(3), kept)
     assert {p: len(rows) for p, rows in all_rows.items()} == dict.fromkeys(range(3), 180)
 
 
@@ -156,14 +158,14 @@ def test_a_topic_that_is_created_again_midway_is_not_read_on(
     for _ in range(20):
         fill(topic, 1, 5)
     split = SplitRange(topic, 0, 0, 100)
-    found = fetch_all(client, [split], max_bytes=1)
-    rows = len(next(found)[1])
+    fetched = fetch_all(client, [split], max_bytes=1)
+    rows = len(next(fetched)[1])
     recreate(client, broker, topic)
     for _ in range(20):
         fill(topic, 1, 5)
 
     with pytest.raises(TopicRecreatedError, match="next to read is offset"):
-        rows += sum(len(batch) for _, batch in found)
+        rows += sum(len(batch) for _, batch in fetched)
     assert rows < 100
 
 
@@ -189,9 +191,9 @@ def test_expired_records_are_told_or_skipped(
     with pytest.raises(RecordsExpiredError, match="the earliest left is 12: 12 offsets"):
         texts(client, splits)
     with caplog.at_level(logging.WARNING):
-        found = texts(client, splits, policy=LENIENT)
+        rows_read = texts(client, splits, policy=LENIENT)
 
-    assert found == expected(3, 30) | {1: [f"1/{number}" for number in range(12, 30)]}
+    assert rows_read == expected(3, 30) | {1: [f"1/{number}" for number in range(12, 30)]}
     assert "offsets 0 to 12, 12 of them, had expired and are skipped" in caplog.text
 
 

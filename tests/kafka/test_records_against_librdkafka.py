@@ -90,7 +90,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[Row]:
             row["value"],
             row["timestampType"],
             row["timestamp"],
-            row["headers"] and [(each["key"], each["value"]) for each in row["headers"]],
+            row["headers"] and [(header["key"], header["value"]) for header in row["headers"]],
         )
         for batch in batches
         for row in batch.to_pylist()
@@ -106,7 +106,7 @@ def expected(records: pa.RecordBatch) -> list[Row]:
             row["value"],
             0,
             row["timestamp"],
-            row["headers"] and [(each["key"], each["value"]) for each in row["headers"]],
+            row["headers"] and [(header["key"], header["value"]) for header in row["headers"]],
         )
         for offset, row in enumerate(records.to_pylist())
     ]
@@ -169,7 +169,8 @@ def write_with_librdkafka(
             value=row["value"],
             partition=0,
             timestamp=row["timestamp"],
-            headers=row["headers"] and [(each["key"], each["value"]) for each in row["headers"]],
+            headers=row["headers"]
+            and [(header["key"], header["value"]) for header in row["headers"]],
         )
     assert producer.flush(TIMEOUT_S) == 0
 

@@ -34,11 +34,11 @@ class Registry:
     answers: dict[str, Any]
     user_info: str | None = None
     faults: list[int] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     url: str = ""
 
     def answer(self, path: str, authorization: str | None) -> tuple[int, Any]:
-        self.asked.append(path)
+        self.requests.append(path)
         if self.faults:
             return self.faults.pop(0), {"error_code": 50001, "message": "a fault"}
         if self.user_info is not None:
@@ -119,7 +119,7 @@ def test_a_schema_is_asked_for_once(registry):
     travelled = pickle.loads(pickle.dumps(source))  # noqa: S301  our own bytes
 
     assert [source.schema(1), source.schema(1), travelled.schema(1)] == [(CITY,)] * 3
-    assert registry.asked == ["/schemas/ids/1"]
+    assert registry.requests == ["/schemas/ids/1"]
 
 
 def test_a_fork_asks_by_a_connection_of_its_own():
@@ -162,7 +162,7 @@ def test_nothing_is_asked_before_a_schema_is(registry):
     pickle.dumps(SchemaRegistry(registry.url + "/"))
     pickle.dumps(SchemaFile("/no/such/file"))
 
-    assert registry.asked == []
+    assert registry.requests == []
 
 
 def test_an_unknown_id_is_no_outage_and_may_become_known(registry):
@@ -195,7 +195,7 @@ def test_references_in_a_circle_are_refused_when_they_close(registry):
     }
     with pytest.raises(RecordError, match="version 1 of subject 'a', which refers back to it"):
         SchemaRegistry(registry.url).schema(7)
-    assert len(registry.asked) == 3
+    assert len(registry.requests) == 3
 
 
 def test_references_too_deep_to_follow_are_refused(registry):
@@ -223,7 +223,7 @@ def test_a_fault_that_passes_is_tried_again(registry, status):
     registry.faults = [status, status]
 
     assert SchemaRegistry(registry.url, backoff_s=0.001).schema(1) == (CITY,)
-    assert len(registry.asked) == 3
+    assert len(registry.requests) == 3
 
 
 def test_a_fault_that_stays_is_an_error_with_the_answer(registry):
@@ -231,7 +231,7 @@ def test_a_fault_that_stays_is_an_error_with_the_answer(registry):
     with pytest.raises(RegistryUnavailableError, match=r"/schemas/ids/1 answers 500: .*a fault"):
         SchemaRegistry(registry.url, retries=2, backoff_s=0.001).schema(1)
 
-    assert len(registry.asked) == 3
+    assert len(registry.requests) == 3
 
 
 @pytest.mark.parametrize("schema_id", [5, 6])
@@ -288,7 +288,7 @@ def test_refused_credentials_are_not_tried_again(registry):
     with pytest.raises(AuthorizationError, match=r"401.*user_info") as e:
         SchemaRegistry(registry.url, user_info="me:wrong").schema(1)
 
-    assert len(registry.asked) == 1
+    assert len(registry.requests) == 1
     assert "wrong" not in str(e.value)
 
 
@@ -370,8 +370,8 @@ def test_what_cannot_work_is_refused_at_once(options, what):
 
 def test_credentials_are_never_shown():
     plain = Avro("a int", registry="http://me:s3cret@h:1", ca="c")
-    told = Avro("a int", registry="http://h:1", user_info="me:s3cret")
-    for avro in (plain, told):
+    authorised = Avro("a int", registry="http://h:1", user_info="me:s3cret")
+    for avro in (plain, authorised):
         assert "s3cret" not in f"{avro!r} {schema_source(avro)!r}"
     with pytest.raises(OptionError) as refused:
         Avro("a int", registry="http://me:s3cret@h:port")

@@ -56,7 +56,7 @@ def write_one(config: KafkaConfig, producer: Producer) -> tuple[ProducedRange, .
     batch = pa.record_batch({"key": values, "value": values})
     client = Client(config)
     writer = PartitionWriter(client, producer, transaction_version=2)
-    writer.write([(PARTITION, each) for each in encode(batch, now_ms=1)])
+    writer.write([(PARTITION, encoded) for encoded in encode(batch, now_ms=1)])
     client.close()
     return writer.close()
 
@@ -74,7 +74,7 @@ def test_four_rights_are_enough_for_a_whole_epoch(kafka: EmbeddedKafka) -> None:
     assert broker.group_offsets("tallystick-guarded") == {PARTITION: (1, "path")}
     assert broker.foreign_rows(producer, produced) == {}
     end = cluster.list_offsets(broker.client, [PARTITION], -1)[PARTITION]
-    rows = sum(each.num_rows for each in fetch(broker.client, SplitRange(TOPIC, 0, 0, end)))
+    rows = sum(batch.num_rows for batch in fetch(broker.client, SplitRange(TOPIC, 0, 0, end)))
     assert rows >= 1
     broker.close()
 

@@ -39,7 +39,7 @@ def test_the_newest_schema_of_the_topics_subject_is_written(registry):
     registry.add("out-value", '{"type": "record", "name": "Old", "fields": []}')
     newest = registry.add("out-value", SCHEMA)
     rows = output(ts.Avro(registry=registry.url)).rows({"out": 1})
-    asked = list(registry.asked)
+    requests = list(registry.requests)
     travelled = pickle.loads(pickle.dumps(rows))  # noqa: S301  our own bytes
 
     batch = pa.RecordBatch.from_pydict({"n": [1, None]}, schema=COLUMNS)
@@ -51,8 +51,8 @@ def test_the_newest_schema_of_the_topics_subject_is_written(registry):
     assert fastavro.schemaless_reader(body, fastavro.parse_schema(json.loads(SCHEMA)), None) == {
         "n": None
     }
-    assert asked == ["GET /subjects/out-value/versions/latest"]
-    assert registry.asked == asked, "a task asked the registry"
+    assert requests == ["GET /subjects/out-value/versions/latest"]
+    assert registry.requests == requests, "a task asked the registry"
 
 
 def test_a_given_schema_must_be_one_of_the_subject_and_nothing_is_registered(registry):
@@ -73,7 +73,7 @@ def test_a_schema_is_registered_if_asked_for_but_not_by_a_look_at_the_columns(re
         "host:9092", topic="out", value=ts.Avro(SCHEMA, registry=registry.url, register=True)
     )
     sink.check_columns(COLUMNS)
-    assert registry.asked == []
+    assert registry.requests == []
 
     with pytest.raises(ts.OptionError, match=r"topic='out'\): column 'n' is of type string"):
         sink.check_columns(pa.schema([("n", pa.string())]))
@@ -81,7 +81,7 @@ def test_a_schema_is_registered_if_asked_for_but_not_by_a_look_at_the_columns(re
     sink.output.rows({"out": 1})
 
     assert registry.subjects == {"out-value": [rows.value.schema_id]}
-    assert registry.asked == ["POST /subjects/out-value/versions"]
+    assert registry.requests == ["POST /subjects/out-value/versions"]
 
 
 def test_a_registry_that_was_busy_is_asked_again_and_registers_once(registry):
@@ -89,11 +89,11 @@ def test_a_registry_that_was_busy_is_asked_again_and_registers_once(registry):
     rows = output(ts.Avro(SCHEMA, registry=registry.url, register=True)).rows({"out": 1})
 
     assert registry.subjects == {"out-value": [rows.value.schema_id]}
-    assert len(registry.asked) == 3
+    assert len(registry.requests) == 3
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "told"),
+    ("status", "error", "message"),
     [
         (409, ts.OptionError, "refuses the schema: .*a fault"),
         (422, ts.OptionError, "refuses the schema"),
@@ -101,10 +101,10 @@ def test_a_registry_that_was_busy_is_asked_again_and_registers_once(registry):
         (404, RegistryUnavailableError, "POST .* answers 404"),
     ],
 )
-def test_a_registry_that_refuses_is_quoted(registry, status, error, told):
+def test_a_registry_that_refuses_is_quoted(registry, status, error, message):
     registry.faults = [status]
 
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         output(ts.Avro(SCHEMA, registry=registry.url, register=True)).rows({"out": 1})
 
 
@@ -147,12 +147,12 @@ def test_the_columns_to_read_are_those_of_the_newest_schema(registry):
     assert columns_to_read(ts.JsonSchema(registry=registry.url, subject="orders")) == pa.schema(
         [("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))]
     )
-    for subject, told in (
+    for subject, message in (
         ("odd", "subject 'odd': property 'x' of the JSON Schema cannot be a column"),
         ("records", "of type AVRO, not JSON"),
         ("none", "does not have a schema under subject 'none'"),
     ):
-        with pytest.raises(ts.OptionError, match=told):
+        with pytest.raises(ts.OptionError, match=message):
             columns_to_read(ts.JsonSchema(registry=registry.url, subject=subject))
 
 
@@ -167,11 +167,11 @@ def test_the_topic_of_a_row_is_where_it_goes_and_no_part_of_its_value(registry, 
     sink.check_columns(pa.schema([("n", pa.int64()), ("topic", pa.string())]))
 
     batch = pa.RecordBatch.from_pydict({"n": [1, 2], "topic": ["a", "b"]})
-    found = list(sink.output.rows({"a": 1, "b": 1}).split(batch, spread=0))
+    parts = list(sink.output.rows({"a": 1, "b": 1}).split(batch, spread=0))
 
-    assert [partition for partition, _ in found] == [TopicPartition("a", 0), TopicPartition("b", 0)]
+    assert [partition for partition, _ in parts] == [TopicPartition("a", 0), TopicPartition("b", 0)]
     value = b"\2\2" if kind == "AVRO" else b'{"n":1}'
-    assert found[0][1].column("value").to_pylist() == [b"\0\0\0\0\1" + value]
+    assert parts[0][1].column("value").to_pylist() == [b"\0\0\0\0\1" + value]
 
 
 def test_a_key_of_columns_has_a_schema_of_its_own(registry):
@@ -191,7 +191,7 @@ def test_a_key_of_columns_has_a_schema_of_its_own(registry):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"value": ts.Avro(schemas="f.json")}, "writing needs a registry="),
         ({"value": ts.Avro("n long", registry="http://r")}, "Avro's JSON text"),
@@ -209,21 +209,21 @@ def test_a_key_of_columns_has_a_schema_of_its_own(registry):
         ({"key": "a", "key_format": ts.Json()}, "for value="),
     ],
 )
-def test_a_sink_that_cannot_work_is_refused_at_once(settings, told):
-    with pytest.raises(ts.OptionError, match=told):
+def test_a_sink_that_cannot_work_is_refused_at_once(settings, message):
+    with pytest.raises(ts.OptionError, match=message):
         ts.KafkaSink("host:9092", **{"topic": "out", **settings})
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"registry": "http://r"}, "reading needs a schema"),
         ({"schema": "a int", "registry": "http://r", "subject": "s"}, "are for a sink"),
         ({"schema": "a int", "registry": "http://r", "register": True}, "are for a sink"),
     ],
 )
-def test_what_is_for_writing_is_refused_in_a_source(settings, told):
-    with pytest.raises(ts.OptionError, match=told):
+def test_what_is_for_writing_is_refused_in_a_source(settings, message):
+    with pytest.raises(ts.OptionError, match=message):
         ts.KafkaSource("host:9092", topics=["t"], value=ts.Avro(**settings))
     with pytest.raises(ts.OptionError, match="needs the schema= to register"):
         ts.Avro(registry="http://r", register=True)
@@ -249,7 +249,7 @@ def test_the_newest_protobuf_schema_is_written_as_the_message_that_was_named(reg
     )
     form = ts.Protobuf(registry=registry.url, message="Count")
     rows = output(form).rows({"out": 1})
-    assert registry.asked == [
+    assert registry.requests == [
         "GET /subjects/out-value/versions/latest?format=serialized",
         "GET /subjects/base/versions/1?format=serialized",
     ]

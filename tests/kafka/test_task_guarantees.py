@@ -134,7 +134,7 @@ def test_what_gets_no_answer_does_not_confuse_those_that_do() -> None:
             writer.write([(TopicPartition("orders", 0), encoded)])
             client.network.ask(0, protocol.MetadataRequest(topics=[]), client.deadline())
         client.close()
-        assert [request.acks for request in broker.asked("Produce")] == [0, 0]
+        assert [request.acks for request in broker.requests_of("Produce")] == [0, 0]
         assert broker.connection_count == 2, "one to ask for the brokers, one to the leader"
 
 
@@ -147,13 +147,16 @@ def test_a_changed_guarantee_still_settles_what_is_pending(
     create_topic(client, elsewhere, 1)
     with opened(config, topic, pipeline) as sink:
         pending = written_by(sink.plan(), place_of(pipeline), "pending")
-        left = written_by(sink.plan(), place_of(pipeline, task=1), "left")
+        undecided = written_by(sink.plan(), place_of(pipeline, task=1), "left")
     with opened(config, elsewhere, pipeline, guarantee=guarantee) as sink:
-        found = {each.name: each for each in sink.lingering(place_of(pipeline).owner)}
-        assert set(found) == {pending.name, left.name}
-        sink.abort(found[left.name])
+        lingering = {
+            committable.name: committable
+            for committable in sink.lingering(place_of(pipeline).owner)
+        }
+        assert set(lingering) == {pending.name, undecided.name}
+        sink.abort(lingering[undecided.name])
         assert committed(client, sink, pending) is Outcome.COMMITTED
-        assert sink.commit(left) is Outcome.LOST
+        assert sink.commit(undecided) is Outcome.LOST
     assert read_back(config, topic) == ["pending"]
 
 
@@ -189,7 +192,7 @@ def test_rows_name_their_topics_and_dead_letters_are_part_of_the_transaction(
         f"{index:04}" for index in range(1000)
     ]
     assert all(texts == sorted(texts) for texts in by_key.values())
-    assert all(len(found) == 1 for found in partitions.values())
+    assert all(len(partition_rows) == 1 for partition_rows in partitions.values())
 
 
 def messages(config: KafkaConfig, topic: str, count: int) -> list[Any]:
@@ -197,13 +200,13 @@ def messages(config: KafkaConfig, topic: str, count: int) -> list[Any]:
         {"bootstrap.servers": config.bootstrap_servers, "group.id": "order"}
     )
     consumer.assign([confluent_kafka.TopicPartition(topic, part, 0) for part in range(3)])
-    found: list[Any] = []
-    while len(found) < count:
-        got = consumer.consume(count - len(found), 10)
-        assert got, f"only {len(found)}"
-        found += got
+    records: list[Any] = []
+    while len(records) < count:
+        got = consumer.consume(count - len(records), 10)
+        assert got, f"only {len(records)}"
+        records += got
     consumer.close()
-    return found
+    return records
 
 
 def test_what_cannot_work_is_refused_with_all_numbers(
@@ -212,14 +215,14 @@ def test_what_cannot_work_is_refused_with_all_numbers(
     output, prefix = output_of(config, topic), f"tallystick-{pipeline}"
     owner = place_of(pipeline).owner
 
-    def told(facts: RunFacts = RunFacts(), **changes: Any) -> str:  # noqa: B008  a frozen value
+    def refusal_of(facts: RunFacts = RunFacts(), **changes: Any) -> str:  # noqa: B008  a frozen value
         with pytest.raises(OptionError) as error:
             KafkaTaskSink(replace(output, **changes), owner, facts, id_prefix=prefix)
         return str(error.value)
 
-    assert "brokers allow 900000" in told(transaction_timeout_ms=1_000_000)
-    assert "'no-such-token'" in told(token_topic="no-such-token")
-    both = told(
+    assert "brokers allow 900000" in refusal_of(transaction_timeout_ms=1_000_000)
+    assert "'no-such-token'" in refusal_of(token_topic="no-such-token")
+    both = refusal_of(
         RunFacts(trigger_interval_ms=60_000), max_recovery_ms=600_000, transaction_timeout_ms=19_000
     )
     assert "660000" in both
@@ -249,8 +252,8 @@ def test_nothing_is_left_of_a_run(
             done.write(rows_of("done"))
             failed.write(rows_of("failed"))
             failed.abort()
-            for each in done.prepare():
-                assert committed(client, sink, each) is Outcome.COMMITTED
+            for committable in done.prepare():
+                assert committed(client, sink, committable) is Outcome.COMMITTED
             assert open_sockets() > before[0]
     too_long = output_of(config, topic, transaction_timeout_ms=1_000_000)
     if guarantee is Guarantee.EXACTLY_ONCE:
@@ -316,8 +319,8 @@ def test_a_process_keeps_one_producer_id_and_raises_its_epoch(
     assert len(ids) == 1
     ((_, epoch),) = ids.items()
     assert epoch >= 2, "each epoch's tasks have one of their own"
-    found = [text for text in read_in_order(config, topic) if text != "failed"]
-    assert found == [*expected, *["beside"] * 280]
+    texts_read = [text for text in read_in_order(config, topic) if text != "failed"]
+    assert texts_read == [*expected, *["beside"] * 280]
 
 
 def test_a_producer_id_that_has_used_up_its_epochs_is_replaced(
@@ -346,5 +349,5 @@ def test_a_producer_id_that_has_used_up_its_epochs_is_replaced(
 def producers_of(client: Client, partition: TopicPartition) -> dict[int, int]:
     """The producer ids that a partition's leader remembers, with their epochs."""
     answers = client.ask_leaders([partition], describe_producers, partitions_of)
-    told = answers[partition].active_producers
-    return {int(each.producer_id): int(each.producer_epoch) for each in told}
+    producers = answers[partition].active_producers
+    return {int(producer.producer_id): int(producer.producer_epoch) for producer in producers}

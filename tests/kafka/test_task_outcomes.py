@@ -62,7 +62,7 @@ def state(producer_id: int, epoch: int, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("said", "fate"),
+    ("description", "fate"),
     [
         (None, Fate.UNKNOWN),
         (state(42, EXHAUSTED, "Ongoing"), Fate.OPEN),
@@ -76,8 +76,8 @@ def state(producer_id: int, epoch: int, name: str) -> Any:
         (state(42, EXHAUSTED - 1, "CompleteCommit"), Fate.UNKNOWN),
     ],
 )
-def test_what_a_coordinator_says_of_a_transaction(said: Any, fate: Fate) -> None:
-    assert fate_of(OURS, said) is fate
+def test_what_a_coordinator_says_of_a_transaction(description: Any, fate: Fate) -> None:
+    assert fate_of(OURS, description) is fate
 
 
 TOKENS = {
@@ -97,12 +97,12 @@ TOKENS = {
 }
 
 
-@pytest.mark.parametrize(("token", "told"), TOKENS.values(), ids=TOKENS)
-def test_what_a_token_tells(token: TaskToken | None, told: Any) -> None:
-    if isinstance(told, Outcome):
-        assert judge(OURS, EPOCH, token, "") is told
+@pytest.mark.parametrize(("token", "expected"), TOKENS.values(), ids=TOKENS)
+def test_what_a_token_tells(token: TaskToken | None, expected: Any) -> None:
+    if isinstance(expected, Outcome):
+        assert judge(OURS, EPOCH, token, "") is expected
     else:
-        with pytest.raises(told, match=r"tallystick-x/out/0/0"):
+        with pytest.raises(expected, match=r"tallystick-x/out/0/0"):
             judge(OURS, EPOCH, token, "")
 
 
@@ -150,7 +150,7 @@ class Coordinator:
         )
 
     def describe(self, request: Any) -> Any:
-        told = part(request, "TransactionState")(
+        transaction_state = part(request, "TransactionState")(
             error_code=0,
             transactional_id=request.transactional_ids[0],
             transaction_state=self.state.transaction_state,
@@ -160,20 +160,20 @@ class Coordinator:
             producer_epoch=self.state.producer_epoch,
             topics=[],
         )
-        return answer(request, transaction_states=[told])
+        return answer(request, transaction_states=[transaction_state])
 
     def offsets(self, request: Any) -> Any:
         group_class = part(request, "OffsetFetchResponseGroup")
         topic_class = group_class.OffsetFetchResponseTopics
         offset, metadata = self.token or (-1, "")
-        found = topic_class.OffsetFetchResponsePartitions(
+        offset_partition = topic_class.OffsetFetchResponsePartitions(
             partition_index=0,
             committed_offset=offset,
             committed_leader_epoch=-1,
             metadata=metadata,
             error_code=0,
         )
-        topics = [topic_class(name="orders", partitions=[found])]
+        topics = [topic_class(name="orders", partitions=[offset_partition])]
         group = group_class(group_id=request.groups[0].group_id, topics=topics, error_code=0)
         return answer(request, groups=[group])
 
@@ -288,7 +288,9 @@ def test_the_coordinator_is_killed_between_prepare_and_commit_and_in_the_middle_
         wire.after("EndTxn", bounce)
         assert sink.commit(second) is Outcome.COMMITTED
 
-        assert [sink.commit(each) for each in (first, second)] == [Outcome.COMMITTED] * 2
+        assert [sink.commit(committable) for committable in (first, second)] == [
+            Outcome.COMMITTED
+        ] * 2
         assert bounced == [second]
         settled(sink._client, second)
     kafka.wait_until_ready()

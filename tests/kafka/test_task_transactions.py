@@ -69,13 +69,15 @@ def test_epochs_are_visible_once_they_are_committed(
                 for task in range(2)
             ]
             assert read_back(config, topic) == expected
-            assert [each.record_count for each in prepared] == [1, 1]
+            assert [committable.record_count for committable in prepared] == [1, 1]
 
-            assert [sink.commit(each) for each in prepared] == [Outcome.COMMITTED] * 2
+            assert [sink.commit(committable) for committable in prepared] == [Outcome.COMMITTED] * 2
 
-            for each in prepared:
-                settled(client, each)
-            names |= {json.loads(each.details)["transactional_id"] for each in prepared}
+            for committable in prepared:
+                settled(client, committable)
+            names |= {
+                json.loads(committable.details)["transactional_id"] for committable in prepared
+            }
             expected += [f"{epoch}-0", f"{epoch}-1"]
             assert read_back(config, topic) == expected
         assert names == {f"tallystick-{pipeline}/out/0/0", f"tallystick-{pipeline}/out/1/0"}

@@ -47,7 +47,7 @@ def test_any_transaction_timeout_works_with_nothing_else_set(transaction_ms):
     assert findings.problems == ()
     survives = transaction_ms >= failover_ms(SESSION_TIMEOUT_MS) + 2
     assert (call_ms > failover_ms(SESSION_TIMEOUT_MS)) == survives
-    assert any("failover of a broker" in each for each in findings.warnings) == (not survives)
+    assert any("failover of a broker" in warning for warning in findings.warnings) == (not survives)
 
 
 @given(
@@ -56,14 +56,14 @@ def test_any_transaction_timeout_works_with_nothing_else_set(transaction_ms):
     st.none() | st.integers(2, LONGEST_MS),
 )
 def test_what_is_set_stays_and_what_is_not_contradicts_nothing_that_is(transaction, request, call):
-    found = call_timeouts(transaction, request, call)
+    timeouts = call_timeouts(transaction, request, call)
 
-    assert request in (None, found.request_ms)
-    assert call in (None, found.call_ms)
-    own = [each for each in (request, call, transaction) if each is not None]
+    assert request in (None, timeouts.request_ms)
+    assert call in (None, timeouts.call_ms)
+    own = [timeout_ms for timeout_ms in (request, call, transaction) if timeout_ms is not None]
     if all(lower + 1 < upper for lower, upper in pairwise(own)):
-        assert found.request_ms < found.call_ms
-        assert transaction is None or found.call_ms < transaction
+        assert timeouts.request_ms < timeouts.call_ms
+        assert transaction is None or timeouts.call_ms < transaction
 
 
 def test_there_is_one_default_and_it_is_not_shortened():

@@ -54,8 +54,8 @@ class Log:
                 name=topic.name,
                 topic_id=topic.topic_id,
                 partition_responses=[
-                    self._append(each, topic_class.PartitionProduceResponse, fault)
-                    for each in topic.partition_data
+                    self._append(partition_data, topic_class.PartitionProduceResponse, fault)
+                    for partition_data in topic.partition_data
                 ],
             )
             for topic in request.topic_data
@@ -99,7 +99,7 @@ class Log:
             for header in batch_headers(batch)
             if header.base_sequence + header.record_count > offset
         )
-        found = topic_class.PartitionData(
+        data = topic_class.PartitionData(
             partition_index=index,
             error_code=0,
             high_watermark=self.record_counts[index],
@@ -110,7 +110,7 @@ class Log:
             records=records,
         )
         return answer(
-            request, responses=[topic_class(topic=topic.topic, partitions=[found])], error_code=0
+            request, responses=[topic_class(topic=topic.topic, partitions=[data])], error_code=0
         )
 
     def describe(self, request: Any) -> Any:
@@ -165,11 +165,11 @@ def refuse_settings(request: Any) -> Any:
             result_class(
                 error_code=CODES["TopicAuthorizationFailed"],
                 error_message=None,
-                resource_type=each.resource_type,
-                resource_name=each.resource_name,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
                 configs=[],
             )
-            for each in request.resources
+            for resource in request.resources
         ],
     )
 
@@ -184,7 +184,7 @@ def frames(
     """As many batches, of 3 records each."""
     values = pa.array([b"value-%d" % index for index in range(3)], pa.binary())
     batch = pa.record_batch({"key": values, "value": values})
-    return [(partition, each) for _ in range(count) for each in encode(batch, now_ms=1)]
+    return [(partition, encoded) for _ in range(count) for encoded in encode(batch, now_ms=1)]
 
 
 def sequences(log: Log, index: int = 0) -> list[int]:
@@ -243,7 +243,7 @@ def test_after_a_failure_the_same_bytes_go_out_again_in_order(
     assert writer.close() == (ProducedRange("orders", 0, 24, 0, 23),)
     assert sequences(log) == list(range(0, 24, 3))
     by_sequence: dict[int, set[bytes]] = {}
-    for request in broker.asked("Produce"):
+    for request in broker.requests_of("Produce"):
         records = bytes(request.topic_data[0].partition_data[0].records)
         (header,) = batch_headers(records)
         by_sequence.setdefault(header.base_sequence, set()).add(records)
@@ -277,7 +277,7 @@ def test_no_more_than_five_batches_of_a_partition_are_under_way(
 
     first = [
         header.base_sequence
-        for request in broker.asked("Produce")[: IN_FLIGHT_MAX + 1]
+        for request in broker.requests_of("Produce")[: IN_FLIGHT_MAX + 1]
         for header in batch_headers(bytes(request.topic_data[0].partition_data[0].records))
     ]
     assert first == [0, 3, 6, 9, 12, 0]
@@ -347,10 +347,10 @@ def test_batches_are_cut_until_the_topic_takes_them(broker: FakeBroker, log: Log
         (encoded,) = encode(pa.record_batch(columns), now_ms=1, compression=compression)
         writer_for(broker).write([(ORDERS, encoded)])
 
-        found = [row for data in log.batches[0] for row in rows_of(data)]
-        assert [row["value"] for row in found] == values.to_pylist()
-        assert [row["timestamp"] for row in found] == times.to_pylist()
-        assert [row["headers"] for row in found] == headers.to_pylist()
+        rows = [row for data in log.batches[0] for row in rows_of(data)]
+        assert [row["value"] for row in rows] == values.to_pylist()
+        assert [row["timestamp"] for row in rows] == times.to_pylist()
+        assert [row["headers"] for row in rows] == headers.to_pylist()
         assert all(len(data) <= log.limit for data in log.batches[0])
         assert len(log.batches[0]) > 1
         codecs = {header.compression for data in log.batches[0] for header in batch_headers(data)}
@@ -365,7 +365,7 @@ def test_a_single_record_that_is_too_large_is_not_tried_again(broker: FakeBroker
     with pytest.raises(RecordError, match=r"orders-0.*a single record takes \d+ bytes.*DESCRIBE_C"):
         writer_for(broker).write([(ORDERS, encoded)])
 
-    assert len(broker.asked("Produce")) == 1
+    assert len(broker.requests_of("Produce")) == 1
 
 
 def test_a_record_beyond_a_limit_that_was_lowered_meanwhile_ends_the_epoch_which_runs_again(
@@ -382,7 +382,7 @@ def test_a_record_beyond_a_limit_that_was_lowered_meanwhile_ends_the_epoch_which
 
 def rows_of(data: bytes) -> list[dict[str, Any]]:
     (header,) = batch_headers(data)
-    found = decode(
+    decoded = decode(
         data,
         topic_partition=ORDERS,
         start_offset=0,
@@ -390,7 +390,7 @@ def rows_of(data: bytes) -> list[dict[str, Any]]:
         aborted=None,
         headers=True,
     )
-    return found.batch.to_pylist()
+    return decoded.batch.to_pylist()
 
 
 def contents(data: bytes) -> list[bytes]:
@@ -413,8 +413,8 @@ def test_answers_behind_one_that_ends_the_epoch_are_not_kept(broker: FakeBroker,
     client.network.ask(0, protocol.MetadataRequest(topics=[]), client.deadline())  # after them
     connections = client.network._connections.values()
 
-    assert len(broker.asked("Produce")) == 5
-    assert not any(each._answers or each._unwanted for each in connections)
+    assert len(broker.requests_of("Produce")) == 5
+    assert not any(connection._answers or connection._unwanted for connection in connections)
 
 
 def test_without_progress_it_ends_at_the_deadline(broker: FakeBroker, log: Log) -> None:
@@ -451,7 +451,7 @@ def test_before_version_2_partitions_are_added_to_the_transaction_first(
 
     names = [name for _, name, _ in broker.received if name in ("AddPartitionsToTxn", "Produce")]
     assert names == ["AddPartitionsToTxn", "AddPartitionsToTxn", "Produce", "Produce"]
-    assert {request.version for request in broker.asked("Produce")} == {11}
+    assert {request.version for request in broker.requests_of("Produce")} == {11}
 
 
 def test_before_version_2_a_transaction_that_has_no_room_for_its_partitions_says_so_too(
@@ -484,7 +484,7 @@ def test_before_version_2_a_transaction_that_has_no_room_for_its_partitions_says
         writer_for(broker, version=1).write(frames(1) + frames(1, OTHER))
     assert "has 2 partitions by now" in str(caught.value)
     assert "Raise max.message.bytes of __transaction_state" in str(caught.value)
-    assert broker.asked("Produce") == []
+    assert broker.requests_of("Produce") == []
 
 
 def test_a_topic_that_is_created_again_meanwhile_ends_the_epoch(

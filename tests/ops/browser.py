@@ -58,17 +58,17 @@ class Browser:
 
     def text(self, element: str) -> str:
         """Return what an element shows, by its id."""
-        found = self.script(f"return document.getElementById('{element}')?.textContent.trim()")
-        return str(found)
+        content = self.script(f"return document.getElementById('{element}')?.textContent.trim()")
+        return str(content)
 
     def rows(self, section: str) -> list[list[str]]:
         """Return the cells of a section's tables, without their heads."""
-        found = self.script(  # at one look: the page may change between two
+        texts = self.script(  # at one look: the page may change between two
             f"return [...document.querySelectorAll('#{section} tbody tr')].map("
             "(row) => [...row.cells].map((cell) => cell.textContent.trim()))"
         )
-        assert isinstance(found, list)
-        return found
+        assert isinstance(texts, list)
+        return texts
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
         """Wait until the page shows something."""
@@ -78,12 +78,12 @@ class Browser:
 
     def script(self, text: str) -> object:
         """Return what a script on the page says."""
-        found: object = self.driver.execute_script(text)
-        return found
+        result: object = self.driver.execute_script(text)
+        return result
 
     def complaints(self) -> list[str]:
         """Return the errors in the browser's console since the last call."""
-        return [str(each["message"]) for each in self.driver.get_log("browser")]
+        return [str(entry["message"]) for entry in self.driver.get_log("browser")]
 
     def picture(self, name: str, shown: Mapping[str, str], width: int = 1100) -> None:
         """Leave a picture of the whole page, if pictures are wanted.

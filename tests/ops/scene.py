@@ -106,9 +106,9 @@ class Scene:
     def clean_up(self) -> None:
         """Leave nothing open for which readers, or other tests, would wait."""
         client, broker = Client(self.config), KafkaBroker(self.config)
-        for each in list_open_ids(client):
-            if f"tallystick-{self.pipeline_name}" in each:
-                broker.fence(each, None)
+        for ident in list_open_ids(client):
+            if f"tallystick-{self.pipeline_name}" in ident:
+                broker.fence(ident, None)
         client.close()
         broker.close()
 

@@ -29,7 +29,7 @@ def test_rules_name_only_metrics_that_there_are():
     named = set(re.findall(r"tallystick_\w+", RULES.read_text()))
 
     assert len(named) >= 3
-    assert named <= {each.name for each in metrics.TABLE}
+    assert named <= {metric.name for metric in metrics.TABLE}
 
 
 def test_each_alert_has_a_case():
@@ -61,11 +61,11 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path):
 
 def test_the_dashboard_shows_every_metric_and_no_other():
     board = json.loads(Path(metrics.__file__).with_name("dashboard.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    named = set(re.findall(r"tallystick_\w+", " ".join(asked)))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    named = set(re.findall(r"tallystick_\w+", " ".join(expressions)))
 
     shown = {re.sub("_(bucket|sum|count)$", "", name) for name in named}
-    assert shown == {each.name for each in metrics.TABLE}
+    assert shown == {metric.name for metric in metrics.TABLE}
     for panel in board["panels"]:
         assert panel["title"], panel["id"]
 
@@ -74,9 +74,16 @@ def test_the_dashboard_shows_every_metric_and_no_other():
 def test_every_question_of_the_dashboard_is_one(tmp_path):
     """Prometheus takes each as a rule; Grafana puts values in the place of its variables."""
     board = json.loads(Path(metrics.__file__).with_name("dashboard.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    plain = [each.replace("$__rate_interval", "1m").replace("$query", ".*") for each in asked]
-    rules = [{"record": f"asked:{number}", "expr": each} for number, each in enumerate(plain)]
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    plain = [
+        expression.replace("$__rate_interval", "1m").replace("$query", ".*")
+        for expression in expressions
+    ]
+    rules = [
+        {"record": f"asked:{number}", "expr": expression} for number, expression in enumerate(plain)
+    ]
     (tmp_path / "asked.yml").write_text(json.dumps({"groups": [{"name": "asked", "rules": rules}]}))
 
-    assert f"{len(asked)} rules found" in promtool("check", "rules", "asked.yml", folder=tmp_path)
+    assert f"{len(expressions)} rules found" in promtool(
+        "check", "rules", "asked.yml", folder=tmp_path
+    )

@@ -55,10 +55,10 @@ def on_a_terminal(
                 is_over = True
                 process.send_signal(signal.SIGINT)
         assert process.stdout is not None
-        told = process.stdout.read().decode()
+        output = process.stdout.read().decode()
     os.close(ours)
-    assert process.returncode == exit_code, (told, shown)
-    return told, shown.decode(errors="replace")
+    assert process.returncode == exit_code, (output, shown)
+    return output, shown.decode(errors="replace")
 
 
 def on_a_pipe(words: list[str], env: Mapping[str, str] = {}, exit_code: int = 0) -> str:
@@ -90,7 +90,7 @@ def savepoint(checkpoint: Path) -> Path:
 
 
 def test_sizes_are_those_of_the_files_that_are_read(checkpoint: Path, savepoint: Path) -> None:
-    sizes = [each.stat().st_size for each in checkpoint.glob("keyed-state/*/*")]
+    sizes = [path.stat().st_size for path in checkpoint.glob("keyed-state/*/*")]
 
     assert len(sizes) == EPOCHS
     assert checkpoint_bytes(str(checkpoint)) == sum(sizes)
@@ -119,10 +119,10 @@ def test_a_terminal_sees_how_much_is_left_and_a_pipe_does_not(
         places = {"CHECKPOINT": checkpoint, "SAVEPOINT": savepoint, "NEW": tmp_path / f"n{number}"}
         return [str(places.get(word, word)) for word in words]
 
-    told, shown = on_a_terminal(place(1))
+    output, shown = on_a_terminal(place(1))
 
     assert what in shown
-    assert what not in told
+    assert what not in output
     expected = passes * checkpoint_bytes(str(checkpoint))
     done = total_shown(shown)
     assert {float(total) for _, total in done} <= {expected, round(expected / 1024, 1)}
@@ -145,13 +145,13 @@ def test_the_doctor_says_what_it_looks_at(
     checkpoint: Path, tallystick_kafka: EmbeddedKafka
 ) -> None:
     words = ["doctor", str(checkpoint), "--bootstrap-servers", tallystick_kafka.bootstrap_servers]
-    told, shown = on_a_terminal(words, exit_code=2)  # Kafka has never heard of it
+    output, shown = on_a_terminal(words, exit_code=2)  # Kafka has never heard of it
 
     assert "checking checkpoint" in shown
     done, total = total_shown(shown)[-1]
     assert done == total, shown
-    assert "checking" not in told
-    assert "error decision" in told
+    assert "checking" not in output
+    assert "error decision" in output
     assert "checking" not in on_a_pipe(words, exit_code=2)
 
 
@@ -170,21 +170,21 @@ def test_a_recovery_says_what_it_does(tallystick_kafka: EmbeddedKafka, tmp_path:
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', Path.cwd())}"}
     words = ["recover", "recovered_job:pipeline", "--checkpoint", str(tmp_path / "checkpoint")]
 
-    told, shown = on_a_terminal(words, env)
+    output, shown = on_a_terminal(words, env)
 
     assert "fencing earlier runs" in shown
-    assert "no epoch is committed yet" in told
+    assert "no epoch is committed yet" in output
     assert "fencing" not in on_a_pipe(words, env)
 
 
 @pytest.mark.spark
 def test_a_warm_up_says_what_it_waits_for() -> None:
     """Of kernels that are compiled already: they are loaded, which takes seconds too."""
-    told, shown = on_a_terminal(["warm-up"])
+    output, shown = on_a_terminal(["warm-up"])
 
     assert "compiling kernels (about 25 s at the first time)" in shown
-    assert "kernels are compiled in" in told
-    assert "about 25 s" not in told + on_a_pipe(["warm-up"])
+    assert "kernels are compiled in" in output
+    assert "about 25 s" not in output + on_a_pipe(["warm-up"])
 
 
 class Mirror(SimpleHTTPRequestHandler):
@@ -212,9 +212,9 @@ def test_a_download_of_kafka_says_how_many_jars_are_there(mirror: str, tmp_path:
     env = {"TALLYSTICK_CACHE": str(tmp_path / "cache"), "TALLYSTICK_MAVEN_URL": mirror}
     words = ["broker", "start", "--port", str(free_ports(1, "127.0.0.1")[0])]
 
-    told, shown = on_a_terminal(words, env, until=lambda text: b"Ctrl-C stops it" in text)
+    output, shown = on_a_terminal(words, env, until=lambda text: b"Ctrl-C stops it" in text)
 
     total = len(jars.locked_jars(jars.chosen_version(None)))
     assert "downloading Apache Kafka" in shown
     assert f"/{total}" in shown
-    assert told.startswith("127.0.0.1:")
+    assert output.startswith("127.0.0.1:")

@@ -123,10 +123,10 @@ def test_what_is_secret_in_a_location_is_not_printed(job, tmp_path, monkeypatch)
         ("migrate", saved, more, "--max-parallelism", "counts=64", "--scratch", tmp_path),
         ("delete", saved),
     ):
-        told = call("savepoint", *arguments)
-        assert told.exit_code == 0, told.output
-        assert arguments[0] == "list" or "bucket/" in told.output
-        assert "HIDDEN" not in told.output
+        result = call("savepoint", *arguments)
+        assert result.exit_code == 0, result.output
+        assert arguments[0] == "list" or "bucket/" in result.output
+        assert "HIDDEN" not in result.output
 
 
 def test_errors_are_messages(job, tmp_path):
@@ -207,8 +207,8 @@ def test_inspect_shows_tables_and_json(job):
     assert shown.exit_code == 0
     for words in ("step 'counts'", "in-0", "every byte compared", "0 to 63"):
         assert words in shown.output
-    told = json.loads(call("inspect", job.folder, "--json").output)
-    assert told["epoch"] == told["newest_whole"] == 2
+    report = json.loads(call("inspect", job.folder, "--json").output)
+    assert report["epoch"] == report["newest_whole"] == 2
 
     (job.folder / job.state.files[2].path).unlink()
     shown = call("inspect", job.folder)
@@ -221,8 +221,8 @@ def test_a_restored_checkpoint_can_be_inspected(job, tmp_path):
     call("savepoint", "create", job.folder, tmp_path / "saved")
     call("savepoint", "restore", tmp_path / "saved", tmp_path / "new")
 
-    told = json.loads(call("inspect", tmp_path / "new", "--json", "--verify").output)
+    report = json.loads(call("inspect", tmp_path / "new", "--json", "--verify").output)
 
-    assert told["origin"] == (tmp_path / "saved").as_uri()
-    assert told["epoch"] == told["newest_whole"] == 2
-    assert m.is_seed(told["epochs"][0]["manifest_path"])
+    assert report["origin"] == (tmp_path / "saved").as_uri()
+    assert report["epoch"] == report["newest_whole"] == 2
+    assert m.is_seed(report["epochs"][0]["manifest_path"])

@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def scene(tallystick_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tallystick_kafka, tmp_path)
-    yield made
-    made.clean_up()
+    opened_scene = Scene(tallystick_kafka, tmp_path)
+    yield opened_scene
+    opened_scene.clean_up()
 
 
 def listed(scene: Scene, *words: object, checkpoint: bool = True) -> dict[str, dict[str, Any]]:
@@ -34,7 +34,10 @@ def listed(scene: Scene, *words: object, checkpoint: bool = True) -> dict[str, d
     where = ("--checkpoint", scene.job.folder) if checkpoint else ()
     result = scene.call("--json", "--pipeline", scene.pipeline_name, *where, *words)
     assert result.exit_code == 0, result.output
-    return {each["transaction"]: each for each in json.loads(result.stdout)["transactions"]}
+    return {
+        transaction["transaction"]: transaction
+        for transaction in json.loads(result.stdout)["transactions"]
+    }
 
 
 def test_what_a_recovery_commits_and_aborts_is_said_and_left_as_it_is(scene: Scene) -> None:
@@ -46,18 +49,19 @@ def test_what_a_recovery_commits_and_aborts_is_said_and_left_as_it_is(scene: Sce
     next_path = scene.job.prepare(3, [waiting])
     scene.written("of an attempt that left no manifest", epoch=3, task=2)
 
-    told = [listed(scene)[scene.id.replace("/0/0", f"/{task}/0")] for task in range(3)]
+    transactions = [listed(scene)[scene.id.replace("/0/0", f"/{task}/0")] for task in range(3)]
 
-    assert [each["standing"] for each in told] == ["due", "unnamed", "unnamed"]
-    assert [(each["epoch"], each["manifest"]) for each in told] == [
+    standings = [transaction["standing"] for transaction in transactions]
+    assert standings == ["due", "unnamed", "unnamed"]
+    assert [(transaction["epoch"], transaction["manifest"]) for transaction in transactions] == [
         (2, path),
         (3, next_path),
         (None, ""),
     ]
-    assert (told[0]["records"], told[0]["prepared"]) == (2, True)
-    assert told[0]["says"] == "named by decided epoch 2: a recovery commits it"
-    assert "prepared for epoch 3, which is not decided" in told[1]["says"]
-    assert {(each["pipeline"], each["lineage"]) for each in told} == {
+    assert (transactions[0]["records"], transactions[0]["prepared"]) == (2, True)
+    assert transactions[0]["says"] == "named by decided epoch 2: a recovery commits it"
+    assert "prepared for epoch 3, which is not decided" in transactions[1]["says"]
+    assert {(transaction["pipeline"], transaction["lineage"]) for transaction in transactions} == {
         (scene.pipeline_name, LINEAGE)
     }
     assert len(listed(scene)) == 3
@@ -91,9 +95,10 @@ def test_of_a_query_of_structured_streaming_the_start_is_what_settles_it(scene: 
 def test_without_a_checkpoint_nobody_guesses(scene: Scene) -> None:
     scene.written("somebody's")
 
-    told = listed(scene, checkpoint=False)[scene.id]
+    transaction = listed(scene, checkpoint=False)[scene.id]
 
-    assert (told["standing"], told["says"]) == ("unknown", "unknown: give --checkpoint")
+    assert transaction["standing"] == "unknown"
+    assert transaction["says"] == "unknown: give --checkpoint"
 
 
 def test_the_transaction_of_a_whole_epoch_is_its_drivers(scene: Scene) -> None:
@@ -105,10 +110,10 @@ def test_the_transaction_of_a_whole_epoch_is_its_drivers(scene: Scene) -> None:
     broker.stage_offsets(producer, f"{name}-token", offsets)
     broker.close()
 
-    told = listed(scene)[name]
+    transaction = listed(scene)[name]
 
-    assert told["standing"] == "whole_epoch"
-    assert "a recovery aborts it" in told["says"]
+    assert transaction["standing"] == "whole_epoch"
+    assert "a recovery aborts it" in transaction["says"]
 
 
 def test_another_programs_transactions_come_last_and_are_not_ours(scene: Scene) -> None:
@@ -134,8 +139,8 @@ def test_another_programs_transactions_come_last_and_are_not_ours(scene: Scene) 
     everything = json.loads(result.stdout)["transactions"]
     ours, *others = everything  # other tests may have left some, too
     assert ours["transaction"] == scene.id
-    assert foreign in {each["transaction"] for each in others}
-    assert {each["standing"] for each in others} == {"foreign"}
+    assert foreign in {other["transaction"] for other in others}
+    assert {other["standing"] for other in others} == {"foreign"}
     assert shown.output.index(scene.pipeline_name) < shown.output.index("a-bank")
 
 
@@ -148,12 +153,12 @@ def test_another_checkpoint_of_the_same_name_knows_nothing_of_it(scene: Scene) -
 
     result = scene.call("--json", "--checkpoint", other.folder)
 
-    (told,) = [
-        each
-        for each in json.loads(result.stdout)["transactions"]
-        if each["transaction"] == scene.id
+    (transaction,) = [
+        entry
+        for entry in json.loads(result.stdout)["transactions"]
+        if entry["transaction"] == scene.id
     ]
-    assert (told["standing"], told["lineage"]) == ("foreign", "")
+    assert (transaction["standing"], transaction["lineage"]) == ("foreign", "")
 
 
 def test_where_kafka_decides_its_token_is_asked(scene: Scene) -> None:
@@ -175,9 +180,11 @@ def test_where_kafka_decides_its_token_is_asked(scene: Scene) -> None:
         assert known[name]["standing"] == "ending", "Kafka writes markers after its answer"
         assert time.monotonic() < deadline, f"{name} is still among {sorted(known)}"
 
-    assert {each["standing"] for each in unknown.values()} == {"unknown"}
+    assert {transaction["standing"] for transaction in unknown.values()} == {"unknown"}
     assert "--decider" in unknown[scene.id]["says"]
-    assert [known[each.name.split(":")[0]]["standing"] for each in (decided, undecided)] == [
+    assert [
+        known[committable.name.split(":")[0]]["standing"] for committable in (decided, undecided)
+    ] == [
         "due",
         "unnamed",
     ]
@@ -186,31 +193,34 @@ def test_where_kafka_decides_its_token_is_asked(scene: Scene) -> None:
 
 def test_hidden_files_are_listed_too(scene: Scene, tmp_path: Path) -> None:
     folder = tmp_path / "files"
-    decided, left = (
+    decided, undecided = (
         prepared(scene, ts.FileSink(str(folder)), "files-1", task) for task in range(2)
     )
     scene.job.decide(1, scene.job.prepare(1, [decided]))
 
-    told = listed(scene, "--files", folder)
+    transactions = listed(scene, "--files", folder)
 
-    assert {name: (each["standing"], each["system"]) for name, each in told.items()} == {
+    assert {
+        name: (transaction["standing"], transaction["system"])
+        for name, transaction in transactions.items()
+    } == {
         decided.name: ("due", "files"),
-        left.name: ("unnamed", "files"),
+        undecided.name: ("unnamed", "files"),
     }
 
 
 def test_a_database_is_not_left_out_in_silence(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = scene.call("--postgres", "host=/no password=HIDDEN")
+    result = scene.call("--postgres", "host=/no password=HIDDEN")
     monkeypatch.setenv("TALLYSTICK_POSTGRES_DSN", "host=/no password=HIDDEN")
     always = scene.call("--json")
 
-    assert (asked.exit_code, "--postgres needs --checkpoint" in asked.output) == (1, True)
+    assert (result.exit_code, "--postgres needs --checkpoint" in result.output) == (1, True)
     assert always.exit_code == 0, always.output
     assert "PostgreSQL (TALLYSTICK_POSTGRES_DSN) is left out without --checkpoint" in always.stderr
     assert "transactions" in json.loads(always.stdout)
-    assert "HIDDEN" not in asked.output + always.output
+    assert "HIDDEN" not in result.output + always.output
 
 
 def test_what_cannot_be_is_told_without_a_traceback(scene: Scene, tmp_path: Path) -> None:
@@ -233,11 +243,18 @@ def test_what_cannot_be_is_told_without_a_traceback(scene: Scene, tmp_path: Path
 
 
 def test_what_the_sinks_own_recovery_finds_is_what_is_listed(scene: Scene) -> None:
-    decided, left = scene.written("x"), scene.written("y", task=1)
+    decided, undecided = scene.written("x"), scene.written("y", task=1)
     scene.job.decide(1, scene.job.prepare(1, [decided]))
-    told = listed(scene)
+    transactions = listed(scene)
 
     with scene.sink() as sink:
-        found = {each.name for each in sink.lingering(Owner(scene.pipeline_name, "out", LINEAGE))}
+        names = {
+            committable.name
+            for committable in sink.lingering(Owner(scene.pipeline_name, "out", LINEAGE))
+        }
 
-    assert found == {each["name"] for each in told.values()} == {decided.name, left.name}
+    assert (
+        names
+        == {transaction["name"] for transaction in transactions.values()}
+        == {decided.name, undecided.name}
+    )

@@ -61,7 +61,7 @@ def test_the_log_of_decisions_tells_which_attempt_counts(job, tmp_path):
         assert saved.manifest_path == paths[epoch]
     report = inspect(job.storage)
     assert "which counts" in report.notes[0]
-    assert [each.standing for each in report.outputs if each.epoch == 2].count(FAILED) == 2
+    assert [output.standing for output in report.outputs if output.epoch == 2].count(FAILED) == 2
 
 
 def test_the_next_attempts_tell_it_where_the_log_was_lost(job):
@@ -112,14 +112,16 @@ def test_inspect_shows_who_decided_and_what_sinks_hold(job):
     kafkas = job.prepare(2, THREE[:1], "kafkas", decided_by=KAFKA)
     paths = {SETTLED: "", UNDECIDED: job.prepare(2, THREE, "left"), DECIDED: decided(job, 2)}
 
-    told = json.loads(call("inspect", job.folder, "--json").output)
+    report = json.loads(call("inspect", job.folder, "--json").output)
     shown = call("inspect", job.folder).output
 
-    by_path = {each["manifest_path"]: each for each in told["outputs"]}
+    by_path = {output["manifest_path"]: output for output in report["outputs"]}
     assert by_path[paths[UNDECIDED]]["standing"] == UNDECIDED
     assert by_path[paths[DECIDED]]["standing"] == DECIDED
     assert by_path[kafkas]["standing"] == KAFKA_KNOWS
-    assert [each["standing"] for each in told["outputs"] if each["epoch"] < 2] == [SETTLED] * 2
+    assert [output["standing"] for output in report["outputs"] if output["epoch"] < 2] == [
+        SETTLED
+    ] * 2
     assert by_path[paths[DECIDED]]["decided_by"] == "checkpoint"
     assert by_path[paths[DECIDED]]["sinks"] == [
         {"uid": "files-1", "transactions": 2, "records": 20},
@@ -174,24 +176,26 @@ class TestOfALoop:
             slot.unlink()
         for note in job.folder.glob("tallystick/settled-*"):
             note.unlink()
-        left = job.prepare(1, THREE, "left")
+        undecided = job.prepare(1, THREE, "left")
 
-        found = newest_committed(job.storage, wanted=0)
+        committed = newest_committed(job.storage, wanted=0)
 
-        assert (found.epoch, m.epoch_of(found.manifest_path)) == (0, 0)
+        assert (committed.epoch, m.epoch_of(committed.manifest_path)) == (0, 0)
         assert inspect(job.storage).epoch == 0
         with pytest.raises(OptionError, match=r"the log of decisions .* says nothing"):
             newest_committed(job.storage)
         job.prepare(2, (), "next")
-        found = newest_committed(job.storage, wanted=1)
-        assert found.manifest_path != left
+        committed = newest_committed(job.storage, wanted=1)
+        assert committed.manifest_path != undecided
 
     def test_what_the_log_of_decisions_does_not_name_is_not_decided(self, job, tmp_path):
-        left = job.prepare(2, THREE, "left")
+        undecided = job.prepare(2, THREE, "left")
 
         assert newest_committed(job.storage).epoch == 1
-        standing = {each.manifest_path: each.standing for each in inspect(job.storage).outputs}
-        assert standing[left] == UNDECIDED
+        standing = {
+            output.manifest_path: output.standing for output in inspect(job.storage).outputs
+        }
+        assert standing[undecided] == UNDECIDED
 
     def test_a_decision_counts_once_other_sinks_hold_nothing_of_it(self, job, tmp_path):
         decided(job, 2)
@@ -212,10 +216,10 @@ class TestOfALoop:
         job.prepare(2, (), "new", decided_by=KAFKA)
         for slot in job.folder.glob("tallystick/decisions/*"):
             slot.unlink()
-        for said in (Token(0, "L", "c", old), Token(7, "M", "c", "of another"), None):
+        for token in (Token(0, "L", "c", old), Token(7, "M", "c", "of another"), None):
             with pytest.raises(DataLossError, match="what is decided last is unknown"):
-                newest_committed(job.storage, lambda _, __, said=said: TokenAnswer(said))
-            report = inspect(job.storage, ask=lambda _, __, said=said: TokenAnswer(said))
+                newest_committed(job.storage, lambda _, __, token=token: TokenAnswer(token))
+            report = inspect(job.storage, ask=lambda _, __, token=token: TokenAnswer(token))
             assert report.epoch == 1
             assert "is not known" in report.notes[-1]
 

@@ -68,26 +68,28 @@ class Ward:
         """All but information."""
         result = self.call("--json", *words, servers=servers)
         assert result.exit_code == exit_code, result.output
-        said = json.loads(result.stdout)
-        assert said["exit_code"] == exit_code
-        assert all(each["found"] for each in said["findings"])
-        return [each for each in said["findings"] if each["severity"] != "info"]
+        report = json.loads(result.stdout)
+        assert report["exit_code"] == exit_code
+        assert all(finding["found"] for finding in report["findings"])
+        return [finding for finding in report["findings"] if finding["severity"] != "info"]
 
     def finding(self, check: str, severity: str, **how: Any) -> dict[str, Any]:
         """The one thing that is wrong."""
-        found = self.findings(exit_code={"warning": 1, "error": 2}[severity], **how)
-        assert [(each["check"], each["severity"]) for each in found] == [(check, severity)], found
-        return found[0]
+        findings = self.findings(exit_code={"warning": 1, "error": 2}[severity], **how)
+        assert [(finding["check"], finding["severity"]) for finding in findings] == [
+            (check, severity)
+        ], findings
+        return findings[0]
 
     def files(self) -> dict[Path, bytes]:
-        return {each: each.read_bytes() for each in self.folder.rglob("*") if each.is_file()}
+        return {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
 def ward(tallystick_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Ward]:
-    made = Ward(tallystick_kafka, tmp_path)
-    yield made
-    made.job.close()
+    opened_ward = Ward(tallystick_kafka, tmp_path)
+    yield opened_ward
+    opened_ward.job.close()
 
 
 def test_a_healthy_checkpoint_is_called_so_and_left_as_it_is(ward: Ward) -> None:
@@ -98,9 +100,9 @@ def test_a_healthy_checkpoint_is_called_so_and_left_as_it_is(ward: Ward) -> None
     shown = ward.call()
 
     assert (result.exit_code, shown.exit_code) == (0, 0), shown.output
-    said = json.loads(result.stdout)
-    assert {each["severity"] for each in said["findings"]} == {"info"}
-    assert set(said["checks"]) == EVERY_CHECK
+    report = json.loads(result.stdout)
+    assert {finding["severity"] for finding in report["findings"]} == {"info"}
+    assert set(report["checks"]) == EVERY_CHECK
     assert "Nothing is wrong." in shown.output
     assert "transaction.version is 2" in shown.output
     assert f"the brokers are of Kafka {ward.kafka.version.rpartition('.')[0]}" in shown.output
@@ -136,18 +138,18 @@ def test_a_damaged_manifest(ward: Ward) -> None:
     (manifest,) = (ward.folder / "tallystick").glob("*2-*.json")
     manifest.write_bytes(manifest.read_bytes()[:-20])
 
-    found = ward.findings(exit_code=2)
+    findings = ward.findings(exit_code=2)
 
-    assert {each["check"] for each in found} <= {"checkpoint", "decision"}
-    assert manifest.name in found[0]["found"]
+    assert {finding["check"] for finding in findings} <= {"checkpoint", "decision"}
+    assert manifest.name in findings[0]["found"]
 
 
 def test_no_checkpoint_at_all(ward: Ward) -> None:
     shutil.rmtree(ward.folder)
 
-    found = ward.finding("checkpoint", "error")
+    finding = ward.finding("checkpoint", "error")
 
-    assert "holds no committed epoch" in found["found"]
+    assert "holds no committed epoch" in finding["found"]
 
 
 def test_a_checkpoint_whose_first_epoch_never_ended(ward: Ward) -> None:
@@ -159,10 +161,10 @@ def test_a_token_that_is_gone(ward: Ward) -> None:
     group = token_group(ward.pipeline)
     ward.admin.delete_consumer_groups([group])[group].result(20)
 
-    found = ward.finding("decision", "error")
+    finding = ward.finding("decision", "error")
 
-    assert "no token" in found["found"]
-    assert group in found["remedy"]
+    assert "no token" in finding["found"]
+    assert group in finding["remedy"]
 
 
 def test_servers_of_another_cluster(ward: Ward) -> None:
@@ -191,11 +193,11 @@ def test_an_open_transaction_is_news_at_first_and_a_warning_when_it_lingers(
     monkeypatch.setattr(stopwatch, "now_ms", lambda: now_ms() + 120_000)
     monkeypatch.setattr(cluster, "clock_ms", lambda _: None)
 
-    found = ward.finding("transactions", "warning")
+    finding = ward.finding("transactions", "warning")
     driver.abort_transaction(20)
 
-    assert transactional_id(ward.pipeline) in found["found"]
-    assert f"tallystick recover MODULE:PIPELINE --checkpoint {ward.folder}" in found["remedy"]
+    assert transactional_id(ward.pipeline) in finding["found"]
+    assert f"tallystick recover MODULE:PIPELINE --checkpoint {ward.folder}" in finding["remedy"]
     ward.findings(exit_code=0)
 
 
@@ -207,9 +209,9 @@ def test_a_topic_that_is_gone(ward: Ward) -> None:
         f"the deleted topic {ward.topic} is still listed",
     )
 
-    found = ward.findings(exit_code=2)
+    findings = ward.findings(exit_code=2)
 
-    texts = [each["found"] for each in found if each["check"] == "topics"]
+    texts = [finding["found"] for finding in findings if finding["check"] == "topics"]
     assert f"source topic '{ward.topic}' does not exist" in texts
     assert f"output topic '{ward.topic}' does not exist" in texts
 
@@ -242,10 +244,10 @@ def test_a_full_disk(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100 << 30, 99 << 30, 1 << 20))
 
-    found = ward.findings(exit_code=1)
+    findings = ward.findings(exit_code=1)
 
-    assert {each["check"] for each in found} == {"disk"}
-    assert any(str(ward.folder) in each["found"] for each in found)
+    assert {finding["check"] for finding in findings} == {"disk"}
+    assert any(str(ward.folder) in finding["found"] for finding in findings)
 
 
 def test_no_kafka(ward: Ward, tmp_path: Path) -> None:
@@ -253,9 +255,9 @@ def test_no_kafka(ward: Ward, tmp_path: Path) -> None:
     options = tmp_path / "quick.properties"
     options.write_text("delivery.timeout.ms=2000\nrequest.timeout.ms=500\n")
 
-    (found,) = ward.findings("--kafka-options", options, servers="127.0.0.1:1", exit_code=2)
+    (finding,) = ward.findings("--kafka-options", options, servers="127.0.0.1:1", exit_code=2)
 
-    assert found["check"] == "kafka"
+    assert finding["check"] == "kafka"
 
 
 def test_options_that_cannot_be_read_are_an_error(ward: Ward, tmp_path: Path) -> None:
@@ -310,21 +312,24 @@ def test_brokers_with_settings_that_do_not_fit(tmp_path: Path) -> None:
         safe = Ward(kafka, tmp_path)
         safe.run()
 
-        found = {each["check"]: each for each in ward.findings(exit_code=2)}
-        of_safe = {each["check"] for each in safe.findings(exit_code=2)}
+        by_check = {finding["check"]: finding for finding in ward.findings(exit_code=2)}
+        of_safe = {finding["check"] for finding in safe.findings(exit_code=2)}
         config = confluent_kafka.admin.ConfigResource("TOPIC", safe.topic)
         config.set_config("min.insync.replicas", "3")
         safe.admin.alter_configs([config])[config].result(20)
         kafka.kill(3)
         few: list[dict[str, Any]] = []
         while not few:  # Kafka counts the broker in for some seconds; the test has a timeout
-            few = [each for each in safe.findings(exit_code=2) if each["check"] == "topics"]
+            few = [
+                finding for finding in safe.findings(exit_code=2) if finding["check"] == "topics"
+            ]
 
-    assert set(found) == {"retention", "settings", "topics"}
-    assert "offsets.retention.minutes is 60" in found["retention"]["found"]
-    assert "transaction.partition.verification.enable" in found["settings"]["found"]
-    assert (found["settings"]["severity"], found["topics"]["severity"]) == ("error", "warning")
-    assert "replication factor 1" in found["topics"]["found"]
+    assert set(by_check) == {"retention", "settings", "topics"}
+    assert "offsets.retention.minutes is 60" in by_check["retention"]["found"]
+    assert "transaction.partition.verification.enable" in by_check["settings"]["found"]
+    assert by_check["settings"]["severity"] == "error"
+    assert by_check["topics"]["severity"] == "warning"
+    assert "replication factor 1" in by_check["topics"]["found"]
     assert of_safe == {"retention", "settings"}
-    assert [each["severity"] for each in few] == ["error"]
+    assert [finding["severity"] for finding in few] == ["error"]
     assert "2 copies in sync, and min.insync.replicas is 3" in few[0]["found"]

@@ -68,8 +68,8 @@ class Case:
         """All but information."""
         result = self.call("--json", *words, **how)
         assert result.exit_code == exit_code, result.output
-        return [each for each in json.loads(result.stdout)["findings"]
-                if each["severity"] != "info"]  # fmt: skip
+        return [finding for finding in json.loads(result.stdout)["findings"]
+                if finding["severity"] != "info"]  # fmt: skip
 
 
 @pytest.fixture
@@ -88,46 +88,48 @@ class TestOnKafka:
         """Its Kafka is that of its sink, and nothing is made."""
         result = case.call("--json")
 
-        said = json.loads(result.stdout)
+        report = json.loads(result.stdout)
         assert result.exit_code == 0, result.output
-        assert {"pipeline", "source", "rights", "settings"} <= set(said["checks"])
+        assert {"pipeline", "source", "rights", "settings"} <= set(report["checks"])
         assert "is new: no run has begun there" in result.stdout
         assert not case.checkpoint.exists()
 
     def test_the_trigger_is_compared_with_the_timeout(self, case: Case) -> None:
         sinks = case.sink(transaction_timeout_ms=20_000)
-        (found,) = case.findings("--trigger", "30 seconds", sinks=sinks, exit_code=1)
+        (finding,) = case.findings("--trigger", "30 seconds", sinks=sinks, exit_code=1)
 
-        assert (found["check"], found["severity"]) == ("settings", "warning")
-        assert "trigger interval (30000 ms) is longer than transaction_timeout_ms" in found["found"]
+        assert (finding["check"], finding["severity"]) == ("settings", "warning")
+        assert (
+            "trigger interval (30000 ms) is longer than transaction_timeout_ms" in finding["found"]
+        )
         assert case.findings("--trigger", "10 seconds", sinks=sinks, exit_code=0) == []
 
     def test_the_timeout_must_outlive_trigger_and_down_time(self, case: Case) -> None:
         sinks = case.sink(
             transactions="task", transaction_timeout_ms=60_000, max_recovery_ms=50_000
         )
-        (found,) = case.findings("--trigger", "20 seconds", sinks=sinks, exit_code=2)
+        (finding,) = case.findings("--trigger", "20 seconds", sinks=sinks, exit_code=2)
 
-        assert (found["check"], found["severity"]) == ("settings", "error")
-        assert "sink kafka-1: transaction_timeout_ms is 60000" in found["found"]
-        assert "max_recovery_ms 50000 ms" in found["found"]
-        assert "must be more than 70000" in found["found"]
+        assert (finding["check"], finding["severity"]) == ("settings", "error")
+        assert "sink kafka-1: transaction_timeout_ms is 60000" in finding["found"]
+        assert "max_recovery_ms 50000 ms" in finding["found"]
+        assert "must be more than 70000" in finding["found"]
         assert case.findings("--trigger", "1 second", sinks=sinks, exit_code=0) == []
 
     def test_a_timeout_that_the_brokers_do_not_allow(self, case: Case) -> None:
         sinks = case.sink(transaction_timeout_ms=1_000_000)
-        (found,) = case.findings(sinks=sinks, exit_code=2)
+        (finding,) = case.findings(sinks=sinks, exit_code=2)
 
-        assert "transaction_timeout_ms is 1000000, the brokers allow 900000" in found["found"]
-        assert found["meaning"] == "The next start is refused."
+        assert "transaction_timeout_ms is 1000000, the brokers allow 900000" in finding["found"]
+        assert finding["meaning"] == "The next start is refused."
 
     def test_topics_that_are_not_there_are_named_with_the_sink(self, case: Case) -> None:
         task = case.sink(transactions="task", topic="declared-nowhere", uid="second")
         sinks = f"{case.sink()}, {task}"
-        found = case.findings(sinks=sinks, source="declared-unwritten", exit_code=2)
+        findings = case.findings(sinks=sinks, source="declared-unwritten", exit_code=2)
 
-        texts = [each["found"] for each in found]
-        assert {each["check"] for each in found} == {"topics"}
+        texts = [finding["found"] for finding in findings]
+        assert {finding["check"] for finding in findings} == {"topics"}
         assert any("topic 'declared-unwritten' does not exist" in text for text in texts)
         assert "sink second: topic 'declared-nowhere' does not exist" in texts
         assert len(texts) == 2
@@ -138,8 +140,8 @@ class TestOnKafka:
         """Its topic and the timeout of the one transaction; no recovery within a time."""
         shared = case.sink(topic="shared-nowhere", transaction_timeout_ms=60_000)
         sinks = f"{case.sink(transaction_timeout_ms=60_000)}, {shared}"
-        (found,) = case.findings("--trigger", "20 seconds", sinks=sinks, exit_code=2)
-        assert found["found"].startswith("sink kafka-2: topic 'shared-nowhere' does not exist")
+        (finding,) = case.findings("--trigger", "20 seconds", sinks=sinks, exit_code=2)
+        assert finding["found"].startswith("sink kafka-2: topic 'shared-nowhere' does not exist")
         case.kafka.create_topic("shared-nowhere", 1)
         assert case.findings("--trigger", "20 seconds", sinks=sinks, exit_code=0) == []
 
@@ -148,9 +150,9 @@ class TestOnKafka:
         manifest = m.Manifest(3, "somebody-else", "l", (), (), Producer("t", 1, 0), ())
         storage.put(m.manifest_path(manifest, "aa"), manifest.encode())
 
-        found = case.findings(exit_code=2)
+        findings = case.findings(exit_code=2)
 
-        refused = [each["found"] for each in found if each["check"] == "pipeline"]
+        refused = [finding["found"] for finding in findings if finding["check"] == "pipeline"]
         assert len(refused) == 1
         assert "belongs to pipeline 'somebody-else'" in refused[0]
 

@@ -90,9 +90,9 @@ class World:
     def write(self, name: str, edit: Callable[[Any], Any]) -> None:
         """Change what the file says, under a checksum that is right."""
         path = self.edited_file(name)
-        held = json.loads(path.read_bytes().splitlines()[0])
-        held = edit(held)
-        path.write_bytes(seal(held.pop("version", "none"), held))
+        fields = json.loads(path.read_bytes().splitlines()[0])
+        fields = edit(fields)
+        path.write_bytes(seal(fields.pop("version", "none"), fields))
 
 
 def commands(world: World, name: str) -> Iterator[Callable[[], object]]:
@@ -105,13 +105,13 @@ def commands(world: World, name: str) -> Iterator[Callable[[], object]]:
         return world.at(f"new/{number}")
 
     def shown() -> None:
-        for where, found in savepoints.find(str(world.base / name)):
-            if not isinstance(found, ManifestError):
-                cli_show.show_savepoints([cli_show.savepoint_json(where, found)], out)
+        for where, saved in savepoints.find(str(world.base / name)):
+            if not isinstance(saved, ManifestError):
+                cli_show.show_savepoints([cli_show.savepoint_json(where, saved)], out)
 
     def read() -> None:
-        found = savepoints.read(there).manifest if name != "checkpoint" else committed()
-        for step in found.state:
+        manifest = savepoints.read(there).manifest if name != "checkpoint" else committed()
+        for step in manifest.state:
             read_entries(step, ALL, there)
 
     def committed() -> m.Manifest:
@@ -172,32 +172,32 @@ class kept:  # noqa: N801  used as a function
         shutil.rmtree(self.copy.parent)
 
 
-def places_of(held: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places_of(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where a text stands, or a name; the last part of a name's place is None."""
-    if isinstance(held, dict):
-        for key, value in held.items():
+    if isinstance(node, dict):
+        for key, value in node.items():
             yield (*path, key, None)
             yield from places_of(value, (*path, key))
-    elif isinstance(held, list):
-        for index, value in enumerate(held):
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
             yield from places_of(value, (*path, index))
-    elif isinstance(held, str):
+    elif isinstance(node, str):
         yield path
 
 
-def put_at(held: Any, path: tuple[Any, ...], text: str) -> None:
+def put_at(node: Any, path: tuple[Any, ...], text: str) -> None:
     *way, last = path if path[-1] is not None else path[:-1]
-    for each in way:
-        held = held[each]
+    for key in way:
+        node = node[key]
     if path[-1] is None:
-        held[text] = held.pop(last)
+        node[text] = node.pop(last)
     else:
-        held[last] = text
+        node[last] = text
 
 
-def replaced(held: Any, old: str, new: str) -> Any:
+def replaced(tree: Any, old: str, new: str) -> Any:
     """The same text everywhere, so that the file agrees with itself."""
-    return json.loads(json.dumps(held).replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1]))
+    return json.loads(json.dumps(tree).replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1]))
 
 
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=6).map("/".join) | st.text(max_size=12)
@@ -211,19 +211,21 @@ def test_whatever_a_file_says_nothing_else_is_changed(template, data, name):
     reached: list[Path] = []
 
     def place(self: FileStorage, path: str) -> Any:
-        found = real(self, path)
-        reached.append(Path(os.path.normpath(found)))
-        return found
+        resolved = real(self, path)
+        reached.append(Path(os.path.normpath(resolved)))
+        return resolved
 
-    def edit(held: Any) -> Any:
+    def edit(fields: Any) -> Any:
         for _ in range(data.draw(st.integers(1, 3))):
             text = data.draw(TEXTS)
             text = text.replace("{base}", str(world.base)).replace("{state}", world.state_name)
             if data.draw(st.booleans()):
-                put_at(held, data.draw(st.sampled_from(sorted(places_of(held), key=repr))), text)
+                put_at(
+                    fields, data.draw(st.sampled_from(sorted(places_of(fields), key=repr))), text
+                )
             else:
-                held = replaced(held, data.draw(st.sampled_from(common)), text)
-        return held
+                fields = replaced(fields, data.draw(st.sampled_from(common)), text)
+        return fields
 
     checkpoint = (world.base / "checkpoint").as_uri()
     common = [checkpoint, "counts", "keyed-state", "offsets", f"{checkpoint}/keyed-state/counts"]
@@ -266,10 +268,10 @@ PATHS += ("keyed-state/other/{state}", "keyed-state/counts/{state}\n")
 def test_a_file_of_state_is_nothing_but_that(world, name, path):
     path = path.replace("{home}", str(world.base / "home")).replace("{state}", world.state_name)
 
-    def edit(held):
-        step = (held["state"] if "state" in held else held["manifest"]["state"])[0]
+    def edit(fields):
+        step = (fields["state"] if "state" in fields else fields["manifest"]["state"])[0]
         step["files"][0]["path"] = path
-        return held
+        return fields
 
     world.write(name, edit)
     errors = run_all(world, name)
@@ -280,9 +282,9 @@ def test_a_file_of_state_is_nothing_but_that(world, name, path):
 @pytest.mark.parametrize("uid", ["../../home", "..", "", "a/b", "/home", ".ssh", "a\n", "x" * 101])
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_uid_is_one_plain_name(world, name, uid):
-    def edit(held):
-        (held["state"] if "state" in held else held["manifest"]["state"])[0]["uid"] = uid
-        return held
+    def edit(fields):
+        (fields["state"] if "state" in fields else fields["manifest"]["state"])[0]["uid"] = uid
+        return fields
 
     world.write(name, edit)
     assert any("expected one plain name" in str(error) for error in run_all(world, name))
@@ -296,9 +298,9 @@ def test_a_uid_is_one_plain_name(world, name, uid):
     ],
 )
 def test_of_sparks_log_a_savepoint_has_only_what_its_epoch_needs(world, path):
-    def edit(held):
-        held["spark"][path.replace("{home}", str(world.base / "home"))] = "echo owned"
-        return held
+    def edit(fields):
+        fields["spark"][path.replace("{home}", str(world.base / "home"))] = "echo owned"
+        return fields
 
     world.write("copy", edit)
     with pytest.raises(ManifestError, match="Spark's log"):
@@ -310,9 +312,9 @@ def test_of_sparks_log_a_savepoint_has_only_what_its_epoch_needs(world, path):
 def test_a_savepoint_without_sparks_log_is_none(world):
     """Spark would begin at epoch 0, with positions of nothing."""
 
-    def edit(held):
-        del held["spark"]["commits/2"]
-        return held
+    def edit(fields):
+        del fields["spark"]["commits/2"]
+        return fields
 
     world.write("copy", edit)
     with pytest.raises(ManifestError, match="Spark's log"):
@@ -332,13 +334,13 @@ def test_a_savepoint_without_sparks_log_is_none(world):
     ],
 )
 def test_what_no_manifest_says_is_an_error_that_names_the_file(world, edit):
-    def edited(held):
-        where = held.get("manifest", held)
+    def edited(fields):
+        where = fields.get("manifest", fields)
         where.update(edit)
-        return held
+        return fields
 
     if "strange" in edit:  # what a newer release may add to a manifest has a version of its own
-        world.write("copy", lambda held: held | edit)
+        world.write("copy", lambda fields: fields | edit)
         names = ["copy"]
     else:
         names = ["copy", "checkpoint"]
@@ -346,8 +348,10 @@ def test_what_no_manifest_says_is_an_error_that_names_the_file(world, edit):
             world.write(name, edited)
     for name in names:
         errors = run_all(world, name)
-        told = str(world.edited_file("checkpoint").name if name == "checkpoint" else s.FILE)
-        assert any(told in str(each) and "no release writes" in str(each) for each in errors)
+        file_name = str(world.edited_file("checkpoint").name if name == "checkpoint" else s.FILE)
+        assert any(
+            file_name in str(error) and "no release writes" in str(error) for error in errors
+        )
 
 
 @pytest.mark.parametrize(
@@ -369,14 +373,14 @@ def test_what_no_manifest_says_is_an_error_that_names_the_file(world, edit):
 def test_state_that_no_task_could_use_is_refused_by_the_name_of_its_file(world, name, edit):
     """Later it would be an error of Python's in the middle of a start."""
 
-    def edited(held):
-        step = held.get("manifest", held)["state"][0]
+    def edited(fields):
+        step = fields.get("manifest", fields)["state"][0]
         for key, value in edit.items():
             if key == "files":
                 step[key][0].update(value[0])
             else:
                 step[key] = value
-        return held
+        return fields
 
     world.write(name, edited)
     errors = run_all(world, name)
@@ -385,15 +389,15 @@ def test_state_that_no_task_could_use_is_refused_by_the_name_of_its_file(world, 
 
 @pytest.mark.parametrize("edit", [{"trail": []}, {"files": "twice"}, {"state": "twice"}])
 def test_state_that_would_be_left_out_or_lie_in_one_place_with_other_state_is_refused(world, edit):
-    def edited(held):
-        state = held["manifest"]["state"]
+    def edited(fields):
+        state = fields["manifest"]["state"]
         if "state" in edit:
             state.append(state[0])
         elif "files" in edit:
             state[0]["files"].append(state[0]["files"][0])
         else:
             state[0] |= edit
-        return held
+        return fields
 
     world.write("copy", edited)
     with pytest.raises(ManifestError, match=r"no version of them|with 3 names|expected each once"):
@@ -440,14 +444,14 @@ def test_what_somebody_put_beside_the_state_is_not_collected(world, name):
 def test_what_a_file_says_is_shown_and_not_obeyed(world):
     """Neither by the terminal nor as markup of a table."""
 
-    def edit(held):
-        held["name"] = "\x1b]0;owned\x07[link=x]monday"
-        return held
+    def edit(fields):
+        fields["name"] = "\x1b]0;owned\x07[link=x]monday"
+        return fields
 
     world.write("copy", edit)
     out = Console(file=StringIO(), width=300)
-    found = cli_show.savepoint_json("x", savepoints.read(world.at("copy")))
-    cli_show.show_savepoints([found], out)
+    savepoint_fields = cli_show.savepoint_json("x", savepoints.read(world.at("copy")))
+    cli_show.show_savepoints([savepoint_fields], out)
 
     shown = out.file.getvalue()
     assert "\x1b" not in shown
@@ -481,11 +485,11 @@ def test_a_checkpoint_named_with_steps_up_is_noted_by_its_whole_name(world, monk
 def test_a_savepoint_by_reference_of_an_earlier_build_is_refused(world):
     """It names files of a checkpoint, and a claim there."""
 
-    def edit(held):
+    def edit(fields):
         home = (world.base / "checkpoint").as_uri()
-        for file in held["manifest"]["state"][0]["files"]:
+        for file in fields["manifest"]["state"][0]["files"]:
             file["path"] = f"{home}/{file['path']}"
-        return held | {"claim": "keyed-state-claims/x.json"}
+        return fields | {"claim": "keyed-state-claims/x.json"}
 
     world.write("copy", edit)
     errors = run_all(world, "copy")

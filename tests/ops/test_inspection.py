@@ -111,7 +111,7 @@ def test_an_epoch_under_way_and_a_failed_attempt_are_told(job):
 
 def test_an_epoch_is_whole_only_if_each_of_its_manifests_is(job):
     """A failed attempt's may be, where the committed one is not: which counts, Kafka knows."""
-    (path,) = (each for each in job.storage.names(m.FOLDER) if m.epoch_of(each) == 2)
+    (path,) = (name for name in job.storage.names(m.FOLDER) if m.epoch_of(name) == 2)
     failed = replace(m.decode(job.storage.get(path) or b"", path), checkpoint_id=3)
     job.storage.put(m.manifest_path(failed, "failed"), failed.encode())
     assert inspect(job.storage).is_whole

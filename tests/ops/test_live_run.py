@@ -44,8 +44,8 @@ def test_a_checkpoint_looked_at_before_the_first_epoch_ended_is_no_error(clock):
 
 def test_kafka_may_say_that_the_first_epoch_is_decided_before_the_driver_is_told(clock):
     live = LiveRun(None)
-    said = EpochFact(epoch_of(MANIFEST.path), decided_ms=950, offsets=0, rows=0)
-    facts = replace(LOOKED, looked_ms=900, decided=said)
+    fact = EpochFact(epoch_of(MANIFEST.path), decided_ms=950, offsets=0, rows=0)
+    facts = replace(LOOKED, looked_ms=900, decided=fact)
 
     assert live.add_to(facts).findings == (EMPTY,), "an epoch of an earlier run"
     for event in EPOCH[:-1]:

@@ -20,13 +20,15 @@ ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
 
 def offsets(*positions: int, **further: Any) -> str:
     """The JSON text of a source's offsets, topic `t`."""
-    found = {TopicPartition("t", number): offset for number, offset in enumerate(positions)}
-    return json.dumps(SourceOffsets("cluster", "group", found, **further).to_json())
+    offset_by_partition = {
+        TopicPartition("t", number): offset for number, offset in enumerate(positions)
+    }
+    return json.dumps(SourceOffsets("cluster", "group", offset_by_partition, **further).to_json())
 
 
 def progress(batch_id: int, *sources: tuple[str | None, str, str | None]) -> StreamingQueryProgress:
     """Spark's progress with these (start, end, latest) offsets."""
-    told = [
+    source_texts = [
         {
             "description": "d", "startOffset": start, "endOffset": end, "latestOffset": latest,
             "numInputRows": 0, "inputRowsPerSecond": 0.0, "processedRowsPerSecond": 0.0,
@@ -38,7 +40,7 @@ def progress(batch_id: int, *sources: tuple[str | None, str, str | None]) -> Str
         {
             "id": QUERY_ID, "runId": QUERY_ID, "name": "q", "timestamp": "", "batchId": batch_id,
             "batchDuration": 0, "durationMs": {}, "eventTime": {}, "stateOperators": [],
-            "sources": told, "numInputRows": 0, "inputRowsPerSecond": 0.0,
+            "sources": source_texts, "numInputRows": 0, "inputRowsPerSecond": 0.0,
             "processedRowsPerSecond": 0.0, "observedMetrics": {},
             "sink": {"description": "s", "numOutputRows": 0, "metrics": {}},
         }

@@ -34,9 +34,9 @@ def entries_of(values: Mapping[str, bytes], max_parallelism: int) -> dict[bytes,
     rows = pa.record_batch({"user": list(values)})
     groups, keys = key_groups_of(KEY.hash_codes(rows), max_parallelism), KEY.encode(rows)
     timed = pa.array([b"12345678" + key for key in keys.to_pylist()], pa.binary())
-    found = dict(zip(entry_keys(groups, 1, keys).to_pylist(), values.values(), strict=True))
+    entries = dict(zip(entry_keys(groups, 1, keys).to_pylist(), values.values(), strict=True))
     timers = entry_keys(groups, TIMERS_BY_TIME, timed).to_pylist()
-    return dict(sorted((found | dict.fromkeys(timers, b"")).items()))
+    return dict(sorted((entries | dict.fromkeys(timers, b"")).items()))
 
 
 def write(storage: FileStorage, step: StepState, epoch: int, values: Mapping[str, bytes]):
@@ -48,9 +48,9 @@ def write(storage: FileStorage, step: StepState, epoch: int, values: Mapping[str
     return extend(step, Version(epoch, f"t{epoch}"), [file])
 
 
-def held(step: StepState, storage: FileStorage) -> dict[bytes, bytes]:
-    found = contents_of(step, KeyGroupRange(0, step.max_parallelism - 1), storage)
-    return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
+def entries_in(step: StepState, storage: FileStorage) -> dict[bytes, bytes]:
+    entries = contents_of(step, KeyGroupRange(0, step.max_parallelism - 1), storage)
+    return dict(zip(*(column.to_pylist() for column in entries.columns), strict=True))
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_every_entry_is_where_its_key_belongs(saved, tmp_path, count):
     assert counts.max_parallelism == count
     assert counts.parallelism == min(2, count)
     assert counts.partition_times == TIMES, "partitions of the input have no key groups"
-    assert held(counts, target) == entries_of(VALUES, count)
-    assert held(other, target) == entries_of(VALUES, 128)
+    assert entries_in(counts, target) == entries_of(VALUES, count)
+    assert entries_in(other, target) == entries_of(VALUES, 128)
     assert counts.version != other.version, "no local copy of the old key groups may be taken"
     savepoints.restore(target, FileStorage(str(tmp_path / "restored")))
 
@@ -96,7 +96,7 @@ def test_it_can_be_written_on(saved, tmp_path):
 
     after = write(target, counts, 2, {USERS[0]: b"newest"})
 
-    assert held(after, target) == entries_of({**VALUES, USERS[0]: b"newest"}, 300)
+    assert entries_in(after, target) == entries_of({**VALUES, USERS[0]: b"newest"}, 300)
 
 
 def test_entries_of_deleted_states_are_not_carried_on(saved, tmp_path):
@@ -111,8 +111,8 @@ def test_entries_of_deleted_states_are_not_carried_on(saved, tmp_path):
 
     new = savepoints.migrate(source, target, {"counts": 64}, tmp_path).manifest.state[0]
 
-    left = held(new, target)
-    assert left == {key: b"" for key in entries_of(VALUES, 64) if key[2] == TIMERS_BY_TIME}
+    entries = entries_in(new, target)
+    assert entries == {key: b"" for key in entries_of(VALUES, 64) if key[2] == TIMERS_BY_TIME}
 
 
 def test_files_are_of_a_size_that_can_be_held(saved, tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_files_are_of_a_size_that_can_be_held(saved, tmp_path, monkeypatch):
     assert len(counts.files) > 3
     covered = np.concatenate([np.arange(f.first, f.last + 1) for f in counts.files])
     assert covered.tolist() == list(range(300))
-    assert held(counts, target) == entries_of(VALUES, 300)
+    assert entries_in(counts, target) == entries_of(VALUES, 300)
 
 
 def test_what_cannot_be_is_refused(saved, tmp_path):

@@ -81,10 +81,10 @@ def test_an_epoch_that_is_open_is_not_called_healthy_where_no_run_is_here():
     command = "tallystick recover MODULE:PIPELINE --checkpoint '/data/it'"
     looked = replace(FACTS, run=None, findings=(), recovery=command)
 
-    said = rendering.sections(looked)["summary"]
-    assert "An epoch is open" in said
-    assert "tallystick recover MODULE:PIPELINE --checkpoint &#39;/data/it&#39;" in said
-    assert "Nothing is lost" not in said
+    summary = rendering.sections(looked)["summary"]
+    assert "An epoch is open" in summary
+    assert "tallystick recover MODULE:PIPELINE --checkpoint &#39;/data/it&#39;" in summary
+    assert "Nothing is lost" not in summary
     assert "start the query again" in rendering.sections(replace(looked, recovery=""))["summary"]
     here = replace(looked, run=RUN, decided=EpochFact(1, 0, 1, 1))
     assert "Nothing is lost, and nothing is stuck." in rendering.sections(here)["summary"]

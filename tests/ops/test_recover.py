@@ -25,9 +25,9 @@ from tests.spark.lines_sink import LinesSink
 
 @pytest.fixture
 def scene(tallystick_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tallystick_kafka, tmp_path)
-    yield made
-    made.clean_up()
+    opened_scene = Scene(tallystick_kafka, tmp_path)
+    yield opened_scene
+    opened_scene.clean_up()
 
 
 def all_of(scene: Scene, rows: list[str]) -> list[str]:
@@ -40,7 +40,7 @@ def all_of(scene: Scene, rows: list[str]) -> list[str]:
 class TestOnKafka:
     def test_what_is_decided_is_committed_and_the_rest_aborted(self, scene: Scene) -> None:
         """Exactly the decided rows are visible; a second recovery finds nothing to do."""
-        left = scene.written("never decided", task=1, dies=True)
+        undecided = scene.written("never decided", task=1, dies=True)
         due = scene.written("one", "two", dies=True)
         scene.job.decide(1, scene.job.prepare(1, [due]))
         scene.write_plainly("of another program")
@@ -48,7 +48,7 @@ class TestOnKafka:
         done = scene.recover()
         again = scene.recover()
 
-        assert left.name != due.name
+        assert undecided.name != due.name
         assert (done.epoch, done.runs_again) == (1, None)
         assert done.sinks == (SinkRecovery("out", committed=1, aborted=1),)
         assert all_of(scene, ["", "", ""]) == ["one", "two", "of another program"]
@@ -171,7 +171,7 @@ class TestOnKafka:
         both = [SinkRecovery(uid, committed=1, aborted=1) for uid in folders]
         assert done.sinks == (SinkRecovery("out", committed=1), *both)
         assert len(list(folders["files-1"].glob("*.parquet"))) == 1
-        assert [each.read_text() for each in folders["lines-1"].glob("*-*")] == ["k row-0\n"]
+        assert [path.read_text() for path in folders["lines-1"].glob("*-*")] == ["k row-0\n"]
 
     def test_the_command_starts_no_jvm_and_calls_no_function(
         self, scene: Scene, tmp_path: Path

@@ -9,15 +9,15 @@ from tallystick.errors import TallystickError
 from tallystick.ops.remedies import CHECKPOINT, REMEDIES, remedy_of
 
 CLASSES = [
-    each
-    for _, each in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(each, TallystickError)
+    member
+    for _, member in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(member, TallystickError)
 ]
 GENERAL = remedy_of(Exception)
 
 
 def test_no_class_has_two_rows():
-    named = [each for row in REMEDIES for each in row.errors]
+    named = [error for row in REMEDIES for error in row.errors]
 
     assert len(named) == len(set(named))
 
@@ -26,7 +26,7 @@ def test_no_class_has_two_rows():
 def test_each_class_of_ours_has_a_row_of_its_own_kind(kind):
     row = remedy_of(kind)
 
-    assert any(issubclass(kind, each) for each in row.errors)
+    assert any(issubclass(kind, error) for error in row.errors)
     is_general = kind in (TallystickError, errors.QueryEndedError)  # what it says is all
     assert (row is GENERAL) == is_general
 

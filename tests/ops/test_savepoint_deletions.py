@@ -20,7 +20,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def files(path: Path) -> list[str]:
-    return [str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()]
+    return [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
 
 
 def deleting(place: Path, at_first_file) -> FileStorage:
@@ -59,8 +59,8 @@ def test_a_deletion_that_failed_at_its_end_brings_nothing_back_that_has_no_files
     with pytest.raises(StorageError, match="the disk does not answer"):
         savepoints.delete(failing_at_the_end(place))
 
-    ((_, found),) = savepoints.find(str(place))
-    assert "Delete it once more" in str(found)
+    ((_, error),) = savepoints.find(str(place))
+    assert "Delete it once more" in str(error)
     savepoints.delete(folder(place))
     assert files(place) == []
 

@@ -41,7 +41,7 @@ def job(tmp_path: Path) -> Job:
 def content(path: Path) -> dict[str, bytes]:
     """All files below a folder."""
     return {
-        str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
     }
 
 
@@ -156,9 +156,9 @@ class TestSeveralAttempts:
 
     @pytest.fixture
     def right(self, job) -> str:
-        left = job.manifest()
-        job.storage.put(m.manifest_path(left, "left"), left.encode())
-        return next(each for each in job.storage.names(m.FOLDER) if each.endswith("n2.json"))
+        prepared = job.manifest()
+        job.storage.put(m.manifest_path(prepared, "left"), prepared.encode())
+        return next(name for name in job.storage.names(m.FOLDER) if name.endswith("n2.json"))
 
     def test_kafka_tells_which_counts(self, job, tmp_path, right):
         token = Token(2, "first-lineage", "s3://c", right)
@@ -363,13 +363,13 @@ def test_a_savepoint_of_a_running_pipeline_is_one_whole_epoch(tmp_path):
 
 def save_while_it_runs(seed: int, place: Path) -> bool:
     """Save a pipeline that runs by chance; return whether the first try came too late."""
-    random, job, held = Random(seed), Job(place / "checkpoint"), {}
+    random, job, saved_entries = Random(seed), Job(place / "checkpoint"), {}
     likelihood, epochs_max = random.choice([(0.02, 30), (0.05, 15), (0.1, 8)])
 
     def run(epochs: int) -> None:
         for _ in range(epochs):
             job.run(files_min=2)
-            held[job.epoch] = job.entries()
+            saved_entries[job.epoch] = job.entries()
         job.clear_up()
 
     def happens(path: str) -> None:
@@ -384,7 +384,10 @@ def save_while_it_runs(seed: int, place: Path) -> bool:
     saved = savepoints.create(checkpoint, folder(place / "saved"), pause_s=0)
 
     (step,) = saved.manifest.state
-    assert entries_of(step, ALL, folder(place / "saved")) == held[saved.manifest.checkpoint_id]
+    assert (
+        entries_of(step, ALL, folder(place / "saved"))
+        == saved_entries[saved.manifest.checkpoint_id]
+    )
     copies = {path for path in content(place / "saved") if path.startswith("keyed-state/")}
     assert copies == {file.path for file in step.files}, "nothing of earlier tries is left"
     return saved.manifest.checkpoint_id > newest
@@ -534,10 +537,12 @@ def test_the_savepoints_of_a_folder_are_found(job, tmp_path):
     for name in ("b", "a"):
         savepoints.create(job.storage, folder(tmp_path / "all" / name))
 
-    found = savepoints.find(str(tmp_path / "all"))
+    found_savepoints = savepoints.find(str(tmp_path / "all"))
 
-    assert [saved.name for _, saved in found] == ["a", "b"]
-    assert [savepoints.read(FileStorage(where)) for where, _ in found] == [s for _, s in found]
+    assert [saved.name for _, saved in found_savepoints] == ["a", "b"]
+    assert [savepoints.read(FileStorage(where)) for where, _ in found_savepoints] == [
+        s for _, s in found_savepoints
+    ]
 
 
 def test_a_neighbour_that_cannot_be_read_is_told_and_hides_no_savepoint(job, tmp_path):
@@ -546,9 +551,9 @@ def test_a_neighbour_that_cannot_be_read_is_told_and_hides_no_savepoint(job, tmp
     (tmp_path / "all" / "circle").symlink_to("circle")
     (tmp_path / "all" / "strange" / s.FILE).mkdir(parents=True)
 
-    found = dict(savepoints.find(str(tmp_path / "all")))
+    found_savepoints = dict(savepoints.find(str(tmp_path / "all")))
 
-    names = {where.rpartition("/")[2]: saved for where, saved in found.items()}
+    names = {where.rpartition("/")[2]: saved for where, saved in found_savepoints.items()}
     assert names.keys() == {"good", "file%3A", "circle", "strange"}
     assert names.pop("good") == savepoints.read(folder(tmp_path / "all" / "good"))
     for name, error in names.items():

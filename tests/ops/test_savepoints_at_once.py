@@ -27,7 +27,7 @@ def job(tmp_path: Path) -> Job:
 def content(path: Path) -> dict[str, bytes]:
     """All files below a folder."""
     return {
-        str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
     }
 
 
@@ -118,8 +118,8 @@ def test_a_marker_that_a_killed_command_left_is_told_with_what_to_do(job, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         savepoints.create(job.storage, Killed(str(target)))
 
-    said = rf"filled by savepoint create \(process \d+ on .*remove the file {MARKER} there"
-    with pytest.raises(OptionError, match=said):
+    message = rf"filled by savepoint create \(process \d+ on .*remove the file {MARKER} there"
+    with pytest.raises(OptionError, match=message):
         savepoints.create(job.storage, folder(target))
     (target / "offsets").mkdir()
     (target / "offsets/1").write_bytes(b"")
@@ -187,9 +187,11 @@ def test_a_clean_up_that_fails_hides_no_error(job, tmp_path, caplog, command):
     with caplog.at_level(logging.WARNING), pytest.raises(TallystickError, match="target down"):
         command(job, Gone(str(target)), tmp_path)
 
-    left = content(target)
-    assert MARKER in left
-    assert all(f"{path} is left, remove it by hand: cannot delete" in caplog.text for path in left)
+    remaining = content(target)
+    assert MARKER in remaining
+    assert all(
+        f"{path} is left, remove it by hand: cannot delete" in caplog.text for path in remaining
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -309,14 +311,14 @@ def test_a_deletion_that_was_cut_off_is_told_and_can_be_finished(job, tmp_path, 
     with contextlib.suppress(KeyboardInterrupt):
         savepoints.delete(Busy(str(place)).telling(tell))
     if s.FILE not in content(place) and content(place):
-        ((_, found),) = savepoints.find(str(place))
-        for told in (
+        ((_, error),) = savepoints.find(str(place))
+        for action in (
             lambda: savepoints.restore(folder(place), folder(tmp_path / "new")),
             lambda: savepoints.create(job.storage, folder(place)),
         ):
             with pytest.raises(OptionError, match=r"deletion was cut off.*Delete it once more"):
-                told()
-        assert "deletion was cut off" in str(found)
+                action()
+        assert "deletion was cut off" in str(error)
     if MARKER in content(place):
         with pytest.raises(OptionError, match=rf"was killed, remove the file {MARKER}"):
             savepoints.delete(folder(place))

@@ -42,11 +42,11 @@ def test_a_savepoint_on_s3_lives_as_one_on_a_disk(s3, tmp_path: Path):
     savepoints.create(job.storage, place("all/saved"))
     job.run()
 
-    ((where, found),) = savepoints.find(f"s3://{bucket}/all?{s3.query}")
+    ((where, saved),) = savepoints.find(f"s3://{bucket}/all?{s3.query}")
     savepoints.restore(place("all/saved"), place("new"))
 
     assert where == f"s3://{bucket}/all/saved"
-    assert found.checkpoint == f"s3://{bucket}/job"
+    assert saved.checkpoint == f"s3://{bucket}/job"
     (name,) = place("new").names(m.FOLDER)
     seed = m.decode(place("new").get(name) or b"", name)
     assert seed.lineage == json.loads(place("new").get("metadata") or b"")["id"]

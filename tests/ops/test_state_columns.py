@@ -44,12 +44,12 @@ def entries_of(max_parallelism: int = 128) -> pa.RecordBatch:
     rows = pa.record_batch({"user": pa.array(USERS), "n": pa.array([1, 2, 3, 4])})
     keys = dict(zip(USERS, KEY.encode(rows).to_pylist(), strict=True))
     groups = dict(zip(USERS, key_groups_of(KEY.hash_codes(rows), max_parallelism), strict=True))
-    found: list[tuple[bytes, bytes]] = []
+    entries: list[tuple[bytes, bytes]] = []
 
     def put(user: str | None, state_id: int, value: bytes, rest=b"", before=b"") -> None:
         data = pa.array([before + keys[user] + rest], pa.binary())
         (key,) = entry_keys(np.array([groups[user]], np.int32), state_id, data).to_pylist()
-        found.append((key, value))
+        entries.append((key, value))
 
     totals = pa.record_batch({"count": pa.array([7, None]), "last": pa.array(["x", "y"])})
     for user, value in zip(("ann", None), ColumnsCodec(TOTALS).encode(totals), strict=True):
@@ -65,7 +65,7 @@ def entries_of(max_parallelism: int = 128) -> pa.RecordBatch:
         put(user, 0xFC, b"", before=time_bytes(time_ms))
     put("bob", 0xFD, b"", before=time_bytes(5) + b"\x02")
     put("ann", 4, b"of a dropped state")
-    columns = [pa.array(each, pa.binary()) for each in zip(*sorted(found), strict=True)]
+    columns = [pa.array(column, pa.binary()) for column in zip(*sorted(entries), strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
 
 

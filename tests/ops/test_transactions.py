@@ -31,16 +31,17 @@ def lingering(
 ) -> LingeringTransaction:
     """A task's transaction, of a producer epoch."""
     name = f"{prefix}/kafka-1/{task}/0"
-    made = LingeringTransaction(
+    transaction = LingeringTransaction(
         KAFKA, name, f"{name}:1:{epoch}", ONGOING, producer_id=1, producer_epoch=epoch
     )
-    return replace(made, **changes)
+    return replace(transaction, **changes)
 
 
 def named(*transactions: LingeringTransaction, epoch: int = 4) -> Manifest:
     """A manifest that names them."""
     committables = [
-        Committable(each.sink or "kafka-1", epoch, 0, each.name, 10, 1) for each in transactions
+        Committable(transaction.sink or "kafka-1", epoch, 0, transaction.name, 10, 1)
+        for transaction in transactions
     ]
     return Manifest(
         epoch, "flights", "L", ("{}",), (), Producer(PREFIX, 1, 1),
@@ -49,7 +50,7 @@ def named(*transactions: LingeringTransaction, epoch: int = 4) -> Manifest:
 
 
 def view(decided: Manifest | None = None, **changes: object) -> CheckpointView:
-    made = CheckpointView(
+    checkpoint = CheckpointView(
         location="/checkpoint",
         pipeline="flights",
         lineage="L",
@@ -57,7 +58,7 @@ def view(decided: Manifest | None = None, **changes: object) -> CheckpointView:
         decided_path="" if decided is None else "tallystick/4.json",
         decided=decided,
     )
-    return replace(made, **changes)
+    return replace(checkpoint, **changes)
 
 
 ONE = lingering()
@@ -114,34 +115,35 @@ checkpoints = st.builds(
 
 @given(transactions, st.none() | checkpoints)
 def test_only_what_the_decided_manifest_names_is_said_to_be_committed(transaction, checkpoint):
-    said = describe(transaction, checkpoint)
+    described = describe(transaction, checkpoint)
 
-    assert ("commits it" in said.says) == (said.standing is TransactionStatus.DUE)
-    if said.standing is TransactionStatus.DUE:
-        assert said.named in checkpoint.decided.committables
-        assert said.named.name == transaction.name
-    if "aborts it" in said.says and said.standing is not TransactionStatus.WHOLE_EPOCH:
+    assert ("commits it" in described.says) == (described.standing is TransactionStatus.DUE)
+    if described.standing is TransactionStatus.DUE:
+        assert described.named in checkpoint.decided.committables
+        assert described.named.name == transaction.name
+    if "aborts it" in described.says and described.standing is not TransactionStatus.WHOLE_EPOCH:
         names = () if checkpoint.decided is None else checkpoint.decided.committables
-        assert transaction.name not in {each.name for each in names if transaction.sink == ""}
+        assert transaction.name not in {name.name for name in names if transaction.sink == ""}
         assert not checkpoint.doubt
 
 
 @given(st.lists(transactions), st.none() | checkpoints)
-def test_ours_come_first(found, checkpoint):
-    ordered = in_order(found, checkpoint)
+def test_ours_come_first(unordered, checkpoint):
+    ordered = in_order(unordered, checkpoint)
 
     ours = [
-        checkpoint is None or each in of_prefixes([each], checkpoint, {PREFIX}) for each in ordered
+        checkpoint is None or transaction in of_prefixes([transaction], checkpoint, {PREFIX})
+        for transaction in ordered
     ]
-    assert sorted(found, key=id) == sorted(ordered, key=id)
+    assert sorted(unordered, key=id) == sorted(ordered, key=id)
     assert ours == sorted(ours, reverse=True)
 
 
 def test_what_waits_for_a_decision_is_told_with_its_epoch():
-    said = describe(ONE, view(named(), undecided=WAITING))
+    described = describe(ONE, view(named(), undecided=WAITING))
 
-    assert (said.named.checkpoint_id, said.manifest_path) == (5, "tallystick/5.json")
-    assert "prepared for epoch 5, which is not decided" in said.says
+    assert (described.named.checkpoint_id, described.manifest_path) == (5, "tallystick/5.json")
+    assert "prepared for epoch 5, which is not decided" in described.says
 
 
 def test_the_name_of_another_sinks_files_is_no_name_of_ones_own():
@@ -149,9 +151,11 @@ def test_the_name_of_another_sinks_files_is_no_name_of_ones_own():
     ours = lingering(system=FILES, name="00000004-00000-ab", sink="files-1")
     theirs = replace(ours, sink="files-2")
 
-    said = [describe(each, view(named(ours))).standing for each in (ours, theirs)]
+    standings = [
+        describe(transaction, view(named(ours))).standing for transaction in (ours, theirs)
+    ]
 
-    assert said == [TransactionStatus.DUE, TransactionStatus.UNNAMED]
+    assert standings == [TransactionStatus.DUE, TransactionStatus.UNNAMED]
 
 
 def test_a_batch_write_is_called_one_and_ends_by_itself():

@@ -21,8 +21,8 @@ def test_what_is_called_tried_is_what_the_matrix_tries() -> None:
     assert (number(SPARKS[0]), number(SPARKS[-1])) == doctor.PYSPARKS
     assert doctor.PYSPARKS[0] == PYSPARK_VERSION_MIN
     assert doctor.PYSPARK_FOR_QUERIES == streaming.PYSPARK_VERSION_MIN
-    releases = [number(each) for each in doctor.KAFKA_RELEASES.values()]
-    assert {number(each) for each in KAFKA_VERSIONS} <= set(releases)
+    releases = [number(release) for release in doctor.KAFKA_RELEASES.values()]
+    assert {number(version) for version in KAFKA_VERSIONS} <= set(releases)
     assert releases == sorted(releases)
 
 
@@ -30,9 +30,9 @@ def test_what_is_called_tried_is_what_the_matrix_tries() -> None:
     ("text", "severity"), [("3.11.7", None), ("3.13.1", None), ("3.14.0", Severity.WARNING)]
 )
 def test_a_python_that_nobody_has_tried_is_a_warning(text: str, severity: Severity | None) -> None:
-    found = [each.severity for each in doctor.judge_python(text)]
+    severities = [finding.severity for finding in doctor.judge_python(text)]
 
-    assert found == ([] if severity is None else [severity])
+    assert severities == ([] if severity is None else [severity])
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_a_python_that_nobody_has_tried_is_a_warning(text: str, severity: Severi
     ],
 )
 def test_pyspark_is_judged(text: str, severity: Severity | None, says: str) -> None:
-    found = list(doctor.judge_pyspark(text))
+    findings = list(doctor.judge_pyspark(text))
 
-    assert [each.severity for each in found] == ([] if severity is None else [severity])
-    assert all(says in each.found for each in found)
-    assert all(each.remedy for each in found if each.is_logged)
+    assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
+    assert all(says in finding.found for finding in findings)
+    assert all(finding.remedy for finding in findings if finding.is_logged)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_pyspark_is_judged(text: str, severity: Severity | None, says: str) -> N
     ],
 )
 def test_brokers_are_judged(level: int | None, severity: Severity | None, says: str) -> None:
-    found = list(doctor.judge_brokers(replace(FACTS, metadata_version=level)))
+    findings = list(doctor.judge_brokers(replace(FACTS, metadata_version=level)))
 
-    assert [each.severity for each in found] == ([] if severity is None else [severity])
-    assert all(says in each.found for each in found)
+    assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
+    assert all(says in finding.found for finding in findings)

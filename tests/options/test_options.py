@@ -68,7 +68,7 @@ def test_patterns_and_assignments_are_subscriptions_too():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "words"),
     [
         ({"startingOfsets": "earliest"}, "did you mean 'startingOffsets'"),
         ({"kafka__bootstrap__servers": ""}, "kafka.bootstrap.servers is missing"),
@@ -135,22 +135,22 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"partition__discovery__interval__ms": "5m"}, "expected a whole number"),
     ],
 )
-def test_a_wrong_option_is_named_with_the_way_out(changed, told):
+def test_a_wrong_option_is_named_with_the_way_out(changed, words):
     with pytest.raises(OptionError) as raised:
         parse(**changed)
-    assert told in str(raised.value)
+    assert words in str(raised.value)
 
 
 def test_a_start_can_be_a_time_or_what_a_group_committed():
     one = parse(startingTimestamp="1700000000000")
-    each = parse(
+    options = parse(
         startingOffsetsByTimestamp='{"flights": {"1": 7}}',
         startingOffsetsByTimestampStrategy="latest",
     )
     group = {"kafka.group.id": "g", "startingOffsets": "committed", "committed.fallback": "latest"}
 
     assert one.start == AtTime(1_700_000_000_000)
-    assert each.start == AtTime(None, {TopicPartition("flights", 1): 7}, LATEST)
+    assert options.start == AtTime(None, {TopicPartition("flights", 1): 7}, LATEST)
     assert parse(**group).start == AtCommitted("g", LATEST)
 
 
@@ -235,14 +235,14 @@ def test_secrets_are_not_in_the_repr():
 def test_epochs_are_bounded_unless_all_is_asked_for():
     assert parse().offset_count_max == OFFSETS_MAX
     assert parse(maxOffsetsPerTrigger="All").offset_count_max is None
-    for asked, count in ((None, OFFSETS_MAX), ("all", None), ("7", 7)):
-        own = {**GOOD} if asked is None else {**GOOD, "MAXOFFSETSPERTRIGGER": asked}
+    for limit, count in ((None, OFFSETS_MAX), ("all", None), ("7", 7)):
+        own = {**GOOD} if limit is None else {**GOOD, "MAXOFFSETSPERTRIGGER": limit}
         assert parse_source_options(own).offset_count_max == count
-        assert is_bounded(own) == (asked is not None)
+        assert is_bounded(own) == (limit is not None)
 
 
 @pytest.mark.parametrize(
-    "name", [*PASSED_OVER, *(f"kafka.{each}" for each in java_settings.PASSED_OVER)]
+    "name", [*PASSED_OVER, *(f"kafka.{passed_over}" for passed_over in java_settings.PASSED_OVER)]
 )
 def test_what_only_tunes_another_connector_is_passed_over_with_a_warning(name, caplog):
     say_passed_over.cache_clear()
@@ -265,7 +265,7 @@ def test_a_setting_that_has_one_value_here_may_be_written_down():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "words"),
     [
         ("kafka.auto.offset.reset", "use startingOffsets"),
         ("kafka.interceptor.classes", "no Java class can run here"),
@@ -273,6 +273,6 @@ def test_a_setting_that_has_one_value_here_may_be_written_down():
         ("kafka.ssl.truststore.passwort", "is no option that Tallystick knows"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_what_to_do_instead(name, told):
-    with pytest.raises(OptionError, match=told):
+def test_what_cannot_be_done_is_refused_with_what_to_do_instead(name, words):
+    with pytest.raises(OptionError, match=words):
         parse(**{name: "x"})

@@ -42,18 +42,18 @@ def _no_connection_is_left(postgres: PostgresServer, table: object) -> Iterator[
     """After each test, when what a process keeps was closed."""
     yield
     idle_connections.close()
-    left = _sessions(postgres)
-    assert not left, left
+    sessions = _sessions(postgres)
+    assert not sessions, sessions
 
 
 def _sessions(postgres: PostgresServer) -> list[str]:
-    asked = (
+    query = (
         "SELECT query FROM pg_stat_activity "
         "WHERE starts_with(application_name, 'tallystick') AND backend_type = 'client backend'"
     )
     for _ in range(100):
-        left = [text for (text,) in postgres.query(asked)]
-        if not left:
+        texts = [text for (text,) in postgres.query(query)]
+        if not texts:
             break
         time.sleep(0.02)
-    return left
+    return texts

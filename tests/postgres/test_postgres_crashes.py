@@ -84,11 +84,11 @@ def writer(postgres: PostgresServer, name: str, way: str) -> Iterator[Callable[[
 
 def gone(postgres: PostgresServer) -> None:
     """Wait until the server has noticed that its client is dead."""
-    asked = (
+    query = (
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE starts_with(application_name, 'tallystick') AND backend_type = 'client backend'"
     )
-    wait_for(lambda: postgres.query(asked), [(0,)], "sessions of ours")
+    wait_for(lambda: postgres.query(query), [(0,)], "sessions of ours")
 
 
 def test_a_writer_killed_behind_its_prepare_is_committed_by_another_process(
@@ -100,7 +100,7 @@ def test_a_writer_killed_behind_its_prepare_is_committed_by_another_process(
     gone(postgres)
 
     driver = opened(postgres.dsn, name, transactions=way)
-    assert [each.name for each in driver.lingering(OWNER)] == [committable.name]
+    assert [transaction.name for transaction in driver.lingering(OWNER)] == [committable.name]
     assert driver.commit(committable) is Outcome.COMMITTED
     assert numbers(postgres, name) == list(range(ROWS, 2 * ROWS))
     driver.close()
@@ -112,21 +112,21 @@ def test_a_writer_killed_anywhere_leaves_whole_transactions_only(
 ) -> None:
     """What it told of is committed, the rest is found and aborted: nothing else is ever seen."""
     process = writer("endless")
-    told = [Committable.from_fields(json.loads(process.stdout.readline()))]
+    committables = [Committable.from_fields(json.loads(process.stdout.readline()))]
     time.sleep(random.Random(seed).uniform(0, 0.15))  # fewer than the server allows
     process.kill()
-    told += [Committable.from_fields(json.loads(line)) for line in process.stdout]
+    committables += [Committable.from_fields(json.loads(line)) for line in process.stdout]
     gone(postgres)
 
     driver = opened(postgres.dsn, name, transactions=way)
-    settled = commit_all(told, driver.commit)
-    for each in to_abort(driver.lingering(OWNER), told):
-        driver.abort(each)
+    settled = commit_all(committables, driver.commit)
+    for committable in to_abort(driver.lingering(OWNER), committables):
+        driver.abort(committable)
 
     assert (settled.lost, settled.error) == ((), None)
-    epochs = sorted(each.checkpoint_id for each in told)
-    assert epochs == list(range(1, len(told) + 1))
-    assert numbers(postgres, name) == list(range(ROWS, ROWS * (len(told) + 1)))
+    epochs = sorted(committable.checkpoint_id for committable in committables)
+    assert epochs == list(range(1, len(committables) + 1))
+    assert numbers(postgres, name) == list(range(ROWS, ROWS * (len(committables) + 1)))
     assert list(driver.lingering(OWNER)) == []
     driver.close()
 
@@ -139,26 +139,28 @@ def test_a_server_killed_between_prepare_and_commit() -> None:
         for way in WAYS:
             server.query(f"CREATE TABLE x.{way} ({COLUMNS})")
         drivers = {way: opened(server.dsn, f"x.{way}", transactions=way) for way in WAYS}
-        made = {way: prepared(drivers[way], rows_of(1, 2)) for way in WAYS}
+        committables = {way: prepared(drivers[way], rows_of(1, 2)) for way in WAYS}
         unfinished = [drivers[way].plan().begin(place_of(2)) for way in WAYS]
-        for each in unfinished:
-            each.write(rows_of(3))
+        for transaction in unfinished:
+            transaction.write(rows_of(3))
         server.kill()
         for way in WAYS:
             with pytest.raises(RetriableError):
-                drivers[way].commit(made[way][0])
-        for each in unfinished:
+                drivers[way].commit(committables[way][0])
+        for transaction in unfinished:
             with pytest.raises(RetriableError):
-                each.prepare()
-            each.abort()
+                transaction.prepare()
+            transaction.abort()
         server.start()
 
         for way in WAYS:
-            assert [drivers[way].commit(each) for each in made[way]] == [Outcome.COMMITTED]
+            assert [drivers[way].commit(committable) for committable in committables[way]] == [
+                Outcome.COMMITTED
+            ]
             assert numbers(server, f"x.{way}") == [1, 2]
             server.kill()
             server.start()
-            assert drivers[way].commit(made[way][0]) is Outcome.COMMITTED
+            assert drivers[way].commit(committables[way][0]) is Outcome.COMMITTED
             assert numbers(server, f"x.{way}") == [1, 2]
         for way in WAYS:
             assert list(drivers[way].lingering(OWNER)) == []
@@ -170,9 +172,9 @@ def test_a_server_killed_between_prepare_and_commit() -> None:
 
 def _stop(*servers: PostgresServer | None) -> None:
     idle_connections.close()
-    for each in servers:
-        if each is not None:
-            each.stop()
+    for server in servers:
+        if server is not None:
+            server.stop()
 
 
 def test_a_standby_is_refused_until_it_is_the_primary() -> None:
@@ -194,7 +196,7 @@ def test_a_standby_is_refused_until_it_is_the_primary() -> None:
         standby.query("SELECT pg_promote()")
 
         later = opened(standby.dsn, "t")
-        assert [each.name for each in later.lingering(OWNER)] == [committable.name]
+        assert [committable.name for committable in later.lingering(OWNER)] == [committable.name]
         assert [later.commit(committable) for _ in range(2)] == [Outcome.COMMITTED] * 2
         assert numbers(standby, "t") == [1, 2]
         later.close()
@@ -308,17 +310,17 @@ def test_a_task_cut_at_every_statement_leaves_nothing_or_something_to_abort(
         idle_connections.close()
         planned = Accident(postgres, nth, before=before, dies=True)
         accident(planned)
-        told: list[Committable] = []
+        committables: list[Committable] = []
         with suppress(Died):
-            told = list(attempted(driver, rows_of(nth), checkpoint_id=nth))
+            committables = list(attempted(driver, rows_of(nth), checkpoint_id=nth))
         accident(None)
-        left = list(driver.lingering(OWNER))
-        assert len(left) <= 1
-        for each in to_abort(left, told):
-            driver.abort(each)
+        lingering = list(driver.lingering(OWNER))
+        assert len(lingering) <= 1
+        for committable in to_abort(lingering, committables):
+            driver.abort(committable)
         assert numbers(postgres, name) == []
-        again = told or list(attempted(driver, rows_of(nth), checkpoint_id=nth))
-        assert [driver.commit(each) for each in again] == [Outcome.COMMITTED]
+        again = committables or list(attempted(driver, rows_of(nth), checkpoint_id=nth))
+        assert [driver.commit(committable) for committable in again] == [Outcome.COMMITTED]
         assert numbers(postgres, name) == [nth]
         postgres.query(f"TRUNCATE {name}")
         if not planned.happened:
@@ -337,8 +339,8 @@ def test_an_epoch_that_runs_again_beside_what_it_left_prepared(
 
     with pytest.raises(RetriableError, match="lock timeout"):
         attempted(driver, rows_of(1))
-    for each in driver.lingering(OWNER):
-        driver.abort(each)
+    for lingering in driver.lingering(OWNER):
+        driver.abort(lingering)
     (committable,) = attempted(driver, rows_of(1))
     assert driver.commit(committable) is Outcome.COMMITTED
     driver.close()
@@ -352,11 +354,11 @@ def test_two_drivers_commit_one_committable(postgres: PostgresServer, name: str,
         for number in range(20):
             (committable,) = prepared(drivers[0], rows_of(number))
             expected.append(number)
-            for outcome in pool.map(lambda each, it=committable: _patiently(each, it), drivers):
+            for outcome in pool.map(lambda peer, it=committable: _patiently(peer, it), drivers):
                 assert outcome is Outcome.COMMITTED
     assert numbers(postgres, name) == expected
-    for each in drivers:
-        each.close()
+    for opened_driver in drivers:
+        opened_driver.close()
 
 
 def _patiently(driver: Any, committable: Committable) -> Outcome:
@@ -544,8 +546,8 @@ def test_a_server_without_room_for_another_session_is_at_work() -> None:
         others = [server.connect() for _ in range(5)]
         pid = others[0].info.backend_pid
         assert connection_module._trouble(server.dsn, pid) == ""
-        for each in others:
-            each.close()
+        for other in others:
+            other.close()
         server.pause()
         assert connection_module._trouble(server.dsn, pid) == "the server did not answer"
         server.resume()
@@ -686,8 +688,8 @@ def test_a_frozen_server_ends_a_task(
     driver = opened(postgres.dsn, name, transactions=way)
     first, second = begun(driver, rows_of(1)), begun(driver, rows_of(2), task=1)
     if is_kept:  # a connection, for the third one
-        for each in prepared(driver, rows_of(0), task=2):
-            driver.abort(each)
+        for pending in prepared(driver, rows_of(0), task=2):
+            driver.abort(pending)
     began = time.monotonic()
     postgres.pause()
     try:
@@ -697,11 +699,11 @@ def test_a_frozen_server_ends_a_task(
     finally:
         postgres.resume()
     assert time.monotonic() - began < 30
-    for each in (first, second):
-        each.abort()
+    for transaction in (first, second):
+        transaction.abort()
     gc.collect()  # as above
-    for left in driver.lingering(OWNER):
-        driver.abort(left)
+    for lingering in driver.lingering(OWNER):
+        driver.abort(lingering)
     (committable,) = prepared(driver, rows_of(4))
     assert driver.commit(committable) is Outcome.COMMITTED
     assert numbers(postgres, name) == [4]

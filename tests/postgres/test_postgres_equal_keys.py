@@ -35,13 +35,13 @@ def created_collation(postgres: PostgresServer, schema: str) -> str:
 
 
 def collation_of(postgres: PostgresServer, table: str, column: str) -> str:
-    ((found,),) = postgres.query(
+    ((collation,),) = postgres.query(
         "SELECT attcollation::regcollation::text FROM pg_attribute "
         "WHERE attrelid = %s::regclass AND attname = %s",
         table,
         column,
     )
-    return str(found)
+    return str(collation)
 
 
 @pytest.mark.parametrize("waiting", [False, True])
@@ -74,7 +74,7 @@ def test_staged_rows_take_a_new_collation(
     for column in ("k", "c"):
         assert collation_of(postgres, staging, column) == collation_of(postgres, name, column)
     pending = pending or list(prepared(driver, rows_of(*keys)))
-    assert [driver.commit(each) for each in pending] == [Outcome.COMMITTED]
+    assert [driver.commit(committable) for committable in pending] == [Outcome.COMMITTED]
     assert sorted(k for (k,) in postgres.query(f"SELECT k FROM {name}")) == keys
     driver.close()
 
@@ -134,21 +134,21 @@ def test_an_index_that_is_replaced_meanwhile_drops_no_rows(
     postgres.query(f"ALTER TABLE {name} DROP CONSTRAINT t_pkey")
     postgres.query(f"CREATE UNIQUE INDEX other ON {name} (k bpchar_ops)")
 
-    said = r"other, a unique index over its key.*collation"
-    for each in pending:
-        with pytest.raises(OptionError, match=said):
-            driver.commit(each)
+    message = r"other, a unique index over its key.*collation"
+    for committable in pending:
+        with pytest.raises(OptionError, match=message):
+            driver.commit(committable)
     if not pending:
         transaction = driver.plan().begin(place_of())
         transaction.write(rows_of("a "))
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             transaction.prepare()
         transaction.abort()
     assert len(postgres.query(f"SELECT FROM {name}")) == (0 if pending else 1)
     postgres.query(f"DROP INDEX {name.split('.')[0]}.other")
     postgres.query(f"ALTER TABLE {name} ADD PRIMARY KEY (k)")
-    for each in pending or prepared(driver, rows_of("a ")):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in pending or prepared(driver, rows_of("a ")):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert len(postgres.query(f"SELECT FROM {name}")) == (1 if pending else 2)
     driver.close()
 

@@ -89,7 +89,7 @@ def test_rows_of_others_touch_no_table_and_hold_nothing_up(
     """The row names what recovery deletes from; as text it once was SQL of whoever wrote it."""
     driver = opened(place.high, place.table, transactions="staged")
     (decided,) = prepared(driver, rows_of(1, 2))
-    (left,) = prepared(driver, rows_of(3), checkpoint_id=2)
+    (stranger,) = prepared(driver, rows_of(3), checkpoint_id=2)
     place.let_low_in()
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         place.as_low(f"SELECT * FROM {place.payroll}")
@@ -116,20 +116,26 @@ def test_rows_of_others_touch_no_table_and_hold_nothing_up(
 
     later = opened(place.high, place.table, transactions="staged")
     with caplog.at_level(logging.WARNING):
-        found = [each for each in later.lingering(OWNER) if each.name != decided.name]
-        for each in found:
-            known = place.table.split(".")[1] if each.name == left.name else "(not known)"
-            assert known in later.describe(each)
-        for each in found:
-            later.abort(each)
+        lingering = [
+            committable
+            for committable in later.lingering(OWNER)
+            if committable.name != decided.name
+        ]
+        for committable in lingering:
+            known = (
+                place.table.split(".")[1] if committable.name == stranger.name else "(not known)"
+            )
+            assert known in later.describe(committable)
+        for committable in lingering:
+            later.abort(committable)
     assert later.commit(decided) is Outcome.COMMITTED
 
-    assert len(found) == len(hostile) + 1
-    assert left.name in {each.name for each in found}
+    assert len(lingering) == len(hostile) + 1
+    assert stranger.name in {committable.name for committable in lingering}
     assert place.paid() == 2
     assert place.numbers() == [1, 2]
-    for said in (*hostile, *strange):
-        assert repr(said) in caplog.text, said
+    for foreign in (*hostile, *strange):
+        assert repr(foreign) in caplog.text, foreign
     assert list(later.lingering(OWNER)) == []
     kept = place.postgres.query(f"SELECT name FROM {place.schema}.tallystick_staged")
     assert {name for (name,) in kept} == set(strange)
@@ -155,7 +161,7 @@ def test_a_row_that_leads_to_tables_of_a_stranger_is_not_followed(place: Place) 
         )
         place.as_low(f"GRANT ALL ON {full} TO {HIGH}")
     names = (f"{owner_prefix(OWNER)}7:{number}:0:ab" for number in range(2))
-    target, staging = (f'{place.schema}."{each}"' for each in ("evil", "tallystick_staged_evil"))
+    target, staging = (f'{place.schema}."{table}"' for table in ("evil", "tallystick_staged_evil"))
     for number, name in enumerate(names):
         insert = INSERT.format(place.schema)
         place.as_low(insert, name, number, target, staging, 0, 0)
@@ -164,8 +170,8 @@ def test_a_row_that_leads_to_tables_of_a_stranger_is_not_followed(place: Place) 
     first, second = driver.lingering(OWNER)
     with pytest.raises(OptionError, match="not made by this pipeline"):
         driver.commit(first)  # as a person might force it
-    for each in (first, second):
-        driver.abort(each)
+    for committable in (first, second):
+        driver.abort(committable)
     assert list(driver.lingering(OWNER)) == []
     assert place.paid() == 2
     driver.close()
@@ -189,7 +195,7 @@ def test_a_changed_row_of_a_decided_transaction_is_not_committed(place: Place) -
     change = f"WITH gone AS (DELETE FROM {registry} RETURNING *) INSERT INTO {registry} SELECT "
     names = ("name", "id", "target", "staging", "columns", "key", "record_count", "begun_ms")
     for column, (wrong, right) in changes.items():
-        what = ", ".join("%s" if each == column else each for each in names)
+        what = ", ".join("%s" if name == column else name for name in names)
         with psycopg.connect(place.low, autocommit=True) as low:
             taken = low.execute(f"DELETE FROM {registry} RETURNING *").fetchone()
             assert taken is not None
@@ -236,8 +242,8 @@ def test_tables_of_ours_that_a_stranger_made_are_refused(place: Place, ours: str
         opened(place.high, place.table, transactions="staged")
     place.postgres.query(f"DROP TRIGGER trap ON {full}")
     driver = opened(place.high, place.table, transactions="staged")
-    for each in attempted(driver, rows_of(1)):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in attempted(driver, rows_of(1)):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert (place.paid(), place.numbers()) == (2, [1])
     driver.close()
 
@@ -270,8 +276,8 @@ def test_a_strangers_condition_of_a_trigger_is_refused(place: Place, ours: str) 
     )
     driver = opened(place.high, place.table, transactions="staged")
     (committable,) = attempted(driver, rows_of(1))
-    (found,) = driver.lingering(OWNER)
-    assert place.table.split(".")[1] in driver.describe(found)
+    (lingering,) = driver.lingering(OWNER)
+    assert place.table.split(".")[1] in driver.describe(lingering)
     assert driver.commit(committable) is Outcome.COMMITTED
     assert (place.paid(), place.numbers()) == (2, [1])
     driver.close()
@@ -319,8 +325,8 @@ def test_a_lock_of_a_stranger_does_not_stop_a_start(place: Place) -> None:
         place.postgres.query(f"ALTER TABLE {place.table} ADD c text, ALTER a TYPE numeric")
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(start, range(8)))
-        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
-        assert place.postgres.query(held, low.info.backend_pid) == [(1,)]
+        query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+        assert place.postgres.query(query, low.info.backend_pid) == [(1,)]
     driver = opened(place.high, place.table, transactions="staged")
     (committable,) = attempted(driver, rows_of(1))
     assert driver.commit(committable) is Outcome.COMMITTED
@@ -344,12 +350,12 @@ def test_a_strangers_registry_is_not_looked_into(
     place.as_low(INSERT.format(place.schema), name, 1, "", place.payroll, 0, 0)
 
     driver = opened(place.high, place.table)
-    (left,) = prepared(driver, rows_of(1))
+    (pending,) = prepared(driver, rows_of(1))
     with caplog.at_level(logging.WARNING):
-        assert [each.name for each in driver.lingering(OWNER)] == [left.name]
+        assert [committable.name for committable in driver.lingering(OWNER)] == [pending.name]
         driver.lingering(OWNER)
-    (told,) = [each for each in caplog.messages if "belongs to role" in each]
-    assert f"{place.schema}.tallystick_staged" in told
+    (warning,) = [message for message in caplog.messages if "belongs to role" in message]
+    assert f"{place.schema}.tallystick_staged" in warning
     place.as_low(
         f"CREATE FUNCTION {place.schema}.trap() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$BEGIN DELETE FROM {place.payroll}; RETURN NULL; END$$"
@@ -359,7 +365,7 @@ def test_a_strangers_registry_is_not_looked_into(
         f"EXECUTE FUNCTION {place.schema}.trap()"
     )
     writing = begun(driver, rows_of(2), checkpoint_id=2)
-    (still_open,) = [e for e in driver.lingering(OWNER) if e.name != left.name]
+    (still_open,) = [e for e in driver.lingering(OWNER) if e.name != pending.name]
     driver.abort(still_open)
     with pytest.raises(RetriableError):  # its session is ended: the abort really happened
         writing.prepare()
@@ -370,28 +376,28 @@ def test_a_strangers_registry_is_not_looked_into(
 def test_a_schema_that_a_manifest_names_is_a_name(place: Place) -> None:
     """It becomes a part of SQL, and a checksum does not say who wrote it."""
     driver = opened(place.high, place.table)
-    (left,) = prepared(driver, rows_of(1))
-    details = json.loads(left.details) | {"schema": f"public; DELETE FROM {place.payroll} --"}
+    (pending,) = prepared(driver, rows_of(1))
+    details = json.loads(pending.details) | {"schema": f"public; DELETE FROM {place.payroll} --"}
     for act in (driver.commit, driver.abort):
         with pytest.raises(ManifestError, match="expected a name"):
-            act(replace(left, details=json.dumps(details)))
+            act(replace(pending, details=json.dumps(details)))
     assert place.paid() == 2
-    assert driver.commit(left) is Outcome.COMMITTED
+    assert driver.commit(pending) is Outcome.COMMITTED
     driver.close()
 
 
 def test_a_prepared_transaction_of_another_program_is_not_committed(place: Place) -> None:
     """A manifest that somebody else made may name any that this role has prepared."""
     driver = opened(place.high, place.table)
-    (left,) = prepared(driver, rows_of(1))
+    (pending,) = prepared(driver, rows_of(1))
     with place.postgres.connect(place.high) as billing:
         billing.execute("BEGIN")
         billing.execute(f"DELETE FROM {place.payroll}")
         billing.execute("PREPARE TRANSACTION 'billing-17'")
     with pytest.raises(ManifestError, match="billing-17"):
-        driver.commit(replace(left, name="billing-17"))
+        driver.commit(replace(pending, name="billing-17"))
     assert place.paid() == 2
-    assert driver.commit(left) is Outcome.COMMITTED
+    assert driver.commit(pending) is Outcome.COMMITTED
     driver.close()
 
 
@@ -433,14 +439,14 @@ def test_functions_and_operators_of_others_are_not_called(place: Place) -> None:
 
     for number, way in enumerate(("prepared", "staged"), 1):
         driver = opened(path, "t", transactions=way)
-        for each in attempted(driver, rows_of(number)):
-            assert driver.commit(each) is Outcome.COMMITTED
+        for committable in attempted(driver, rows_of(number)):
+            assert driver.commit(committable) is Outcome.COMMITTED
         attempted(driver, rows_of(9))
         zombie = begun(driver, rows_of(9))
-        left = list(driver.lingering(OWNER))
-        assert len(left) == 2
-        for each in left:
-            driver.abort(each)
+        lingering = list(driver.lingering(OWNER))
+        assert len(lingering) == 2
+        for committable in lingering:
+            driver.abort(committable)
         zombie.abort()
         driver.close()
 
@@ -483,8 +489,8 @@ def test_operators_of_others_are_not_called_where_pg_catalog_comes_last(
     driver = opened(
         psycopg.conninfo.make_conninfo(place.high, options=path), place.table, **settings
     )
-    for each in attempted(driver, rows_of(1, 2)):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in attempted(driver, rows_of(1, 2)):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert place.postgres.query(f"SELECT * FROM {schema}.trapped") == []
     assert place.numbers() == [1, 2]
     driver.close()
@@ -497,7 +503,7 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
     place.postgres.query(f"GRANT pg_read_all_stats TO {HIGH}")
     driver = opened(place.high, place.table)
     (decided,) = prepared(driver, rows_of(1))
-    (left,) = prepared(driver, rows_of(2), checkpoint_id=2)
+    (pending,) = prepared(driver, rows_of(2), checkpoint_id=2)
     theirs = [f"{owner_prefix(OWNER)}{rest}" for rest in ("7:0:0:ab", "x", "1:2:3")]
     with (
         psycopg.connect(place.low, autocommit=True) as low,
@@ -511,12 +517,14 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
         strange.execute(f"SET application_name = '{application_prefix(OWNER)}x'")
 
         with caplog.at_level(logging.WARNING):
-            found = list(driver.lingering(OWNER))
-        assert [each.name for each in found] == sorted((decided.name, left.name))
+            lingering = list(driver.lingering(OWNER))
+        assert [committable.name for committable in lingering] == sorted(
+            (decided.name, pending.name)
+        )
         for name in theirs:
             assert f"{name!r} is named as if" in caplog.text
         assert "'s transactions, and is none" in caplog.text
-        driver.abort(left)
+        driver.abort(pending)
         assert driver.commit(decided) is Outcome.COMMITTED
 
         # Its name is free now, and a recovery asks once more.
@@ -524,14 +532,14 @@ def test_names_of_transactions_and_sessions_of_others_hold_nothing_up(
         low.execute(f"PREPARE TRANSACTION '{decided.name}'")
         assert driver.commit(decided) is Outcome.COMMITTED
         low.execute("BEGIN")
-        low.execute(f"PREPARE TRANSACTION '{left.name}'")
+        low.execute(f"PREPARE TRANSACTION '{pending.name}'")
         with pytest.raises(OptionError, match=r"decided.*belongs to role .*o'Low.*COMMIT PREPARED"):
-            driver.commit(left)
+            driver.commit(pending)
 
         # It takes the name of one that is being written.
         slow = begun(driver, rows_of(3))
-        asked = "SELECT application_name FROM pg_stat_activity WHERE xact_start IS NOT NULL"
-        shown = [name for (name,) in place.postgres.query(asked)]
+        query = "SELECT application_name FROM pg_stat_activity WHERE xact_start IS NOT NULL"
+        shown = [name for (name,) in place.postgres.query(query)]
         (own,) = [
             name.removeprefix(application_prefix(OWNER))
             for name in shown
@@ -594,24 +602,24 @@ def test_a_row_by_the_name_of_something_else_of_ours_does_not_hide_it(place: Pla
     place.let_low_in()
     driver = opened(place.high, place.table)
     (decided,) = prepared(driver, rows_of(1))
-    (left,) = prepared(driver, rows_of(2), checkpoint_id=2)
+    (pending,) = prepared(driver, rows_of(2), checkpoint_id=2)
     zombie = begun(driver, rows_of(3), checkpoint_id=3)
     (still_open,) = [e for e in driver.lingering(OWNER) if e.checkpoint_id == 3]
-    for number, each in enumerate((decided, left, still_open)):
+    for number, committable in enumerate((decided, pending, still_open)):
         insert = INSERT.format(place.schema)
-        place.as_low(insert, each.name, number, place.payroll, place.payroll, 0, 0)
+        place.as_low(insert, committable.name, number, place.payroll, place.payroll, 0, 0)
 
     assert driver.commit(decided) is Outcome.COMMITTED
-    found = list(driver.lingering(OWNER))
-    names = [decided.name, left.name, left.name, still_open.name, still_open.name]
-    assert sorted(each.name for each in found) == sorted(names)
-    for each in found:
-        driver.abort(each)
+    lingering = list(driver.lingering(OWNER))
+    names = [decided.name, pending.name, pending.name, still_open.name, still_open.name]
+    assert sorted(committable.name for committable in lingering) == sorted(names)
+    for committable in lingering:
+        driver.abort(committable)
 
     with pytest.raises(RetriableError):
         zombie.prepare()
     zombie.abort()
-    assert driver.commit(left) is Outcome.LOST
+    assert driver.commit(pending) is Outcome.LOST
     assert list(driver.lingering(OWNER)) == []
     assert (place.paid(), place.numbers()) == (2, [1])
     driver.close()
@@ -623,7 +631,7 @@ def test_a_granted_role_that_takes_a_name_does_not_stop_an_abort(
     """It has a session that this role may end, and a transaction that it may not."""
     place.postgres.query(f"GRANT {LOW} TO {HIGH}")
     driver = opened(place.high, place.table)
-    (left,) = prepared(driver, rows_of(1))
+    (pending,) = prepared(driver, rows_of(1))
     rest = "7:0:0:ab"
     taken = f"{owner_prefix(OWNER)}{rest}"
     session = psycopg.connect(place.low)
@@ -634,15 +642,15 @@ def test_a_granted_role_that_takes_a_name_does_not_stop_an_abort(
     ):
         low.execute("BEGIN")
         low.execute(f"PREPARE TRANSACTION '{taken}'")
-        found = list(driver.lingering(OWNER))
-        assert {each.name for each in found} == {left.name, taken}
-        for each in found:
-            driver.abort(each)
+        lingering = list(driver.lingering(OWNER))
+        assert {committable.name for committable in lingering} == {pending.name, taken}
+        for committable in lingering:
+            driver.abort(committable)
     session.close()
     assert list(driver.lingering(OWNER)) == []
-    (told,) = [each for each in caplog.messages if taken in each]
-    assert "belongs to role" in told
-    assert LOW[1:-1] in told
+    (warning,) = [message for message in caplog.messages if taken in message]
+    assert "belongs to role" in warning
+    assert LOW[1:-1] in warning
     assert place.postgres.query("SELECT gid FROM pg_prepared_xacts") == [(taken,)]
     driver.close()
 
@@ -666,8 +674,8 @@ def test_a_token_of_somebody_else_is_not_taken_for_ours(place: Place) -> None:
     with pytest.raises(RetriableError, match="somebody else has written a token"):
         slow.prepare()
     slow.abort()
-    for each in driver.lingering(OWNER):  # its session, if the server has not noticed yet
-        driver.abort(each)
+    for committable in driver.lingering(OWNER):  # its session, if the server has not noticed yet
+        driver.abort(committable)
     assert place.postgres.query("SELECT gid FROM pg_prepared_xacts") == []
     assert place.numbers() == []
     driver.close()
@@ -677,13 +685,13 @@ def moved_on(place: Place) -> tuple[Committable, Committable]:
     """What `high` has staged for a table of `low`, who made our tables too, and sold his since."""
     driver = opened(place.high, place.table, transactions="staged")
     (decided,) = prepared(driver, rows_of(1, 2))
-    (left,) = prepared(driver, rows_of(3), checkpoint_id=2)
+    (undecided,) = prepared(driver, rows_of(3), checkpoint_id=2)
     driver.close()
     place.let_low_in()
     staging = f"{place.schema}.tallystick_staged_t"
     place.postgres.query(f"ALTER TABLE {staging} OWNER TO {LOW}")
     place.postgres.query(f"GRANT ALL ON {staging} TO {HIGH}")
-    return decided, left
+    return decided, undecided
 
 
 def staged_in(place: Place) -> list[int]:
@@ -694,12 +702,15 @@ def test_what_was_staged_beside_a_table_whose_owner_is_another_one_is_settled(
     place: Place, table: Create
 ) -> None:
     """Its rows are data only: what is given up goes; what is decided waits, and says for what."""
-    decided, left = moved_on(place)
+    decided, undecided = moved_on(place)
     place.postgres.query(f"GRANT ALL ON {table(COLUMNS, name='u')} TO {HIGH}")
 
     later = opened(place.high, f"{place.schema}.u", transactions="staged")
-    assert {each.name for each in later.lingering(OWNER)} == {decided.name, left.name}
-    later.abort(left)
+    assert {committable.name for committable in later.lingering(OWNER)} == {
+        decided.name,
+        undecided.name,
+    }
+    later.abort(undecided)
     assert staged_in(place) == [1, 2]
     with pytest.raises(OptionError, match=r"2 rows .*staged_t.*OWNER TO") as raised:
         later.commit(decided)
@@ -727,7 +738,7 @@ def test_what_was_staged_beside_a_table_whose_owner_is_another_one_is_settled(
 def test_what_was_staged_where_a_stranger_has_code_is_named_not_touched(
     place: Place, table: Create, caplog: pytest.LogCaptureFixture, trap: str
 ) -> None:
-    decided, left = moved_on(place)
+    decided, undecided = moved_on(place)
     schema, staging = place.schema, f"{place.schema}.tallystick_staged_t"
     place.postgres.query(f"GRANT CREATE ON SCHEMA {schema} TO {LOW}")
     place.postgres.query(f"CREATE TABLE {schema}.seen (who text)")
@@ -744,22 +755,22 @@ def test_what_was_staged_where_a_stranger_has_code_is_named_not_touched(
         place.as_low(
             f"CREATE FUNCTION {schema}.{signature} LANGUAGE plpgsql AS $$BEGIN {body} END$$"
         )
-    for each in trap.format(staging=staging, schema=schema).split("; "):
-        place.as_low(each)
+    for statement in trap.format(staging=staging, schema=schema).split("; "):
+        place.as_low(statement)
     place.postgres.query(f"GRANT ALL ON {table(COLUMNS, name='u')} TO {HIGH}")
 
     later = opened(place.high, f"{schema}.u", transactions="staged")
     with caplog.at_level(logging.WARNING):
-        later.abort(left)
+        later.abort(undecided)
         with pytest.raises(OptionError, match=r"OWNER TO"):
             later.commit(decided)
     seen = f"SELECT * FROM {schema}.seen WHERE who = %s"
     assert place.postgres.query(seen, HIGH[1:-1].replace('""', '"')) == []
     assert sorted(staged_in(place)) == [1, 2, 3]
-    (told,) = [each for each in caplog.messages if left.name in each]
-    assert "OWNER TO" in told
+    (warning,) = [message for message in caplog.messages if undecided.name in message]
+    assert "OWNER TO" in warning
     later.close()
-    cleared = told.rpartition("DELETE FROM ")[2]
+    cleared = warning.rpartition("DELETE FROM ")[2]
     place.as_low(f"DELETE FROM {cleared}")
     assert sorted(staged_in(place)) == [1, 2]
 
@@ -786,7 +797,7 @@ def test_what_was_staged_in_another_roles_schema_is_told_of(
     place: Place, table: Create, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The sink writes into another schema now: whose registry has its rows, it may not believe."""
-    decided, left = moved_on(place)
+    decided, undecided = moved_on(place)
     registry = f"{place.schema}.tallystick_staged"
     place.postgres.query(f"ALTER TABLE {registry} OWNER TO {LOW}")
     place.postgres.query(f"GRANT ALL ON {registry} TO {HIGH}")
@@ -797,8 +808,8 @@ def test_what_was_staged_in_another_roles_schema_is_told_of(
         assert list(later.lingering(another)) == []
         assert caplog.messages == []
         assert [*later.lingering(OWNER), *later.lingering(OWNER)] == []
-        (told,) = caplog.messages
-        assert f"ALTER TABLE {registry} OWNER TO" in told
+        (warning,) = caplog.messages
+        assert f"ALTER TABLE {registry} OWNER TO" in warning
         with psycopg.connect(place.low) as low:
             low.execute(f"LOCK TABLE {registry}")
             assert list(later.lingering(OWNER)) == []
@@ -807,8 +818,11 @@ def test_what_was_staged_in_another_roles_schema_is_told_of(
         later.commit(decided)
 
     place.postgres.query(f"ALTER TABLE {registry} OWNER TO {HIGH}")
-    assert {each.name for each in later.lingering(OWNER)} == {decided.name, left.name}
-    later.abort(left)
+    assert {committable.name for committable in later.lingering(OWNER)} == {
+        decided.name,
+        undecided.name,
+    }
+    later.abort(undecided)
     assert staged_in(place) == [1, 2]
     place.postgres.query(f"ALTER TABLE {place.schema}.tallystick_staged_t OWNER TO {HIGH}")
     assert later.commit(decided) is Outcome.COMMITTED

@@ -33,7 +33,7 @@ def test_what_is_prepared_in_a_database_is_listed_and_recovered(
     name = table(COLUMNS)
     driver = opened(postgres.dsn, name, OWNER, transactions=way)
     (decided,) = prepared(driver, rows_of(1, 2), checkpoint_id=1, owner=OWNER)
-    (left,) = prepared(driver, rows_of(3), checkpoint_id=1, task=1, owner=OWNER)
+    (undecided,) = prepared(driver, rows_of(3), checkpoint_id=1, task=1, owner=OWNER)
     driver.close()
     job = LingeringJob(tmp_path / "checkpoint", OWNER.pipeline, OWNER.lineage, is_loops=True)
     job.decide(1, job.prepare(1, [decided]))
@@ -46,9 +46,9 @@ def test_what_is_prepared_in_a_database_is_listed_and_recovered(
     def listed() -> dict[str, tuple[str, str, str]]:
         words = ["transactions", "list", "--json", "--pipeline", OWNER.pipeline]
         where = ["--bootstrap-servers", servers, "--checkpoint", str(job.folder)]
-        found = json.loads(CliRunner().invoke(app, [*words, *where]).stdout)["transactions"]
-        return {each["transaction"]: (each["standing"], each["system"], each["state"])
-                for each in found}  # fmt: skip
+        transactions = json.loads(CliRunner().invoke(app, [*words, *where]).stdout)["transactions"]
+        return {entry["transaction"]: (entry["standing"], entry["system"], entry["state"])
+                for entry in transactions}  # fmt: skip
 
     before = listed()
     done = pipeline.recover(checkpoint=str(job.folder))
@@ -56,7 +56,7 @@ def test_what_is_prepared_in_a_database_is_listed_and_recovered(
 
     assert before == {
         decided.name: ("due", "postgres", way),
-        left.name: ("unnamed", "postgres", way),
+        undecided.name: ("unnamed", "postgres", way),
     }
     assert done.sinks == (SinkRecovery("postgres-1", committed=1, aborted=1),)
     assert again.sinks == (SinkRecovery("postgres-1"),)

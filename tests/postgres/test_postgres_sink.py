@@ -55,9 +55,9 @@ def name(table: Create) -> str:
 
 @pytest.fixture
 def driver(postgres: PostgresServer, name: str, way: str) -> Iterator[TwoPhaseCommitSink]:
-    made = opened(postgres.dsn, name, transactions=way)
-    yield made
-    made.close()
+    opened_driver = opened(postgres.dsn, name, transactions=way)
+    yield opened_driver
+    opened_driver.close()
 
 
 def numbers(postgres: PostgresServer, name: str) -> list[int]:
@@ -127,8 +127,8 @@ def test_an_abandoned_attempt_leaves_nothing(
     transaction.abort()
 
     assert begun(driver, rows_of(2)).prepare()
-    (left,) = driver.lingering(OWNER)
-    driver.abort(left)
+    (committable,) = driver.lingering(OWNER)
+    driver.abort(committable)
     assert numbers(postgres, name) == []
 
 
@@ -142,7 +142,7 @@ def test_an_abort_after_prepare_harms_neither_it_nor_the_next_one(
     first.abort()
     (other,) = second.prepare()
 
-    assert [driver.commit(each) for each in (committable, other)] == [Outcome.COMMITTED] * 2
+    assert [driver.commit(pending) for pending in (committable, other)] == [Outcome.COMMITTED] * 2
     assert numbers(postgres, name) == [1, 2]
 
 
@@ -150,19 +150,26 @@ def test_what_lingers_is_found_by_another_run(
     postgres: PostgresServer, name: str, way: str, driver: TwoPhaseCommitSink
 ) -> None:
     """Of a task that there is no more, of a run that never completed a checkpoint, of both ways."""
-    made = [*prepared(driver, rows_of(1), task=7), *prepared(driver, rows_of(2), checkpoint_id=0)]
+    committables = [
+        *prepared(driver, rows_of(1), task=7),
+        *prepared(driver, rows_of(2), checkpoint_id=0),
+    ]
     driver.close()
 
-    other_way = next(each for each in WAYS if each != way)
+    other_way = next(way_tried for way_tried in WAYS if way_tried != way)
     later = opened(postgres.dsn, name, transactions=other_way)
-    found = list(later.lingering(OWNER))
+    lingering = list(later.lingering(OWNER))
 
-    assert {(each.name, each.checkpoint_id, each.task, each.sink) for each in found} == {
-        (each.name, each.checkpoint_id, each.task, each.sink) for each in made
+    assert {
+        (committable.name, committable.checkpoint_id, committable.task, committable.sink)
+        for committable in lingering
+    } == {
+        (committable.name, committable.checkpoint_id, committable.task, committable.sink)
+        for committable in committables
     }
-    assert later.commit(made[0]) is Outcome.COMMITTED
-    for each in later.lingering(OWNER):
-        later.abort(each)
+    assert later.commit(committables[0]) is Outcome.COMMITTED
+    for committable in later.lingering(OWNER):
+        later.abort(committable)
     assert numbers(postgres, name) == [1]
     assert list(later.lingering(OWNER)) == []
     assert postgres.query(f"SELECT count(*) FROM {name.split('.')[0]}.tallystick_committed") == [
@@ -177,15 +184,15 @@ def test_what_a_task_has_open_is_found_and_ended(
     """The task of a run that is over may be slow, not dead: it must not prepare anything now."""
     zombie = begun(driver, rows_of(1))
     slow = begun(driver, rows_of(2), task=1)
-    left = list(driver.lingering(OWNER))
-    assert sorted(each.task for each in left) == [0, 1]
-    assert "pg_stat_activity" in driver.describe(left[0])
+    lingering = list(driver.lingering(OWNER))
+    assert sorted(committable.task for committable in lingering) == [0, 1]
+    assert "pg_stat_activity" in driver.describe(lingering[0])
     with pytest.raises(RetriableError, match="not prepared yet"):
-        driver.commit(left[0])
+        driver.commit(lingering[0])
     (late,) = slow.prepare()  # between the look and the abort
 
-    for each in left * 2:
-        driver.abort(each)
+    for committable in lingering * 2:
+        driver.abort(committable)
 
     with pytest.raises(RetriableError):
         zombie.prepare()
@@ -207,8 +214,8 @@ def test_owners_do_not_see_each_other(driver: TwoPhaseCommitSink) -> None:
 
     assert list(driver.lingering(OWNER)) == []
     for owner in others:
-        (left,) = driver.lingering(owner)
-        driver.abort(left)
+        (committable,) = driver.lingering(owner)
+        driver.abort(committable)
 
 
 def test_a_changed_table_and_guarantee_still_settle_what_is_pending(
@@ -218,7 +225,7 @@ def test_a_changed_table_and_guarantee_still_settle_what_is_pending(
     driver.close()
 
     later = opened(postgres.dsn, table(COLUMNS, name="u"), guarantee="none")
-    assert {each.name for each in later.lingering(OWNER)} == {first.name, second.name}
+    assert {committable.name for committable in later.lingering(OWNER)} == {first.name, second.name}
     assert later.commit(first) is Outcome.COMMITTED
     later.abort(second)
     assert numbers(postgres, name) == [1]
@@ -275,30 +282,30 @@ def test_the_committable_of_another_database_is_not_taken_for_lost(
     assert there.commit(committable) is Outcome.COMMITTED
     with pytest.raises(DataLossError, match="database elsewhere"):
         here.commit(committable)
-    for each in (here, there):
-        each.close()
+    for driver in (here, there):
+        driver.close()
 
 
 def test_tokens_are_pruned_and_prove_nevertheless(
     postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
 ) -> None:
     tokens = f"{name.split('.')[0]}.tallystick_committed"
-    made = {}
+    by_epoch = {}
     for epoch in [1, 2, 3, 200, 201]:
-        (made[epoch],) = prepared(driver, rows_of(epoch), checkpoint_id=epoch)
-    driver.abort(made[2])
-    outcomes = [driver.commit(made[epoch]) for epoch in made]
+        (by_epoch[epoch],) = prepared(driver, rows_of(epoch), checkpoint_id=epoch)
+    driver.abort(by_epoch[2])
+    outcomes = [driver.commit(by_epoch[epoch]) for epoch in by_epoch]
 
     kept = postgres.query(f"SELECT checkpoint_id, lost FROM {tokens} WHERE task >= 0 ORDER BY 1")
     assert kept == [(2, True), (200, False), (201, False)]
-    assert [driver.commit(made[epoch]) for epoch in made] == outcomes
-    assert outcomes == [Outcome.LOST if epoch == 2 else Outcome.COMMITTED for epoch in made]
+    assert [driver.commit(by_epoch[epoch]) for epoch in by_epoch] == outcomes
+    assert outcomes == [Outcome.LOST if epoch == 2 else Outcome.COMMITTED for epoch in by_epoch]
     (late,) = prepared(driver, rows_of(4), checkpoint_id=250)
-    (made[310],) = prepared(driver, rows_of(310), checkpoint_id=310)
-    outcomes.append(driver.commit(made[310]))
+    (by_epoch[310],) = prepared(driver, rows_of(310), checkpoint_id=310)
+    outcomes.append(driver.commit(by_epoch[310]))
     kept = postgres.query(f"SELECT checkpoint_id FROM {tokens} WHERE task >= 0 ORDER BY 1")
     assert kept == [(2,), (310,)]
-    assert [driver.commit(made[epoch]) for epoch in made] == outcomes
+    assert [driver.commit(by_epoch[epoch]) for epoch in by_epoch] == outcomes
     driver.abort(late)
     assert driver.commit(late) is Outcome.LOST, "it is not after the mark"
 
@@ -307,10 +314,10 @@ def test_two_tasks_do_not_wait_for_each_other(
     postgres: PostgresServer, name: str, driver: TwoPhaseCommitSink
 ) -> None:
     open_ones = [begun(driver, rows_of(task), task=task) for task in range(4)]
-    committables = [each for one in open_ones for each in one.prepare()]
+    committables = [committable for one in open_ones for committable in one.prepare()]
 
-    for each in reversed(committables):
-        driver.commit(each)
+    for committable in reversed(committables):
+        driver.commit(committable)
     assert numbers(postgres, name) == [0, 1, 2, 3]
 
 
@@ -318,17 +325,17 @@ def test_an_upsert_takes_the_last_row_of_each_key(postgres: PostgresServer, tabl
     name = table("a bigint, c integer, b text DEFAULT 'new', PRIMARY KEY (c, a)")
     driver = opened(postgres.dsn, name, key=["a", "c"], transactions="staged")
 
-    def rows(*each: tuple[int, int, str]) -> pa.RecordBatch:
-        a, c, b = zip(*each, strict=True)
+    def rows(*values: tuple[int, int, str]) -> pa.RecordBatch:
+        a, c, b = zip(*values, strict=True)
         return pa.record_batch({"a": a, "c": pa.array(c, pa.int32()), "b": b})
 
     first = prepared(driver, rows((1, 1, "x"), (2, 1, "y"), (1, 1, "z")), rows((2, 1, "w")))
     second = prepared(driver, rows((1, 1, "later"), (1, 2, "other")), checkpoint_id=2)
-    for each in [*first, *second, *first, *second]:
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in [*first, *second, *first, *second]:
+        assert driver.commit(committable) is Outcome.COMMITTED
 
-    found = postgres.query(f"SELECT a, c, b FROM {name} ORDER BY a, c")
-    assert found == [(1, 1, "later"), (1, 2, "other"), (2, 1, "w")]
+    rows_written = postgres.query(f"SELECT a, c, b FROM {name} ORDER BY a, c")
+    assert rows_written == [(1, 1, "later"), (1, 2, "other"), (2, 1, "w")]
     with pytest.raises(RecordError, match=r"column a .*NOT NULL"):
         attempted(driver, rows((None, 1, "x")))
     driver.close()
@@ -368,8 +375,8 @@ def test_a_columns_name_or_default_may_hold_what_ends_a_statement(
     postgres.query(f"CREATE DOMAIN {schema}.strict AS text NOT NULL")
     postgres.query(f"ALTER TABLE {name} ADD c {schema}.strict DEFAULT ';\n'")
     driver = opened(postgres.dsn, name, transactions="staged")
-    for each in prepared(driver, pa.record_batch({"a": [1], ";\n": [2]})):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in prepared(driver, pa.record_batch({"a": [1], ";\n": [2]})):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert postgres.query(f"SELECT * FROM {name}") == [(1, 2, ";\n")]
     driver.close()
 
@@ -381,8 +388,8 @@ def test_staged_rows_keep_their_order(postgres: PostgresServer, table: Create) -
     staging = f"{name.split('.')[0]}.tallystick_staged_t"
     first = f"WITH first AS (DELETE FROM {staging} WHERE a = 5 RETURNING *)"
     postgres.query(f"{first} INSERT INTO {staging} SELECT * FROM first")  # it lies last now
-    for each in committables:
-        driver.commit(each)
+    for committable in committables:
+        driver.commit(committable)
 
     assert postgres.query(f"SELECT a FROM {name} ORDER BY n") == [(5,), (3,), (4,), (1,)]
     driver.close()
@@ -413,8 +420,8 @@ def test_the_staging_table_follows_the_users(postgres: PostgresServer, table: Cr
     postgres.query(f"ALTER TABLE {name} ALTER a TYPE bigint, ADD b text DEFAULT 'new'")
 
     later = opened(postgres.dsn, name, transactions="staged")
-    for each in [pending, *prepared(later, rows_of(2**40))]:
-        assert later.commit(each) is Outcome.COMMITTED
+    for committable in [pending, *prepared(later, rows_of(2**40))]:
+        assert later.commit(committable) is Outcome.COMMITTED
 
     assert postgres.query(f"SELECT * FROM {name} ORDER BY a") == [
         (1, "new"),
@@ -533,8 +540,8 @@ def test_rows_that_wait_become_no_text_of_the_roles_own_form(
     driver = opened(dsn, name, transactions="staged")
     (pending,) = prepared(driver, pa.record_batch({"v": [value]}))
     postgres.query(f"ALTER TABLE {name} ALTER v TYPE text")
-    said = f"has rows that wait.*{setting}"
-    with pytest.raises(OptionError, match=said):
+    message = f"has rows that wait.*{setting}"
+    with pytest.raises(OptionError, match=message):
         opened(dsn, name, transactions="staged") if starts else driver.commit(pending)
     driver.close()
 
@@ -568,10 +575,10 @@ def test_where_bytes_are_characters_no_blank_is_cut(
     driver = opened(dsn, "t")
     with pytest.raises(RecordError, match="too long for 3 characters"):
         attempted(driver, pa.record_batch({"v": ["é  "]}))
-    for each in prepared(driver, pa.record_batch({"v": ["é ", "abc"]})):
-        assert driver.commit(each) is Outcome.COMMITTED
-    found = postgres.query("SELECT convert_to(v, 'SQL_ASCII') FROM t", dsn=dsn)
-    assert found == [("é ".encode(),), (b"abc",)]
+    for committable in prepared(driver, pa.record_batch({"v": ["é ", "abc"]})):
+        assert driver.commit(committable) is Outcome.COMMITTED
+    rows_written = postgres.query("SELECT convert_to(v, 'SQL_ASCII') FROM t", dsn=dsn)
+    assert rows_written == [("é ".encode(),), (b"abc",)]
     driver.close()
 
 
@@ -581,8 +588,8 @@ def test_a_keys_names_may_sort_otherwise_in_the_database(
     dsn = of_encoding("KOI8R")
     postgres.query('CREATE TABLE t ("в" bigint, "ю" bigint, PRIMARY KEY ("в", "ю"))', dsn=dsn)
     driver = opened(dsn, "t", transactions="staged", key=["ю", "в"])
-    for each in prepared(driver, pa.record_batch({"в": [1], "ю": [2]})):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in prepared(driver, pa.record_batch({"в": [1], "ю": [2]})):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert postgres.query("SELECT * FROM t", dsn=dsn) == [(1, 2)]
     driver.close()
 
@@ -600,9 +607,9 @@ def test_rows_of_a_lineage_that_was_given_up_block_a_new_type_until_they_are_rem
     def staged(owner: Owner, value: str) -> Committable:
         driver = opened(postgres.dsn, name, owner, transactions="staged")
         rows = pa.record_batch({"a": [1], "c": pa.array([Decimal(value)])})
-        (made,) = prepared(driver, rows, owner=owner)
+        (committable,) = prepared(driver, rows, owner=owner)
         driver.close()
-        return made
+        return committable
 
     for _ in range(2):
         staged(retired, "1.2345")
@@ -624,24 +631,26 @@ def test_rows_of_a_lineage_that_was_given_up_block_a_new_type_until_they_are_rem
 
     with pytest.raises(OptionError, match="has rows that wait") as refused:
         opened(postgres.dsn, name, transactions="staged")
-    told = str(refused.value)
-    assert f"2 rows of {owner_prefix(retired)!r}" in told
-    assert f"1 rows of {owner_prefix(other)!r}" in told
-    assert "1 rows of no transaction" in told
-    assert "1 rows of 'tallystick:'" in told
-    removals = [each for each in told.split("\n") if each.startswith(("WITH", "DELETE"))]
-    unwanted = [each for each in removals if owner_prefix(other) not in each]
+    message = str(refused.value)
+    assert f"2 rows of {owner_prefix(retired)!r}" in message
+    assert f"1 rows of {owner_prefix(other)!r}" in message
+    assert "1 rows of no transaction" in message
+    assert "1 rows of 'tallystick:'" in message
+    removals = [
+        statement for statement in message.split("\n") if statement.startswith(("WITH", "DELETE"))
+    ]
+    unwanted = [removal for removal in removals if owner_prefix(other) not in removal]
     assert (len(removals), len(unwanted)) == (4, 3)
-    for each in unwanted:
-        postgres.query(each)
+    for statement in unwanted:
+        postgres.query(statement)
 
     driver = opened(postgres.dsn, name, other, transactions="staged")
     assert driver.commit(live) is Outcome.COMMITTED
     assert postgres.query(f"SELECT * FROM {name}") == [(1, Decimal("2.50"))]
     assert postgres.query(f"SELECT * FROM {staging}") == []
     assert elsewhere.commit(kept) is Outcome.COMMITTED
-    for each in (driver, elsewhere):
-        each.close()
+    for driver_opened in (driver, elsewhere):
+        driver_opened.close()
 
 
 @pytest.mark.parametrize("added", ["DEFAULT 5", "GENERATED ALWAYS AS (5) STORED", "DEFAULT 1 + 4"])
@@ -659,8 +668,8 @@ def test_rows_that_wait_stand_a_new_column_that_is_null_nowhere(
 
     driver = opened(postgres.dsn, name, transactions="staged")
     assert driver.commit(pending) is Outcome.COMMITTED
-    for each in prepared(driver, rows_of(2), checkpoint_id=2):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in prepared(driver, rows_of(2), checkpoint_id=2):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert postgres.query(f"SELECT a, c FROM {name} ORDER BY a") == [(1, 5), (2, 5)]
     defaults = f"SELECT 1 FROM pg_attrdef WHERE adrelid = '{staging}'::regclass"
     assert postgres.query(defaults) == []
@@ -782,7 +791,7 @@ def test_none_goes_on_without_what_cannot_be_written(
         assert list(prepared(driver, rows_of(1, 2), rows_of(3, 10, 4), rows_of(5))) == []
 
     assert numbers(postgres, name) == [1, 2, 5]
-    (message,) = [each.message for each in caplog.records]
+    (message,) = [record.message for record in caplog.records]
     assert message.startswith("sink postgres-1: 3 rows of epoch 1, task 0 are lost")
     assert "t_a_check" in message
     driver.close()
@@ -798,7 +807,7 @@ def test_a_sink_is_a_value(postgres: PostgresServer, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"key": "a"}, r"expected a list, \['a'\]"),
         ({"key": ["a"]}, 'transactions="staged".*locks'),
@@ -808,8 +817,8 @@ def test_a_sink_is_a_value(postgres: PostgresServer, name: str) -> None:
         ({"table": ""}, "table is empty"),
     ],
 )
-def test_settings_are_checked_before_anything_starts(settings: dict, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_settings_are_checked_before_anything_starts(settings: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         PostgresSink("host=x", **{"table": "t", **settings})
 
 
@@ -819,14 +828,14 @@ def test_a_table_that_cannot_work_is_refused(postgres: PostgresServer, table: Cr
     postgres.query(f"CREATE VIEW {schema}.v AS SELECT * FROM {name}")
     postgres.query(f"CREATE UNIQUE INDEX ON {name} (a) WHERE b IS NULL")
     staged = {"transactions": "staged"}
-    for settings, said in [
+    for settings, message in [
         ({"table": f"{schema}.nothing"}, "is not there"),
         ({"table": f"{schema}.no such"}, "is not there"),
         ({"table": f"{schema}.v"}, "is a view"),
         ({"table": name, "key": ["a"], **staged}, "no unique index over exactly"),
         ({"table": name, "key": ["c"], **staged}, "no column 'c'"),
     ]:
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             opened(postgres.dsn, **settings)
 
 
@@ -848,19 +857,19 @@ def test_a_role_without_create_is_told_what_to_run(postgres: PostgresServer, nam
     with pytest.raises(OptionError, match="GRANT INSERT"):
         opened(dsn, name)
     postgres.query(f"GRANT INSERT ON {name} TO writer")
-    asked = []
+    queries = []
     for _ in range(4):  # each of our tables
         try:
             driver = opened(dsn, name, transactions="staged")
             break
         except OptionError as error:
             text, ddl = str(error).split("\n", 1)
-            asked.append(text)
+            queries.append(text)
             postgres.query(ddl)
             postgres.query(
                 f"GRANT INSERT, SELECT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO writer"
             )
-    assert len(asked) == 3
+    assert len(queries) == 3
     (committable,) = prepared(driver, rows_of(1))
     assert driver.commit(committable) is Outcome.COMMITTED
     driver.close()
@@ -914,10 +923,10 @@ def test_a_session_waits_for_the_disk_and_for_nothing_else_without_end(
     lax = "-c synchronous_commit=off -c default_transaction_isolation=serializable"
     lax += " -c default_transaction_read_only=on -c lock_timeout=7s"
     with connect(f"{postgres.dsn} options='{lax}'") as connection:
-        asked = ", ".join(f"current_setting('{each}')" for each in names)
-        found = connection.execute(f"SELECT {asked}").fetchone()
+        columns = ", ".join(f"current_setting('{setting}')" for setting in names)
+        settings = connection.execute(f"SELECT {columns}").fetchone()
 
-    assert found == ("on", "read committed", "off", "7s", "1h", "1h")
+    assert settings == ("on", "read committed", "off", "7s", "1h", "1h")
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
@@ -952,7 +961,9 @@ def test_a_cut_connection_is_made_again(
     assert postgres.query(cut)
 
     (second,) = prepared(driver, rows_of(2))
-    assert [driver.commit(each) for each in (first, second)] == [Outcome.COMMITTED] * 2
+    assert [driver.commit(committable) for committable in (first, second)] == [
+        Outcome.COMMITTED
+    ] * 2
     transaction = begun(driver, rows_of(3))
     assert postgres.query(cut)
     with pytest.raises(RetriableError):
@@ -962,10 +973,10 @@ def test_a_cut_connection_is_made_again(
 
 
 @pytest.mark.parametrize(
-    ("said", "used"), [("", 10), ("0", 100), ("-1", 100), ("30", 30), ("300", 100)]
+    ("timeout", "used"), [("", 10), ("0", 100), ("-1", 100), ("30", 30), ("300", 100)]
 )
 def test_a_connection_is_waited_for_as_the_dsn_says_and_no_longer_than_allowed(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, said: str, used: int
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, timeout: str, used: int
 ) -> None:
     """Zero is no limit, as for libpq: not the shortest."""
     seen: dict[str, Any] = {}
@@ -976,7 +987,7 @@ def test_a_connection_is_waited_for_as_the_dsn_says_and_no_longer_than_allowed(
         return real(*args, **settings)
 
     monkeypatch.setattr(psycopg, "connect", watched)
-    dsn = f"{postgres.dsn} connect_timeout={said}" if said else postgres.dsn
+    dsn = f"{postgres.dsn} connect_timeout={timeout}" if timeout else postgres.dsn
     connect(dsn, 100.0).close()
     assert seen["connect_timeout"] == used
 
@@ -1009,7 +1020,7 @@ def test_secrets_are_seen_nowhere(postgres: PostgresServer, name: str) -> None:
             PostgresSink(wrong, table=name).open(OWNER, RunFacts())
         shown += traceback.format_exception(caught.value, limit=0)
 
-    assert not [each for each in shown if "hunter2" in each]
+    assert not [message for message in shown if "hunter2" in message]
 
 
 def test_names_are_short_enough_and_tell_whose_they_are() -> None:

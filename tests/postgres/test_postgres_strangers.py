@@ -52,8 +52,8 @@ def test_an_upsert_refuses_an_identity_that_it_cannot_change(
 
     with pytest.raises(OptionError, match=r"'n' is GENERATED ALWAYS AS IDENTITY.*BY DEFAULT"):
         attempted(driver, rows_of(1).append_column("n", pa.array([7])))
-    for each in attempted(driver, rows_of(1)):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in attempted(driver, rows_of(1)):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert postgres.query(f"SELECT a, n FROM {name}") == [(1, 1)]
     driver.close()
 
@@ -62,8 +62,8 @@ def test_an_identity_may_be_the_key_or_be_inserted(postgres: PostgresServer, tab
     name = table("a bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, b text")
     for key, number in ((["a"], 5), (["a"], 5), ([], 6)):
         driver = opened(postgres.dsn, name, key=key, transactions="staged")
-        for each in attempted(driver, rows_of(number)):
-            assert driver.commit(each) is Outcome.COMMITTED
+        for committable in attempted(driver, rows_of(number)):
+            assert driver.commit(committable) is Outcome.COMMITTED
         driver.close()
     assert postgres.query(f"SELECT a FROM {name} ORDER BY a") == [(5,), (6,)]
 
@@ -83,7 +83,9 @@ def test_rights_that_the_commit_lacks_are_seen_before_the_decision(
     name = table("a bigint PRIMARY KEY, b text")
     schema = name.split(".")[0]
     opened(postgres.dsn, name, transactions="staged").close()
-    ours = ", ".join(f"{schema}.tallystick_{each}" for each in ("committed", "staged", "staged_t"))
+    ours = ", ".join(
+        f"{schema}.tallystick_{suffix}" for suffix in ("committed", "staged", "staged_t")
+    )
     postgres.query(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
     postgres.query(f"GRANT INSERT, SELECT, UPDATE, DELETE ON {ours} TO {role}")
     postgres.query(f"GRANT INSERT, SELECT, UPDATE (a) ON {name} TO {role}")
@@ -94,8 +96,8 @@ def test_rights_that_the_commit_lacks_are_seen_before_the_decision(
         attempted(driver, rows_of(1))
     assert list(driver.lingering(OWNER)) == []
     postgres.query(f"GRANT UPDATE (b) ON {name} TO {role}")
-    for each in attempted(driver, rows_of(1)):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in attempted(driver, rows_of(1)):
+        assert driver.commit(committable) is Outcome.COMMITTED
     driver.close()
 
 
@@ -127,8 +129,8 @@ def test_a_publication_of_all_tables_does_not_stop_commits(
     published()
 
     assert driver.commit(decided) is Outcome.COMMITTED
-    for each in driver.lingering(OWNER):
-        driver.abort(each)
+    for committable in driver.lingering(OWNER):
+        driver.abort(committable)
     assert list(driver.lingering(OWNER)) == []
     driver.close()
 
@@ -170,8 +172,8 @@ def test_checks_of_what_the_commit_fills_wait_for_it(
 
     with pytest.raises(RecordError, match="t_a_check"):
         attempted(driver, rows_of(10))
-    for each in attempted(driver, rows_of(1)):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in attempted(driver, rows_of(1)):
+        assert driver.commit(committable) is Outcome.COMMITTED
     assert postgres.query(f"SELECT a, c IS NULL FROM {name}") == [(1, False)]
     driver.close()
 
@@ -184,8 +186,8 @@ def test_a_check_that_the_table_lost_is_not_asked_of_staged_rows(
     postgres.query(f"ALTER TABLE {name} DROP CONSTRAINT t_a_check")
 
     driver = opened(postgres.dsn, name, transactions="staged")
-    for each in attempted(driver, rows_of(10)):
-        assert driver.commit(each) is Outcome.COMMITTED
+    for committable in attempted(driver, rows_of(10)):
+        assert driver.commit(committable) is Outcome.COMMITTED
     with pytest.raises(RecordError, match="t_b_check"):
         attempted(driver, pa.record_batch({"a": [1], "b": ["bad"]}))
     driver.close()
@@ -196,26 +198,26 @@ def test_a_session_that_ends_meanwhile_has_ended(postgres: PostgresServer, table
     driver = opened(postgres.dsn, table(COLUMNS))
     place = place_of()
     zombies = [driver.plan().begin(place) for _ in range(2)]  # the server asks one after the other
-    for each in zombies:
-        each.write(rows_of(1))
-    (left,) = driver.lingering(OWNER)
-    asked = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
-    (first,), (second,) = postgres.query(asked, application_of(left.name))
+    for zombie in zombies:
+        zombie.write(rows_of(1))
+    (lingering,) = driver.lingering(OWNER)
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+    (first,), (second,) = postgres.query(query, application_of(lingering.name))
     driver.close()  # what a kept connection cannot do is tried once more
 
     os.kill(first, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as thread:
-        aborting = thread.submit(driver.abort, left)
+        aborting = thread.submit(driver.abort, lingering)
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'BackendTermination'"
         wait_for(lambda: postgres.query(waits), [(1,)], "sessions that wait for the lock")
         postgres.query("SELECT pg_terminate_backend(%s, 5000)", second)
         os.kill(first, signal.SIGCONT)
         aborting.result()
 
-    for each in zombies:
+    for zombie in zombies:
         with pytest.raises(RetriableError):
-            each.prepare()
-        each.abort()
+            zombie.prepare()
+        zombie.abort()
     assert list(driver.lingering(OWNER)) == []
     driver.close()
 
@@ -237,8 +239,8 @@ def test_a_session_whose_role_was_set_is_found_and_ended(
     driver = opened(postgres.dsn.replace("user=postgres", f"user={login}"), name)
     dead = begun(driver, rows_of(1))
 
-    (left,) = driver.lingering(OWNER)
-    driver.abort(left)
+    (lingering,) = driver.lingering(OWNER)
+    driver.abort(lingering)
     with pytest.raises(RetriableError):
         dead.prepare()
     dead.abort()
@@ -256,14 +258,14 @@ def test_a_session_that_does_not_end_is_not_taken_for_dead(
     monkeypatch.setattr(outcome, "_END_MS", 100)
     driver = opened(postgres.dsn, table(COLUMNS))
     stubborn = begun(driver, rows_of(1))
-    (left,) = driver.lingering(OWNER)
-    asked = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
-    ((pid,),) = postgres.query(asked, application_of(left.name))
+    (lingering,) = driver.lingering(OWNER)
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+    ((pid,),) = postgres.query(query, application_of(lingering.name))
 
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(RetriableError, match="did not end"):
-            driver.abort(left)
+            driver.abort(lingering)
     finally:
         os.kill(pid, signal.SIGCONT)
     stubborn.abort()
@@ -280,8 +282,8 @@ def test_the_schemas_of_others_do_not_stop_a_recovery(
     postgres.query(f"GRANT INSERT, SELECT ON {name} TO {role}")
     dsn = postgres.dsn.replace("user=postgres", f"user={role} options='-c lock_timeout=100ms'")
     driver = opened(dsn, name, transactions="staged")
-    (made,) = prepared(driver, rows_of(1))
-    others = [f"{schema}_{each}" for each in ("hidden", "odd", "locked")]
+    (pending,) = prepared(driver, rows_of(1))
+    others = [f"{schema}_{suffix}" for suffix in ("hidden", "odd", "locked")]
     for other in others:
         postgres.query(f"CREATE SCHEMA {other}")
         columns = "x integer" if other.endswith("odd") else f"LIKE {schema}.tallystick_staged"
@@ -290,8 +292,8 @@ def test_the_schemas_of_others_do_not_stop_a_recovery(
     postgres.query(f"GRANT USAGE ON SCHEMA {', '.join(others[1:])} TO {role}")
 
     with locked(postgres, f"{others[2]}.tallystick_staged"), caplog.at_level(logging.WARNING):
-        assert [each.name for each in driver.lingering(OWNER)] == [made.name]
-    assert sorted(each.getMessage().split()[0] for each in caplog.records) == [
+        assert [committable.name for committable in driver.lingering(OWNER)] == [pending.name]
+    assert sorted(record.getMessage().split()[0] for record in caplog.records) == [
         f"{other}.tallystick_staged" for other in sorted(others[1:])
     ]
     with (
@@ -299,7 +301,7 @@ def test_the_schemas_of_others_do_not_stop_a_recovery(
         pytest.raises(RetriableError, match="55P03"),
     ):
         driver.lingering(OWNER)
-    driver.abort(made)
+    driver.abort(pending)
     driver.close()
     postgres.query(f"DROP SCHEMA {', '.join(others)} CASCADE")
 
@@ -315,7 +317,7 @@ def test_what_others_say_is_staged_is_not_believed(
     driver = opened(
         postgres.dsn.replace("user=postgres", f"user={role}"), name, transactions="staged"
     )
-    (made,) = prepared(driver, rows_of(1))
+    (pending,) = prepared(driver, rows_of(1))
     other = f"{schema}_planted"
     postgres.query(f"CREATE SCHEMA {other}")
     postgres.query(f"CREATE TABLE {other}.tallystick_staged AS TABLE {schema}.tallystick_staged")
@@ -323,17 +325,17 @@ def test_what_others_say_is_staged_is_not_believed(
     postgres.query(f"GRANT USAGE ON SCHEMA {other} TO {role}")
     postgres.query(f"GRANT SELECT, DELETE ON {other}.tallystick_staged TO {role}")
 
-    assert [each.name for each in driver.lingering(OWNER)] == [made.name]
-    driver.abort(made)
+    assert [committable.name for committable in driver.lingering(OWNER)] == [pending.name]
+    driver.abort(pending)
     driver.close()
     postgres.query(f"DROP SCHEMA {other} CASCADE")
 
 
 def locked(postgres: PostgresServer, name: str) -> psycopg.Connection:
     """Holds a lock that nobody reads beside, until the block ends."""
-    made = psycopg.connect(postgres.dsn)
-    made.execute(f"LOCK TABLE {name}")
-    return made
+    lock_holder = psycopg.connect(postgres.dsn)
+    lock_holder.execute(f"LOCK TABLE {name}")
+    return lock_holder
 
 
 def test_a_server_that_keeps_no_more_prepared_ones_names_the_setting() -> None:

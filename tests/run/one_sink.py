@@ -36,7 +36,7 @@ class Sink:
 
     def commit(self, committables: tuple[Committable, ...]) -> tuple[Lost, ...]:
         self.visible += committables
-        self.open = [each for each in self.open if each not in committables]
+        self.open = [committable for committable in self.open if committable not in committables]
         return ()
 
     def lingering(self) -> tuple[Committable, ...]:
@@ -46,7 +46,7 @@ class Sink:
         if self.refuses:
             raise StorageError("not now")
         self.aborted += committables
-        self.open = [each for each in self.open if each not in committables]
+        self.open = [committable for committable in self.open if committable not in committables]
 
     def check_prepared(self, committables: tuple[Committable, ...]) -> None: ...
 

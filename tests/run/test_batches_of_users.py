@@ -155,11 +155,11 @@ def test_files_hold_the_same_rows(function: Any, tmp_path: Any) -> None:
     sink = FileSink(str(tmp_path)).open(OWNER, RunFacts())
     fan = FanOut((Branch(OWNER, sink.plan()),), None, 1, functions=(function,))
     notes = [json.loads(frame.data) for frame in send(fan, BATCHES, 0) if frame.data[:1] == b"{"]
-    for fields in (each for note in notes for each in note.get("committables", ())):
+    for fields in (note_fields for note in notes for note_fields in note.get("committables", ())):
         sink.commit(Committable.from_fields(fields))
 
-    found = ds.dataset(tmp_path, format="parquet").to_table(columns=["id", "gross"])
-    assert pairs(found.to_pylist()) == DOUBLED
+    table = ds.dataset(tmp_path, format="parquet").to_table(columns=["id", "gross"])
+    assert pairs(table.to_pylist()) == DOUBLED
 
 
 def test_a_list_has_the_elements_that_it_was_given() -> None:
@@ -180,8 +180,8 @@ def test_a_list_has_the_elements_that_it_was_given() -> None:
 
 
 def test_what_leaves_at_once_is_not_copied_nor_what_is_around_a_slice() -> None:
-    (found,) = apply([in_a_buffer], BATCHES[0])
-    assert found["gross"].buffers()[1].address == BUFFER.ctypes.data
+    (batch,) = apply([in_a_buffer], BATCHES[0])
+    assert batch["gross"].buffers()[1].address == BUFFER.ctypes.data
 
     whole = pa.record_batch({"x": pa.array(range(100_000))})
     assert own(whole.slice(5, 2)).nbytes < 100
@@ -203,9 +203,9 @@ def test_values_of_keys_are_copied_too(kind: Any) -> None:
     """Whatever kind of column it is: not every `copy()` is one of the memory."""
     values = BUFFER[:2]
     values[:] = 1.0
-    found = own_values(kind(values))
+    values_read = own_values(kind(values))
     values[:] = 2.0
-    assert list(map(float, found)) == [1.0, 1.0]
+    assert list(map(float, values_read)) == [1.0, 1.0]
 
 
 def test_what_has_no_columns_memory_stays_what_it_is() -> None:

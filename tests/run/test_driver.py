@@ -84,22 +84,22 @@ PLACES = [TopicPartition(topic, 0) for topic in ("first", "second", "third")]
 @given(st.data())
 def test_the_newest_run_counts_whichever_earlier_places_it_could_not_overwrite(data):
     """Every run sees all tokens, takes over from whoever counts, and writes its own place."""
-    held: dict[TopicPartition, tuple[int, str]] = {}
+    tokens: dict[TopicPartition, tuple[int, str]] = {}
     place = PLACES[0]
     for number in range(data.draw(st.integers(1, 30))):
         lineage = data.draw(st.sampled_from(["a", "b", "c", "d"]))
         place = data.draw(st.sampled_from(PLACES))
-        counts = newest_token(held, place, lineage)
+        counts = newest_token(tokens, place, lineage)
         if counts is not None and counts.lineage == lineage:
             checkpoint_id = counts.checkpoint_id + 1
         else:
             checkpoint_id = data.draw(st.integers(0, 5)) if counts is None else number
-        token = Token(checkpoint_id, lineage, "c", "m", takeover_count(held, lineage))
+        token = Token(checkpoint_id, lineage, "c", "m", takeover_count(tokens, lineage))
         denied = data.draw(st.sets(st.sampled_from(PLACES))) - {place}
-        held |= dict.fromkeys((held.keys() | {place}) - denied, encode_token(token))
+        tokens |= dict.fromkeys((tokens.keys() | {place}) - denied, encode_token(token))
 
-        for each in ("a", "b", "c", "d"):
-            assert newest_token(held, place, each) == token
+        for place_name in ("a", "b", "c", "d"):
+            assert newest_token(tokens, place, place_name) == token
 
 
 def test_positions_on_the_sinks_cluster_are_committed_with_the_rows_and_no_others():
@@ -223,16 +223,18 @@ def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):
     """Nothing is written; the message says how to save the newest epoch that is whole."""
     files = world.checkpoint.files
     world.run_quietly()
-    held = [
+    changelogs = [
         StateFile(file_of(epoch, "held"), CHANGELOG, epoch, 0, 127, 1, 1, 1, 1)
         for epoch in range(EPOCHS)
     ]
     for path in m.manifests(files):
         epoch = m.epoch_of(path)
         trail = (Version(epoch, "t"),)
-        state = StepState("step", 128, 1, "[]", 1, files=tuple(held[: epoch + 1]), trail=trail)
+        state = StepState(
+            "step", 128, 1, "[]", 1, files=tuple(changelogs[: epoch + 1]), trail=trail
+        )
         files[path] = replace(m.decode(files[path], path), state=(state,)).encode()
-    files |= {file.path: b"x" for file in held if file.epoch != EPOCHS - 3}
+    files |= {file.path: b"x" for file in changelogs if file.epoch != EPOCHS - 3}
     driver = world.make_driver(world.start_driver())
     driver._requested_epoch = EPOCHS
 
@@ -240,7 +242,7 @@ def test_a_missing_file_of_state_is_told_with_the_epoch_to_go_back_to(world):
 
     assert f"newest epoch that has all its files is {EPOCHS - 4}:" in str(error)
     assert f"--epoch {EPOCHS - 4}`" in str(error)
-    bad = driver._with_remedy(f"state file {held[0].path} is damaged.")
+    bad = driver._with_remedy(f"state file {changelogs[0].path} is damaged.")
     assert "None of the retained epochs" in str(bad)
 
 
@@ -284,8 +286,8 @@ def test_a_users_function_may_leave_out_what_comes_behind_a_base(tmp_path):
 
     def start(name: str, epoch: int, *words: str, may_skip: bool = True) -> None:
         storage = FileStorage(str(tmp_path / name))
-        for each in range(epoch + 1):
-            storage.put(f"offsets/{each}", f"v1\n{{}}\nends {each}".encode())
+        for number in range(epoch + 1):
+            storage.put(f"offsets/{number}", f"v1\n{{}}\nends {number}".encode())
 
         class Engine:
             def run_epoch(self, checkpoint_id: int, *_: Any) -> EpochRan:
@@ -304,10 +306,10 @@ def test_a_users_function_may_leave_out_what_comes_behind_a_base(tmp_path):
         start("ours", 5, "new-lineage-after-theirs", may_skip=False)
     failed = FileStorage(str(tmp_path / "ours"))
     failed.put(failed_path(4), b"")
-    with pytest.raises(DataLossError, match="begun, and not committed: 4") as told:
+    with pytest.raises(DataLossError, match="begun, and not committed: 4") as raised:
         start("ours", 5, "new-lineage-after-theirs")
     word = "without-epochs-3-to-4"
-    assert f"accept={word!r}" in str(told.value)
+    assert f"accept={word!r}" in str(raised.value)
     start("ours", 5, "new-lineage-after-theirs", word)
     start("ours", 6)
 
@@ -321,9 +323,9 @@ def test_a_lineage_does_not_go_on_behind_a_manifest_whose_call_failed(tmp_path):
     """It was not committed, as far as anybody knows, though it is the newest that there is."""
     kafka = LoneKafka()
     storage = FileStorage(str(tmp_path / "ours"))
-    found = m.Manifest(2, "q", "ours", ("ends 2",), (), Producer("t", 1, 0))
-    path = m.manifest_path(found, "ab")
-    storage.put(path, found.encode())
+    manifest = m.Manifest(2, "q", "ours", ("ends 2",), (), Producer("t", 1, 0))
+    path = m.manifest_path(manifest, "ab")
+    storage.put(path, manifest.encode())
     storage.put(failed_path(2, path), b"")
     identity = driver_module.Identity("q", "ours", storage.location, frozenset())
     driver = Driver(identity, kafka.decider(identity), storage, SystemClock())

@@ -142,43 +142,43 @@ def test_without_rows_there_is_no_watermark():
 
 
 def test_where_all_are_idle_the_watermark_may_go_on_with_the_clock():
-    its = {"partitions": {A, B}, "idle_after": 1000, "delay": 10, "advance": True}
-    state = after(STATE, {A: 100, B: 900}, **its)
-    state = after(state, {B: 950}, at=NOW + 400, **its)
-    state = after(state, {}, at=NOW + 1399, **its)
+    settings = {"partitions": {A, B}, "idle_after": 1000, "delay": 10, "advance": True}
+    state = after(STATE, {A: 100, B: 900}, **settings)
+    state = after(state, {B: 950}, at=NOW + 400, **settings)
+    state = after(state, {}, at=NOW + 1399, **settings)
     assert state.watermark_ms == 939, "A is idle, B not yet"
-    state = after(state, {}, at=NOW + 1400, **its)
+    state = after(state, {}, at=NOW + 1400, **settings)
     assert state.watermark_ms == 950 - 10 + 1000, "since the newest rows"
-    back = after(state, {}, at=NOW + 1401, **its)
+    back = after(state, {}, at=NOW + 1401, **settings)
     assert back.watermark_ms == state.watermark_ms + 1
-    again = after(back, {}, at=NOW + 1350, **its)
+    again = after(back, {}, at=NOW + 1350, **settings)
     assert again.watermark_ms == back.watermark_ms, "the clock was put back"
-    state = after(back, {A: 1900}, at=NOW + 9000, **its)
+    state = after(back, {A: 1900}, at=NOW + 9000, **settings)
     assert state.watermark_ms == back.watermark_ms, "A is waited for, and is behind"
-    late = after(state, {}, {B}, at=NOW + 99_000, **its)
+    late = after(state, {}, {B}, at=NOW + 99_000, **settings)
     assert late.watermark_ms == state.watermark_ms, "B has unread records"
 
 
 def test_promised_watermarks_wait_for_all_partitions_as_long_as_it_takes():
-    its = {"partitions": {A, B}, "promised": True}
-    state = after(STATE, {A: 100}, **its)
+    settings = {"partitions": {A, B}, "promised": True}
+    state = after(STATE, {A: 100}, **settings)
     assert state.watermark_ms is None, "B has promised nothing yet"
-    state = after(state, {B: 900}, at=NOW + 99_999, **its)
+    state = after(state, {B: 900}, at=NOW + 99_999, **settings)
     assert state.watermark_ms == 99, "a row at 100 may come"
-    state = after(state, {A: None, B: 950}, at=NOW + 99_999, **its)
+    state = after(state, {A: None, B: 950}, at=NOW + 99_999, **settings)
     assert state.watermark_ms == 99, "A had rows without promises"
-    assert after(state, {A: 2000}, **its).watermark_ms == 949
+    assert after(state, {A: 2000}, **settings).watermark_ms == 949
 
 
 def test_a_partition_that_promises_nothing_but_has_rows_is_not_idle():
-    its = {"partitions": {A, B}, "promised": True, "idle_after": 1000}
-    state = after(STATE, {A: 100, B: 900}, **its)
-    state = after(state, {A: None, B: 920}, at=NOW + 900, **its)
-    state = after(state, {B: 950}, at=NOW + 1500, **its)
+    settings = {"partitions": {A, B}, "promised": True, "idle_after": 1000}
+    state = after(STATE, {A: 100, B: 900}, **settings)
+    state = after(state, {A: None, B: 920}, at=NOW + 900, **settings)
+    state = after(state, {B: 950}, at=NOW + 1500, **settings)
     assert state.watermark_ms == 99
-    state = after(state, {}, at=NOW + 1900, **its)
+    state = after(state, {}, at=NOW + 1900, **settings)
     assert state.watermark_ms == 949, "A is idle"
-    state = after(state, {}, at=NOW + 2500, **its)
+    state = after(state, {}, at=NOW + 2500, **settings)
     assert state.watermark_ms == 949, "all are; a row at the latest promise may come"
 
 
@@ -204,13 +204,13 @@ def test_no_row_is_late_whose_producer_kept_its_promise(logs, epochs):
         late = [row for part in read for row in part if row[0] <= _mark(state)]
         assert not late, (late, state)
         positions = [at + len(part) for at, part in zip(positions, read, strict=True)]
-        told = {
+        latest_ms = {
             name: max((mark for _, mark in part if mark is not None), default=None)
             for name, part in zip(names, read, strict=True)
             if part
         }
-        left = {n for n, at, log in zip(names, positions, rows, strict=True) if at < len(log)}
-        state = after(state, told, left, partitions=set(names), promised=True)
+        behind = {n for n, at, log in zip(names, positions, rows, strict=True) if at < len(log)}
+        state = after(state, latest_ms, behind, partitions=set(names), promised=True)
     marks = [[mark for _, mark in log if mark is not None] for log in rows]
     expected = min(map(max, marks)) - 1 if all(marks) else None
     assert state.watermark_ms == expected
@@ -239,8 +239,8 @@ def test_no_row_of_a_backlog_is_late_however_it_is_cut_into_epochs_and_runs(logs
         assert not late, (late, state)
         positions = [at + len(rows) for at, rows in zip(positions, read, strict=True)]
         latest = {name: max(rows) for name, rows in zip(names, read, strict=True) if rows}
-        left = {n for n, at, log in zip(names, positions, times, strict=True) if at < len(log)}
-        state = after(state, latest, left, partitions=set(names), delay=delay)
+        behind = {n for n, at, log in zip(names, positions, times, strict=True) if at < len(log)}
+        state = after(state, latest, behind, partitions=set(names), delay=delay)
         if is_restored:
             state = StepState.from_json(json.loads(json.dumps(state.to_json())))
         marks.append(_mark(state))
@@ -260,21 +260,21 @@ def _mark(state: StepState) -> int:
 
 def test_it_is_written_down_and_read_back():
     state = after(STATE, {A: 100, B: 900}, {A}, idle_after=5)
-    assert {each.latest_ms for each in state.partition_times} == {100, 900, None}
+    assert {time.latest_ms for time in state.partition_times} == {100, 900, None}
     assert StepState.from_json(json.loads(json.dumps(state.to_json()))) == state
     assert "partition_times" not in STATE.to_json()
 
 
 @pytest.mark.parametrize(
-    "found",
+    "entry",
     [
         *(["t", 0, 1], ["t", 0, 1, 2, 3], ["t", "0", 1, 2], [1, 0, 1, 2], ["t", 0, 1.5, 2], 7),
         *(["t", 0, True, 2], ["t", 0, 1, None], ["t", None, 1, 2]),
     ],
 )
-def test_a_foreign_one_is_refused(found):
+def test_a_foreign_one_is_refused(entry):
     with pytest.raises((ValueError, TypeError)):
-        StepState.from_json({**STATE.to_json(), "partition_times": [found]})
+        StepState.from_json({**STATE.to_json(), "partition_times": [entry]})
 
 
 # --- what readers say ---------------------------------------------------------------------------
@@ -318,8 +318,8 @@ def test_readers_are_asked_for_the_column_of_the_first_step_with_event_time():
     timed, other = step(TIMED, event_time="at"), step(TIMED, uid="other", event_time="n")
     assert PipelinePlan((timed, other)).event_time.equals(AT)
     assert PipelinePlan((step(TIMED), timed)).event_time.equals(AT), "rows have it from the start"
-    made = replace(timed, event_time="made")
-    assert PipelinePlan((step(TIMED), made)).event_time is None
+    retimed = replace(timed, event_time="made")
+    assert PipelinePlan((step(TIMED), retimed)).event_time is None
     unread = step(aggregate({"at": count()}), output=EVENTS)
     assert PipelinePlan((unread, timed)).event_time is None, "that column is another one"
     assert PipelinePlan((timed,), is_noted=False).event_time is None
@@ -487,16 +487,16 @@ def test_rows_of_an_input_without_event_times_are_not_waited_for():
     state = advanced(STATE, {A: 100, B: None}, source, NOW, WatermarkRule(idle_after_ms=1000))
     state = advanced(state, {B: None}, source, NOW + 1000, WatermarkRule(idle_after_ms=1000))
     assert state.watermark_ms == 100
-    assert all(each[:2] != B for each in state.partition_times)
+    assert all(time[:2] != B for time in state.partition_times)
 
 
 def test_a_clock_that_was_ahead_for_one_epoch_holds_nobody():
     day = 86_400_000
     for idle_after in (0, 1000):
         state = after(STATE, {A: 100, B: 100}, at=NOW + day, partitions={A, B})
-        its = {"partitions": {A, B}, "idle_after": idle_after}
-        state = after(state, {A: 200}, at=NOW, **its)
-        state = after(state, {A: 300}, at=NOW + 1000, **its)
+        settings = {"partitions": {A, B}, "idle_after": idle_after}
+        state = after(state, {A: 200}, at=NOW, **settings)
+        state = after(state, {A: 300}, at=NOW + 1000, **settings)
         assert state.watermark_ms in (299, 300), "B is idle by then"
 
 
@@ -509,7 +509,7 @@ def test_partitions_whose_rows_do_not_come_through_hold_nobody_up():
     assert ahead(times, source, 60_000, mute=frozenset({A, B})) == frozenset()
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS if each != "double in ms"])
+@pytest.mark.parametrize("kind", [kind_name for kind_name in KINDS if kind_name != "double in ms"])
 def test_readers_do_not_believe_times_that_are_too_far_ahead(kind):
     of_rows = KINDS[kind]
     times = pa.array([1_000, 61_000, 61_001, None]).cast(pa.int64())

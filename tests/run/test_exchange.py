@@ -19,12 +19,12 @@ def heard_by_each_writer(batches):
     layout = RowLayout({"t": 3}, "t")
     plan = EncodePlan((Route(layout, "none", 1000),), TASKS)
     frames = list(send(plan, batches, source=0))
-    heard = [FrameSources(0) for _ in range(TASKS)]
+    receivers = [FrameSources(0) for _ in range(TASKS)]
     rows = [
-        [*heard[target].with_rows(f for f in frames if f.target == target)]
+        [*receivers[target].with_rows(f for f in frames if f.target == target)]
         for target in range(TASKS)
     ]
-    return [each.attempts for each in heard], rows
+    return [receiver.attempts for receiver in receivers], rows
 
 
 def test_rows_of_a_partition_are_written_where_the_partition_of_that_number_is_read():
@@ -40,18 +40,18 @@ def test_rows_of_a_partition_are_written_where_the_partition_of_that_number_is_r
 
         for source, share in enumerate(shares):
             own = {split.partition for split in share}
-            frames = [each for each in send(plan, [rows], source) if each.record_count]
-            assert sorted(each.partition for each in frames) == list(range(8))
-            assert {each.partition for each in frames if each.target == source} == own
+            frames = [frame for frame in send(plan, [rows], source) if frame.record_count]
+            assert sorted(frame.partition for frame in frames) == list(range(8))
+            assert {frame.partition for frame in frames if frame.target == source} == own
 
 
 def test_every_writer_hears_of_every_source_even_if_it_gets_no_row_of_it():
-    heard, rows = heard_by_each_writer([ROWS])
+    attempts, rows = heard_by_each_writer([ROWS])
 
-    assert [len(pairs) for pairs in heard] == [1] * TASKS
+    assert [len(pairs) for pairs in attempts] == [1] * TASKS
     assert sum(frame.record_count for frames in rows for frame in frames) == ROWS.num_rows
     assert any(not frames for frames in rows)
-    check_same_attempts(heard)
+    check_same_attempts(attempts)
 
 
 def test_a_source_that_ran_again_between_two_writers_is_found_also_by_one_without_rows():

@@ -16,15 +16,15 @@ FLOATS = pa.list_(pa.float32())
 NOON = dt.datetime.fromisoformat("2024-01-01T12:00:00.000005")
 
 
-def conformed(values: Any, found: pa.DataType, declared: pa.DataType) -> list[Any]:
-    rows = pa.record_batch({"x": pa.array(values, found)})
+def conformed(values: Any, actual: pa.DataType, declared: pa.DataType) -> list[Any]:
+    rows = pa.record_batch({"x": pa.array(values, actual)})
     done = conform(rows, pa.schema([("x", declared)]), "step s: the output")
     assert done.schema.types == [declared]
     return done.column("x").to_pylist()
 
 
 @pytest.mark.parametrize(
-    ("values", "found", "declared"),
+    ("values", "actual", "declared"),
     [
         ([1, None], pa.int8(), pa.int64()),
         ([1, None], pa.int64(), pa.int32()),
@@ -44,9 +44,9 @@ def conformed(values: Any, found: pa.DataType, declared: pa.DataType) -> list[An
     ],
 )
 def test_values_of_one_kind_become_each_other(
-    values: list[Any], found: pa.DataType, declared: pa.DataType
+    values: list[Any], actual: pa.DataType, declared: pa.DataType
 ) -> None:
-    assert conformed(values, found, declared) == pa.array(values, found).to_pylist()
+    assert conformed(values, actual, declared) == pa.array(values, actual).to_pylist()
 
 
 def test_not_a_number_stays_and_a_moment_without_zone_is_in_utc() -> None:
@@ -55,7 +55,7 @@ def test_not_a_number_stays_and_a_moment_without_zone_is_in_utc() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "found", "declared"),
+    ("values", "actual", "declared"),
     [
         ([1_700_000_000_000], pa.int64(), UTC),
         ([NOON], pa.timestamp("us"), pa.int64()),
@@ -69,14 +69,14 @@ def test_not_a_number_stays_and_a_moment_without_zone_is_in_utc() -> None:
     ],
 )
 def test_values_of_another_kind_are_refused(
-    values: list[Any], found: pa.DataType, declared: pa.DataType
+    values: list[Any], actual: pa.DataType, declared: pa.DataType
 ) -> None:
     with pytest.raises(RecordError, match=r"'x' is .* was declared .*cast it in the function"):
-        conformed(values, found, declared)
+        conformed(values, actual, declared)
 
 
 @pytest.mark.parametrize(
-    ("values", "found", "declared"),
+    ("values", "actual", "declared"),
     [
         ([1e300], pa.float64(), pa.float32()),
         ([1.0, 16777217.0], pa.float64(), pa.float32()),
@@ -89,10 +89,10 @@ def test_values_of_another_kind_are_refused(
     ],
 )
 def test_a_value_that_the_declared_type_does_not_hold_is_refused(
-    values: list[Any], found: pa.DataType, declared: pa.DataType
+    values: list[Any], actual: pa.DataType, declared: pa.DataType
 ) -> None:
     with pytest.raises(RecordError, match=r"'x' is .* was declared "):
-        conformed(values, found, declared)
+        conformed(values, actual, declared)
 
 
 AB = [("a", pa.string()), ("b", pa.int64())]
@@ -101,7 +101,7 @@ ONE, NONE_IN_IT = {"b": 1, "a": "x"}, {"b": None, "a": None}
 
 
 @pytest.mark.parametrize(
-    ("values", "found", "declared"),
+    ("values", "actual", "declared"),
     [
         ([ONE, None, NONE_IN_IT], TURNED, STRUCT),
         ([[ONE, None], None, [], [NONE_IN_IT]], pa.list_(TURNED), pa.list_(STRUCT)),
@@ -120,12 +120,12 @@ ONE, NONE_IN_IT = {"b": 1, "a": "x"}, {"b": None, "a": None}
     ],
 )
 def test_fields_of_structs_go_by_name_at_every_depth(
-    values: list[Any], found: pa.DataType, declared: pa.DataType
+    values: list[Any], actual: pa.DataType, declared: pa.DataType
 ) -> None:
     expected = pa.array(values, declared).to_pylist()
-    assert conformed(values, found, declared) == expected
+    assert conformed(values, actual, declared) == expected
 
-    rows = pa.record_batch({"x": pa.array([None, *values, None], found)}).slice(1, len(values))
+    rows = pa.record_batch({"x": pa.array([None, *values, None], actual)}).slice(1, len(values))
     done = conform(rows, pa.schema([("x", declared)]), "step s: the output")
     done.validate(full=True)
     assert done["x"].to_pylist() == expected, "also those of a slice"

@@ -38,9 +38,9 @@ def numbers(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("large", [larger_than_an_array, of_lists])
 def test_no_row_of_a_table_larger_than_an_array_is_lost(large) -> None:
-    found = list(apply([large, numbers], GO))
+    batches = list(apply([large, numbers], GO))
 
-    assert pa.Table.from_batches(found)["n"].to_pylist() == list(range(ROW_COUNT))
+    assert pa.Table.from_batches(batches)["n"].to_pylist() == list(range(ROW_COUNT))
     assert sum(batch.num_rows for batch in apply([large], GO)) == ROW_COUNT
 
 
@@ -57,15 +57,15 @@ def test_nor_on_the_way_to_writers_sinks_and_keyed_steps() -> None:
     sink = Notebook("sink")
     to_sinks: FanOut = fan_out(sink, functions=functions)
     list(send(to_sinks, [GO], 0))
-    assert sum(int(each.split()[1]) for each in sink.said if each.startswith("write")) == ROW_COUNT
+    assert sum(int(call.split()[1]) for call in sink.calls if call.startswith("write")) == ROW_COUNT
 
 
 def test_a_table_of_small_chunks_goes_on_as_one_batch_and_one_without_rows_not_at_all() -> None:
     def in_chunks(_: pa.RecordBatch) -> pa.Table:
         return pa.Table.from_batches([pa.record_batch({"n": [i]}) for i in range(9)])
 
-    (found,) = apply([in_chunks], GO)
-    assert found["n"].to_pylist() == list(range(9))
+    (batch,) = apply([in_chunks], GO)
+    assert batch["n"].to_pylist() == list(range(9))
     assert list(apply([lambda rows: in_chunks(rows).slice(9)], GO)) == []
 
 
@@ -78,5 +78,5 @@ def test_chunks_whose_dictionaries_are_too_large_together_go_on_one_by_one() -> 
         ]
         return pa.table({"code": pa.chunked_array(chunks)})
 
-    found = [batch["code"].to_pylist() for batch in apply([of_codes], GO)]
-    assert found == [[f"{k}-{i}" for i in range(100)] for k in range(3)]
+    codes = [batch["code"].to_pylist() for batch in apply([of_codes], GO)]
+    assert codes == [[f"{k}-{i}" for i in range(100)] for k in range(3)]

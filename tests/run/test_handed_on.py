@@ -84,16 +84,18 @@ def picks(column: str, times: Sequence[int]) -> int:
 
 def sessions_of(gap: int, column: str) -> Oracle:
     def oracle(rows: Counter[Timed]) -> Counter[Timed]:
-        found: Counter[Timed] = Counter()
+        times_of_ends: Counter[Timed] = Counter()
         for user in {user for user, _ in rows}:
-            times = sorted(time for each, time in rows if each == user)
+            times = sorted(time for owner, time in rows if owner == user)
             ends = [
                 a
                 for a, b in zip(times, [*times[1:], None], strict=True)
                 if b is None or b - a > gap
             ]
-            found.update((user, end + gap if column == "window_end" else end) for end in ends)
-        return found
+            times_of_ends.update(
+                (user, end + gap if column == "window_end" else end) for end in ends
+            )
+        return times_of_ends
 
     return oracle
 
@@ -102,7 +104,7 @@ def windows(kind, bounds: Callable[[int], list[tuple[int, int]]]) -> Part:
     values = {"least": minimum, "greatest": maximum, "first": first_value, "last": last_value}
     columns = ("window_start", "window_end", *values)
     return Part(
-        lambda at: windowed(kind, {name: each(at) for name, each in values.items()}),
+        lambda at: windowed(kind, {name: function(at) for name, function in values.items()}),
         {name: grid(bounds, name) for name in columns},
     )
 
@@ -206,12 +208,12 @@ def case_of(dice: random.Random, count: int) -> Case:
         key = ("user", at) if part.is_by_time else ("user",)
         if isinstance(function, ByColumns):
             function = function.make(columns)
-        output = function.output(pa.schema([columns.field(each) for each in key]), columns)
+        output = function.output(pa.schema([columns.field(name) for name in key]), columns)
         chosen = dice.choice(sorted(part.times))
         # The first step may name the times for those behind it; or leave it to them, if they stay.
         names_times = not place and (chosen != "same" or dice.random() < 0.5)
         is_timed = part.is_timed or names_times
-        made = step(
+        first = step(
             function,
             uid=f"{place}",
             key=key,
@@ -224,26 +226,26 @@ def case_of(dice: random.Random, count: int) -> Case:
         oracles.append(part.times[chosen])
         column = at if chosen == "same" else chosen
         if place == count - 1:
-            made = replace(made, functions=(plain(column),))
+            first = replace(first, functions=(plain(column),))
         elif dice.random() < 0.3 and is_timed:
-            made = replace(made, functions=(renamed(column),))
+            first = replace(first, functions=(renamed(column),))
             output, column = pa.schema([("user", pa.string()), ("made", pa.int64())]), "made"
-        steps.append(made)
+        steps.append(first)
         columns, at = output, column
     return Case(tuple(steps), tuple(oracles))
 
 
 def rows_of(dice: random.Random) -> list[list[Timed]]:
     """Draw the rows of each partition, which are of users of its own and of a pace of its own."""
-    found = []
+    rows_fed = []
     for partition in range(PARTITIONS):
         now, pace = dice.randrange(500), dice.choice((1, 5, 25))
         rows = []
         for _ in range(dice.randrange(1, 60)):
             now += dice.randrange(pace + 1) + (dice.randrange(300) if dice.random() < 0.1 else 0)
             rows.append((f"{partition}{dice.randrange(3)}", now - dice.randrange(DELAY_MS + 1)))
-        found.append([*rows, (FAR, FAR_MS)])
-    return found
+        rows_fed.append([*rows, (FAR, FAR_MS)])
+    return rows_fed
 
 
 class Feed:
@@ -292,12 +294,12 @@ class Feed:
                 for start, part in zip(at, parts, strict=True)
             ]
             read = [p.slice(a, b - a) for p, a, b in zip(parts, at, stops, strict=True)]
-            left = [i for i, part in enumerate(parts) if stops[i] < part.num_rows]
+            behind = [i for i, part in enumerate(parts) if stops[i] < part.num_rows]
             if to_their_ends:
                 come = [TopicPartition("t", i) for i, rows in enumerate(read) if rows.num_rows]
                 out += self.epoch(read, (), arrived=frozenset(come))
             else:
-                out += self.epoch(read, left)
+                out += self.epoch(read, behind)
             at = stops
         for _ in range(self.keyed.tick_count):
             out += self.epoch([part.slice(0, 0) for part in parts], ())
@@ -327,7 +329,7 @@ def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(
         for row in feed.all(parts, to_their_ends=to_their_ends)
         if row["user"] != FAR
     )
-    assert out == expected, [each.uid for each in case.steps]
+    assert out == expected, [run_step.uid for run_step in case.steps]
     assert feed.late == 0
 
 
@@ -341,9 +343,11 @@ Pairs = Callable[[list[Timed], list[Timed]], list[tuple[str, int | None, int | N
 def within(lower: int, upper: int) -> Pairs:
     """The pairs of an interval join, and the rows without a partner."""
 
-    def pairs_of(left, right):
-        both = [(u, a, b) for u, a in left for v, b in right if u == v and lower <= b - a <= upper]
-        alone = [(u, a, None) for u, a in left if not any((u, a) == each[:2] for each in both)]
+    def pairs_of(left_rows, right):
+        both = [
+            (u, a, b) for u, a in left_rows for v, b in right if u == v and lower <= b - a <= upper
+        ]
+        alone = [(u, a, None) for u, a in left_rows if not any((u, a) == pair[:2] for pair in both)]
         alone += [(u, None, b) for u, b in right if not any((u, b) == (e[0], e[2]) for e in both)]
         return both + alone
 
@@ -351,8 +355,10 @@ def within(lower: int, upper: int) -> Pairs:
 
 
 def in_windows(size: int) -> Pairs:
-    def pairs_of(left, right):
-        return [(u, a, b) for u, a in left for v, b in right if u == v and a // size == b // size]
+    def pairs_of(left_rows, right):
+        return [
+            (u, a, b) for u, a in left_rows for v, b in right if u == v and a // size == b // size
+        ]
 
     return pairs_of
 
@@ -373,16 +379,16 @@ ARGUMENTS = {
 }
 
 
-def joined_times(join: object, pairs: Pairs | None, column: str, left, right) -> list[Timed]:
+def joined_times(join: object, pairs: Pairs | None, column: str, left_rows, right) -> list[Timed]:
     """The rows of a join, by the time that the next step goes by."""
     if pairs is None:  # each left row comes out once, and no right one of its own
-        return left
+        return left_rows
     own = {"sold": lambda a, b: a, "paid": lambda a, b: b}
     starts = {
         "window_start": lambda a, b: a // 80 * 80,
         "window_end": lambda a, b: a // 80 * 80 + 80,
     }
-    return [(u, {**own, **starts}[column](a, b)) for u, a, b in pairs(left, right)]
+    return [(u, {**own, **starts}[column](a, b)) for u, a, b in pairs(left_rows, right)]
 
 
 @pytest.mark.parametrize("name", JOINS)
@@ -431,15 +437,18 @@ def test_windows_behind_a_join_get_all_of_its_rows(name, seed):
         inputs.numbered(
             number,
             pa.record_batch(
-                {"user": [u for u, _ in rows], each.names[1]: pa.array([t for _, t in rows])}
+                {
+                    "user": [u for u, _ in rows],
+                    join_columns.names[1]: pa.array([t for _, t in rows]),
+                }
             ),
         )
-        for number, (rows, each) in enumerate(zip(fed, (LEFT, RIGHT), strict=True))
+        for number, (rows, join_columns) in enumerate(zip(fed, (LEFT, RIGHT), strict=True))
     ]
     feed = Feed(dice, steps)
     out = Counter((row["user"], row["at"]) for row in feed.all(parts) if row["user"] != FAR)
-    found = joined_times(join, pairs, column, fed[0], fed[1])
-    expected = {(u, t // 50 * 50) for u, t in found if t is not None and u != FAR}
+    joined = joined_times(join, pairs, column, fed[0], fed[1])
+    expected = {(u, t // 50 * 50) for u, t in joined if t is not None and u != FAR}
     assert out == Counter(expected)
     assert feed.late == 0
 
@@ -451,11 +460,11 @@ def hours() -> tuple[KeyedStep, ...]:
     """Windows of windows, as a user writes them."""
     minutes = windowed(tumbling(60), {"n": count()}).make(READ)
     columns = minutes.output(pa.schema([READ.field("user")]), READ)
-    made = windowed(tumbling(600), {"n": count()}).make(columns)
-    output = made.output(pa.schema([READ.field("user")]), columns)
+    function = windowed(tumbling(600), {"n": count()}).make(columns)
+    output = function.output(pa.schema([READ.field("user")]), columns)
     first = step(minutes, uid="minutes", columns=READ, output=columns, event_time="at")
     second = step(
-        made,
+        function,
         uid="hours",
         columns=columns,
         output=output,
@@ -474,7 +483,7 @@ def test_a_step_is_handed_what_the_one_before_fired_by_less_the_size_of_its_wind
     marks = []
     for times in ((100,), (700,), (), ()):
         feed.epoch(rows_at(*times), ())
-        marks.append([each.watermark_ms for each in feed.job.state])
+        marks.append([step_state.watermark_ms for step_state in feed.job.state])
     assert marks == [[100, None], [700, 100 - 59], [700, 700 - 59], [700, 700 - 59]]
 
 
@@ -496,8 +505,8 @@ def through(second: object, **settings: object) -> tuple[KeyedStep, ...]:
     """Windows, a step of columns alone, and windows of what it passes on."""
     first, last = hours()
     columns = first.output
-    made = second.make(columns) if isinstance(second, ByColumns) else second
-    middle = step(made, uid="middle", columns=columns, output=columns, **settings)
+    function = second.make(columns) if isinstance(second, ByColumns) else second
+    middle = step(function, uid="middle", columns=columns, output=columns, **settings)
     return first, middle, replace(last, watermark_delay_ms=1000)
 
 
@@ -508,7 +517,7 @@ def at_its_end(steps: tuple[KeyedStep, ...]) -> tuple[list[int | None], list[dic
     for _ in range(1 + feed.keyed.tick_count):
         out += feed.epoch(rows_at(), (), is_over=True)
     assert feed.late == 0
-    return [each.watermark_ms for each in feed.job.state], out
+    return [step_state.watermark_ms for step_state in feed.job.state], out
 
 
 @pytest.mark.parametrize("forget", [None, 1000], ids=["directly after", "after deduplicate"])

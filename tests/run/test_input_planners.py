@@ -23,13 +23,13 @@ class Planner:
 
     ends: dict[TopicPartition, int]
     waiting: int = 0
-    held: frozenset[TopicPartition] = frozenset()
+    withheld: frozenset[TopicPartition] = frozenset()
 
     def first(self) -> SourceOffsets:
         return SourceOffsets("cluster", "", dict.fromkeys(self.ends, 0), initial=True)
 
     def look(self, start: SourceOffsets) -> None:
-        self.held = frozenset()
+        self.withheld = frozenset()
         self.waiting = sum(end - start.positions[at] for at, end in self.ends.items())
 
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
@@ -37,13 +37,13 @@ class Planner:
             return start
         starts = start.positions if start.initial else {}
         ends = {
-            at: start.positions[at] if at in self.held else end for at, end in self.ends.items()
+            at: start.positions[at] if at in self.withheld else end for at, end in self.ends.items()
         }
         stop = limit_offsets(start.positions, ends, offset_count_max)
         return replace(start, positions=stop, starts=starts, initial=False)
 
     def hold(self, partitions: frozenset[TopicPartition]) -> None:
-        self.held = partitions
+        self.withheld = partitions
 
     def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         self.look(start)
@@ -54,8 +54,8 @@ class Planner:
 
 
 def planners(accepted: frozenset[str] = frozenset(), **ends: int) -> InputPlanners:
-    its = [InputPlanner(uid, Planner({P: end})) for uid, end in ends.items()]
-    return InputPlanners(its, accepted)
+    planner_list = [InputPlanner(uid, Planner({P: end})) for uid, end in ends.items()]
+    return InputPlanners(planner_list, accepted)
 
 
 def at(uid: str, position: int, **further) -> str:
@@ -63,86 +63,86 @@ def at(uid: str, position: int, **further) -> str:
 
 
 def test_positions_are_found_by_id_whatever_the_order():
-    found = planners(a=10, b=20).positions((at("b", 7), at("a", 3)))
-    assert [(each.input, each.positions[P]) for each in found] == [("a", 3), ("b", 7)]
+    positions = planners(a=10, b=20).positions((at("b", 7), at("a", 3)))
+    assert [(entry.input, entry.positions[P]) for entry in positions] == [("a", 3), ("b", 7)]
 
 
 def test_a_checkpoint_from_before_is_that_of_the_only_input():
     text = at(ONLY_INPUT, 5)
     assert '"input"' not in text
-    (found,) = planners(**{ONLY_INPUT: 9}).positions((text,))
-    assert found.positions == {P: 5}
+    (position,) = planners(**{ONLY_INPUT: 9}).positions((text,))
+    assert position.positions == {P: 5}
 
 
 def test_an_input_that_joins_begins_and_is_in_the_manifest_at_once():
     """Where it began is known from then on, even where nothing was there to be read."""
-    its = planners(a=3, b=0)
-    start = its.positions((at("a", 3),))
+    inputs = planners(a=3, b=0)
+    start = inputs.positions((at("a", 3),))
     assert start[1].initial
     assert start[1].input == "b"
-    stops = its.next(start, 100)
+    stops = inputs.next(start, 100)
     assert stops is not start
     assert not stops[1].initial
-    assert its.next(stops, 100) is stops
+    assert inputs.next(stops, 100) is stops
 
 
 def test_positions_that_would_be_forgotten_are_refused_or_accepted():
     start = (at("a", 3), at("gone", 9))
     with pytest.raises(OptionError, match=r"input 'gone' \(topics in\).*dropped-input-gone"):
         planners(a=9).positions(start)
-    its = planners(frozenset({"dropped-input-gone"}), a=9)
-    assert [each.input for each in its.positions(start)] == ["a"]
-    assert its.has_dropped(start)
-    assert not its.has_dropped(start[:1])
+    inputs = planners(frozenset({"dropped-input-gone"}), a=9)
+    assert [position.input for position in inputs.positions(start)] == ["a"]
+    assert inputs.has_dropped(start)
+    assert not inputs.has_dropped(start[:1])
 
 
 def test_what_reads_nothing_is_carried_without_its_old_starts():
     """Else the next epoch would read again from where an earlier one began."""
-    its = planners(a=10, b=5)
-    start = its.positions((at("a", 3), at("b", 5, starts={P: 0}, skipped={Q: (1, 2)})))
-    stops = its.next(start, None)
+    inputs = planners(a=10, b=5)
+    start = inputs.positions((at("a", 3), at("b", 5, starts={P: 0}, skipped={Q: (1, 2)})))
+    stops = inputs.next(start, None)
     assert stops[0].positions == {P: 10}
     assert (stops[1].positions, stops[1].starts, stops[1].skipped) == ({P: 5}, {}, {})
 
 
 def test_a_backlog_leaves_the_others_their_share():
-    its = planners(a=1_000_000, b=30, c=0)
-    stops = its.next(its.positions((at("a", 0), at("b", 0), at("c", 0))), 100)
-    assert [each.positions[P] for each in stops] == [70, 30, 0]
+    inputs = planners(a=1_000_000, b=30, c=0)
+    stops = inputs.next(inputs.positions((at("a", 0), at("b", 0), at("c", 0))), 100)
+    assert [stop.positions[P] for stop in stops] == [70, 30, 0]
 
 
 def test_a_users_bound_of_one_input_holds_for_it_alone():
     own = InputPlanner("a", Planner({P: 1000}), offset_count_max=10)
     every = InputPlanner("b", Planner({P: 1000}), takes_all=True)
     rest = InputPlanner("c", Planner({P: 1000}))
-    its = InputPlanners([own, every, rest])
-    start = its.positions((at("a", 0), at("b", 0), at("c", 0)))
-    stops = its.next(start, 300)
-    assert [each.positions[P] for each in stops] == [10, 1000, 290]
-    assert not its.is_held_back(start, stops)
-    stops = its.next(start, 5000)
-    assert [each.positions[P] for each in stops] == [10, 1000, 1000]
-    assert its.is_held_back(start, stops), "only its user's bound leaves something"
-    assert its.waiting == 3000
+    inputs = InputPlanners([own, every, rest])
+    start = inputs.positions((at("a", 0), at("b", 0), at("c", 0)))
+    stops = inputs.next(start, 300)
+    assert [stop.positions[P] for stop in stops] == [10, 1000, 290]
+    assert not inputs.is_held_back(start, stops)
+    stops = inputs.next(start, 5000)
+    assert [stop.positions[P] for stop in stops] == [10, 1000, 1000]
+    assert inputs.is_held_back(start, stops), "only its user's bound leaves something"
+    assert inputs.waiting == 3000
 
 
 def test_the_state_of_the_input_tells_topics_of_one_name_apart():
-    its = planners(**{ONLY_INPUT: 10, "b": 5})
-    stops = its.next(its.positions((at(ONLY_INPUT, 0), at("b", 5))), 4)
-    assert its.state(stops) == InputState(
+    inputs = planners(**{ONLY_INPUT: 10, "b": 5})
+    stops = inputs.next(inputs.positions((at(ONLY_INPUT, 0), at("b", 5))), 4)
+    assert inputs.state(stops) == InputState(
         frozenset({P, of_input("b", P)}), frozenset({P}), frozenset()
     )
 
 
 def test_what_is_ahead_waits_and_the_others_are_read():
-    its = planners(a=10, b=20, c=30)
-    start = its.positions((at("a", 0), at("b", 20), at("c", 0)))
+    inputs = planners(a=10, b=20, c=30)
+    start = inputs.positions((at("a", 0), at("b", 20), at("c", 0)))
     times = [PartitionTime(*of_input(uid, P), ms, 0) for uid, ms in (("a", 500), ("b", 0))]
     times.append(PartitionTime(*of_input("c", P), 800, 0))
 
     def stops(drift_ms: int) -> list[int]:
-        found = its.next(start, 100, lambda source: ahead(times, source, drift_ms))
-        return [each.positions[P] for each in found]
+        next_stops = inputs.next(start, 100, lambda source: ahead(times, source, drift_ms))
+        return [stop.positions[P] for stop in next_stops]
 
     assert stops(299) == [10, 20, 0], "b is read to its end: it holds nobody up"
     assert stops(300) == [10, 20, 30]

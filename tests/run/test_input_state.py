@@ -82,11 +82,13 @@ def at(positions: dict[TopicPartition, int], **further) -> tuple[str, ...]:
     return (text_of(SourceOffsets("cluster", "", positions, **further)),)
 
 
-def held(state: dict[TopicPartition, tuple[int, int]], watermark_ms: int) -> tuple[StepState, ...]:
+def state_with(
+    state: dict[TopicPartition, tuple[int, int]], watermark_ms: int
+) -> tuple[StepState, ...]:
     times = tuple(PartitionTime(*name, *value) for name, value in state.items())
     key = KeyCodec(pa.schema([EVENTS.field("user")])).schema_text
-    found = StepState("count", 128, 2, key, 1, time_mode=EVENT_TIME)
-    return (replace(found, partition_times=times, watermark_ms=watermark_ms),)
+    empty_state = StepState("count", 128, 2, key, 1, time_mode=EVENT_TIME)
+    return (replace(empty_state, partition_times=times, watermark_ms=watermark_ms),)
 
 
 def test_partitions_with_more_than_the_epoch_reads_are_unfinished():
@@ -128,7 +130,7 @@ def test_one_epoch_without_rows_is_planned_when_a_partition_has_become_idle(cloc
     planner = Planner({A: 9, B: 7})
     source, given = loop(planner)
     start = at({A: 9, B: 7}, tick=1)
-    state = held({A: (100, NOW_MS - IDLE_MS + 1), B: (900, NOW_MS)}, watermark_ms=99)
+    state = state_with({A: (100, NOW_MS - IDLE_MS + 1), B: (900, NOW_MS)}, watermark_ms=99)
 
     assert source.plan(2, start, state).sources is None
     clock.ms += 1
@@ -136,7 +138,7 @@ def test_one_epoch_without_rows_is_planned_when_a_partition_has_become_idle(cloc
     assert planned.sources == at({A: 9, B: 7}), "timers get their epochs after it"
     source.engine(2, planned.start, planned.sources)
     assert given == [InputState(frozenset({A, B}), frozenset())]
-    state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
+    state = state_with({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
     assert source.plan(3, planned.sources, state).sources is None, "it has moved"
 
 
@@ -144,19 +146,19 @@ def test_the_epoch_after_records_that_finds_partitions_idle_is_followed_by_anoth
     """The watermark moves at its end only, so that it fires no timers itself."""
     source, _ = loop(Planner({A: 9, B: 7}, tick_count=1))
     start = at({A: 9, B: 7})
-    state = held({A: (100, NOW_MS - IDLE_MS + 1), B: (900, NOW_MS)}, watermark_ms=99)
+    state = state_with({A: (100, NOW_MS - IDLE_MS + 1), B: (900, NOW_MS)}, watermark_ms=99)
 
     assert source.plan(2, start, state).sources == at({A: 9, B: 7}, tick=1), "none is idle"
     clock.ms += 1
     assert source.plan(2, start, state).sources == at({A: 9, B: 7}), "A is"
-    state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
+    state = state_with({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=899)
     assert source.plan(3, start, state).sources == at({A: 9, B: 7}, tick=1)
 
 
 def test_an_epoch_a_second_is_planned_for_a_watermark_that_goes_on_with_the_clock(clock):
     source, _ = loop(Planner({A: 9}), advance=True)
     start = at({A: 9}, tick=1)
-    state = held({A: (100, NOW_MS - IDLE_MS)}, watermark_ms=100 + IDLE_MS)
+    state = state_with({A: (100, NOW_MS - IDLE_MS)}, watermark_ms=100 + IDLE_MS)
     assert source.plan(2, start, state).sources is None, "it has just moved"
     clock.ms += 999
     assert source.plan(2, start, state).sources is None
@@ -172,16 +174,16 @@ def test_no_epoch_is_planned_for_a_partition(clock, reason):
     source, _ = loop(planner, PROCESSING_TIME if clock_timers else EVENT_TIME)
     if reason == "availableNow":
         source.stop_at_what_is_there()
-    state = held({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=99)
+    state = state_with({A: (100, 0), B: (900, NOW_MS)}, watermark_ms=99)
     if clock_timers:
-        state = tuple(replace(each, time_mode=PROCESSING_TIME) for each in state)
+        state = tuple(replace(step_state, time_mode=PROCESSING_TIME) for step_state in state)
     assert source.plan(2, at({A: 9, B: 7}, tick=1), state).sources is None
 
 
 def test_an_idle_epoch_reads_nothing():
     planner = Planner({A: 9, B: 7})
     source, _ = loop(planner)
-    state = held({A: (100, 0), B: (900, 0)}, watermark_ms=99)
+    state = state_with({A: (100, 0), B: (900, 0)}, watermark_ms=99)
     (stop,) = source.plan(2, at({A: 9, B: 7}, starts={A: 3}), state).sources
     assert from_json(json.loads(stop)).starts == {}
 
@@ -211,12 +213,12 @@ def test_one_epoch_is_planned_at_the_end_of_all_inputs_and_none_after_it(clock, 
     if is_last_run:
         source.stop_at_what_is_there()
     start = at({A: 9, B: 7}, stops={A: 9, B: 7}, tick=1)
-    state = held({A: (100, 0), B: (900, 0)}, watermark_ms=900)
+    state = state_with({A: (100, 0), B: (900, 0)}, watermark_ms=900)
     planned = source.plan(2, start, state)
     assert planned.sources == at({A: 9, B: 7}, stops={A: 9, B: 7}), "timers get their epochs"
     source.engine(2, planned.start, planned.sources)
     assert given[-1].is_over
-    state = held({A: (100, 0), B: (900, 0)}, watermark_ms=FINAL_WATERMARK_MS)
+    state = state_with({A: (100, 0), B: (900, 0)}, watermark_ms=FINAL_WATERMARK_MS)
     assert source.plan(3, start, state).sources is None
 
 
@@ -254,7 +256,7 @@ def test_a_clock_that_jumps_moves_neither_pauses_nor_the_epochs(clock):
     planner = Planner({A: 9, B: 7})
     source, _ = loop(planner)
     start = at({A: 9, B: 7}, tick=1)
-    state = held({A: (100, NOW_MS), B: (900, NOW_MS)}, watermark_ms=99)
+    state = state_with({A: (100, NOW_MS), B: (900, NOW_MS)}, watermark_ms=99)
     for jump_ms in (86_400_000, -86_400_000):
         clock.jump_ms = jump_ms
         assert source.plan(2, start, state).sources is None, "A is waited for"

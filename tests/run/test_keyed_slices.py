@@ -39,8 +39,8 @@ def taken(
     with Slices(EVENTS, KEY, 128, groups, bytes_max, "rows") as slices:
         for batch in batches:
             slices.add(batch)
-        found = [(each.groups, each.rows) for each in slices]
-        return found, slices._file is None
+        parts = [(part.groups, part.rows) for part in slices]
+        return parts, slices._file is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,20 +54,22 @@ def test_every_row_is_in_the_slice_of_its_key_group_in_order(batches, bytes_max,
     groups = KeyGroupRange(min(one, two), max(one, two))
     rows = [events(*((f"u{u}", n) for n, u in enumerate(us))) for us in batches if us]
     rows = [
-        batch.filter(pa.array((found >= groups.first) & (found <= groups.last)))
+        batch.filter(pa.array((key_groups >= groups.first) & (key_groups <= groups.last)))
         for batch in rows
-        for found in [key_groups_of(KEY.hash_codes(batch), 128)]
+        for key_groups in [key_groups_of(KEY.hash_codes(batch), 128)]
     ]
 
     slices, _ = taken(rows, groups, bytes_max)
 
-    assert [each for found, _ in slices for each in range(found.first, found.last + 1)] == list(
-        range(groups.first, groups.last + 1)
-    )
+    assert [
+        number
+        for part_groups, _ in slices
+        for number in range(part_groups.first, part_groups.last + 1)
+    ] == list(range(groups.first, groups.last + 1))
     per_user: dict[str, list[int]] = {}
-    for found, part in slices:
+    for slice_groups, part in slices:
         of_rows = key_groups_of(KEY.hash_codes(part), 128)
-        assert ((of_rows >= found.first) & (of_rows <= found.last)).all()
+        assert ((of_rows >= slice_groups.first) & (of_rows <= slice_groups.last)).all()
         for row in part.to_pylist():
             per_user.setdefault(row["user"], []).append(row["n"])
     expected: dict[str, list[int]] = {}
@@ -135,9 +137,9 @@ class Remembering(StatefulProcessor):
 
     def handleInputRows(self, key, rows, timers):
         before = self.count.get()[0] if self.count.exists() else 0
-        found = [row.n for row in rows]
-        self.count.update((before + len(found),))
-        yield Row(user=key[0], n=found[-1], at=before + len(found))
+        numbers = [row.n for row in rows]
+        self.count.update((before + len(numbers),))
+        yield Row(user=key[0], n=numbers[-1], at=before + len(numbers))
 
     def close(self) -> None:
         pass
@@ -146,9 +148,9 @@ class Remembering(StatefulProcessor):
 INITIAL = pa.table({"user": [f"u{n}" for n in range(0, 40, 3)], "n": list(range(0, 40, 3))})
 
 
-def counted(each: str):
+def counted(emit: str):
     columns = {"n": count(), "at": sum("n", "bigint")}
-    return step(aggregate(columns, each=each))
+    return step(aggregate(columns, each=emit))
 
 
 def windows(kind, **settings):
@@ -213,11 +215,11 @@ def test_a_step_in_slices_says_and_keeps_what_it_does_in_one_piece(
             rows = [(f"u{user}", at + n, 2 * epoch + user % 3) for n, user in enumerate(users)]
             batches.append(events(*rows))
             at += len(users)
-        found = [
+        outputs = [
             job.run(batches, parallelism=parallelism, at_ms=2 * epoch) for job in (whole, sliced)
         ]
 
-        per_user = [by_user(rows) for rows in found]
+        per_user = [by_user(rows) for rows in outputs]
         assert per_user[0] == per_user[1], "in the order of each key"
         assert contents(whole) == contents(sliced)
         assert whole.late == sliced.late
@@ -226,18 +228,18 @@ def test_a_step_in_slices_says_and_keeps_what_it_does_in_one_piece(
 
 
 def by_user(rows: list[dict]) -> dict[str, list[dict]]:
-    found: dict[str, list[dict]] = {}
+    rows_by_user: dict[str, list[dict]] = {}
     for row in rows:
-        found.setdefault(row["user"], []).append(row)
-    return found
+        rows_by_user.setdefault(row["user"], []).append(row)
+    return rows_by_user
 
 
 def contents(job: Job) -> list[tuple[int, int, str, int, bytes]]:
     """The files of state; only their names differ."""
     return sorted(
         (file.first, file.last, file.kind, file.epoch, job.worker_host.files.files[file.path])
-        for each in job.state
-        for file in each.files
+        for step_state in job.state
+        for file in step_state.files
     )
 
 

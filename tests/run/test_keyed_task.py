@@ -74,7 +74,9 @@ def test_every_row_of_a_key_is_counted_once_in_order_whatever_the_parallelism(ep
 
     numbers = by_user(seen, "at")
     assert sum(map(len, numbers.values())) == sum(len(us) for _, _, ss in epochs for us in ss)
-    assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
+    assert all(
+        user_numbers == list(range(1, len(user_numbers) + 1)) for user_numbers in numbers.values()
+    )
 
 
 def test_rows_of_a_key_come_in_order_of_source_and_sequence():
@@ -106,7 +108,7 @@ def test_a_step_gets_what_the_one_before_put_out_and_its_functions_made_of_it():
     for _ in range(2):
         rows = job.run([events(("a", 1), ("b", 2))], parallelism=3)
 
-    assert {user: sorted(found) for user, found in by_user(rows, "at").items()} == {
+    assert {user: sorted(times) for user, times in by_user(rows, "at").items()} == {
         "a": [3, 4],
         "b": [3, 4],
     }
@@ -150,7 +152,9 @@ def test_a_quiet_tasks_copy_does_not_fall_behind_for_good(monkeypatch):
 
     def watched(self, expected, version, steps):
         steps = list(steps)
-        cleared.extend(each for each in steps if not isinstance(each, pa.RecordBatch))
+        cleared.extend(
+            processed for processed in steps if not isinstance(processed, pa.RecordBatch)
+        )
         return apply(self, expected, version, steps)
 
     monkeypatch.setattr(MemoryStore, "apply", watched)
@@ -314,7 +318,7 @@ def test_timers_are_looked_for_without_rows():
     assert by_user(job.run([], at_ms=110)) == {"a": [-1]}
     assert job.run([], at_ms=500) == []
     # They are due by the clock: by event time they would be at the wrong moment.
-    kept = tuple(StepState.from_json(each.to_json()) for each in job.state)
+    kept = tuple(StepState.from_json(step_state.to_json()) for step_state in job.state)
     with pytest.raises(OptionError, match=r"now 'EventTime', but .* by 'ProcessingTime'"):
         PipelinePlan((step(vectorised(remind, state="", time_mode=EVENT_TIME)),)).check(kept)
 
@@ -324,7 +328,7 @@ def wrong(output: pa.RecordBatch) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("output", "error", "told"),
+    ("output", "error", "message"),
     [
         (
             {"user": ["a"], "n": [1]},
@@ -336,8 +340,8 @@ def wrong(output: pa.RecordBatch) -> Job:
         ({"user": ["a"], "n": ["x"], "at": [1]}, RecordError, "column 'n' is string, and was decl"),
     ],
 )
-def test_output_that_is_not_as_declared_is_refused_by_name(output, error, told):
-    with pytest.raises(error, match=told):
+def test_output_that_is_not_as_declared_is_refused_by_name(output, error, message):
+    with pytest.raises(error, match=message):
         wrong(pa.record_batch(output)).run([events(("a", 1))])
 
 
@@ -403,19 +407,19 @@ def test_rows_too_far_ahead_of_the_clock_are_left_out_and_move_no_watermark(capl
 
 
 def test_rows_too_far_ahead_go_to_the_output_of_late_rows_if_there_is_one():
-    made = windowed(tumbling(10), {"n": count()}, late="late").make(EVENTS)
+    function = windowed(tumbling(10), {"n": count()}, late="late").make(EVENTS)
     key = KeyCodec(pa.schema([EVENTS.field("user")]))
     windows = replace(
         step(NUMBERING.processor, event_time="at", event_time_max_ahead_ms=1000),
-        processor=made,
-        declared=made.declared(key),
-        output=made.output(key.schema, EVENTS),
-        outputs=made.outputs(key.schema, EVENTS),
+        processor=function,
+        declared=function.declared(key),
+        output=function.output(key.schema, EVENTS),
+        outputs=function.outputs(key.schema, EVENTS),
     )
     (plan,) = Job((windows,)).plan().plans
     far = events(("a", 1, plan.time.timestamp_ms + 1001), ("a", 2, 5))
-    left = _TaskResult()
-    believed, early = plan._believed(far, left)
+    result = _TaskResult()
+    believed, early = plan._believed(far, result)
     assert believed.column("n").to_pylist() == [2]
     assert (early.output, early.rows.column("n").to_pylist()) == ("late", [1])
-    assert (left.late, left.early) == (0, 0)
+    assert (result.late, result.early) == (0, 0)

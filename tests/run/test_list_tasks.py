@@ -45,7 +45,7 @@ class Host:
         return keyed.epoch(self.epoch, 0, f"{random.random()}", self.state, EncodePlan((), 1))
 
     def commit(self, epoch: Any, opened: list[OpenList]) -> None:
-        notes = [json.loads(note) for each in opened for note in each.notes()]
+        notes = [json.loads(note) for task in opened for note in task.notes()]
         self.state = tuple(operator_state.lists_after(epoch.lists, notes))
 
     def open(self, parallelism: int) -> tuple[Any, list[OpenList]]:
@@ -56,7 +56,7 @@ class Host:
     def elements(self, parallelism: int) -> list[list[int]]:
         _, opened = self.open(parallelism)
         self.epoch -= 1
-        return [each.elements["n"].to_pylist() for each in opened]
+        return [task.elements["n"].to_pylist() for task in opened]
 
 
 def keep(*numbers: int) -> Any:
@@ -68,7 +68,7 @@ def shared(lists_of_tasks: list[list[int]], parallelism: int) -> list[list[int]]
     """The same elements, evenly in other lists."""
     if len(lists_of_tasks) == parallelism:
         return lists_of_tasks
-    flat = [n for each in lists_of_tasks for n in each]
+    flat = [n for numbers in lists_of_tasks for n in numbers]
     least, more = divmod(len(flat), parallelism)
     ends = [at * least + min(at, more) for at in range(parallelism + 1)]
     return [flat[a:b] for a, b in pairwise(ends)]
@@ -94,14 +94,14 @@ def test_lists_go_on_whatever_a_process_remembers(
             operator_state._lists.clear()
         epoch, opened = host.open(parallelism)
         expected = shared(committed, parallelism)
-        after = [[*each] for each in expected]
-        for task, each in enumerate(opened):
+        after = [[*elements] for elements in expected]
+        for task, opened_list in enumerate(opened):
             if chance.random() < 0.6:
-                assert each.elements["n"].to_pylist() == expected[task]
+                assert opened_list.elements["n"].to_pylist() == expected[task]
                 after[task] = [n for n in expected[task] if chance.random() < 0.8] + [number]
-                each.call(keep(*after[task]), batch())
+                opened_list.call(keep(*after[task]), batch())
         if chance.random() < 0.2:  # the attempt does not count
-            _ = [each.notes() for each in opened]
+            _ = [opened_list.notes() for opened_list in opened]
             host.epoch -= 1
             continue
         host.commit(epoch, opened)
@@ -111,8 +111,8 @@ def test_lists_go_on_whatever_a_process_remembers(
     assert snapshots
     operator_state._lists.clear()
     assert host.elements(parallelism) == expected
-    (held,) = host.state
-    assert len(held.files) < 60, "changelogs are merged"
+    (list_state,) = host.state
+    assert len(list_state.files) < 60, "changelogs are merged"
 
 
 def test_a_list_that_nobody_calls_for_costs_nothing() -> None:
@@ -133,8 +133,8 @@ def test_a_list_that_nobody_calls_for_costs_nothing() -> None:
 def test_each_new_task_takes_its_share_called_or_not() -> None:
     host = Host()
     epoch, opened = host.open(3)
-    for task, each in enumerate(opened):
-        each.call(keep(*range(10 * task, 10 * task + 3)), batch())
+    for task, opened_list in enumerate(opened):
+        opened_list.call(keep(*range(10 * task, 10 * task + 3)), batch())
     host.commit(epoch, opened)
     epoch, opened = host.open(2)
     with pytest.raises(BrokenInvariantError, match=r"tasks \[0\] came back, expected \[0, 1\]"):
@@ -143,8 +143,8 @@ def test_each_new_task_takes_its_share_called_or_not() -> None:
     epoch, opened = host.open(2)
     host.commit(epoch, opened)
     assert host.elements(2) == [[0, 1, 2, 10, 11], [12, 20, 21, 22]]
-    (held,) = host.state
-    assert held.parallelism == 2
+    (list_state,) = host.state
+    assert list_state.parallelism == 2
 
 
 def test_functions_get_the_list_of_their_attempt() -> None:

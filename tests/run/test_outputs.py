@@ -62,12 +62,12 @@ def route(topic: str, selection: Selection = OF_MAIN, count: int = 1, key: str =
 
 def written(frames) -> dict[str, list[dict]]:
     """By topic, in the order of the writers."""
-    found = defaultdict(list)
+    rows_by_topic = defaultdict(list)
     ordered = sorted(frames, key=lambda frame: (frame.source, frame.sequence))
     for frame in ordered:
         if frame.record_count:
-            found[frame.topic] += values_of(frame)
-    return dict(found)
+            rows_by_topic[frame.topic] += values_of(frame)
+    return dict(rows_by_topic)
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,13 +88,13 @@ def test_every_sink_of_the_transaction_gets_its_rows_in_order(batches):
     numbers = [n for batch in batches for n in batch]
 
     frames = list(send(plan, [events(*((f"u{n}", n) for n in batch)) for batch in batches], 0))
-    found = written(frames)
+    rows_by_name = written(frames)
 
-    assert [row["n"] for row in found.get("even", [])] == [n for n in numbers if n % 2 == 0]
-    assert [row["n"] for row in found.get("odd", [])] == [n for n in numbers if n % 2]
-    users = [row["user"] for row in found.get("alerts", [])]
+    assert [row["n"] for row in rows_by_name.get("even", [])] == [n for n in numbers if n % 2 == 0]
+    assert [row["n"] for row in rows_by_name.get("odd", [])] == [n for n in numbers if n % 2]
+    users = [row["user"] for row in rows_by_name.get("alerts", [])]
     assert users == [f"u{n}" for n in numbers if n % 3 == 0]
-    assert "none" not in found
+    assert "none" not in rows_by_name
     assert [frame.sequence for frame in frames if frame.record_count] == list(
         range(sum(1 for frame in frames if frame.record_count))
     )
@@ -106,9 +106,9 @@ def test_a_side_output_passes_by_the_functions_after_it_and_null_is_no_match():
     )
     rows = events(("a", 3), ("b", 4))
 
-    found = list(apply((SPLITTING, twice, splitting), rows))
+    outputs = list(apply((SPLITTING, twice, splitting), rows))
 
-    assert [each.rows["why"].to_pylist() for each in found] == [["again"], ["thirds"]]
+    assert [output.rows["why"].to_pylist() for output in outputs] == [["again"], ["thirds"]]
     nothing = Selection("", lambda rows: pa.nulls(rows.num_rows, pa.bool_()))
     assert nothing.of(rows) is None
 
@@ -146,14 +146,14 @@ def test_side_rows_of_a_first_step_pass_by_a_second_whatever_the_parallelism():
                 for half in (0, 1)
             ]
             frames = [f for share in job.written(planned, sent) for f in share]
-            found = written(frames)
+            rows_by_topic = written(frames)
             thirds = [f"u{n % 4}" for n in numbers if n % 3 == 0]
             # Both steps see each number, and so do the functions behind both.
-            assert sorted(row["user"] for row in found["alerts-out"]) == sorted(2 * thirds)
-            seen = sorted(row["user"] for row in found["seen-out"])
+            assert sorted(row["user"] for row in rows_by_topic["alerts-out"]) == sorted(2 * thirds)
+            seen = sorted(row["user"] for row in rows_by_topic["seen-out"])
             assert seen == sorted(["r", "r", *2 * thirds])
-            assert [row["dead"] for row in found["dead"]] == ["x", "x"]
-            assert sorted(row["n"] for row in found["out"]) == list(numbers)
+            assert [row["dead"] for row in rows_by_topic["dead"]] == ["x", "x"]
+            assert sorted(row["n"] for row in rows_by_topic["out"]) == list(numbers)
 
 
 def test_rows_of_a_reader_keep_their_order_past_a_keyed_step():
@@ -178,18 +178,18 @@ def test_participants_get_their_output_alone_and_begin_nothing_without_rows():
         "none": Selection("", lambda rows: pa.array([False] * rows.num_rows)),
     }
     branches = tuple(
-        Branch(Owner("p", each.name, "l"), each, selection=selections.get(each.name, OF_MAIN))
-        for each in (main, alerts, even, none)
+        Branch(Owner("p", sink.name, "l"), sink, selection=selections.get(sink.name, OF_MAIN))
+        for sink in (main, alerts, even, none)
     )
     encode = EncodePlan((route("out"), route("alerts-out", Selection("alerts"))), 1)
     outlet = FanOut(branches, encode, 7, (SPLITTING,))
 
     frames = list(send(outlet, [events(*(("u", n) for n in range(7)))], 4))
 
-    assert main.said == ["begin 7/4/0", "write 7", "prepare"]
-    assert alerts.said == ["begin 7/4/0", "write 3", "prepare"]
-    assert even.said == ["begin 7/4/0", "write 4", "prepare"]
-    assert none.said == []
+    assert main.calls == ["begin 7/4/0", "write 7", "prepare"]
+    assert alerts.calls == ["begin 7/4/0", "write 3", "prepare"]
+    assert even.calls == ["begin 7/4/0", "write 4", "prepare"]
+    assert none.calls == []
     assert {topic: len(rows) for topic, rows in written(frames).items()} == {
         "out": 7,
         "alerts-out": 3,

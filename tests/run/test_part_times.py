@@ -51,8 +51,8 @@ def tell(parts: PartTimes, clock: SimpleNamespace, facts: list[tuple[float, c.Ev
 
 
 def test_each_part_is_the_time_up_to_the_fact_that_ends_it_and_the_rest_is_cleaning_up(clock):
-    told: list[c.Event] = []
-    parts = PartTimes(told.append)
+    facts: list[c.Event] = []
+    parts = PartTimes(facts.append)
     tell(parts, clock, FACTS)
 
     assert parts.duration_ms(0.600) == {
@@ -64,15 +64,15 @@ def test_each_part_is_the_time_up_to_the_fact_that_ends_it_and_the_rest_is_clean
         "confirm": 30,
         "cleanUp": 37,
     }
-    assert told == [event for _, event in FACTS], "the user's listener is told all of it"
+    assert facts == [event for _, event in FACTS], "the user's listener is told all of it"
 
 
 def test_an_epoch_that_ran_twice_is_told_with_both_tries_and_the_next_begins_at_nothing(clock):
     parts = PartTimes(lambda _: None)
     again = [(0.2, c.ActionFailed(ValueError())), (0.1, c.TransactionAborted()), (0.4, RAN)]
     tell(parts, clock, FACTS[:3] + again)
-    found = parts.duration_ms(2.0)
-    assert (found["tasks"], found["recover"]) == (900, 300)
+    times = parts.duration_ms(2.0)
+    assert (times["tasks"], times["recover"]) == (900, 300)
 
     tell(parts, clock, FACTS)
     assert parts.duration_ms(0.6)["tasks"] == 500
@@ -107,8 +107,8 @@ def test_the_entries_of_a_step_are_known_if_each_task_has_looked_into_its_copy(
     counted: list[int | None], live: int | None
 ):
     parts = PartTimes(lambda _: None)
-    counts = [{} if each is None else {LIVE_ENTRIES: each} for each in counted]
-    parts.note_tasks([TaskTimes(1, {}, each) for each in counts])
+    counts = [{} if tally is None else {LIVE_ENTRIES: tally} for tally in counted]
+    parts.note_tasks([TaskTimes(1, {}, counters) for counters in counts])
 
     (step,) = parts.tasks(["count"])
     assert step.get("liveEntries") == live
@@ -126,17 +126,17 @@ def test_the_table_has_each_part_its_quantiles_and_its_share():
     lines = profile_text("late", [epoch(7, 100), epoch(8, 100), epoch(9, 800)]).splitlines()
 
     assert lines[0] == "pipeline late, epochs 7 to 9, resident"
-    found = {line[:26].strip(): line[26:].split() for line in lines[1:]}
-    assert found["the whole epoch"] == ["100", "800", "100%"]
-    assert found["plan"] == ["10", "80", "10%"]
-    assert found["tasks"] == ["50", "400", "50%"]
-    assert found["functions"] == ["25", "200", "25%"]
+    cells = {line[:26].strip(): line[26:].split() for line in lines[1:]}
+    assert cells["the whole epoch"] == ["100", "800", "100%"]
+    assert cells["plan"] == ["10", "80", "10%"]
+    assert cells["tasks"] == ["50", "400", "50%"]
+    assert cells["functions"] == ["25", "200", "25%"]
     assert any("read: 2 tasks" in line for line in lines)
     assert profile_text("late", []) == "pipeline late: no epoch has ended yet"
 
 
 def test_time_counts_for_the_innermost_part_and_that_of_who_takes_the_items_for_nobody_here():
-    def made() -> Any:
+    def read_items() -> Any:
         for number in range(2):
             time.sleep(0.02)
             with counted_as(FUNCTIONS):
@@ -144,7 +144,7 @@ def test_time_counts_for_the_innermost_part_and_that_of_who_takes_the_items_for_
             yield number
 
     with stopwatch() as watch:
-        for _ in timed(READ, made()):
+        for _ in timed(READ, read_items()):
             with counted_as(EXCHANGE):
                 time.sleep(0.06)
         ms = watch.times(0).ms
@@ -167,14 +167,14 @@ def test_outside_of_a_task_nothing_is_counted_and_threads_have_tasks_of_their_ow
 def test_what_is_left_in_the_middle_is_closed_and_the_part_before_goes_on():
     closed: list[bool] = []
 
-    def made() -> Any:
+    def read_items() -> Any:
         try:
             yield from range(10)
         finally:
             closed.append(True)
 
     with stopwatch() as watch, counted_as(FUNCTIONS):
-        items = timed(READ, made())
+        items = timed(READ, read_items())
         assert next(items) == 0
         items.close()
         assert watch.switch(FUNCTIONS) == FUNCTIONS

@@ -46,8 +46,8 @@ class Noting:
     timeout: Timeout | None = None
     outcome: Outcome = Outcome.COMMITTED
     error: Exception | None = None
-    left: tuple[Committable, ...] = ()
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    remaining: tuple[Committable, ...] = ()
+    calls: list[tuple[str, str]] = field(default_factory=list)
     owners: list[Owner] = field(default_factory=list)
 
     def plan(self) -> TransactionPlan:
@@ -62,7 +62,7 @@ class Noting:
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         self.owners.append(owner)
-        return iter(self.left)
+        return iter(self.remaining)
 
     def describe(self, committable: Committable) -> str:
         return f"transaction {committable.name} of 5 rows"
@@ -71,7 +71,7 @@ class Noting:
         self._note("close", "")
 
     def _note(self, what: str, name: str) -> None:
-        self.asked.append((what, name))
+        self.calls.append((what, name))
         if self.error is not None:
             raise self.error
 
@@ -81,8 +81,11 @@ def of(sink: str, name: str, epoch: int = 0, begun_ms: int = 0) -> Committable:
 
 
 def test_what_is_found_is_reported_with_each_look_and_each_result_after_it():
-    left = (of("a", "one"), of("a", "two"))
-    a, b = Noting(left=left), Noting(left=(of("b", "three"),), error=OSError("no way"))
+    remaining = (of("a", "one"), of("a", "two"))
+    a, b = (
+        Noting(remaining=remaining),
+        Noting(remaining=(of("b", "three"),), error=OSError("no way")),
+    )
     open_now = OpenTransactions()
     owners = {uid: Owner("pipeline", uid, "lineage") for uid in "ab"}
     sinks = OpenSinks(
@@ -90,10 +93,10 @@ def test_what_is_found_is_reported_with_each_look_and_each_result_after_it():
     )
 
     open_now.prepared([of("a", "gone by itself")])
-    found = sinks.lingering()
+    lingering = sinks.lingering()
     assert open_now.begun_ms() == {"a": [0, 0], "b": [0]}
     with pytest.raises(OSError, match="no way"):
-        sinks.abort(found)
+        sinks.abort(lingering)
     assert open_now.begun_ms() == {"b": [0]}, "what could not be aborted is still open"
     b.error = None
     sinks.commit((of("b", "three"),))
@@ -112,8 +115,8 @@ def test_what_one_sink_cannot_do_now_leaves_no_other_ones_output_unseen():
     with pytest.raises(BrokerUnavailableError, match="away"):
         sinks.commit((of("away", "a"), of("away", "b"), of("well", "c")))
 
-    assert away.asked == [("commit", "a"), ("commit", "b")]
-    assert well.asked == [("commit", "c")]
+    assert away.calls == [("commit", "a"), ("commit", "b")]
+    assert well.calls == [("commit", "c")]
 
 
 @dataclass
@@ -167,8 +170,8 @@ def test_commits_run_beside_each_other_where_a_sink_allows_it():
     with pytest.raises(BrokerUnavailableError, match="away"):
         sinks.commit((*many, of("plain", "a"), of("plain", "b"), of("plain", "c")))
 
-    assert sorted(beside.asked) == [("commit", name) for name in "1234"]
-    assert plain.asked == [("commit", name) for name in "abc"]
+    assert sorted(beside.calls) == [("commit", name) for name in "1234"]
+    assert plain.calls == [("commit", name) for name in "abc"]
     assert len(beside.threads) == 4
     assert threading.active_count() == before
 
@@ -192,7 +195,7 @@ def test_an_older_epoch_is_over_before_a_newer_one_is_committed():
 
     opened(db=sink).commit(tuple(of("db", f"{n}", epoch=2 - n % 2) for n in range(8)))
 
-    assert {name for _, name in sink.asked[:4]} == {"1", "3", "5", "7"}
+    assert {name for _, name in sink.calls[:4]} == {"1", "3", "5", "7"}
 
 
 def test_the_older_epoch_is_committed_first():
@@ -200,7 +203,7 @@ def test_the_older_epoch_is_committed_first():
 
     opened(db=sink).commit((of("db", "a", epoch=2), of("db", "b", epoch=1)))
 
-    assert sink.asked == [("commit", "b"), ("commit", "a")]
+    assert sink.calls == [("commit", "b"), ("commit", "a")]
 
 
 @given(st.permutations(range(6)))
@@ -211,7 +214,7 @@ def test_commits_go_by_epoch_and_then_in_one_order(order):
 
     opened(db=sink).commit(tuple(expected[n] for n in order))
 
-    assert sink.asked == [("commit", each.name) for each in expected]
+    assert sink.calls == [("commit", committable.name) for committable in expected]
 
 
 def test_nothing_to_commit_is_no_work():
@@ -245,13 +248,16 @@ def test_a_sink_that_is_gone_is_named_and_the_others_are_committed():
 
     for part in ("epoch 7", "'before'", "(a)", "it has db", "Add the sink again"):
         assert part in str(raised.value)
-    assert sink.asked == [("commit", "b")]
+    assert sink.calls == [("commit", "b")]
 
 
 def test_each_sink_is_asked_what_lingers_of_its_own():
-    one, other = Noting(left=(of("one", "a"),)), Noting(left=(of("other", "b"), of("other", "c")))
+    one, other = (
+        Noting(remaining=(of("one", "a"),)),
+        Noting(remaining=(of("other", "b"), of("other", "c"))),
+    )
 
-    assert opened(one=one, other=other).lingering() == (*one.left, *other.left)
+    assert opened(one=one, other=other).lingering() == (*one.remaining, *other.remaining)
     assert one.owners == [Owner("pipeline", "one", "lineage")]
     assert other.owners == [Owner("pipeline", "other", "lineage")]
 
@@ -262,7 +268,7 @@ def test_all_are_aborted_before_the_first_error_is_told():
     with pytest.raises(BrokerUnavailableError, match="away"):
         opened(away=away, well=well).abort((of("away", "a"), of("well", "b")))
 
-    assert well.asked == [("abort", "b")]
+    assert well.calls == [("abort", "b")]
 
 
 @dataclass
@@ -300,13 +306,15 @@ def test_what_all_fails_in_turn_shares_one_deadline(monkeypatch, act, make):
 
     with pytest.raises(BrokerUnavailableError, match="away"):
         getattr(sinks, act)((*many, of("other", "x")))
-    assert 2 <= len(sink.asked) <= 5
-    assert other.asked == [(act, "x")]
+    assert 2 <= len(sink.calls) <= 5
+    assert other.calls == [(act, "x")]
 
     sink.error = None
-    sink.asked.clear()
+    sink.calls.clear()
     getattr(sinks, act)(many)
-    assert sink.asked == [(act, each.name) for each in many], "what goes on has all the time"
+    assert sink.calls == [(act, committable.name) for committable in many], (
+        "what goes on has all the time"
+    )
 
 
 def test_all_aborts_are_given_one_end():
@@ -314,7 +322,7 @@ def test_all_aborts_are_given_one_end():
 
     opened(db=sink).abort((of("db", "a"), of("db", "b")))
 
-    assert sink.asked == [("abort", "a"), ("abort", "b")]
+    assert sink.calls == [("abort", "a"), ("abort", "b")]
     assert len(set(sink.untils)) == 1
 
 
@@ -324,7 +332,7 @@ def test_all_are_closed_before_the_first_error_is_told():
     with pytest.raises(BrokerUnavailableError, match="away"):
         opened(away=away, well=well).close()
 
-    assert well.asked == [("close", "")]
+    assert well.calls == [("close", "")]
 
 
 @pytest.mark.parametrize(
@@ -372,8 +380,8 @@ def test_whoever_can_tell_is_asked_what_is_gone_and_what_is_newer():
     sinks.check_prepared(prepared)
     sinks.check_newest((*prepared, of("taken out", "d")))
 
-    assert knowing.asked == [("prepared", "b"), ("prepared", "c"), ("newest", "b"), ("newest", "c")]
-    assert other.asked == []
+    assert knowing.calls == [("prepared", "b"), ("prepared", "c"), ("newest", "b"), ("newest", "c")]
+    assert other.calls == []
 
 
 def test_what_is_gone_or_newer_ends_the_check():
@@ -386,12 +394,12 @@ def test_what_is_gone_or_newer_ends_the_check():
 
 def test_kafka_is_asked_all_that_it_can_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of its methods: one with another name would be passed over."""
-    asked: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     two_at_once = threading.Barrier(2, timeout=10)
 
     def answer(name: str, act: Callable[[], Outcome | None]) -> None:
         def method(self: Any, committable: Committable, until: float = 0.0) -> Outcome | None:
-            asked.append((name, committable.name))
+            calls.append((name, committable.name))
             return act()
 
         monkeypatch.setattr(KafkaTaskSink, name, method)
@@ -413,10 +421,10 @@ def test_kafka_is_asked_all_that_it_can_answer(monkeypatch: pytest.MonkeyPatch) 
 
     sinks.check_prepared((one,))
     sinks.check_newest((one,))
-    assert asked == [("check_prepared", "one"), ("check_newest", "one")]
+    assert calls == [("check_prepared", "one"), ("check_newest", "one")]
     assert sinks.commit((one, other)) == ()
-    assert sorted(asked[2:]) == [("commit_by", "one"), ("commit_by", "other")]
+    assert sorted(calls[2:]) == [("commit_by", "one"), ("commit_by", "other")]
     sinks.abort((other,))
-    assert asked[4:] == [("abort_by", "other")]
+    assert calls[4:] == [("abort_by", "other")]
     assert sink.commit_patience_s == 70
     sink.close()

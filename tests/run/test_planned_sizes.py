@@ -70,14 +70,14 @@ def planned(
 
 def spanned(source: PipelinePlanner, start: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     """Plan one, and how many offsets it spans."""
-    found = source.plan(1, start, ())
-    assert found.sources is not None
-    source.engine(1, found.start, found.sources)
+    epoch_plan = source.plan(1, start, ())
+    assert epoch_plan.sources is not None
+    source.engine(1, epoch_plan.start, epoch_plan.sources)
     before, after = (
         from_json(json.loads(text)).positions[PARTITION]
-        for text in (found.start[0], found.sources[0])
+        for text in (epoch_plan.start[0], epoch_plan.sources[0])
     )
-    return after - before, found.sources
+    return after - before, epoch_plan.sources
 
 
 def test_an_epoch_that_failed_after_a_long_time_is_planned_anew_and_smaller(clock):
@@ -132,12 +132,12 @@ def test_only_our_own_bound_makes_the_next_epoch_due_at_once(clock):
 
 
 def test_a_backlog_does_not_wait_for_the_trigger_and_what_comes_later_does(monkeypatch):
-    left = [True, True, False]
+    answers = [True, True, False]
     source = SimpleNamespace(is_behind=True)
     waited: list[float] = []
 
     def run_next(_: object) -> bool:
-        source.is_behind = left.pop(0)
+        source.is_behind = answers.pop(0)
         return True
 
     driver = SimpleNamespace(run_next=run_next, end=lambda: None)

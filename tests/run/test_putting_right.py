@@ -50,13 +50,13 @@ class Checkpoint:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """Two epochs; then the entry of the last one is replaced, and the next is planned after it."""
-    made = Checkpoint(tmp_path)
+    checkpoint_at = Checkpoint(tmp_path)
     for epoch in range(2):
-        made.plan(epoch, epoch)
-        made.run(epoch)
-    made.plan(1, 70)
-    made.plan(2, 99)
-    return made
+        checkpoint_at.plan(epoch, epoch)
+        checkpoint_at.run(epoch)
+    checkpoint_at.plan(1, 70)
+    checkpoint_at.plan(2, 99)
+    return checkpoint_at
 
 
 def test_what_a_successor_has_committed_meanwhile_is_left_alone(checkpoint):

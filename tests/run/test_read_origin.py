@@ -104,15 +104,15 @@ def test_also_where_only_a_function_on_the_way_to_the_sink_moves_rows(function: 
 
 
 def test_the_others_pass_and_the_letters_have_their_places() -> None:
-    sent = [each for each in frames(letters=True) if each.record_count]
+    sent = [frame for frame in frames(letters=True) if frame.record_count]
 
-    assert [each.sequence for each in sent] == sorted({each.sequence for each in sent})
-    assert {each.topic: 0 for each in sent} == {"out": 0, "dead": 0}
-    assert sum(each.record_count for each in sent if each.topic == "out") == 3
-    assert sum(each.record_count for each in sent if each.topic == "dead") == 2
-    dead = b"".join(each.data for each in sent if each.topic == "dead")
+    assert [frame.sequence for frame in sent] == sorted({frame.sequence for frame in sent})
+    assert {frame.topic: 0 for frame in sent} == {"out": 0, "dead": 0}
+    assert sum(frame.record_count for frame in sent if frame.topic == "out") == 3
+    assert sum(frame.record_count for frame in sent if frame.topic == "dead") == 2
+    dead = b"".join(frame.data for frame in sent if frame.topic == "dead")
     assert b"tallystick.cut" in dead
-    assert TopicPartition("dead", 0) in {each.topic_partition for each in sent}
+    assert TopicPartition("dead", 0) in {frame.topic_partition for frame in sent}
 
 
 @pytest.mark.parametrize("offsets", [[10, 12, 14, 16, 18], [10, 14, 14, 16, 18]])
@@ -123,15 +123,15 @@ def test_also_beside_records_whose_event_time_nobody_believes(
     monkeypatch.setattr(Fetch, "offsets", offsets)
     sent = frames(letters=True, latest_ms=3)
 
-    assert sum(each.record_count for each in sent if each.topic == "out") == 2
-    dead = [row for each in sent if each.topic == "dead" for row in records_of(each)]
-    found = {
+    assert sum(frame.record_count for frame in sent if frame.topic == "out") == 2
+    dead = [row for frame in sent if frame.topic == "dead" for row in records_of(frame)]
+    letters = {
         int(header["value"]): row["value"]
         for row in dead
         for header in row["headers"]
         if header["key"] == OFFSET_HEADER
     }
-    assert found == {offsets[1]: VALUES[1], 16: BIG[:CUT_BYTES], 18: VALUES[4]}
+    assert letters == {offsets[1]: VALUES[1], 16: BIG[:CUT_BYTES], 18: VALUES[4]}
 
 
 def records_of(frame: Any) -> list[dict[str, Any]]:

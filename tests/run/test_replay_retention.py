@@ -58,12 +58,12 @@ class World:
         entries = pa.table([[b"\x00\x03\x01\x01all\x00\x00"], [b"%d" % number]], schema=ENTRIES)
         file = write_changelog(self.storage, "counts", checkpoint_id, 0, f"n{number}", entries)
         assert file is not None
-        made = [
+        committables = [
             Committable("sink", checkpoint_id, task, f"{number}-{task}", 1, 1) for task in range(2)
         ]
-        self.open |= set(made)
+        self.open |= set(committables)
         after = extend(step, Version(checkpoint_id, f"n{number}"), [file])
-        return EpochRan((), (after,), committables=tuple(made))
+        return EpochRan((), (after,), committables=tuple(committables))
 
     # --- ports.Participants
 
@@ -77,13 +77,13 @@ class World:
         if fate == "lose and die":
             raise DownError
         lost = []
-        for each in committables:
-            done = self.visible.setdefault(each.checkpoint_id, [])
-            if each in self.open:
-                self.open.remove(each)
-                done.append(each.name)
-            elif each.name not in done:
-                lost.append(Lost(each, each.name))
+        for committable in committables:
+            done = self.visible.setdefault(committable.checkpoint_id, [])
+            if committable in self.open:
+                self.open.remove(committable)
+                done.append(committable.name)
+            elif committable.name not in done:
+                lost.append(Lost(committable, committable.name))
         if fate == "die after":
             raise DownError
         return tuple(lost)

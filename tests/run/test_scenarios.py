@@ -111,7 +111,9 @@ class Story(World):
             return
         here = [f"Kafka {counted}"] if self.decided_by == KAFKA else []
         for uid, system in self.sinks.systems.items():
-            waiting = sum(len(held.rows) for held in system.pending(self.checkpoint.lineage))
+            waiting = sum(
+                len(transaction.rows) for transaction in system.pending(self.checkpoint.lineage)
+            )
             here.append(f"{uid} {len(system.visible())}" + (f" ({waiting} wait)" * bool(waiting)))
         self.lines.append(f"  visible rows: {', '.join(here)}; decided: {epoch}")
 

@@ -22,7 +22,7 @@ class Notebook:
 
     name: str
     fails_at: str = ""
-    said: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def begin(self, place: Place) -> "Notebook":
         self._note(f"begin {place.checkpoint_id}/{place.task}/{place.attempt}")
@@ -44,45 +44,46 @@ class Notebook:
     def _note(self, what: str) -> None:
         if what.split()[0] == self.fails_at:
             raise RecordError(f"{self.name}: {what}")
-        self.said.append(what)
+        self.calls.append(what)
 
 
 def fan_out(*sinks: Notebook, letters: str = "", functions: tuple = ()) -> FanOut:
     branches = [
-        Branch(Owner("p", each.name, "l"), each, takes_dead_letters=each.name == letters)
-        for each in sinks
+        Branch(Owner("p", sink.name, "l"), sink, takes_dead_letters=sink.name == letters)
+        for sink in sinks
     ]
     return FanOut(tuple(branches), None, 7, functions)
 
 
 def sent(outlet: FanOut, *batches: object) -> tuple[list, list[Attempt]]:
     """The notes of an attempt, and which attempts were heard."""
-    heard = FrameSources(0)
+    sources = FrameSources(0)
     frames = send(outlet, batches, 4, attempt_number=2)
-    assert list(heard.with_rows(frames)) == [], "rows do not travel"
-    others, notes, *_ = split_notes(heard.notes)
+    assert list(sources.with_rows(frames)) == [], "rows do not travel"
+    others, notes, *_ = split_notes(sources.notes)
     assert others == []
-    return notes, list(heard.attempts)
+    return notes, list(sources.attempts)
 
 
 def test_each_sink_gets_all_rows_and_the_driver_hears_what_was_prepared() -> None:
     one, two = Notebook("one"), Notebook("two")
 
-    notes, heard = sent(fan_out(one, two), ROWS, ROWS.slice(1))
+    notes, sources = sent(fan_out(one, two), ROWS, ROWS.slice(1))
 
-    assert one.said == two.said == ["begin 7/4/2", "write 3", "write 2", "prepare"]
-    assert [each.sink for note in notes for each in note.committables] == ["one", "two"]
-    check_notes(notes, heard, 0)
+    assert one.calls == two.calls == ["begin 7/4/2", "write 3", "write 2", "prepare"]
+    sinks = [committable.sink for note in notes for committable in note.committables]
+    assert sinks == ["one", "two"]
+    check_notes(notes, sources, 0)
 
 
 def test_a_task_without_rows_begins_nothing_and_is_heard_of() -> None:
     one = Notebook("one")
 
-    notes, heard = sent(fan_out(one, functions=(lambda rows: None,)), ROWS)
+    notes, sources = sent(fan_out(one, functions=(lambda rows: None,)), ROWS)
 
-    assert one.said == []
+    assert one.calls == []
     assert [note.committables for note in notes] == [()]
-    check_notes(notes, heard, 0)
+    check_notes(notes, sources, 0)
 
 
 def test_malformed_records_begin_the_transaction_of_their_sink_alone() -> None:
@@ -90,7 +91,7 @@ def test_malformed_records_begin_the_transaction_of_their_sink_alone() -> None:
 
     sent(fan_out(one, two, letters="two"), LETTERS)
 
-    assert (one.said, two.said) == ([], ["begin 7/4/2", "letters 1", "prepare"])
+    assert (one.calls, two.calls) == ([], ["begin 7/4/2", "letters 1", "prepare"])
     with pytest.raises(BrokenInvariantError, match="no sink that takes them"):
         sent(fan_out(one), LETTERS)
 
@@ -102,8 +103,8 @@ def test_what_fails_in_one_sink_is_let_go_of_in_all(fails_at: str) -> None:
     with pytest.raises(RecordError, match=f"two: {fails_at}"):
         sent(fan_out(one, two), ROWS)
 
-    assert one.said[-1] == "abort"
-    assert two.said[-1] == "abort"
+    assert one.calls[-1] == "abort"
+    assert two.calls[-1] == "abort"
 
 
 def test_an_attempt_that_nobody_wants_to_hear_lets_go() -> None:
@@ -112,16 +113,16 @@ def test_an_attempt_that_nobody_wants_to_hear_lets_go() -> None:
 
     with pytest.raises(BrokenInvariantError):
         next(frames)
-    assert one.said == ["begin 7/4/0", "write 3", "abort"]
+    assert one.calls == ["begin 7/4/0", "write 3", "abort"]
 
 
 def test_a_note_too_few_or_too_many_is_found() -> None:
-    notes, heard = sent(fan_out(Notebook("one")), ROWS)
+    notes, sources = sent(fan_out(Notebook("one")), ROWS)
     others, _ = sent(fan_out(Notebook("one")), ROWS)
 
-    for found in ([], [*notes, *notes], others):
+    for wrong_notes in ([], [*notes, *notes], others):
         with pytest.raises(BrokenInvariantError, match="expected"):
-            check_notes(found, heard, 0)
+            check_notes(wrong_notes, sources, 0)
 
 
 def test_reports_gather_notes_and_rows_that_nobody_writes_are_a_bug() -> None:

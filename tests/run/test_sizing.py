@@ -345,7 +345,7 @@ EPOCHS = st.lists(
 )
 
 
-def told(limits: SizeLimits, epochs: list) -> Iterator[SizeBound]:
+def bounds_of(limits: SizeLimits, epochs: list) -> Iterator[SizeBound]:
     sizes = EpochSizes(limits)
     yield sizes.bound()
     for filled, took_s, task_bytes, is_cut, has_failed in epochs:
@@ -369,7 +369,7 @@ LIMITS_GIVEN = st.builds(
 @given(LIMITS_GIVEN, EPOCHS)
 def test_a_bound_is_never_nothing_nor_above_the_users_and_grows_step_by_step(limits, epochs):
     largest = START_COUNT
-    for bound in told(limits, epochs):
+    for bound in bounds_of(limits, epochs):
         assert bound.offset_count >= 1
         if limits.offset_count_max is not None:
             assert bound.offset_count <= limits.offset_count_max
@@ -383,11 +383,11 @@ def test_a_larger_limit_never_makes_the_next_epoch_smaller(limits, epochs, facto
     sizes, larger = EpochSizes(limits), EpochSizes(limits)
     for filled, took_s, task_bytes, is_cut, has_failed in epochs:
         count = int(filled * sizes.bound().offset_count)
-        for each in (sizes, larger):
+        for size in (sizes, larger):
             if has_failed:
-                each.failed(count, took_s)
+                size.failed(count, took_s)
             else:
-                each.ended(SizedEpoch(count, took_s, task_bytes, is_cut))
+                size.ended(SizedEpoch(count, took_s, task_bytes, is_cut))
     most = limits.offset_count_max
     larger._limits = replace(
         limits,

@@ -41,14 +41,14 @@ def test_a_transform_right_behind_the_reader_has_the_columns_of_the_source():
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "message"),
     [
         ((MapBatches(first), Transform(frame)), "needs schema="),
         ((Transform(frame), MapBatches(first), Transform(frame)), "between two transform"),
     ],
 )
-def test_what_spark_could_not_plan_is_refused(steps, told):
-    with pytest.raises(OptionError, match=told):
+def test_what_spark_could_not_plan_is_refused(steps, message):
+    with pytest.raises(OptionError, match=message):
         arrange(steps, "a int")
 
 
@@ -100,7 +100,7 @@ def test_a_keyed_step_behind_the_reader_has_the_columns_of_the_source():
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "message"),
     [
         ((process(), Transform(frame)), "DataFrame code would drop it"),
         ((MapBatches(first), process()), r"before key_by\('a'\) needs schema="),
@@ -110,13 +110,13 @@ def test_a_keyed_step_behind_the_reader_has_the_columns_of_the_source():
         ((process(), process()), "process step 1, .* was the only one is under uid='process-1'"),
     ],
 )
-def test_what_state_could_not_follow_is_refused(steps, told):
-    with pytest.raises(OptionError, match=told):
+def test_what_state_could_not_follow_is_refused(steps, message):
+    with pytest.raises(OptionError, match=message):
         arrange(steps, "a int")
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"uid": "a/b"}, "uid='a/b'.*it names files"),
         ({"parallelism": 0}, "parallelism=0"),
@@ -124,6 +124,6 @@ def test_what_state_could_not_follow_is_refused(steps, told):
         ({"parallelism": 9, "max_parallelism": 8}, "there are 8 key groups"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, told):
-    with pytest.raises(OptionError, match=told):
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(OptionError, match=message):
         process(**settings)

@@ -89,7 +89,7 @@ class Host:
                 if value is not None:
                     self.expected[key] = value
             self.read[number] = len(partition)
-        assert all(each.to_pylist() == self.sorted for each in rows)
+        assert all(batch.to_pylist() == self.sorted for batch in rows)
 
     @property
     def sorted(self) -> list[dict[str, Any]]:
@@ -123,9 +123,9 @@ def test_every_process_has_the_same_table_whatever_it_remembers(
         host.commit(host.plan())
         snapshots += any(file.kind == SNAPSHOT for step in host.state for file in step.files)
     assert snapshots
-    (held,) = host.state
-    assert len(held.files) < 40, "changelogs are merged"
-    assert (held.parallelism, held.max_parallelism) == (1, 1)
+    (table_state,) = host.state
+    assert len(table_state.files) < 40, "changelogs are merged"
+    assert (table_state.parallelism, table_state.max_parallelism) == (1, 1)
 
 
 def test_an_epoch_without_control_rows_reads_and_writes_nothing() -> None:
@@ -180,10 +180,10 @@ def test_functions_get_the_table_of_their_epoch_and_no_others_change() -> None:
     function = TableFunction(lambda rows, table: rows.slice(0, table.num_rows), "rules")
     inner = DeclaredFunction(function, {})
     plain = pc.negate
-    made = with_tables((function, inner, plain), (plan,))
+    functions = with_tables((function, inner, plain), (plan,))
     rows = pa.record_batch({"x": [1, 2]})
-    assert [each(rows).num_rows for each in made[:2]] == [1, 1]
-    assert made[2] is plain
+    assert [bound_function(rows).num_rows for bound_function in functions[:2]] == [1, 1]
+    assert functions[2] is plain
     assert (function,) == with_tables((function,), ())
     assert list(operator_state.parts_of((inner,))) == [inner, function, function.function]
 
@@ -207,8 +207,8 @@ def test_enriched_rows_are_those_of_a_dictionary() -> None:
     content = content_of(table)
     keys = [chance.choice([None, f"k{chance.randrange(80)}"]) for _ in range(500)]
     rows = pa.record_batch({"key": pa.array(keys, pa.string()), "n": range(500)})
-    left = Enrichment("rules", ("key",), "left").join(rows, content)
-    assert left.to_pylist() == [
+    joined = Enrichment("rules", ("key",), "left").join(rows, content)
+    assert joined.to_pylist() == [
         {"key": key, "n": n, "v": table.get(key)} for n, key in enumerate(keys)
     ]
     inner = Enrichment("rules", ("key",), "inner", (("v", "rule"), ("k", "its"))).join(

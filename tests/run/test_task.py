@@ -69,8 +69,8 @@ def test_dropped_records_are_counted_and_the_first_is_named(tallystick_kafka, sp
 
     kept = [n for n in range(RECORD_COUNT) if n not in POISON_AT]
     assert offsets(rows, 0) == kept
-    (told,) = [record.message for record in caplog.records]
-    assert told == (
+    (warning,) = [record.message for record in caplog.records]
+    assert warning == (
         f"3 malformed values dropped, as asked; the first: topic {splits[0].topic}, partition 0, "
         f"offset 3: it is not one JSON object, from {{ to }}"
     )
@@ -81,7 +81,7 @@ def test_what_functions_do_is_done_to_good_rows_only(tallystick_kafka, splits):
 
     assert not list(read.read(splits[:1]))
     letters = list(read.read_dead_letters(splits[:1]))
-    assert sum(each.records.num_rows for each in letters) == len(POISON_AT)
+    assert sum(letter.records.num_rows for letter in letters) == len(POISON_AT)
     frames = list(read.send(splits[:1], TO_TOPICS, source=0))
     assert sum(f.record_count for f in frames if f.topic == "dead") == len(POISON_AT)
     assert not [f for f in frames if f.topic == "out"]
@@ -99,14 +99,16 @@ def test_dead_letters_are_encoded_as_they_were_with_the_reason_behind_their_head
     assert counts == {"out": 2 * (RECORD_COUNT - len(POISON_AT)), "dead": 2 * len(POISON_AT)}
     letters = [row for f in frames if f.topic == "dead" for row in decoded(f).to_pylist()]
     for partition in range(2):
-        mine = [each for each in letters if header(each, 3) == b"%d" % partition]
-        assert [each["value"] for each in mine] == [b"poison %d" % n for n in POISON_AT]
-        assert [each["key"] for each in mine] == [b"k%d" % n for n in POISON_AT]
-        assert [each["timestamp"] for each in mine] == [1_700_000_000_000 + n for n in POISON_AT]
-        assert [header(each, 0) for each in mine] == [b"%d" % n for n in POISON_AT]
-        assert [header(each, 4) for each in mine] == [b"%d" % n for n in POISON_AT]
-        assert {header(each, 2) for each in mine} == {splits[0].topic.encode()}
-        assert {header(each, 1) for each in mine} == {b"it is not one JSON object, from { to }"}
+        mine = [letter for letter in letters if header(letter, 3) == b"%d" % partition]
+        assert [letter["value"] for letter in mine] == [b"poison %d" % n for n in POISON_AT]
+        assert [letter["key"] for letter in mine] == [b"k%d" % n for n in POISON_AT]
+        assert [letter["timestamp"] for letter in mine] == [
+            1_700_000_000_000 + n for n in POISON_AT
+        ]
+        assert [header(letter, 0) for letter in mine] == [b"%d" % n for n in POISON_AT]
+        assert [header(letter, 4) for letter in mine] == [b"%d" % n for n in POISON_AT]
+        assert {header(letter, 2) for letter in mine} == {splits[0].topic.encode()}
+        assert {header(letter, 1) for letter in mine} == {b"it is not one JSON object, from { to }"}
 
 
 def test_dead_letters_without_a_topic_are_a_bug(tallystick_kafka, splits):
@@ -131,7 +133,7 @@ TO_TOPICS = EncodePlan(
 
 
 def header(letter: dict, index: int) -> bytes:
-    assert [each["key"] for each in letter["headers"]] == list(NAMES)
+    assert [header_entry["key"] for header_entry in letter["headers"]] == list(NAMES)
     return letter["headers"][index]["value"]
 
 
@@ -153,11 +155,11 @@ def test_records_from_the_future_are_dead_letters_beside_malformed_ones(tallysti
     kept = [n for n in range(11) if n not in POISON_AT]
     assert offsets(read.read(splits), 1) == kept, "one without a time too"
     letters = [
-        row for each in read.read_dead_letters(splits[:1]) for row in each.records.to_pylist()
+        row for batch in read.read_dead_letters(splits[:1]) for row in batch.records.to_pylist()
     ]
     aside = [n for n in range(RECORD_COUNT) if n not in kept]
-    assert [header(each, 4) for each in letters] == [b"%d" % n for n in aside]
-    reasons = dict(zip(aside, [header(each, 1) for each in letters], strict=True))
+    assert [header(letter, 4) for letter in letters] == [b"%d" % n for n in aside]
+    reasons = dict(zip(aside, [header(letter, 1) for letter in letters], strict=True))
     assert reasons[3] == b"it is not one JSON object, from { to }"
     assert b"its event time, 11, is further ahead of the clock" in reasons[11]
     assert plan(tallystick_kafka, "deadletter", source_time="n").until(7, None).source_time == "n"

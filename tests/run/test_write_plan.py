@@ -20,7 +20,7 @@ PRODUCED = (ProducedRange("out", 0, 2, 0, 1),)
 class Notebook:
     """Both `Produce` and `Writer`: notes the calls, and answers as it is set."""
 
-    held: Mapping[TopicPartition, int] | None = field(default_factory=dict)
+    sequences: Mapping[TopicPartition, int] | None = field(default_factory=dict)
     error: Exception | None = None
     calls: list[str] = field(default_factory=list)
 
@@ -32,7 +32,7 @@ class Notebook:
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
         self.calls.append(f"last_sequences of {', '.join(map(str, partitions))}")
-        return self.held
+        return self.sequences
 
     def write(self, batches: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
         self.calls.append(f"write {sum(batch.record_count for _, batch in batches)}")
@@ -100,8 +100,8 @@ def test_each_partition_is_looked_at_once_whichever_group_brings_it() -> None:
 
     WritePlan(kafka, PRODUCER).write(iter(many), 0)
 
-    asked = [call for call in kafka.calls if call.startswith("last")]
-    assert asked == ["last_sequences of out-0", "last_sequences of out-1"]
+    lookups = [call for call in kafka.calls if call.startswith("last")]
+    assert lookups == ["last_sequences of out-0", "last_sequences of out-1"]
 
 
 @pytest.mark.parametrize("error", [EpochAbortedError("lost"), WorkerOrphanedError("alone")])

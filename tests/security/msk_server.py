@@ -50,32 +50,32 @@ def end_of(token: str, secrets: dict[str, str], now: float) -> float:
     """
     try:
         url = urlsplit(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode())
-        asked = dict(parse_qsl(url.query, strict_parsing=True))
-        signature, _ = asked.pop("X-Amz-Signature"), asked.pop("User-Agent")
-        key, *scope = asked["X-Amz-Credential"].split("/")
+        parameters = dict(parse_qsl(url.query, strict_parsing=True))
+        signature, _ = parameters.pop("X-Amz-Signature"), parameters.pop("User-Agent")
+        key, *scope = parameters["X-Amz-Credential"].split("/")
         day, region, service, end = scope
-        signed = datetime.strptime(asked["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        until = signed.timestamp() + int(asked["X-Amz-Expires"])
+        signed = datetime.strptime(parameters["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        until = signed.timestamp() + int(parameters["X-Amz-Expires"])
     except (ValueError, KeyError) as error:
         raise RefusedError(f"no presigned request: {error!r}") from None
     if key not in secrets:
         raise RefusedError("the security token included in the request is invalid")
-    query = urlencode(sorted(asked.items()), quote_via=quote, safe="-_.~")
+    query = urlencode(sorted(parameters.items()), quote_via=quote, safe="-_.~")
     nothing = hashlib.sha256(b"").hexdigest()
     canonical = f"GET\n{url.path}\n{query}\nhost:{url.netloc}\n\nhost\n{nothing}"
     digest = hashlib.sha256(canonical.encode()).hexdigest()
-    text = "\n".join([ALGORITHM, asked["X-Amz-Date"], "/".join(scope), digest])
-    made = f"AWS4{secrets[key]}".encode()
+    text = "\n".join([ALGORITHM, parameters["X-Amz-Date"], "/".join(scope), digest])
+    signing_key = f"AWS4{secrets[key]}".encode()
     for part in (day, region, SERVICE, "aws4_request", text):
-        made = hmac.digest(made, part.encode(), "sha256")
-    found = {
+        signing_key = hmac.digest(signing_key, part.encode(), "sha256")
+    checks = {
         "host": url.netloc == f"kafka.{region}.amazonaws.com",
-        "action": asked.get("Action") == "kafka-cluster:Connect",
+        "action": parameters.get("Action") == "kafka-cluster:Connect",
         "scope": (service, end) == (SERVICE, "aws4_request"),
-        "signature": hmac.compare_digest(made.hex(), signature),
+        "signature": hmac.compare_digest(signing_key.hex(), signature),
         "time": signed.timestamp() - 300 <= now < until,
     }
-    if wrong := [name for name, fits in found.items() if not fits]:
+    if wrong := [name for name, fits in checks.items() if not fits]:
         raise RefusedError(f"access denied: {', '.join(wrong)}")
     return until
 
@@ -185,9 +185,9 @@ class _Connection:
             )
         assert version == 2, "the newest, which a broker of today offers"
         size, skipped = _varint(body[1:])  # after the tags of the header
-        error, said, back, left_ms = self._authenticate(body[1 + skipped : skipped + size])
-        told = struct.pack(">h", error) + _compact(said) + _compact(back)
-        return number + b"\0" + told + struct.pack(">q", left_ms) + b"\0"
+        error, message, back, left_ms = self._authenticate(body[1 + skipped : skipped + size])
+        answer = struct.pack(">h", error) + _compact(message) + _compact(back)
+        return number + b"\0" + answer + struct.pack(">q", left_ms) + b"\0"
 
     def _authenticate(self, message: bytes) -> tuple[int, bytes, bytes, int]:
         """Return an error code, its text, the message for the client, and its time in ms."""
@@ -196,7 +196,7 @@ class _Connection:
         now = self._server.now()
         try:
             token = dict(
-                each.partition("=")[::2] for each in message.decode().split("\x01") if "=" in each
+                pair.partition("=")[::2] for pair in message.decode().split("\x01") if "=" in pair
             )["auth"].removeprefix("Bearer ")
             until = end_of(token, self._server.secrets, now)
         except RefusedError as error:
@@ -218,12 +218,12 @@ def _framed(message: bytes) -> bytes:
 
 
 def _exactly(stream: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        if not (part := stream.recv(size - len(found))):
+    data = bytearray()
+    while len(data) < size:
+        if not (part := stream.recv(size - len(data))):
             raise EOFError("closed")
-        found += part
-    return bytes(found)
+        data += part
+    return bytes(data)
 
 
 def _varint(data: bytes) -> tuple[int, int]:
@@ -237,8 +237,8 @@ def _varint(data: bytes) -> tuple[int, int]:
 
 
 def _compact(data: bytes) -> bytes:
-    size, found = len(data) + 1, bytearray()
+    size, encoded = len(data) + 1, bytearray()
     while size > 127:
-        found.append(size & 127 | 128)
+        encoded.append(size & 127 | 128)
         size >>= 7
-    return bytes([*found, size]) + data
+    return bytes([*encoded, size]) + data

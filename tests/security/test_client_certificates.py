@@ -128,6 +128,6 @@ def test_a_wrong_password_of_the_key_is_told_and_not_shown(
 ) -> None:
     given = {**options, **with_a_password(options, tmp_path), "ssl.key.password": password}
 
-    with pytest.raises(OptionError, match=r"check ssl\.key\.password") as told:
+    with pytest.raises(OptionError, match=r"check ssl\.key\.password") as raised:
         Client(KafkaConfig.from_options(given))
-    assert not password or password not in str(told.value)
+    assert not password or password not in str(raised.value)

@@ -40,14 +40,14 @@ def test_what_a_login_lacks_is_found_with_the_acl_to_add(
 
     result = CliRunner().invoke(app, [*words, "--json"])
 
-    said = json.loads(result.stdout)
-    found = [each for each in said["findings"] if each["check"] == "rights"]
-    assert [each["severity"] for each in found] == ["error"] * bool(lacking)
+    report = json.loads(result.stdout)
+    findings = [finding for finding in report["findings"] if finding["check"] == "rights"]
+    assert [finding["severity"] for finding in findings] == ["error"] * bool(lacking)
     for right in lacking:
-        assert f"user {user!r} lacks" in found[0]["found"]
-        assert str(right) in found[0]["found"]
-        assert right.grant in found[0]["found"]
-    wrong = {each["check"] for each in said["findings"] if each["severity"] != "info"}
+        assert f"user {user!r} lacks" in findings[0]["found"]
+        assert str(right) in findings[0]["found"]
+        assert right.grant in findings[0]["found"]
+    wrong = {finding["check"] for finding in report["findings"] if finding["severity"] != "info"}
     if user == "alice":
         assert (result.exit_code, wrong) == (1, {"settings"}), "she may not see settings"
     elif user == "observer":
@@ -93,10 +93,10 @@ def test_a_pipelines_own_login_is_looked_at_before_it_has_run(
 
     result = CliRunner().invoke(app, words)
 
-    found = json.loads(result.stdout)["findings"]
-    errors = [each for each in found if each["severity"] == "error"]
+    findings = json.loads(result.stdout)["findings"]
+    errors = [finding for finding in findings if finding["severity"] == "error"]
     assert result.exit_code == (2 if says else 1), "she may not see settings"
-    assert {each["check"] for each in errors} == ({"rights"} if says else set())
+    assert {error["check"] for error in errors} == ({"rights"} if says else set())
     if transactions == "epoch" or user not in ("no-group", "no-transactional-id"):
-        assert any(says in each["found"] for each in errors) or not says
+        assert any(says in error["found"] for error in errors) or not says
     assert_no_secret(result.output)

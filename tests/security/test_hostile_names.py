@@ -124,12 +124,12 @@ def test_each_place_takes_a_usual_name_and_refuses_a_path(place: str) -> None:
 
 
 @settings(max_examples=300)
-@given(NAMES, NAMES, NAMES.filter(lambda each: "\ud800" not in each))
+@given(NAMES, NAMES, NAMES.filter(lambda name: "\ud800" not in name))
 def test_names_on_other_systems_keep_their_parts_apart(
     pipeline: str, uid: str, lineage: str
 ) -> None:
     """Also of an owner that a manifest names, which was never an argument."""
-    owner = Owner(*(each.replace("\ud800", "") for each in (pipeline, uid, lineage)))
+    owner = Owner(*(text.replace("\ud800", "") for text in (pipeline, uid, lineage)))
     top, *parts = hidden_folder(owner).split("/")
     name = name_of(Place(owner, 3, 1, 0, "abcdef"))
 
@@ -140,9 +140,9 @@ def test_names_on_other_systems_keep_their_parts_apart(
     assert name.isprintable()
     assert not set("'\"\\") & set(name + application_prefix(owner))
     if pipeline and uid and "/" not in uid:
-        found = parse(transactional_id(pipeline, uid, 5, 2))
-        assert found is not None
-        assert (found.prefix, found.sink, found.task, found.slot) == (pipeline, uid, 5, 2)
+        parsed = parse(transactional_id(pipeline, uid, 5, 2))
+        assert parsed is not None
+        assert (parsed.prefix, parsed.sink, parsed.task, parsed.slot) == (pipeline, uid, 5, 2)
 
 
 @settings(max_examples=200)
@@ -161,6 +161,6 @@ def test_no_path_leads_out_of_a_checkpoint(tmp_path_factory, one: str, other: st
         except (ManifestError, OptionError, StorageError):
             continue
     assert (home / "outside").read_bytes() == b"secret"
-    assert {each.name for each in home.iterdir()} <= {"outside", "checkpoint"}
+    assert {path.name for path in home.iterdir()} <= {"outside", "checkpoint"}
     assert not Path("/etc/passwd").is_symlink()
     shutil.rmtree(home)

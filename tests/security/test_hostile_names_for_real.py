@@ -88,8 +88,8 @@ def test_a_name_in_postgresql_is_a_name(
     for epoch, text in ((1, "first"), (2, name))[transactions == "prepared" :]:
         transaction = committer.plan().begin(place_of(epoch, owner=owner))
         transaction.write(pa.record_batch({name: [7, 8], other: [text, "other"]}))
-        for each in transaction.prepare():
-            committer.commit(each)
+        for committable in transaction.prepare():
+            committer.commit(committable)
     committer.close()
 
     with postgres.connect() as connection:
@@ -99,9 +99,9 @@ def test_a_name_in_postgresql_is_a_name(
         assert ("public", "victim") in relations(postgres)
         new = relations(postgres) - before
         assert (name, name) in new
-        ours = {each for schema, each in new if (schema, each) != (name, name)}
+        ours = {new_table for schema, new_table in new if (schema, new_table) != (name, name)}
         assert {schema for schema, _ in new} == {name}
-        assert all(each.startswith("tallystick_") for each in ours), ours
+        assert all(new_table.startswith("tallystick_") for new_table in ours), ours
         connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
 
 
@@ -116,12 +116,12 @@ def test_a_name_in_kafka_is_a_name(tallystick_kafka: EmbeddedKafka) -> None:
         broker.stage_offsets(producer, name, {TopicPartition(topic, 0): (number, "")})
         commit(broker, producer)
 
-    groups = {each.group_id for each in witness.list_consumer_groups().result().valid}
+    groups = {group.group_id for group in witness.list_consumer_groups().result().valid}
     assert set(PRINTABLE) <= groups
     for number, name in enumerate(PRINTABLE):
-        asked = [ConsumerGroupTopicPartitions(name)]
-        found = witness.list_consumer_group_offsets(asked)[name].result().topic_partitions
-        assert [(each.topic, each.offset) for each in found] == [(topic, number)]
+        request = [ConsumerGroupTopicPartitions(name)]
+        offsets = witness.list_consumer_group_offsets(request)[name].result().topic_partitions
+        assert [(entry.topic, entry.offset) for entry in offsets] == [(topic, number)]
     broker.close()
 
 
@@ -136,7 +136,9 @@ def test_a_pipeline_with_hostile_names_everywhere_runs(
     """Its checkpoint, savepoint, group, ids, table, columns and folders all have hostile names."""
     hostile = 'x\'; DROP TABLE "victim"; -- ../é 🎉'
     column = 'v"; DROP TABLE public.victim; --'
-    topics = [tallystick_kafka.create_topic(f"..hostile.{each}-") for each in ("in", "out")]
+    topics = [
+        tallystick_kafka.create_topic(f"..hostile.{direction}-") for direction in ("in", "out")
+    ]
     producer = Producer(tallystick_kafka.confluent_options())
     for number in range(20):
         producer.produce(topics[0], str(number))
@@ -174,8 +176,10 @@ def test_a_pipeline_with_hostile_names_everywhere_runs(
     query = pipeline.start(shared_spark, checkpoint=checkpoint, trigger={"availableNow": True})
     query.awaitTermination(150)
 
-    found = read_committed(tallystick_kafka.confluent_options(), topics[1], 1)
-    assert sorted(row for rows in found.values() for row in rows) == sorted(map(str, range(20)))
+    rows_by_partition = read_committed(tallystick_kafka.confluent_options(), topics[1], 1)
+    assert sorted(row for rows in rows_by_partition.values() for row in rows) == sorted(
+        map(str, range(20))
+    )
     with postgres.connect() as connection:
         count = sql.SQL('SELECT count(*) FROM public."t\'; --" WHERE {} = %s')
         assert connection.execute(count.format(sql.Identifier(column)), [hostile]).fetchone() == (
@@ -185,7 +189,7 @@ def test_a_pipeline_with_hostile_names_everywhere_runs(
     assert list(folder.rglob("*.parquet"))
     assert {path.name for path in folder.parent.iterdir()} == {"files"}
     witness = AdminClient(tallystick_kafka.confluent_options())
-    groups = {each.group_id for each in witness.list_consumer_groups().result().valid}
+    groups = {group.group_id for group in witness.list_consumer_groups().result().valid}
     assert hostile in groups
     saved = FileStorage(f"{checkpoint}-saved; --")
     create(FileStorage(checkpoint), saved)

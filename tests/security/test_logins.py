@@ -93,11 +93,11 @@ def test_a_mistake_is_told_at_once_and_shows_no_secret(
     mistake(options, guarded, tmp_path)
     client = Client(KafkaConfig.from_options(options))
 
-    with caplog.at_level("DEBUG"), pytest.raises(kind, match=says) as told:
+    with caplog.at_level("DEBUG"), pytest.raises(kind, match=says) as raised:
         client.metadata([TOPIC])
 
     assert not client.obstacles, "nothing of this is worth another try"
-    for text in (str(told.value), repr(told.value), caplog.text, repr(client.config)):
+    for text in (str(raised.value), repr(raised.value), caplog.text, repr(client.config)):
         assert "s3cr3t" not in text
         assert "gu3ss" not in text
     client.close()
@@ -158,5 +158,5 @@ def test_everything_on_the_wire_is_encrypted(guarded: EmbeddedKafka) -> None:
 
     sockets = [connection._socket for connection in broker.client.network._connections.values()]
     assert sockets
-    assert all(isinstance(each, ssl.SSLSocket) for each in sockets)
+    assert all(isinstance(connection, ssl.SSLSocket) for connection in sockets)
     broker.close()

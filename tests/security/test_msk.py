@@ -48,13 +48,13 @@ def msk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Msk]:
     """Start the server in front of a broker; the options are for clients that go around it."""
     gate, direct = free_ports(2, HOST)
 
-    settings = partial(listeners_behind, told=gate, own=direct)
+    settings = partial(listeners_behind, advertised=gate, own=direct)
     with EmbeddedKafka(properties=settings) as kafka:
         witness = {"bootstrap.servers": f"{HOST}:{direct}"}
         topics = [NewTopic(name, 2) for name in ("in", "out")]
         admin = AdminClient(witness)
-        for made in admin.create_topics(topics).values():
-            made.result(30)
+        for creation in admin.create_topics(topics).values():
+            creation.result(30)
         folder, behind = tmp_path_factory.mktemp("msk"), kafka.nodes[0].port
         with MskServer(folder, gate, behind, {KEY: SECRET}) as server:
             yield server, witness
@@ -90,11 +90,14 @@ def signed(path: Path) -> str:
 @contextmanager
 def renewing(token: Path, every_s: float) -> Iterator[None]:
     """Run the page's program, quicker and in another folder."""
-    blocks = [each.partition("```")[0] for each in PAGE.read_text().split("```python\n")[1:]]
-    (program,) = [each for each in blocks if "MSKAuthTokenProvider" in each]
-    for said, instead in (("/run/kafka/token", str(token)), ("sleep(300)", f"sleep({every_s})")):
-        assert said in program
-        program = program.replace(said, instead)
+    blocks = [text.partition("```")[0] for text in PAGE.read_text().split("```python\n")[1:]]
+    (program,) = [block for block in blocks if "MSKAuthTokenProvider" in block]
+    for original, instead in (
+        ("/run/kafka/token", str(token)),
+        ("sleep(300)", f"sleep({every_s})"),
+    ):
+        assert original in program
+        program = program.replace(original, instead)
     running = subprocess.Popen([sys.executable, "-c", program], cwd=token.parent)
     try:
         deadline = time.monotonic() + PATIENCE_S
@@ -157,14 +160,14 @@ def test_a_token_that_is_refused_is_told_and_not_shown(
         path.write_text("eyJhbGciOiJub25lIn0.e30.")
     client = client_of(server, path)
 
-    with pytest.raises(AuthorizationError, match=f"refused the token of {path}.* time") as told:
+    with pytest.raises(AuthorizationError, match=f"refused the token of {path}.* time") as raised:
         cluster.partition_counts(client, ["in"])
 
     assert server.tokens == []
     (why,) = server.refused
     assert re.fullmatch(reason, why)
-    assert why in str(told.value)
-    assert path.read_text() not in str(told.value)
+    assert why in str(raised.value)
+    assert path.read_text() not in str(raised.value)
     client.close()
 
 
@@ -197,12 +200,19 @@ def test_a_pipeline_outlives_its_sessions_with_the_program_of_the_page(
             rows: list[str] = []
             while len(rows) < 100 and time.monotonic() < deadline:
                 assert query.exception() is None
-                found = read_committed(witness, "out", 2)
-                rows = sorted((row for each in found.values() for row in each), key=int)
+                rows_by_partition = read_committed(witness, "out", 2)
+                rows = sorted(
+                    (
+                        row
+                        for partition_rows in rows_by_partition.values()
+                        for row in partition_rows
+                    ),
+                    key=int,
+                )
         finally:
             query.stop()
 
-    assert rows == [str(each) for each in range(100)]
+    assert rows == [str(number) for number in range(100)]
     assert len({*server.tokens}) > 5, "the file is read at each login"
     assert server.refused == []
     assert server.overdue == 0, "a new login came before the old one ran out"

@@ -50,7 +50,7 @@ def kafka(provider: TokenServer) -> Iterator[EmbeddedKafka]:
     for topic in (TOPIC, "guarded-out"):
         kafka.create_topic(topic, 2)
     create_acls(
-        kafka.confluent_options(), [each for some in minimal(CLIENT).values() for each in some]
+        kafka.confluent_options(), [rule for some in minimal(CLIENT).values() for rule in some]
     )
     yield kafka
     kafka.stop()
@@ -59,7 +59,7 @@ def kafka(provider: TokenServer) -> Iterator[EmbeddedKafka]:
 @pytest.fixture(autouse=True)
 def _as_before(provider: TokenServer) -> Iterator[None]:
     """No test has the tokens of another, nor its settings."""
-    provider.asked.clear()
+    provider.requests.clear()
     provider.tokens.clear()
     provider.ends.clear()
     yield
@@ -90,9 +90,9 @@ def test_one_token_serves_all_logins_of_a_process(
         assert partitions_seen(client) == {TOPIC: 2}
         client.close()
 
-    (asked,) = provider.asked
-    assert (asked.path, asked.login) == ("/token", f"{CLIENT}:{SECRET}")
-    assert asked.fields == {"grant_type": ["client_credentials"], "scope": ["kafka read"]}
+    (request,) = provider.requests
+    assert (request.path, request.login) == ("/token", f"{CLIENT}:{SECRET}")
+    assert request.fields == {"grant_type": ["client_credentials"], "scope": ["kafka read"]}
 
 
 def test_the_newer_names_of_the_settings_do_the_same(
@@ -110,7 +110,7 @@ def test_the_newer_names_of_the_settings_do_the_same(
     client = Client(KafkaConfig.from_options(options | login))
 
     assert partitions_seen(client) == {TOPIC: 2}
-    assert provider.asked[0].fields["scope"] == ["all"]
+    assert provider.requests[0].fields["scope"] == ["all"]
     client.close()
 
 
@@ -143,7 +143,7 @@ def test_a_kept_token_that_is_refused_is_asked_for_anew(
 
     assert partitions_seen(second) == {TOPIC: 2}
 
-    assert any("refused a token that was kept" in each for each in second.obstacles)
+    assert any("refused a token that was kept" in obstacle for obstacle in second.obstacles)
     assert len(provider.tokens) == 2
     second.close()
 
@@ -152,10 +152,10 @@ def assert_told(
     client: Client, provider: TokenServer, kind: type[Exception], says: str, log: str
 ) -> None:
     """It fails at once, and with nothing that somebody could use."""
-    with pytest.raises(kind, match=says) as told:
+    with pytest.raises(kind, match=says) as raised:
         partitions_seen(client)
     assert not client.obstacles
-    for text in (str(told.value), repr(client.config), log):
+    for text in (str(raised.value), repr(client.config), log):
         assert SECRET not in text
         assert not any(token in text for token in provider.tokens)
     client.close()
@@ -174,7 +174,7 @@ def test_a_client_that_the_provider_refuses_is_told(
         rf"answers 401 \('invalid_client: .*to client '{CLIENT}'. Check .*clientSecret",
         caplog.text,
     )
-    assert len(provider.asked) == 1
+    assert len(provider.requests) == 1
     assert SECRET not in caplog.text
 
 
@@ -209,7 +209,7 @@ def test_a_providers_certificate_of_another_authority_is_refused(
     assert_told(
         client_of(kafka, login), provider, AuthorizationError, r"ssl\.truststore\.location", ""
     )
-    assert provider.asked == []
+    assert provider.requests == []
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_what_is_no_token_endpoint_is_told_at_once(
     provider.answers_instead = answer
 
     assert_told(client_of(kafka, provider.options(CLIENT)), provider, kind, says, "")
-    assert len(provider.asked) == 1
+    assert len(provider.requests) == 1
 
 
 def test_a_provider_that_is_down_is_waited_for_until_the_deadline(
@@ -245,7 +245,7 @@ def test_a_provider_that_is_down_is_waited_for_until_the_deadline(
     with pytest.raises(BrokerUnavailableError, match=r"token endpoint https://.* answers 503"):
         partitions_seen(client)
 
-    assert len(provider.asked) > 1
+    assert len(provider.requests) > 1
     client.close()
 
 
@@ -269,8 +269,8 @@ def test_a_pipeline_outlives_its_tokens(
     def wait_for(count: int) -> list[str]:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            found = read_committed(witness, "guarded-out", 2)
-            rows = sorted((row for rows in found.values() for row in rows), key=int)
+            rows_by_partition = read_committed(witness, "guarded-out", 2)
+            rows = sorted((row for rows in rows_by_partition.values() for row in rows), key=int)
             if len(rows) >= count or time.monotonic() > deadline:
                 return rows
             assert query.exception() is None
@@ -285,11 +285,11 @@ def test_a_pipeline_outlives_its_tokens(
     feed(0)
     query = pipeline.start(shared_spark, checkpoint=str(tmp_path / "checkpoint"))
     try:
-        assert wait_for(50) == [str(each) for each in range(50)]
+        assert wait_for(50) == [str(number) for number in range(50)]
         before = len(provider.tokens)
         time.sleep(max(0.0, max(provider.ends) - time.time()) + 1)
         feed(50)
-        assert wait_for(100) == [str(each) for each in range(100)]
+        assert wait_for(100) == [str(number) for number in range(100)]
     finally:
         query.stop()
 

@@ -73,5 +73,5 @@ def test_a_login_that_is_refused_is_told_without_its_password(
     facts = CheckpointReader(str(tmp_path), options).read()
 
     assert facts.kafka == (user == "nobody")
-    assert any(each.severity > 0 for each in facts.findings)
+    assert any(finding.severity > 0 for finding in facts.findings)
     assert_no_secret(rendering.page(facts), json.dumps(asdict(facts)))

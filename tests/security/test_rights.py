@@ -96,11 +96,11 @@ def test_a_missing_right_is_named_with_its_resource_and_nothing_is_visible(
 ) -> None:
     job = job_of(guarded, user, tmp_path)
 
-    with caplog.at_level("DEBUG"), pytest.raises(AuthorizationError, match=says) as told:
+    with caplog.at_level("DEBUG"), pytest.raises(AuthorizationError, match=says) as raised:
         job.run_next()
     job.close()
 
-    assert_no_secret(told.value, caplog.text)
+    assert_no_secret(raised.value, caplog.text)
     assert problems(job, guarded) == []
 
 
@@ -123,9 +123,9 @@ def test_who_may_not_read_the_output_can_still_write_it(
     job.close()
 
     assert problems(job, guarded) == []
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert f"READ on {TOPIC} is missing" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert f"READ on {TOPIC} is missing" in messages[0]
 
 
 LACKING = {
@@ -150,7 +150,7 @@ def test_what_a_user_lacks_is_found_without_doing_anything(
     user: str, lacking: list[Right], guarded: EmbeddedKafka
 ) -> None:
     """Also a transaction that is open under the id goes on as if nobody had asked."""
-    admin, asking = (Client(config_of(guarded, each)) for each in ("admin", user))
+    admin, asking = (Client(config_of(guarded, login)) for login in ("admin", user))
     transactional_id, group = f"tallystick-{user}", f"tallystick-{user}-token"
     wanted = (*rights_to_commit(transactional_id, group, TOPIC), *rights_to_write([TOPIC]))
     owner = KafkaBroker(config_of(guarded, "admin"))
@@ -158,15 +158,15 @@ def test_what_a_user_lacks_is_found_without_doing_anything(
     owner.stage_offsets(producer, group, {TopicPartition(TOPIC, 0): (1, "open")})
     before = transaction_state(admin, transactional_id)
 
-    found = missing_rights(asking, wanted)
+    missing = missing_rights(asking, wanted)
 
-    assert list(found) == lacking
+    assert list(missing) == lacking
     after = transaction_state(admin, transactional_id)
     assert (before.transaction_state, before.producer_epoch) == ("Ongoing", producer.producer_epoch)
     assert after == before
     owner.abort_transaction(producer)
-    for each in (admin, asking, owner):
-        each.close()
+    for client in (admin, asking, owner):
+        client.close()
 
 
 def test_topics_of_sinks_that_share_a_transaction_are_asked_for_too(
@@ -174,11 +174,11 @@ def test_topics_of_sinks_that_share_a_transaction_are_asked_for_too(
 ) -> None:
     config = config_of(guarded, "alice")
     main = KafkaOutput(config, TOPIC, TOPIC)
-    for topic, told in (("guarded-out", ""), (TOKENS, f"lacks WRITE on topic '{TOKENS}'")):
+    for topic, message in (("guarded-out", ""), (TOKENS, f"lacks WRITE on topic '{TOKENS}'")):
         side = KafkaOutput(config, topic, topic)
         sinks = SinkCluster(main, ((main, OF_MAIN), (side, Selection("alerts"))))
         try:
-            with pytest.raises(AuthorizationError, match=told) if told else nullcontext():
+            with pytest.raises(AuthorizationError, match=message) if message else nullcontext():
                 preflight(sinks, "alice", {}, None)
         finally:
             sinks.broker.close()
@@ -222,9 +222,9 @@ def test_a_checkpoint_that_was_replaced_stays_so_where_its_token_could_not_be_ov
     new.close()
     assert "the token is not kept under earlier topics of the sink" in caplog.text
     kept = KafkaBroker(old.config)
-    found = kept.group_offsets(token_group(shape.pipeline))
+    offsets = kept.group_offsets(token_group(shape.pipeline))
     kept.close()
-    lineages = {place.topic: decode_token(*held).lineage for place, held in found.items()}
+    lineages = {place.topic: decode_token(*entry).lineage for place, entry in offsets.items()}
     assert lineages == {TOPIC: "old", TOKENS: "new"}, "the fault has hit"
 
     for token_topic in (TOKENS, TOPIC):
@@ -250,9 +250,9 @@ def test_settings_that_may_not_be_seen_are_warned_of_and_do_not_stop_anything(
     assert alice.partition_verification is None
     assert alice.transaction_timeout_max_ms is None
     output = KafkaOutput(config_of(guarded, "alice"), TOPIC, TOPIC, transaction_timeout_ms=300_000)
-    found = check(alice, output, trigger_interval_ms=None)
-    assert found.problems == ()
-    assert len(found.warnings) == 2
-    assert all("DESCRIBE_CONFIGS on the cluster" in warning for warning in found.warnings)
+    findings = check(alice, output, trigger_interval_ms=None)
+    assert findings.problems == ()
+    assert len(findings.warnings) == 2
+    assert all("DESCRIBE_CONFIGS on the cluster" in warning for warning in findings.warnings)
     assert observer.partition_verification is True
     assert check(observer, output, trigger_interval_ms=None).warnings == ()

@@ -50,8 +50,8 @@ def without_servers(options: dict[str, str]) -> tuple[str, dict[str, str]]:
 
 
 def written(guarded: EmbeddedKafka) -> list[str]:
-    found = read_committed(guarded.confluent_options(), "guarded-out", 2)
-    return sorted((row for rows in found.values() for row in rows), key=int)
+    rows_by_partition = read_committed(guarded.confluent_options(), "guarded-out", 2)
+    return sorted((row for rows in rows_by_partition.values() for row in rows), key=int)
 
 
 def assert_no_secret(*texts: str) -> None:
@@ -104,7 +104,7 @@ def test_a_pipeline_and_a_query_of_the_users_own_run_and_show_no_secret(
 
     assert once == ROWS
     assert written(guarded) == sorted(ROWS * 2, key=int)
-    progress = [json.dumps(each, default=str) for each in own.recentProgress]
+    progress = [json.dumps(progress_entry, default=str) for progress_entry in own.recentProgress]
     shown = capfd.readouterr()
     assert_no_secret(repr(pipeline), repr(sink), repr(source), shown.out, shown.err, caplog.text)
     assert_no_secret(*progress, *stored(tmp_path))
@@ -142,13 +142,13 @@ def test_rights_that_are_missing_on_either_side_are_told_at_once_and_nothing_sta
     sink = ts.KafkaSink(servers, topic="guarded-out", options=security)
     pipeline = ts.Pipeline(name).read(source).write(sink)
 
-    with pytest.raises(AuthorizationError) as told:
+    with pytest.raises(AuthorizationError) as raised:
         pipeline.start(spark, checkpoint=str(tmp_path / "never"))
 
-    assert [f"user {user!r} lacks {words}" in str(told.value) for words in lacking] == [
+    assert [f"user {user!r} lacks {words}" in str(raised.value) for words in lacking] == [
         True for _ in lacking
     ]
-    assert str(told.value).count("lacks") == len(lacking)
+    assert str(raised.value).count("lacks") == len(lacking)
     assert not (tmp_path / "never").exists()
 
 
@@ -169,7 +169,7 @@ def test_a_wrong_password_ends_the_query_at_once_and_is_not_shown(
         .start()
     )
 
-    with pytest.raises(StreamingQueryException, match="login of 'alice'") as told:
+    with pytest.raises(StreamingQueryException, match="login of 'alice'") as raised:
         query.awaitTermination(120)
-    assert "gu3ss" not in str(told.value)
+    assert "gu3ss" not in str(raised.value)
     assert "gu3ss" not in "".join(stored(tmp_path))

@@ -68,18 +68,20 @@ def test_four_rights_are_enough(
         caplog.at_level(logging.DEBUG),
         sink_of(guarded, user, owner, token_topic=token_topic) as sink,
     ):
-        kept, left = (prepared_by(sink, owner, task) for task in range(2))
+        kept, undecided = (prepared_by(sink, owner, task) for task in range(2))
         assert sink.commit(kept) is Outcome.COMMITTED
-        (found,) = sink.lingering(owner)
-        assert found.name == left.name
-        sink.abort(found)
-        assert sink.commit(left) is Outcome.LOST
+        (lingering,) = sink.lingering(owner)
+        assert lingering.name == undecided.name
+        sink.abort(lingering)
+        assert sink.commit(undecided) is Outcome.LOST
         following = prepared_by(sink, owner)
         assert sink.commit(kept) is Outcome.COMMITTED
         sink.abort(following)
         assert list(sink.lingering(owner)) == []
-        shown = "\n".join([caplog.text, repr(sink.plan()), *map(repr, (kept, left, found))])
-    assert [each for each, password in PASSWORDS.items() if password in shown] == []
+        shown = "\n".join(
+            [caplog.text, repr(sink.plan()), *map(repr, (kept, undecided, lingering))]
+        )
+    assert [name for name, password in PASSWORDS.items() if password in shown] == []
     assert "cannot be looked for" not in caplog.text
 
 
@@ -108,12 +110,12 @@ def test_what_a_user_lacks_is_told_before_anything_starts_with_how_to_grant_it(
     prefix = f"tallystick-{user}-tasks/lineage"
     opening = sink_of(guarded, user, owner, id_prefix=prefix, transaction_timeout_ms=1_000_000)
 
-    with pytest.raises(AuthorizationError) as told, opening:
+    with pytest.raises(AuthorizationError) as raised, opening:
         pass
 
     lacking = f"user {user!r} lacks {', '.join(rights).format(user)}. Grant it with kafka-acls"
-    assert lacking in str(told.value)
-    assert f"--allow-principal User:{user}" in str(told.value)
+    assert lacking in str(raised.value)
+    assert f"--allow-principal User:{user}" in str(raised.value)
     options = {
         "WRITE on every tr": f"--operation Write --transactional-id 'tallystick-{user}-tasks/' ",
         "WRITE on topic": f"--operation Write --topic '{TOPIC}'",
@@ -121,8 +123,8 @@ def test_what_a_user_lacks_is_told_before_anything_starts_with_how_to_grant_it(
         "READ on every gr": f"--operation Read --group 'tallystick-{user}-tasks/' ",
     }
     for words, option in options.items():
-        assert (option in str(told.value)) == any(right.startswith(words) for right in rights)
-    assert all(password not in str(told.value) for password in PASSWORDS.values())
+        assert (option in str(raised.value)) == any(right.startswith(words) for right in rights)
+    assert all(password not in str(raised.value) for password in PASSWORDS.values())
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
@@ -176,9 +178,9 @@ def test_a_prefix_that_one_may_not_see_is_warned_of_once(
     ):
         for _ in range(2):
             assert list(sink.lingering(owner)) == []
-    told = [each for each in caplog.messages if "cannot be looked for" in each]
-    assert len(told) == 1
-    assert "'tallystick-bob'" in told[0]
+    warnings = [message for message in caplog.messages if "cannot be looked for" in message]
+    assert len(warnings) == 1
+    assert "'tallystick-bob'" in warnings[0]
 
 
 @pytest.mark.parametrize("topic", [TOKENS, "never-there"])
@@ -188,13 +190,13 @@ def test_a_token_topic_that_may_not_be_described_is_not_taken_for_one_that_is_go
     """Nobody would look for a right that is missing; the output would be given up as unknowable."""
     owner = owner_of("alice")
     with sink_of(guarded, "alice", owner) as sink:
-        left = prepared_by(sink, owner)
-        sink.abort(left)
-        told = TaskTransaction.from_json(left.details)
-        hidden = replace(left, details=replace(told, token_topic=topic).to_json())
+        undecided = prepared_by(sink, owner)
+        sink.abort(undecided)
+        details = TaskTransaction.from_json(undecided.details)
+        hidden = replace(undecided, details=replace(details, token_topic=topic).to_json())
         with pytest.raises(AuthorizationError, match=rf"{topic}.*on the topic"):
             sink.commit(hidden)
-        assert sink.commit(left) is Outcome.LOST
+        assert sink.commit(undecided) is Outcome.LOST
     client = Client(config_of(guarded, "alice"))
     try:
         with pytest.raises(AuthorizationError, match=rf"'{topic}'.*DESCRIBE"):

@@ -52,7 +52,7 @@ class TokenServer:
     """The lifetime that it states for tokens; None: the true one."""
     audience: str = AUDIENCE
     answers_instead: Answer | None = None
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[Asked] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     """By `time.time`, when each of these tokens is no longer valid."""
@@ -65,7 +65,7 @@ class TokenServer:
         tls.load_cert_chain(self.stores.keystore)
         plain = self._servers[0].socket
         self._servers[0].socket = tls.wrap_socket(plain, True, do_handshake_on_connect=False)
-        self._threads = [threading.Thread(target=each.serve_forever) for each in self._servers]
+        self._threads = [threading.Thread(target=server.serve_forever) for server in self._servers]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -99,10 +99,10 @@ class TokenServer:
             **further,
         }
         module = "org.apache.kafka.common.security.oauthbearer"
-        said = " ".join(f'{name}="{value}"' for name, value in login.items() if value)
+        login_options = " ".join(f'{name}="{value}"' for name, value in login.items() if value)
         return {
             "sasl.mechanism": "OAUTHBEARER",
-            "sasl.jaas.config": f"{module}.OAuthBearerLoginModule required {said};",
+            "sasl.jaas.config": f"{module}.OAuthBearerLoginModule required {login_options};",
             "sasl.login.callback.handler.class": f"{module}.OAuthBearerLoginCallbackHandler",
             "sasl.oauthbearer.token.endpoint.url": self.token_url,
         }
@@ -131,7 +131,7 @@ class TokenServer:
         head = {"alg": "RS256", "kid": "one", "typ": "JWT"}
         claims = {"iss": self.issuer, "aud": self.audience, "sub": client}
         claims |= {"iat": now - 1, "exp": end, "scope": "kafka", "n": len(self.tokens)}  # type: ignore[dict-item]
-        text = ".".join(encoded(json.dumps(each).encode()) for each in (head, claims))
+        text = ".".join(encoded(json.dumps(part).encode()) for part in (head, claims))
         signature = self._key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
         self.tokens.append(f"{text}.{encoded(signature)}")
         self.ends.append(end)
@@ -158,20 +158,26 @@ class TokenServer:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0)).decode()
         _, _, login = request.headers.get("Authorization", "").partition("Basic ")
         login = base64.b64decode(login).decode()
-        self.asked.append(Asked(request.path, login, parse_qs(body)))
+        self.requests.append(Asked(request.path, login, parse_qs(body)))
         if self.answers_instead is not None:
             return self.answers_instead
         client, _, secret = login.partition(":")
         if self.clients.get(client) != secret:
             refusal = {"error": "invalid_client", "error_description": "no such client or secret"}
             return 401, {}, json.dumps(refusal).encode()
-        told = self.lifetime_s if self.told_lifetime_s is None else self.told_lifetime_s
-        answer = {"access_token": self.token(client), "token_type": "Bearer", "expires_in": told}
+        lifetime_s = self.lifetime_s if self.told_lifetime_s is None else self.told_lifetime_s
+        answer = {
+            "access_token": self.token(client),
+            "token_type": "Bearer",
+            "expires_in": lifetime_s,
+        }
         return 200, {"Content-Type": "application/json"}, json.dumps(answer).encode()
 
     def _keys(self, _: Any) -> Answer:
         numbers = self._key.public_key().public_numbers()
-        n, e = (encoded(each.to_bytes(size)) for each, size in ((numbers.n, 256), (numbers.e, 3)))
+        n, e = (
+            encoded(number.to_bytes(size)) for number, size in ((numbers.n, 256), (numbers.e, 3))
+        )
         key = {"kty": "RSA", "kid": "one", "use": "sig", "alg": "RS256", "n": n, "e": e}
         body = json.dumps({"keys": [key]}).encode()
         return 200, {"Content-Type": "application/json"}, body

@@ -36,28 +36,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--justify", action="store_true", help="find a mutation for each kind of fault; no seeds"
     )
-    asked = parser.parse_args(arguments)
-    if asked.justify:
+    options = parser.parse_args(arguments)
+    if options.justify:
         return justify()
-    is_keyed = asked.keyed or asked.two_inputs or asked.windows
-    is_stateless = asked.sinks and not is_keyed
+    is_keyed = options.keyed or options.two_inputs or options.windows
+    is_stateless = options.sinks and not is_keyed
 
     def run(seed: int) -> Outcome:
         return simulate(
             seed,
             is_keyed=True if is_keyed else False if is_stateless else None,
-            decided_by=(KAFKA, CHECKPOINT)[seed % 2] if asked.sinks else None,
-            has_loop=asked.gang or asked.recover or asked.lists or None,
-            has_gang=asked.gang or asked.lists or None,
-            has_two_inputs=asked.two_inputs or None,
-            has_windows=asked.windows or None,
-            recovers=asked.recover or None,
-            has_operator_state=asked.lists or None,
+            decided_by=(KAFKA, CHECKPOINT)[seed % 2] if options.sinks else None,
+            has_loop=options.gang or options.recover or options.lists or None,
+            has_gang=options.gang or options.lists or None,
+            has_two_inputs=options.two_inputs or None,
+            has_windows=options.windows or None,
+            recovers=options.recover or None,
+            has_operator_state=options.lists or None,
         )
 
-    if asked.seed is not None:
-        return tell(run(asked.seed))
-    return run_many(range(asked.first, asked.first + asked.seeds), run)
+    if options.seed is not None:
+        return tell(run(options.seed))
+    return run_many(range(options.first, options.first + options.seeds), run)
 
 
 def tell(outcome: Outcome) -> int:

@@ -14,7 +14,7 @@ OnLeft = Callable[[OtherSystem, Held], bool]
 """Told of a transaction that its task gives up; true if nobody gets to abort it."""
 
 
-def is_aborted(system: OtherSystem, held: Held) -> bool:
+def is_aborted(system: OtherSystem, transaction: Held) -> bool:
     """Let the task abort what it gives up."""
     return False
 
@@ -80,20 +80,22 @@ class TaskTransaction:
         uid, epoch, task = plan.system.uid, place.checkpoint_id, place.task
         # Not the place's nonce: no seed decides it.
         name = f"{uid}-{epoch}-{task}-{place.attempt}-{plan.nonce()}"
-        self._held = Held(Committable(uid, epoch, task, name, 0, 0), plan.lineage, plan.run)
-        self._system.begin(self._held)
+        self._transaction = Held(Committable(uid, epoch, task, name, 0, 0), plan.lineage, plan.run)
+        self._system.begin(self._transaction)
 
     def write(self, rows: Any) -> None:
         """See `two_phase.Transaction.write`."""
-        found = tuple(map(Row.from_value, rows["value"].to_pylist()))
-        self._system.write(self._held.committable.name, found)
+        rows_read = tuple(map(Row.from_value, rows["value"].to_pylist()))
+        self._system.write(self._transaction.committable.name, rows_read)
 
     def prepare(self) -> list[Committable]:
         """See `two_phase.Transaction.prepare`."""
-        self._system.prepare(self._held.committable.name)
-        return [self._held.committable]
+        self._system.prepare(self._transaction.committable.name)
+        return [self._transaction.committable]
 
     def abort(self) -> None:
         """See `two_phase.Transaction.abort`: nobody has been told of it."""
-        if self._held.fate is Fate.OPEN and not self._on_left(self._system, self._held):
-            self._held.fate = Fate.ABORTED
+        if self._transaction.fate is Fate.OPEN and not self._on_left(
+            self._system, self._transaction
+        ):
+            self._transaction.fate = Fate.ABORTED

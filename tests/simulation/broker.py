@@ -66,15 +66,15 @@ class SimulatedBroker:
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
         """Outside any transaction: no driver does it, but broken ones of the tests do."""
-        found = {(group, partition): what for partition, what in offsets.items()}
-        self._send("commit_offsets", lambda: self._cluster.offsets.update(found))
+        committed = {(group, partition): what for partition, what in offsets.items()}
+        self._send("commit_offsets", lambda: self._cluster.offsets.update(committed))
 
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:
         """See `ports.Broker.last_sequences`."""
-        asked = list(partitions)
-        return self._send("last_sequences", lambda: self._cluster.last_sequences(producer, asked))
+        wanted = list(partitions)
+        return self._send("last_sequences", lambda: self._cluster.last_sequences(producer, wanted))
 
     def commit_transaction(self, producer: Producer) -> Producer:
         """See `ports.Broker.commit_transaction`: one request, or two on an old cluster."""

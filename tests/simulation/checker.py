@@ -127,8 +127,8 @@ class Checker:
     def _record(self, manifest_path: str) -> None:
         data = self.checkpoint.files.get(manifest_path)
         if data is not None:
-            found = decode(data, manifest_path)
-            self.checkpoint.record(found.checkpoint_id, found.sources)
+            manifest = decode(data, manifest_path)
+            self.checkpoint.record(manifest.checkpoint_id, manifest.sources)
 
     def _check_epoch(self, epoch: int, done: Committed, manifest_path: str) -> None:
         between = set(range(self.committed_epoch + 1, epoch))
@@ -140,34 +140,37 @@ class Checker:
         if epoch not in self.checkpoint.offsets:
             self.note(f"epoch {epoch} committed, of which Spark has no offsets")
             return
-        found: dict[TopicPartition, list[Row]] = {}
+        rows_by_partition: dict[TopicPartition, list[Row]] = {}
         for partition, batch in done.batches:
             own = [row for row in batch.rows if not row.foreign]
-            found.setdefault(partition, []).extend(own)
+            rows_by_partition.setdefault(partition, []).extend(own)
             if len(own) < len(batch.rows):
                 self._check_foreign(epoch, batch.step, done.counted_at)
         if self.is_keyed:
-            self.check_keyed(epoch, found, manifest_path)
+            self.check_keyed(epoch, rows_by_partition, manifest_path)
             return
         self._check_operator_state(epoch, manifest_path)
         expected = self._expected_rows(self.checkpoint, epoch)
-        for partition in sorted({*expected, *found}):
-            if by_source(found.get(partition, ())) != by_source(expected.get(partition, ())):
+        for partition in sorted({*expected, *rows_by_partition}):
+            if by_source(rows_by_partition.get(partition, ())) != by_source(
+                expected.get(partition, ())
+            ):
                 self.note(
-                    f"epoch {epoch}, {partition}: committed {found.get(partition, [])}, "
+                    f"epoch {epoch}, {partition}: committed "
+                    f"{rows_by_partition.get(partition, [])}, "
                     f"expected {list(expected.get(partition, ()))}"
                 )
 
     def check_keyed(
-        self, epoch: int, found: Mapping[TopicPartition, Sequence[Row]], manifest_path: str
+        self, epoch: int, visible: Mapping[TopicPartition, Sequence[Row]], manifest_path: str
     ) -> None:
         """An epoch with keyed steps was decided; its rows by the partition where they belong."""
         read = self._expected_rows(self.checkpoint, epoch)
         expected = self.state.expected(epoch, read)
-        self.state.on_commit(epoch, found, self.checkpoint.files, manifest_path)
+        self.state.on_commit(epoch, visible, self.checkpoint.files, manifest_path)
         self._check_operator_state(epoch, manifest_path)
-        if _offsets(found) != _offsets(expected):
-            self.note(f"epoch {epoch}: committed {found}, expected {expected}")
+        if _offsets(visible) != _offsets(expected):
+            self.note(f"epoch {epoch}: committed {visible}, expected {expected}")
 
     def _check_operator_state(self, epoch: int, manifest_path: str) -> None:
         files = self.checkpoint.files
@@ -176,8 +179,10 @@ class Checker:
         begins, ends = self.checkpoint.beginning, self.checkpoint.offsets[epoch]
         state = decode(files[manifest_path], manifest_path).state
         try:
-            found = wrong_state(begins, ends, state, lambda its: self.state.entries(its, files))
-            for wrong in found:
+            wrong_entries = wrong_state(
+                begins, ends, state, lambda step_state: self.state.entries(step_state, files)
+            )
+            for wrong in wrong_entries:
                 self.note(f"epoch {epoch}: {wrong}")
         except (KeyError, DamagedError) as error:
             self.note(f"epoch {epoch}: its operator state cannot be read: {error!r}")
@@ -241,15 +246,15 @@ class Checker:
                 return "broken"
 
     def _refusal(self, name: str, offered: int, error: DataLossError) -> str:
-        if found := re.search(r"partial-epoch-(\d+)", str(error)):
-            self.told_partial.add(int(found[1]))
-            if int(found[1]) in self.checkpoint.called_twice:
+        if match := re.search(r"partial-epoch-(\d+)", str(error)):
+            self.told_partial.add(int(match[1]))
+            if int(match[1]) in self.checkpoint.called_twice:
                 return "told of a second call"
         if self.expected_error is not None and isinstance(error, self.expected_error):
             self.expected_seen = True
             return "refused"
-        if found := re.search(r"without-epochs-(\d+)-to-(\d+)", str(error)):
-            gap = range(int(found[1]), int(found[2]) + 1)
+        if match := re.search(r"without-epochs-(\d+)-to-(\d+)", str(error)):
+            gap = range(int(match[1]), int(match[2]) + 1)
             if gap.start > self.committed_epoch and self.checkpoint.caught.keys() & set(gap):
                 return "told of failed calls"
         is_behind = self.owner == name and offered < self.checkpoint.first_epoch()
@@ -275,7 +280,7 @@ class Checker:
         self, visible: Mapping[TopicPartition, Sequence[Row]], input_: Collection[Row]
     ) -> None:
         """All input is consumed: the visible output is the input, exactly."""
-        rows = [row for found in visible.values() for row in found if not row.foreign]
+        rows = [row for rows_there in visible.values() for row in rows_there if not row.foreign]
         read = [(row.source, row.offset) for row in rows]
         wanted = self.wanted(input_)
         if lost := sorted(wanted - Counter(read)):
@@ -284,8 +289,8 @@ class Checker:
             self.note(f"duplicated: {duplicated}")
         if foreign := sorted(set(read) - set(wanted)):
             self.note(f"never read: {foreign}")
-        for partition, found in visible.items() if not self.state.has_windows else ():
-            for (_, source, _), offsets in in_order(found).items():
+        for partition, rows_there in visible.items() if not self.state.has_windows else ():
+            for (_, source, _), offsets in in_order(rows_there).items():
                 if offsets != sorted(offsets):
                     self.note(f"{partition}: rows of {source} are out of order: {offsets}")
         if self.is_keyed:
@@ -310,16 +315,18 @@ def by_source(rows: Sequence[Row]) -> dict[TopicPartition, list[int]]:
 
 def in_order(rows: Sequence[Row]) -> dict[tuple[str, TopicPartition, int], list[int]]:
     """The same per lineage and, after a keyed step, per key: only there the order is kept."""
-    found: dict[tuple[str, TopicPartition, int], list[int]] = {}
+    offsets_by_key: dict[tuple[str, TopicPartition, int], list[int]] = {}
     for row in rows:
         if not row.foreign:
-            found.setdefault((row.lineage, row.source, row.key), []).append(row.offset)
-    return found
+            offsets_by_key.setdefault((row.lineage, row.source, row.key), []).append(row.offset)
+    return offsets_by_key
 
 
 def _offsets(rows: Mapping[TopicPartition, Sequence[Row]]) -> list[tuple[TopicPartition, int]]:
     """Which input records they are of, wherever they go: a key's row goes to its partition."""
-    return sorted((row.source, row.offset) for found in rows.values() for row in found)
+    return sorted(
+        (row.source, row.offset) for partition_rows in rows.values() for row in partition_rows
+    )
 
 
 def offered_words(error: object) -> set[str]:

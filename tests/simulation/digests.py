@@ -35,7 +35,7 @@ def live(seed: int) -> Outcome:
 def digest(outcome: Outcome) -> str:
     """Return a digest of a world's story and of its end."""
     counted = (outcome.faults, outcome.met, outcome.ends)
-    counts = [sorted(f"{name} {count}" for name, count in each.items()) for each in counted]
+    counts = [sorted(f"{name} {count}" for name, count in counter.items()) for counter in counted]
     end = [outcome.verdict, str(outcome.epochs), str(outcome.steps), *outcome.violations]
     story = "\n".join([*outcome.trace, *end, *map(str, counts)])
     return sha256(_LEFT_OUT.sub(r"\1…", story).encode()).hexdigest()[:12]

@@ -139,7 +139,11 @@ class SimulatedEngine:
         self._world = world
         self._process = process
         self._cluster = cluster
-        self._rows = {partition: tuple(found) for partition, found in rows.items() if found}
+        self._rows = {
+            partition: tuple(partition_rows)
+            for partition, partition_rows in rows.items()
+            if partition_rows
+        }
         self._output = tuple(rows)
         self._sizes: dict[TopicPartition, list[int]] = {}
         self._running: dict[TopicPartition, Attempt] = {}
@@ -150,7 +154,7 @@ class SimulatedEngine:
     ) -> EpochRan:
         """See `ports.Engine.run_epoch`."""
         reports = self._run_writers(producer, self._rows)
-        return EpochRan(tuple(found for report in reports for found in report.produced))
+        return EpochRan(tuple(entry for report in reports for entry in report.produced))
 
     def _run_writers(
         self, producer: Producer, partitions: Iterable[TopicPartition]
@@ -194,7 +198,7 @@ class SimulatedEngine:
         """Spark counts the attempts of a new stage attempt from 0 again."""
         for attempt in self._running.values():
             self._leave(attempt)
-        for stray in [each for each in self._world.strays if not each.has_written]:
+        for stray in [stray for stray in self._world.strays if not stray.has_written]:
             self._world.strays.remove(stray)
             stray.end()
         partitions = {*self._running, *self._reports}
@@ -229,7 +233,7 @@ class SimulatedEngine:
                 stray.begin()
                 self._world.strays.append(stray)
         with_rows = {frame.topic_partition for frame in self._all_frames() if frame.record_count}
-        empty = [each for each in self._output if each not in with_rows]
+        empty = [partition for partition in self._output if partition not in with_rows]
         may_stray = self._cluster.tells and empty and with_rows
         if may_stray and self._world.plan.strikes(Fault.STRAY_ELSEWHERE):
             foreign = _foreign(self._all_frames())
@@ -254,8 +258,8 @@ class SimulatedEngine:
             sizes = [self._world.dice.randint(1, BATCH_ROWS_MAX) for _ in rows]
             self._sizes.setdefault(partition, sizes)
         cuts = [0, *itertools.accumulate(sizes)]
-        found = (rows[start:stop] for start, stop in itertools.pairwise(cuts))
-        return [batch for batch in found if batch]
+        batches = (rows[start:stop] for start, stop in itertools.pairwise(cuts))
+        return [batch for batch in batches if batch]
 
 
 def _frame(partition: TopicPartition, sequence: int, batch: EncodedBatch) -> Frame:

@@ -179,18 +179,18 @@ class FaultPlan:
         chances = [(fault, RATIOS[fault]) for fault in faults if fault in self.kinds]
         if not chances:
             return None
-        left = self._dice.random()
+        remaining = self._dice.random()
         for fault, ratio in chances:
-            left -= min(1.0, ratio * self.intensity)
-            if left < 0:
+            remaining -= min(1.0, ratio * self.intensity)
+            if remaining < 0:
                 self.struck[fault] += 1
                 return fault
         return None
 
     def pick_sabotage(self) -> Fault | None:
         """The one act of sabotage of this world, if it has any."""
-        found = [fault for fault in SABOTAGE if fault in self.kinds]
-        return self._dice.choice(found) if found else None
+        kinds = [fault for fault in SABOTAGE if fault in self.kinds]
+        return self._dice.choice(kinds) if kinds else None
 
 
 def draw_kinds(dice: random.Random) -> frozenset[Fault]:

@@ -98,4 +98,4 @@ def parts_of(
         *named, topic = name.split("/")
         split = SplitRange(topic, partition, offsets.start, offsets.stop)
         splits.setdefault(named[0] if named else ONLY_INPUT, []).append(split)
-    return [(plan(each), found) for each, found in splits.items()]
+    return [(plan(partition), batches) for partition, batches in splits.items()]

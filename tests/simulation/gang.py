@@ -127,7 +127,7 @@ class Member:
         self.is_hung = False
         self._world = world
         self._gang = gang
-        peers = [each for each in range(count) if each != index]
+        peers = [number for number in range(count) if number != index]
         # It writes when all of its own is sent: a process here does one thing at a time.
         self._share = Share(
             index,
@@ -151,11 +151,11 @@ class Member:
             raise Crash
         if plan.strikes(Fault.MEMBER_HUNG):
             self._hang()
-        peers = [each for each in self._gang.members if each is not self]
+        peers = [member for member in self._gang.members if member is not self]
         if peers and plan.strikes(Fault.MEMBERS_CUT):
-            for each in (self, world.dice.choice(peers)):
-                each.inbox.fail(CutError("the other side is gone"))
-                self._gang.hear(CUT, each.index, 0, None)
+            for member in (self, world.dice.choice(peers)):
+                member.inbox.fail(CutError("the other side is gone"))
+                self._gang.hear(CUT, member.index, 0, None)
 
     def ended(self) -> None:
         """See `scheduler.Resident`."""
@@ -174,8 +174,8 @@ class Member:
         self._gang.hear(READY, self.index, 0, None)
         while (order := self._next_order()) is not None:
             self._world.advance(process)
-            kind, found = self._answer(order)
-            self._gang.take_from(self, kind, order.run, found)
+            kind, reply = self._answer(order)
+            self._gang.take_from(self, kind, order.run, reply)
 
     def _next_order(self) -> Order | None:
         while not self.orders and not self.is_cut:
@@ -330,14 +330,14 @@ class SimulatedGang:
         """See `spark.gang.gang.Gang.run`."""
         for member in self.members:
             self._tell(member, order)
-        replies = Replies(order.run, range(len(self.members)), lambda found: found)
+        replies = Replies(order.run, range(len(self.members)), lambda reply: reply)
         while replies.is_waiting:
             self._world.pass_by(self._driver)
-            kind, index, run, found = self._next()
+            kind, index, run, reply = self._next()
             if kind in (LOST, CUT):
                 self.give_up()
                 raise replies.failure or GangLostError(f"gang {self.name} is lost")
-            if replies.take(kind, index, run, found):
+            if replies.take(kind, index, run, reply):
                 for member in self.members:
                     member.inbox.cancel(order.run)
         if replies.failure is not None:
@@ -374,22 +374,22 @@ class SimulatedGang:
             self.hear(LOST, member.index, 0, None)
         self._driver.wake()
 
-    def take_from(self, member: Member, kind: str, run: int, found: Any) -> None:
+    def take_from(self, member: Member, kind: str, run: int, reply: Any) -> None:
         """Take what a member says; an orphan's own driver does not listen."""
         if not member.is_cut:
-            self.hear(kind, member.index, run, found)
+            self.hear(kind, member.index, run, reply)
         elif self._world.plan.strikes(Fault.REPORT_LATE):
-            self._world.later(lambda: self._call_again(member.index, kind, run, found))
+            self._world.later(lambda: self._call_again(member.index, kind, run, reply))
 
-    def _call_again(self, index: int, kind: str, run: int, found: Any) -> None:
+    def _call_again(self, index: int, kind: str, run: int, reply: Any) -> None:
         """Reach who listens now: at the same address, there is another gang by then."""
         if self._world.listening is not None:
-            self._world.listening.answer(self.secret, kind, index, run, found)
+            self._world.listening.answer(self.secret, kind, index, run, reply)
 
-    def answer(self, secret: str, kind: str, index: int, run: int, found: Any) -> None:
+    def answer(self, secret: str, kind: str, index: int, run: int, reply: Any) -> None:
         """Take what somebody says who proves to be of this gang; see `spark.gang.link`."""
         if self.is_of(secret):
-            self.hear(kind, index, run, found)
+            self.hear(kind, index, run, reply)
         else:
             self._world.met["what an orphan said was refused"] += 1
 
@@ -397,9 +397,9 @@ class SimulatedGang:
         """Whether who says it is of this gang."""
         return secret == self.secret
 
-    def hear(self, kind: str, index: int, run: int, found: Any) -> None:
+    def hear(self, kind: str, index: int, run: int, reply: Any) -> None:
         """Take a message."""
-        self._heard.append((kind, index, run, found))
+        self._heard.append((kind, index, run, reply))
         self._driver.wake()
 
     def _tell(self, member: Member, order: Order | None) -> None:

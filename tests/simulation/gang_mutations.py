@@ -72,8 +72,8 @@ def _(original: Any) -> Any:
     Fault.COUNT_HIDDEN,
 )
 def _(original: Any) -> Any:
-    def take(self: Any, kind: str, index: int, run: int, found: Any) -> Any:
-        return original(self, CANCELLED if kind == FAILED else kind, index, run, found)
+    def take(self: Any, kind: str, index: int, run: int, reply: Any) -> Any:
+        return original(self, CANCELLED if kind == FAILED else kind, index, run, reply)
 
     return take
 
@@ -86,9 +86,9 @@ def _(original: Any) -> Any:
     Fault.COUNT_HIDDEN,
 )
 def _(original: Any) -> Any:
-    def hear(self: Any, kind: str, index: int, run: int, found: Any) -> None:
-        for each in range(100) if kind == CUT else (run,):  # whichever it is
-            original(self, CANCELLED if kind == CUT else kind, index, each, found)
+    def hear(self: Any, kind: str, index: int, run: int, reply: Any) -> None:
+        for number in range(100) if kind == CUT else (run,):  # whichever it is
+            original(self, CANCELLED if kind == CUT else kind, index, number, reply)
 
     return hear
 
@@ -169,14 +169,14 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     def epoch(self: Any, number: int, now_ms: int, token: str, state: Any, *where: Any) -> Any:
-        found = original(self, number, now_ms, token, state, *where)
+        planned = original(self, number, now_ms, token, state, *where)
         counts = {step.uid: step.parallelism for step in state}
         bases = [
             replace(plan.base, parallelism=counts.get(plan.base.uid, plan.base.parallelism))
-            for plan in found.plans
+            for plan in planned.plans
         ]
-        plans = [replace(plan, base=base) for plan, base in zip(found.plans, bases, strict=True)]
-        return replace(found, plans=tuple(plans))
+        plans = [replace(plan, base=base) for plan, base in zip(planned.plans, bases, strict=True)]
+        return replace(planned, plans=tuple(plans))
 
     return epoch
 
@@ -191,8 +191,8 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     largest: dict[int, int] = {}  # by world
 
-    def init(self: Any, world: Any, its: Any, index: int, count: int) -> None:
+    def init(self: Any, world: Any, gang: Any, index: int, count: int) -> None:
         largest[id(world)] = max(count, largest.get(id(world), 0))
-        original(self, world, its, index, largest[id(world)])
+        original(self, world, gang, index, largest[id(world)])
 
     return init

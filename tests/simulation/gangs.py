@@ -48,9 +48,9 @@ class Gangs:
             steps = world.workers.steps(process, world.checkpoint)
         else:
             steps = world.workers.with_operator_state(steps, process, world.checkpoint)
-        made = Residents(world, process, steps, has_limit=world.decided_by == KAFKA)
-        self._residents[process.name] = made
-        return made
+        new_residents = Residents(world, process, steps, has_limit=world.decided_by == KAFKA)
+        self._residents[process.name] = new_residents
+        return new_residents
 
     def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> GangEngine:
         """What runs an epoch whose input a checkpoint tells."""

@@ -132,8 +132,8 @@ class SimulatedView:
 
     def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The entries with first <= key < end, in order."""
-        found = [key for key in self._entries if first <= key < end]
-        return iter([(key, self._entries[key]) for key in sorted(found)])
+        keys = [key for key in self._entries if first <= key < end]
+        return iter([(key, self._entries[key]) for key in sorted(keys)])
 
     def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """All entries of the key groups, in order."""

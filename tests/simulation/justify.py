@@ -46,8 +46,8 @@ class Reason(NamedTuple):
 
 def read() -> list[Reason]:
     """Return what the file says."""
-    found = (line.split("\t") for line in FILE.read_text().splitlines())
-    return [Reason(Fault[name], int(seed), others, at) for name, seed, others, at in found]
+    fields = (line.split("\t") for line in FILE.read_text().splitlines())
+    return [Reason(Fault[name], int(seed), others, at) for name, seed, others, at in fields]
 
 
 def finds(mutation: Mutation, seed: int) -> bool:
@@ -68,13 +68,16 @@ def survives(mutation: Mutation, fault: Fault, others: str, seed: int) -> bool:
 
 def reason_of(fault: Fault) -> Reason | None:
     """Return why a kind is there; None: what it finds is found without it."""
-    found = [each for each in MUTATIONS.items() if fault in each[1].needs]
-    candidates = sorted(found, key=lambda each: len(each[1].needs))
+    mutations = [entry for entry in MUTATIONS.items() if fault in entry[1].needs]
+    candidates = sorted(mutations, key=lambda entry: len(entry[1].needs))
     for others in (ALL, NEEDED):
         for sentence, mutation in candidates:
             if not all(survives(mutation, fault, others, seed) for seed in range(OTHER_SEEDS)):
                 continue
-            seed = next((each for each in range(FINDING_SEEDS) if finds(mutation, each)), None)
+            seed = next(
+                (seed_tried for seed_tried in range(FINDING_SEEDS) if finds(mutation, seed_tried)),
+                None,
+            )
             if seed is not None:
                 return Reason(fault, seed, others, sentence)
     return None
@@ -87,7 +90,7 @@ def justify() -> int:
         reason = reason_of(fault)
         print(f"{fault.name}: nothing needs it" if reason is None else reason.line, flush=True)
         reasons += [] if reason is None else [reason]
-    FILE.write_text("".join(f"{each.line}\n" for each in reasons))
+    FILE.write_text("".join(f"{entry.line}\n" for entry in reasons))
     return int(len(reasons) < len(Fault))
 
 
@@ -95,7 +98,8 @@ def page() -> str:
     """Return the table of kinds, each with its mutation."""
     rows = ["| kind of fault | brings to light that | alone | seed |", "| --- | --- | --- | --- |"]
     rows += [
-        f"| {each.fault.value} | {each.sentence} | {'yes' * (each.others == ALL)} | {each.seed} |"
-        for each in read()
+        f"| {reason.fault.value} | {reason.sentence} | {'yes' * (reason.others == ALL)} "
+        f"| {reason.seed} |"
+        for reason in read()
     ]
     return "\n".join(rows)

@@ -212,7 +212,7 @@ class KafkaCluster:
         self, producer: Producer, produced: Iterable[ProducedRange]
     ) -> dict[TopicPartition, int]:
         """Committed rows of the producer epoch after each reported range."""
-        found: dict[TopicPartition, int] = {}
+        counts: dict[TopicPartition, int] = {}
         for written in produced:
             partition = written.topic_partition
             rows = sum(
@@ -223,14 +223,14 @@ class KafkaCluster:
                 and batch.committed
             )
             if rows:
-                found[partition] = rows
-        return found
+                counts[partition] = rows
+        return counts
 
     def group_offsets(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
         """OffsetFetch with require_stable: no answer while a transaction is pending on it."""
         if any(staged == group for staged, _ in self._staged):
             raise BrokerUnavailableError(f"{group}: its offsets are unstable")
-        return {at: held for (of, at), held in self.offsets.items() if of == group}
+        return {at: entry for (of, at), entry in self.offsets.items() if of == group}
 
     def visible(self, partition: TopicPartition) -> list[Row]:
         """What a read_committed consumer gets."""
@@ -241,8 +241,8 @@ class KafkaCluster:
     # Disasters
     def image(self) -> dict[str, Any]:
         """A copy of all that it holds."""
-        held = {name: each for name, each in vars(self).items() if name not in _NOT_HELD}
-        return copy.deepcopy(held)
+        attributes = {name: value for name, value in vars(self).items() if name not in _NOT_HELD}
+        return copy.deepcopy(attributes)
 
     def put_back(self, image: Mapping[str, Any]) -> None:
         """Be as it was when the image was taken."""

@@ -345,5 +345,5 @@ class Stages:
 
 
 def _routed(frames: Sequence[Sequence[Frame]], target: int) -> list[Frame]:
-    found = [frame for each in frames for frame in each if frame.target == target]
-    return sorted(found, key=lambda frame: (frame.source, frame.sequence))
+    frames_in = [frame for task_frames in frames for frame in task_frames if frame.target == target]
+    return sorted(frames_in, key=lambda frame: (frame.source, frame.sequence))

@@ -47,7 +47,7 @@ def _(_: Any) -> Any:
     Fault.WHIM,
 )
 def _(_: Any) -> Any:
-    return lambda heard: None
+    return lambda sources: None
 
 
 @mutation(
@@ -66,13 +66,13 @@ def _(_: Any) -> Any:
         for at, note in enumerate(notes):
             prefix = f"{state_files.FOLDER}/{step.uid}/{self.version.epoch:012d}-{note.index}-"
             names = storage.names(f"{state_files.FOLDER}/{step.uid}")
-            found = [
-                each
-                for each in names
-                if each.startswith(prefix) and each.endswith(CHANGELOG) and "-merged" not in each
+            names_found = [
+                name
+                for name in names
+                if name.startswith(prefix) and name.endswith(CHANGELOG) and "-merged" not in name
             ]
-            files = [_described(each, storage.get(each)) for each in found[:1]]
-            kept = [each for each in note.files if each.epoch != self.version.epoch]
+            files = [_described(name, storage.get(name)) for name in names_found[:1]]
+            kept = [file for file in note.files if file.epoch != self.version.epoch]
             notes[at] = replace(note, files=(*kept, *files))
 
     return check_heard
@@ -92,7 +92,7 @@ def _described(path: str, data: bytes) -> StateFile:
         size=len(data),
         index_size=index_size,
         checksum=checksum,
-        rows=sum(each.rows for each in segments),
+        rows=sum(segment.rows for segment in segments),
     )
 
 
@@ -112,13 +112,13 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     """Not only those that came with the rows that are used."""
-    told: dict[tuple[int, int], tuple[Any, list[str]]] = {}
+    notes_of_outlet: dict[tuple[int, int], tuple[Any, list[str]]] = {}
 
     def send(outlet: Any, batches: Any, source: int, notes: Any, *attempt: int) -> Any:
         def notes_of_all() -> list[str]:
-            _, found = told.setdefault((id(outlet), source), (outlet, []))
-            found += notes()
-            return found
+            _, notes_known = notes_of_outlet.setdefault((id(outlet), source), (outlet, []))
+            notes_known += notes()
+            return notes_known
 
         return original(outlet, batches, source, notes_of_all, *attempt)
 
@@ -140,10 +140,10 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     def processed(
-        self: Any, slices: Any, view: Any, changes: list[Any], left: Any
+        self: Any, slices: Any, view: Any, changes: list[Any], context: Any
     ) -> Iterator[Any]:
         parts = list(slices)
-        yield from original(self, parts, view, changes, left)
+        yield from original(self, parts, view, changes, context)
         version = self.base.version
         if version is not None:
             groups = KeyGroupRange(parts[0][0].first, parts[-1][0].last)
@@ -199,17 +199,17 @@ def _steps(change: Callable[[list[Any], Any], list[Any]]) -> Callable[[Any], Any
 
 def _unordered(steps: list[Any], _: bool) -> list[Any]:
     """Changelogs first, then what they stand over."""
-    loads = [each for each in steps if isinstance(each, Load)]
-    clears = [each for each in steps if not isinstance(each, Load)]
+    loads = [step for step in steps if isinstance(step, Load)]
+    clears = [step for step in steps if not isinstance(step, Load)]
     return clears + sorted(loads, key=lambda load: load.file.kind == SNAPSHOT)
 
 
 def _laid_over(steps: list[Any], is_known: bool) -> list[Any]:
-    return [each for each in steps if isinstance(each, Load)] if is_known else steps
+    return [step for step in steps if isinstance(step, Load)] if is_known else steps
 
 
 def _without_snapshots(steps: list[Any], _: bool) -> list[Any]:
-    return [each for each in steps if not (isinstance(each, Load) and each.file.kind == SNAPSHOT)]
+    return [step for step in steps if not (isinstance(step, Load) and step.file.kind == SNAPSHOT)]
 
 
 for sentence, change, needs in (
@@ -225,7 +225,7 @@ for sentence, change, needs in (
 @mutation("a file of several tasks' ranges is forgotten", state_files, "steps_from", Fault.RESCALED)
 def _(original: Any) -> Any:
     def steps_from(step: StepState, have: Any, groups: KeyGroupRange) -> list[Any]:
-        whole = [each for each in step.files if each.groups.intersection(groups) == each.groups]
+        whole = [file for file in step.files if file.groups.intersection(groups) == file.groups]
         return original(replace(step, files=tuple(whole)), have, groups)
 
     return steps_from
@@ -366,7 +366,7 @@ def _(_: Any) -> Any:
 @mutation("a restored savepoint begins without its state", verdict, "_open", Fault.OLD_SAVEPOINT)
 def _(original: Any) -> Any:
     def open_(*arguments: Any) -> verdict.Verdict:
-        found = original(*arguments)
-        return verdict.Open() if isinstance(found, verdict.Open) else found
+        judged = original(*arguments)
+        return verdict.Open() if isinstance(judged, verdict.Open) else judged
 
     return open_

@@ -125,16 +125,16 @@ def keyed_steps(parallelism: int, worker_host: WorkerHost, pipeline: Pipeline) -
 
 def _windows_step(parallelism: int) -> KeyedStep:
     """The second step, made as `spark.keyed` makes it."""
-    made = windowed(tumbling(WINDOW_MS), {"rows": collect("row")}).make(GROUP_COLUMNS)
+    function = windowed(tumbling(WINDOW_MS), {"rows": collect("row")}).make(GROUP_COLUMNS)
     key = KeyCodec(pa.schema([GROUP_COLUMNS.field("group")]))
-    output = made.output(key.schema, GROUP_COLUMNS)
+    output = function.output(key.schema, GROUP_COLUMNS)
     assert output is not None, "windows know their columns"
     return KeyedStep(
         uid=WINDOWS_UID,
         key=key,
         columns=GROUP_COLUMNS,
-        processor=made,
-        declared=made.declared(key),
+        processor=function,
+        declared=function.declared(key),
         output=output,
         max_parallelism=MAX_PARALLELISM,
         parallelism=parallelism,
@@ -148,7 +148,8 @@ def _grouped(rows: pa.RecordBatch) -> pa.RecordBatch:
     groups = [key % GROUP_COUNT for key in rows["key"].to_pylist()]
     names = ("key", "topic", "partition", "offset", "count")
     texts = [
-        json.dumps(each) for each in zip(*(rows[name].to_pylist() for name in names), strict=True)
+        json.dumps(values)
+        for values in zip(*(rows[name].to_pylist() for name in names), strict=True)
     ]
     columns = [pa.array(groups, pa.int64()), rows["time"], pa.array(texts, pa.string())]
     return pa.RecordBatch.from_arrays(columns, schema=GROUP_COLUMNS)

@@ -25,9 +25,9 @@ def mutation(
 @mutation("where a lineage begins is not kept", verdict, "following")
 def _(original: Any) -> Any:
     def following(committed: Any, identity: Any) -> Any:
-        found = original(committed, identity)
-        is_first = found.checkpoint_id == verdict.FIRST_EPOCH
-        return found._replace(start=()) if is_first else found
+        request = original(committed, identity)
+        is_first = request.checkpoint_id == verdict.FIRST_EPOCH
+        return request._replace(start=()) if is_first else request
 
     return following
 
@@ -41,8 +41,8 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     def look(committed: Any, identity: Any) -> Any:
-        found = original(committed, identity)
-        return None if isinstance(found, Request) else found
+        request = original(committed, identity)
+        return None if isinstance(request, Request) else request
 
     return look
 

@@ -168,9 +168,9 @@ for fault in (Fault.LATE_EFFECT, Fault.CRASH_LATE):
 
 def _positions(decider: TransactionDecider, sources: Any) -> Iterator[tuple[str, Any]]:
     """The groups whose positions travel with the transaction, and those."""
-    for each in sources:
-        if each.cluster_id == decider.name.cluster_id:
-            yield each.group, {place: (offset, "") for place, offset in shown(each).items()}
+    for source in sources:
+        if source.cluster_id == decider.name.cluster_id:
+            yield source.group, {place: (offset, "") for place, offset in shown(source).items()}
 
 
 @mutation("the token is committed after the rows", TransactionDecider, "stage", Fault.CRASH_AFTER)
@@ -180,8 +180,8 @@ def _(original: Any) -> Any:
             return original(self, producer, token, sources)
         for group, positions in _positions(self, sources):
             self._broker.stage_offsets(producer, group, positions)
-        held = {self._target.token_partition: encode_token(token)}
-        _after_commit(self, lambda: self._broker.commit_offsets(self._target.token_group, held))
+        offsets = {self._target.token_partition: encode_token(token)}
+        _after_commit(self, lambda: self._broker.commit_offsets(self._target.token_group, offsets))
 
     return stage
 
@@ -189,8 +189,8 @@ def _(original: Any) -> Any:
 @mutation("the token is committed before the rows", TransactionDecider, "stage", Fault.REFUSED)
 def _(original: Any) -> Any:
     def stage(self: Any, producer: Producer, token: Token, sources: Any) -> None:
-        held = {self._target.token_partition: encode_token(token)}
-        self._broker.commit_offsets(self._target.token_group, held)
+        offsets = {self._target.token_partition: encode_token(token)}
+        self._broker.commit_offsets(self._target.token_group, offsets)
         original(self, producer, token, sources)
 
     return stage
@@ -317,13 +317,15 @@ def _(_: Any) -> Any:
 
 def _newest_manifest_decides(original: Any) -> Any:
     def read(self: Any) -> CommittedEpoch:
-        found = original(self)
+        committed = original(self)
         names = list(m.manifests(self._folder.storage.names(m.FOLDER)))
-        if found.token is None or not names:
-            return found
+        if committed.token is None or not names:
+            return committed
         data = self._folder.storage.get(names[-1])
         manifest = m.decode(data, names[-1])
-        token = replace(found.token, checkpoint_id=manifest.checkpoint_id, manifest_path=names[-1])
+        token = replace(
+            committed.token, checkpoint_id=manifest.checkpoint_id, manifest_path=names[-1]
+        )
         return CommittedEpoch(token, manifest, manifest_exists=True)
 
     return read
@@ -394,7 +396,7 @@ def _no_manifest_needed(request: Any, committed: CommittedEpoch, _: Any) -> verd
     return None
 
 
-for sentence, change, found in (
+for sentence, change, fault_found_by in (
     ("a lineage begins without a token", _no_first_token, Fault.CRASH_BEFORE),
     ("no token means first run", _none_is_first, Fault.TOKEN_EXPIRED),
     ("an older epoch is run again", _any_epoch, Fault.CHECKPOINT_SET_BACK),
@@ -407,7 +409,7 @@ for sentence, change, found in (
     ),
     ("a missing manifest is ignored", _no_manifest_needed, Fault.MANIFEST_DELETED),
 ):
-    MUTATIONS[sentence] = Mutation(frozenset({found}), verdict, "judge", _judge(change))
+    MUTATIONS[sentence] = Mutation(frozenset({fault_found_by}), verdict, "judge", _judge(change))
 
 
 # Spark's log, and the user's function that stands between Spark and the driver.

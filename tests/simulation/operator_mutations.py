@@ -103,11 +103,11 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     newest: dict[Any, Any] = {}
 
-    def hold(place: Any, version: Any, found: Any) -> Any:
-        if found.changes is None and place in newest:
+    def hold(place: Any, version: Any, note: Any) -> Any:
+        if note.changes is None and place in newest:
             return original(place, version, newest[place])
-        newest[place] = found
-        return original(place, version, found)
+        newest[place] = note
+        return original(place, version, note)
 
     return hold
 
@@ -124,7 +124,7 @@ def _(original: Any) -> Any:
 
 @mutation("control records of one key count in any order", operator_state, "newest_entries")
 def _(original: Any) -> Any:
-    return lambda batches: original([each.take(_backwards(each)) for each in batches[::-1]])
+    return lambda batches: original([batch.take(_backwards(batch)) for batch in batches[::-1]])
 
 
 def _backwards(batch: pa.RecordBatch) -> pa.Array:

@@ -73,13 +73,13 @@ class WrongStateError(Exception):
 
 def rules_in(offsets: range) -> Rules:
     """Return the table after these control records."""
-    found: dict[int, int] = {}
+    content: dict[int, int] = {}
     for offset in offsets:
         rule = key_of(RULES_SPLIT, offset)
-        found.pop(rule, None)
+        content.pop(rule, None)
         if offset % DELETES_EVERY:
-            found[rule] = offset
-    return found
+            content[rule] = offset
+    return content
 
 
 def wrong_state(
@@ -97,20 +97,20 @@ def wrong_state(
         entries_of: reads the files of one.
     """
     read = {at: end - begins[at] for at, end in ends.items() if at != RULES and end > begins[at]}
-    held = {each.uid: each for each in state}
-    if not held.keys() >= set(UIDS):
+    by_uid = {step_state.uid: step_state for step_state in state}
+    if not by_uid.keys() >= set(UIDS):
         if read:
-            yield f"it has only {sorted(held)}"
+            yield f"it has only {sorted(by_uid)}"
         return
     tallies = Counter[TopicPartition]()
-    for at, number in _elements(held[TALLIES], entries_of):
+    for at, number in _elements(by_uid[TALLIES], entries_of):
         tallies[at] += number
     if tallies != read:
         yield f"its tallies are {dict(tallies)}, expected {read}"
-    marks = sorted(_elements(held[MARKS], entries_of))
+    marks = sorted(_elements(by_uid[MARKS], entries_of))
     if marks != sorted((at, ends[at]) for at in read):
         yield f"its marks are {marks}, expected {[(at, ends[at]) for at in sorted(read)]}"
-    rules = _rules(held[TABLE], entries_of)
+    rules = _rules(by_uid[TABLE], entries_of)
     if rules != (expected := rules_in(range(begins[RULES], ends[RULES]))):
         yield f"its rules are {rules}, expected {expected}"
 
@@ -128,8 +128,8 @@ def _elements(
 
 def _numbers(elements: pa.RecordBatch) -> list[tuple[TopicPartition, int]]:
     return [
-        (TopicPartition(each["topic"], each["partition"]), each["number"])
-        for each in elements.to_pylist()
+        (TopicPartition(element["topic"], element["partition"]), element["number"])
+        for element in elements.to_pylist()
     ]
 
 
@@ -174,8 +174,8 @@ def with_operator_state(
     names = sorted(partitions)
 
     def own(elements: pa.RecordBatch, task: int, count: int) -> pa.RecordBatch:
-        its = [owner(at, names, count) == task for at, _ in _numbers(elements)]
-        return elements.filter(pa.array(its, pa.bool_()))
+        is_own = [owner(at, names, count) == task for at, _ in _numbers(elements)]
+        return elements.filter(pa.array(is_own, pa.bool_()))
 
     never = read_plan(random.Random(), lambda _: None, _as_rule_rows)  # each reader has its own
     table = TableStep(TABLE, TABLE_CODEC, never, _deletes)
@@ -228,26 +228,30 @@ class Reading:
         """
         rules = read_plan(self.dice, before_answer, _as_rule_rows)
         tables = [
-            replace(each, step=replace(each.step, read=rules), files=memory)
-            for each in self.epoch.tables
+            replace(table, step=replace(table.step, read=rules), files=memory)
+            for table in self.epoch.tables
         ]
         lists = [
-            (each.step.uid, replace(each, files=memory).opened(reader)) for each in self.epoch.lists
+            (operator_list.step.uid, replace(operator_list, files=memory).opened(reader))
+            for operator_list in self.epoch.lists
         ]
 
         def with_state(input_: str) -> ReadPlan:
-            made = plan(input_)
+            planned = plan(input_)
             return replace(
-                made, functions=(*self._functions(input_, tables, lists), *made.functions)
+                planned, functions=(*self._functions(input_, tables, lists), *planned.functions)
             )
 
         def notes() -> list[str]:
-            of_tables = [note for each in tables for note in each.notes(reader)]
-            return [*of_tables, *(note for _, each in lists for note in each.notes())]
+            of_tables = [note for table in tables for note in table.notes(reader)]
+            return [
+                *of_tables,
+                *(note for _, operator_list in lists for note in operator_list.notes()),
+            ]
 
         names, count = sorted(self.ranges), self.reader_count
-        its = {at: self.ranges[at] for at in names if owner(at, names, count) == reader}
-        parts = parts_of(with_state, its) or [(with_state(ONLY_INPUT), [])]
+        own_ranges = {at: self.ranges[at] for at in names if owner(at, names, count) == reader}
+        parts = parts_of(with_state, own_ranges) or [(with_state(ONLY_INPUT), [])]
         return send_read(parts, self.epoch.first, reader, attempt_number, notes)
 
     def _functions(
@@ -274,14 +278,14 @@ def _as_rule_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _deletes(rows: pa.RecordBatch) -> pa.Array:
-    found = [not value % DELETES_EVERY for value in rows["value"].to_pylist()]
-    return pa.array(found, pa.bool_())
+    deletes = [not value % DELETES_EVERY for value in rows["value"].to_pylist()]
+    return pa.array(deletes, pa.bool_())
 
 
 def _compared_with(expected: Rules) -> Callable[[pa.RecordBatch, pa.Table], pa.RecordBatch]:
     def compared(rows: pa.RecordBatch, table: pa.Table) -> pa.RecordBatch:
-        if (found := _as_rules(table)) != expected:
-            raise WrongStateError(f"a reader has the rules {found}, expected {dict(expected)}")
+        if (rules_read := _as_rules(table)) != expected:
+            raise WrongStateError(f"a reader has the rules {rules_read}, expected {dict(expected)}")
         return rows
 
     return compared

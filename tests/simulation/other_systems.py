@@ -63,74 +63,79 @@ class OtherSystem:
         self.uid = uid
         self.times_out = times_out
         self.tells = tells
-        self.held: dict[str, Held] = {}
+        self.transactions: dict[str, Held] = {}
         self.on_commit: Callable[[Held], None] = lambda _: None
         self.on_abort: Callable[[Held], None] = lambda _: None
 
     # For tasks
-    def begin(self, held: Held) -> None:
+    def begin(self, transaction: Held) -> None:
         """Begin a transaction."""
-        assert held.committable.name not in self.held, held
-        self.held[held.committable.name] = held
+        assert transaction.committable.name not in self.transactions, transaction
+        self.transactions[transaction.committable.name] = transaction
 
     def write(self, name: str, rows: Sequence[Row]) -> None:
         """Put rows into it."""
-        held = self._open(name)
-        held.rows += tuple(rows)
+        transaction = self._open(name)
+        transaction.rows += tuple(rows)
 
     def prepare(self, name: str) -> None:
         """Make it durable, and not visible."""
         self._open(name).fate = Fate.PREPARED
 
     def _open(self, name: str) -> Held:
-        held = self.held[name]
-        if held.fate is not Fate.OPEN:
-            raise EpochAbortedError(f"{self.uid}: transaction {name} is {held.fate.name}")
-        return held
+        transaction = self.transactions[name]
+        if transaction.fate is not Fate.OPEN:
+            raise EpochAbortedError(f"{self.uid}: transaction {name} is {transaction.fate.name}")
+        return transaction
 
     # For drivers
     def commit(self, name: str) -> Outcome:
         """Make it visible; repeated, it tells what became of it."""
-        held = self.held[name]
-        assert held.fate is not Fate.OPEN, "nobody names what is not prepared"
-        if held.fate is Fate.PREPARED:
-            self.on_commit(held)
-            held.fate = Fate.COMMITTED
-        return Outcome.COMMITTED if held.fate is Fate.COMMITTED else Outcome.LOST
+        transaction = self.transactions[name]
+        assert transaction.fate is not Fate.OPEN, "nobody names what is not prepared"
+        if transaction.fate is Fate.PREPARED:
+            self.on_commit(transaction)
+            transaction.fate = Fate.COMMITTED
+        return Outcome.COMMITTED if transaction.fate is Fate.COMMITTED else Outcome.LOST
 
     def check_prepared(self, name: str) -> None:
         """It waits still, or the epoch has to run again."""
-        held = self.held[name]
-        if held.fate is not Fate.PREPARED:
-            raise EpochAbortedError(f"{self.uid}: transaction {name} is {held.fate.name}")
+        transaction = self.transactions[name]
+        if transaction.fate is not Fate.PREPARED:
+            raise EpochAbortedError(f"{self.uid}: transaction {name} is {transaction.fate.name}")
 
     def abort(self, name: str) -> None:
         """Give it up; never undoes a commit."""
-        held = self.held[name]
-        if held.fate in PENDING:
-            self.on_abort(held)
-            held.fate = Fate.ABORTED
+        transaction = self.transactions[name]
+        if transaction.fate in PENDING:
+            self.on_abort(transaction)
+            transaction.fate = Fate.ABORTED
 
     def pending(self, lineage: str) -> list[Held]:
         """What is open or prepared, whoever began it."""
         return [
-            held for held in self.held.values() if held.lineage == lineage and held.fate in PENDING
+            transaction
+            for transaction in self.transactions.values()
+            if transaction.lineage == lineage and transaction.fate in PENDING
         ]
 
     # For the world
     def time_out(self, dice: random.Random) -> bool:
         """Abort one of those that wait for too long; whether there was any."""
-        waiting = [held for held in self.held.values() if held.fate in PENDING]
+        waiting = [pending for pending in self.transactions.values() if pending.fate in PENDING]
         if not self.times_out or not waiting:
             return False
-        held = dice.choice(waiting)
-        held.fate, held.timed_out = Fate.ABORTED, True
+        transaction = dice.choice(waiting)
+        transaction.fate, transaction.timed_out = Fate.ABORTED, True
         return True
 
     def visible(self) -> list[Row]:
         """What a reader gets."""
         return [
-            row for held in self.held.values() if held.fate is Fate.COMMITTED for row in held.rows
+            row
+            for transaction in self.transactions.values()
+            if transaction.fate is Fate.COMMITTED
+            for row in transaction.rows
         ]
 
 
@@ -141,16 +146,16 @@ class SimulatedSink:
         wire: what requests go through.
         process: the driver's.
         system: where they arrive.
-        asked: told the name of each transaction whose commit is asked for.
+        on_request: told the name of each transaction whose commit is asked for.
     """
 
     def __init__(
-        self, wire: Wire, process: Process, system: OtherSystem, asked: Callable[[str], None]
+        self, wire: Wire, process: Process, system: OtherSystem, on_request: Callable[[str], None]
     ) -> None:
         self._wire = wire
         self._process = process
         self._system = system
-        self._asked = asked
+        self._on_request = on_request
 
     @property
     def timeout(self) -> Timeout | None:
@@ -164,7 +169,7 @@ class SimulatedSink:
     def commit(self, committable: Committable) -> Outcome:
         """See `TwoPhaseCommitSink.commit`."""
         name = committable.name
-        self._asked(name)
+        self._on_request(name)
         return self._wire.send(
             self._process, self._call("commit", lambda: self._system.commit(name))
         )
@@ -178,7 +183,7 @@ class SimulatedSink:
         """See `TwoPhaseCommitSink.lingering`."""
 
         def effect() -> list[Committable]:
-            return [held.committable for held in self._system.pending(owner.lineage)]
+            return [transaction.committable for transaction in self._system.pending(owner.lineage)]
 
         return self._wire.send(self._process, self._call("lingering", effect))
 

@@ -31,8 +31,8 @@ def mutation(
     **pipeline: bool,
 ) -> Callable[[Any], Any]:
     """Enter the decorated function, from the original to the broken one, in the table."""
-    its = {"is_keyed": True, "decided_by": decided_by, "has_windows": has_windows, **pipeline}
-    return entered(sentence, where, name, *needs, **its)
+    settings = {"is_keyed": True, "decided_by": decided_by, "has_windows": has_windows, **pipeline}
+    return entered(sentence, where, name, *needs, **settings)
 
 
 # Windows and their timers.
@@ -57,8 +57,8 @@ def _(original: Any) -> Any:
 @mutation("a window is put out before the watermark has passed its end", Clock, "until_ms")
 def _(original: Any) -> Any:
     def until_ms(self: Any, time: Any) -> int | None:
-        found: int | None = original(self, time)
-        return None if found is None else found + WINDOW_MS
+        time_ms: int | None = original(self, time)
+        return None if time_ms is None else time_ms + WINDOW_MS
 
     return until_ms
 
@@ -76,21 +76,21 @@ def _second(change: Callable[[StepState, StepState], StepState]) -> Callable[[An
 
     def make(original: Any) -> Any:
         def states(plans: Any, *arguments: Any) -> list[StepState]:
-            found: list[StepState] = original(plans, *arguments)
-            pairs = zip(plans, found, strict=True)
-            return [each if plan.stage == 1 else change(plan.base, each) for plan, each in pairs]
+            results: list[StepState] = original(plans, *arguments)
+            pairs = zip(plans, results, strict=True)
+            return [state if plan.stage == 1 else change(plan.base, state) for plan, state in pairs]
 
         return states
 
     return make
 
 
-def _without_files(base: StepState, found: StepState) -> StepState:
-    return replace(base, watermark_ms=found.watermark_ms)
+def _without_files(base: StepState, state: StepState) -> StepState:
+    return replace(base, watermark_ms=state.watermark_ms)
 
 
-def _without_watermark(base: StepState, found: StepState) -> StepState:
-    return replace(found, watermark_ms=base.watermark_ms)
+def _without_watermark(base: StepState, state: StepState) -> StepState:
+    return replace(state, watermark_ms=base.watermark_ms)
 
 
 for sentence, change in (
@@ -113,9 +113,13 @@ def _(original: Any) -> Any:
 
     def states(plans: Any, states: Any, source: Any, read: Any, own_ms: Any, *end: Any) -> Any:
         first, second = original(plans, states, source, read, own_ms, *end)
-        times = [each for each in own_ms[1] if each is not None]
-        own = [each - WINDOW_DELAY_MS for each in (max(times, default=None),) if each is not None]
-        known = [each for each in (*own, states[1].watermark_ms) if each is not None]
+        times = [time_ms for time_ms in own_ms[1] if time_ms is not None]
+        own = [
+            time_ms - WINDOW_DELAY_MS
+            for time_ms in (max(times, default=None),)
+            if time_ms is not None
+        ]
+        known = [time_ms for time_ms in (*own, states[1].watermark_ms) if time_ms is not None]
         return [first, replace(second, watermark_ms=max(known, default=None))]
 
     return states
@@ -131,13 +135,13 @@ def _(original: Any) -> Any:
     """Before it has put out what that closes."""
 
     def states(plans: Any, *arguments: Any) -> Any:
-        left = original(plans, *arguments)
+        states_after = original(plans, *arguments)
         bases = [
             replace(plan.base, watermark_ms=state.watermark_ms)
-            for plan, state in zip(plans, left, strict=True)
+            for plan, state in zip(plans, states_after, strict=True)
         ]
         handing = [replace(plan, base=base) for plan, base in zip(plans, bases, strict=True)]
-        return [left[0], *original(handing, *arguments)[1:]]
+        return [states_after[0], *original(handing, *arguments)[1:]]
 
     return states
 
@@ -156,8 +160,8 @@ def _(original: Any) -> Any:
         is_first = not self.__dict__.get("has_run")
         self.has_run = True
         if is_first and before is not None and base is self._known.manifest:
-            old = [each for each in before.state if each.uid == WINDOWS_UID]
-            kept = [each for each in base.state if each.uid != WINDOWS_UID]
+            old = [step_state for step_state in before.state if step_state.uid == WINDOWS_UID]
+            kept = [step_state for step_state in base.state if step_state.uid != WINDOWS_UID]
             base = replace(base, state=(*kept, *old))
         return original(self, base, *arguments)
 

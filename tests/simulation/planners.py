@@ -84,7 +84,7 @@ def planners_of(world: Logs, first: Positions) -> InputPlanners:
     """What plans the inputs of a run, which may have another order than in the run before."""
     order = world.dice.sample(world.sources, len(world.sources))
     return InputPlanners(
-        [InputPlanner(each.input, SimulatedPlanner(world, each, first)) for each in order]
+        [InputPlanner(planner.input, SimulatedPlanner(world, planner, first)) for planner in order]
     )
 
 
@@ -100,6 +100,6 @@ def named_positions(texts: tuple[str, ...]) -> Positions:
     """What `spark.pipeline_run` takes for the positions of both inputs, when it reads."""
     return {
         of_input(uid, partition): offset
-        for uid, each in input_planning.by_input(texts).items()
-        for partition, offset in each.positions.items()
+        for uid, position in input_planning.by_input(texts).items()
+        for partition, offset in position.positions.items()
     }

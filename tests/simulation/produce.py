@@ -82,4 +82,4 @@ class SimulatedWriter:
     def close(self) -> tuple[ProducedRange, ...]:
         """See `ports.Writer.close`."""
         self._is_closed = True
-        return tuple(each for _, each in sorted(self._produced.items()))
+        return tuple(produced for _, produced in sorted(self._produced.items()))

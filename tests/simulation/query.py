@@ -158,16 +158,22 @@ class Query:
 
     def left_out_rows(self) -> list[Row]:
         """The input of micro-batches that the function left out."""
-        found = self._world.checkpoint.left_out.values()
-        return [row for starts, ends in found for row in rows_between(starts, ends)]
+        ranges = self._world.checkpoint.left_out.values()
+        return [row for starts, ends in ranges for row in rows_between(starts, ends)]
 
     def _decide_calls(self, epoch: int) -> None:
         checkpoint, plan = self._world.checkpoint, self._world.plan
-        for planned_before in [each for each in checkpoint.left_out if each >= epoch]:
+        for planned_before in [
+            epoch_left_out for epoch_left_out in checkpoint.left_out if epoch_left_out >= epoch
+        ]:
             del checkpoint.left_out[planned_before]
-        for planned_before in [each for each in checkpoint.caught if each >= epoch]:
+        for planned_before in [
+            epoch_caught for epoch_caught in checkpoint.caught if epoch_caught >= epoch
+        ]:
             del checkpoint.caught[planned_before]
-        checkpoint.called_twice -= {each for each in checkpoint.called_twice if each >= epoch}
+        checkpoint.called_twice -= {
+            epoch_called for epoch_called in checkpoint.called_twice if epoch_called >= epoch
+        }
         if self._function is not Function.USERS:
             return
         if plan.strikes(Fault.LEFT_OUT):

@@ -182,10 +182,10 @@ class GangEngine:
         for report in reports:
             if (error := report.to_error()) is not None:
                 raise error
-        found = epoch.prepared(reports)
+        prepared = epoch.prepared(reports)
         if not is_numbered:
-            return found
-        return replace(found, state=counted(numbered + sum(map(len, rows.values()))))
+            return prepared
+        return replace(prepared, state=counted(numbered + sum(map(len, rows.values()))))
 
     def _order(
         self,
@@ -211,8 +211,10 @@ class GangEngine:
                     before_answer = partial(self._befall, member)
                     return reading.send(at, plan, memory, before_answer, attempt_number)
                 ranges = self._place.unread.ranges
-                its = {each: ranges[each] for each in partitions[at::reader_count]}
-                return send_read(parts_of(plan, its), epoch.first, at, attempt_number)
+                own_ranges = {
+                    partition: ranges[partition] for partition in partitions[at::reader_count]
+                }
+                return send_read(parts_of(plan, own_ranges), epoch.first, at, attempt_number)
 
             return send_share
 

@@ -45,8 +45,8 @@ class Row(NamedTuple):
 def to_batch(rows: Sequence[Row]) -> EncodedBatch:
     """Encode rows as one record batch."""
     values = pa.record_batch({"value": pa.array([row.to_value() for row in rows], pa.binary())})
-    (found,) = encode(values, now_ms=0)
-    return found
+    (batch,) = encode(values, now_ms=0)
+    return batch
 
 
 def rows_of(data: bytes, partition: TopicPartition, record_count: int) -> tuple[Row, ...]:

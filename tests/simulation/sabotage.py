@@ -61,16 +61,16 @@ def _set_back_checkpoint(world: World) -> type[Exception] | None:
     kept = world.dice.randrange(newest - 1)  # two entries are written again from the manifests
     has_loop = world.checkpoint.recorded is not None
     world.checkpoint.forget_from(kept)
-    left = {
+    files = {
         path: data
         for path, data in world.checkpoint.files.items()
         if path < f"{manifest.FOLDER}/{kept:012d}"
     }
     # With no decision and no manifest of an epoch it looks like a beginning to all but Kafka.
-    is_begun = not all(map(manifest.is_seed, manifest.manifests(left)))
+    is_begun = not all(map(manifest.is_seed, manifest.manifests(files)))
     may_cut = world.decided_by == KAFKA or is_begun
     if may_cut and (has_loop or world.dice.random() < 0.5):
-        world.checkpoint.files = left
+        world.checkpoint.files = files
         if world.sinks is not None:
             world.sinks.slots_were_changed(are_gone=True)
     elif has_loop:
@@ -168,7 +168,7 @@ def _damage_state_file(world: World) -> type[Exception] | None:
     segments = parse_index(bytes(data[file.size - file.index_size :]), file.checksum)
     spans = [range(file.size - file.index_size, file.size)]
     if load.groups == (file.groups,):
-        spans += [range(each.offset, each.offset + each.length) for each in segments]
+        spans += [range(segment.offset, segment.offset + segment.length) for segment in segments]
     if world.dice.random() < 0.3:
         del data[-1]
     else:
@@ -186,7 +186,7 @@ def _take_needed_file(world: World) -> Load | None:
     load = world.dice.choice(needed(step.files, KeyGroupRange(0, step.max_parallelism - 1)))
     world.backup = {load.file.path: world.checkpoint.files[load.file.path]}
     world.workers.hosts = [
-        Host(each.number, losses=each.losses + 1) for each in world.workers.hosts
+        Host(host.number, losses=host.losses + 1) for host in world.workers.hosts
     ]
     world.workers.parallelism = 1
     return load
@@ -197,15 +197,15 @@ def _restore_savepoint(world: World) -> type[Exception] | None:
     old, path = world.checkpoint, _named_manifest(world)
     if path not in old.files:
         return None
-    held = manifest.decode(old.files[path], path)
-    paths = [file.path for step in held.state for file in step.files]
+    decoded = manifest.decode(old.files[path], path)
+    paths = [file.path for step in decoded.state for file in step.files]
     copies = {path: old.files[path] for path in paths}
-    taken = Savepoint("one", "now", old.location, path, held)
+    taken = Savepoint("one", "now", old.location, path, decoded)
     if world.dice.random() < 0.8:
         world.run_quietly()
         world.release_input()
     seed = seed_of(taken, "sim:/savepoint", "lineage-2")
-    epoch, newest = held.checkpoint_id, world.checker.committed_epoch
+    epoch, newest = decoded.checkpoint_id, world.checker.committed_epoch
     world.repeated = rows_between(old.offsets[epoch], old.offsets[newest])
     new = Checkpoint(
         "lineage-2",

@@ -142,9 +142,13 @@ class Scheduler:
             The process, if it ended.
         """
         awake = [process for process in self._processes if _is_awake(process, step)]
-        patient = [each for each in self._processes if each.is_blocked and each.has_patience]
+        patient = [
+            candidate
+            for candidate in self._processes
+            if candidate.is_blocked and candidate.has_patience
+        ]
         process = self._dice.choice(
-            awake or [each for each in self._processes if each not in patient]
+            awake or [candidate for candidate in self._processes if candidate not in patient]
         )
         process.resume()
         if process.alive:

@@ -143,14 +143,14 @@ def _expect(world: World, error: type[Exception]) -> None:
         checker.note(f"{error.__name__} was due, and the query went on")
     # Of epochs that it planned again, nothing ran: what the function did with them stands.
     checkpoint.left_out, checkpoint.called_twice = left_out, called_twice
-    left = checkpoint.files
+    files_now = checkpoint.files
     # An empty entry of Spark's log, from an earlier power cut, may be cleared away.
-    if gone := [path for path, data in files.items() if data and left.get(path) != data]:
+    if gone := [path for path, data in files.items() if data and files_now.get(path) != data]:
         checker.note(f"a query that had to refuse has removed or changed {gone}")
     if world.sink.offsets != offsets:
         checker.note("a query that had to refuse has committed offsets")
     if world.has_other_decider:
-        if new := [path for path in left if path not in files and path.startswith(FOLDER)]:
+        if new := [path for path in files_now if path not in files and path.startswith(FOLDER)]:
             checker.note(f"a start with another decider has written {new}")
         if world.sink.current != owner:
             checker.note("a start with another decider has fenced the one before")
@@ -164,7 +164,7 @@ def check_positions(world: World) -> None:
         return
     committed = world.checker.committed_epoch
     ends = world.checkpoint.start_of(committed + 1)
-    is_all = not any(each > committed for each in world.checkpoint.left_out)
+    is_all = not any(epoch > committed for epoch in world.checkpoint.left_out)
     ends = world.available if is_all else ends
     for partition in OWN.partitions:
         shown = world.sink.offsets.get((OWN.group, partition), (None, ""))[0]

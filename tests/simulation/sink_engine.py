@@ -30,21 +30,21 @@ class SinkAttempt:
 
     Args:
         system: where it writes.
-        held: its transaction.
+        transaction: its transaction.
         rows: to write; None: it has begun, and written all.
     """
 
     def __init__(
-        self, system: OtherSystem, held: Held, rows: tuple[Row, ...] | None = None
+        self, system: OtherSystem, transaction: Held, rows: tuple[Row, ...] | None = None
     ) -> None:
         self.system = system
-        self.held = held
+        self.transaction = transaction
         self._rows = rows
 
     @property
     def committable(self) -> Committable:
         """What it hands over."""
-        return self.held.committable
+        return self.transaction.committable
 
     def step(self) -> bool:
         """Do the next thing; whether it was the last.
@@ -56,7 +56,7 @@ class SinkAttempt:
         if self._rows is None:
             self.system.prepare(name)
             return True
-        self.system.begin(self.held)
+        self.system.begin(self.transaction)
         self.system.write(name, self._rows)
         self._rows = None
         return False
@@ -117,13 +117,13 @@ class SinkEngine:
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochRan:
         """See `ports.Engine.run_epoch`."""
-        found = EpochRan(())
+        result = EpochRan(())
         if self._kafka is not None:
-            found = self._kafka.run_epoch(checkpoint_id, producer, state)
+            result = self._kafka.run_epoch(checkpoint_id, producer, state)
         before = count_in(state)
         rows = [row._replace(nth=before + at) for at, row in enumerate(self._rows)]
         committables = self.prepare(checkpoint_id, rows)
-        return replace(found, state=counted(before + len(rows)), committables=tuple(committables))
+        return replace(result, state=counted(before + len(rows)), committables=tuple(committables))
 
     def prepare(self, checkpoint_id: int, rows: Sequence[Row]) -> list[Committable]:
         """Run the tasks that write these rows, and return what they prepared."""
@@ -166,8 +166,8 @@ class SinkEngine:
         uid, index = task
         name = f"{uid}-{epoch}-{index}-{number}-{self._world.nonce()}"
         committable = Committable(uid, epoch, index, name, len(rows), 0)
-        held = Held(committable, rows[0].lineage, self._process.name)
-        return SinkAttempt(self._systems[uid], held, rows)
+        transaction = Held(committable, rows[0].lineage, self._process.name)
+        return SinkAttempt(self._systems[uid], transaction, rows)
 
 
 def counted(rows: int) -> tuple[StepState, ...]:

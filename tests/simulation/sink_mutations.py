@@ -244,7 +244,7 @@ def _(original: Any) -> Any:
 @mutation("a repeated commit finds nothing", OtherSystem, "commit", Fault.SINK_LOST_REPLY)
 def _(original: Any) -> Any:
     def commit(self: Any, name: str) -> Outcome:
-        was = self.held[name].fate.name
+        was = self.transactions[name].fate.name
         outcome = original(self, name)
         return Outcome.LOST if was == "COMMITTED" else outcome
 
@@ -272,14 +272,15 @@ def _(_: Any) -> Any:
 @mutation("everything that is prepared is decided", SinkEngine, "run_epoch", Fault.TASK_KILLED)
 def _(original: Any) -> Any:
     def run_epoch(self: Any, checkpoint_id: int, producer: Any, state: Any) -> Any:
-        found = original(self, checkpoint_id, producer, state)
+        result = original(self, checkpoint_id, producer, state)
         prepared = tuple(
-            held.committable
+            transaction.committable
             for system in self._systems.values()
-            for held in system.held.values()
-            if held.committable.checkpoint_id == checkpoint_id and held.fate.name == "PREPARED"
+            for transaction in system.transactions.values()
+            if transaction.committable.checkpoint_id == checkpoint_id
+            and transaction.fate.name == "PREPARED"
         )
-        return replace(found, committables=prepared)
+        return replace(result, committables=prepared)
 
     return run_epoch
 
@@ -293,10 +294,10 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     def lingering(self: Any) -> Any:
-        found = original(self)
+        listed = original(self)
         sink = next(iter(self._sinks.values()))
         tasks = sink._wire.sinks.run_of(sink._process)[1]
-        return tuple(each for each in found if each.task < tasks)
+        return tuple(committable for committable in listed if committable.task < tasks)
 
     return lingering
 

@@ -63,7 +63,7 @@ class SinkOracle:
         self._newest: Decision | None = None
         self._replaced: set[str] = set()  # names, of decisions that were taken a second time
         self._told: set[str] = set()  # names, of what a person knows to be lost
-        self._asked: set[tuple[str, str]] = set()  # (process, name)
+        self._requested: set[tuple[str, str]] = set()  # (process, name)
         self._ranks: dict[str, int] = {}  # of runs: the later it took over the higher
         self._takeovers = 0
         self._named: set[str] = set()
@@ -82,7 +82,12 @@ class SinkOracle:
     def rows_named(self, manifest: bytes, uid: str) -> list[Row]:
         """The rows that a manifest names in one sink, task by task."""
         named = decode(manifest, "").committables
-        return [row for each in named if each.sink == uid for row in self._held(each).rows]
+        return [
+            row
+            for committable in named
+            if committable.sink == uid
+            for row in self._transaction(committable).rows
+        ]
 
     # Facts
     def took_over(self, run: str) -> None:
@@ -90,9 +95,9 @@ class SinkOracle:
         self._takeovers += 1
         self._ranks[run] = self._takeovers
 
-    def asked(self, run: str, name: str) -> None:
+    def on_request(self, run: str, name: str) -> None:
         """A run asks for a commit, whatever comes of it."""
-        self._asked.add((run, name))
+        self._requested.add((run, name))
 
     def on_decision(
         self, checkpoint: Checkpoint, epoch: int, path: str, present: Collection[str]
@@ -113,57 +118,70 @@ class SinkOracle:
         key = (checkpoint.lineage, epoch)
         if key in self._decisions:
             self._replace(self._decisions[key])
-        elif self._newest is not None and (left := self._unsettled(self._newest)):
-            self._note(f"epoch {epoch} was decided while {_names(left)} wait")
+        elif self._newest is not None and (unsettled := self._unsettled(self._newest)):
+            self._note(f"epoch {epoch} was decided while {_names(unsettled)} wait")
         self._decisions[key] = self._newest = decision
-        self._named |= {each.name for each in manifest.committables}
+        self._named |= {committable.name for committable in manifest.committables}
         self._check_decision(decision)
 
     def _replace(self, before: Decision) -> None:
-        kept = [each for each in before.committables if not self._is_lost(each)]
+        kept = [
+            committable for committable in before.committables if not self._is_lost(committable)
+        ]
         if kept or before.manifest.produced or not before.committables:
             self._note(f"epoch {before.epoch} was decided twice, not all was lost: {_names(kept)}")
-        self._replaced |= {each.name for each in before.committables}
+        self._replaced |= {committable.name for committable in before.committables}
         self.replays += 1
 
     def _check_decision(self, decision: Decision) -> None:
-        found: dict[str, list[Row]] = {uid: [] for uid in self._systems}
-        for each in decision.committables:
-            held = self._held(each)
-            found[each.sink] += held.rows
-            if held.fate is not Fate.PREPARED and not held.timed_out:
-                self._note(f"epoch {decision.epoch}: {each.name} was {held.fate.name} when decided")
-            if held.run != self.by:
-                self._note(f"epoch {decision.epoch}: {self.by} decided {each.name} of {held.run}")
-        for uid, rows in decision.expected.items():
-            if sorted(found[uid]) != sorted(rows):
+        rows_by_sink: dict[str, list[Row]] = {uid: [] for uid in self._systems}
+        for committable in decision.committables:
+            transaction = self._transaction(committable)
+            rows_by_sink[committable.sink] += transaction.rows
+            if transaction.fate is not Fate.PREPARED and not transaction.timed_out:
                 self._note(
-                    f"epoch {decision.epoch}, {uid}: decided {found[uid]}, expected {list(rows)}"
+                    f"epoch {decision.epoch}: {committable.name} was "
+                    f"{transaction.fate.name} when decided"
+                )
+            if transaction.run != self.by:
+                self._note(
+                    f"epoch {decision.epoch}: {self.by} decided {committable.name} of "
+                    f"{transaction.run}"
+                )
+        for uid, rows in decision.expected.items():
+            if sorted(rows_by_sink[uid]) != sorted(rows):
+                self._note(
+                    f"epoch {decision.epoch}, {uid}: decided {rows_by_sink[uid]}, "
+                    f"expected {list(rows)}"
                 )
 
-    def on_commit(self, held: Held) -> None:
+    def on_commit(self, transaction: Held) -> None:
         """A prepared transaction becomes visible."""
-        name = held.committable.name
+        name = transaction.committable.name
         if name not in self._named or name in self._replaced:
             self._note(f"{self.by} commits {name}, which no decision names")
 
-    def on_abort(self, held: Held) -> None:
+    def on_abort(self, transaction: Held) -> None:
         """What was open or prepared is given up."""
-        name = held.committable.name
+        name = transaction.committable.name
         if name in self._named:
             self._note(f"{self.by} aborts {name}, which is decided")
-        if self._ranks.get(held.run, -1) > self._ranks.get(self.by, -1):
-            self._note(f"{self.by} aborts {name} of {held.run}, which took over from it")
+        if self._ranks.get(transaction.run, -1) > self._ranks.get(self.by, -1):
+            self._note(f"{self.by} aborts {name} of {transaction.run}, which took over from it")
 
     # Ends of drivers
     def on_gave_up(self, run: str, present: Collection[str]) -> None:
         """A driver ends, because of an error that may pass: it has tried all that was decided."""
         if self._newest is None:
             return
-        names = {each.name for each in self._newest.committables if each.sink in present}
-        tried = {name for name in names if (run, name) in self._asked}
-        if tried and (left := names - tried):
-            self._note(f"{run} gave up, and never tried to commit {sorted(left)}")
+        names = {
+            committable.name
+            for committable in self._newest.committables
+            if committable.sink in present
+        }
+        tried = {name for name in names if (run, name) in self._requested}
+        if tried and (untried := names - tried):
+            self._note(f"{run} gave up, and never tried to commit {sorted(untried)}")
 
     def misses_a_sink(self, error: Exception, offered: int, present: Collection[str]) -> bool:
         """Whether it is right to ask for sinks that are gone: for those of the epoch offered."""
@@ -174,25 +192,31 @@ class SinkOracle:
         epoch = newest.epoch if is_newest else offered
         if (decision := self._decisions.get((newest.lineage, epoch))) is None:
             return False
-        gone = {each.sink for each in decision.committables if each.sink not in present}
+        gone = {
+            committable.sink
+            for committable in decision.committables
+            if committable.sink not in present
+        }
         return any(repr(uid) in str(error) or f" {uid}" in str(error) for uid in gone)
 
     def on_lost(self, run: str, owner: str, error: Exception) -> bool:
         """A driver says that output is lost; whether it is so, and all is named."""
         epoch = int(re.findall(r"lost-output-of-epoch-(\d+)", str(error))[0])
         named = {
-            name: held
+            name: transaction
             for system in self._systems.values()
-            for name, held in system.held.items()
+            for name, transaction in system.transactions.items()
             if name in str(error)
         }
-        if not named or not all(held.timed_out for held in named.values()):
+        if not named or not all(transaction.timed_out for transaction in named.values()):
             return False
         self._told |= named.keys()
         decision = self._newest
         if run != owner or decision is None or decision.epoch != epoch:
             return run != owner  # it was replaced meanwhile, and the epoch perhaps run again
-        lost = {each.name for each in decision.committables if self._is_lost(each)}
+        lost = {
+            committable.name for committable in decision.committables if self._is_lost(committable)
+        }
         if lost != named.keys():
             self._note(f"{run}: lost are {sorted(lost)}, told are {sorted(named)}")
         is_invisible = not decision.manifest.produced and len(lost) == len(decision.committables)
@@ -215,14 +239,15 @@ class SinkOracle:
             for decision in self._decisions.values():
                 rows = Counter(map(_place, decision.expected[system.uid]))
                 expected += rows
-            for each in self._lost_of(system.uid):
-                expected -= Counter(map(_place, self._held(each).rows))
+            for committable in self._lost_of(system.uid):
+                expected -= Counter(map(_place, self._transaction(committable).rows))
             if lost := expected - visible:
                 self._note(f"{system.uid}: lost: {sorted(map(str, lost))}")
             if twice := visible - expected:
                 self._note(f"{system.uid}: duplicated: {sorted(map(str, twice))}")
-            if is_last and (left := system.pending(lineage)):
-                self._note(f"{system.uid}: {[held.committable.name for held in left]} linger")
+            if is_last and (pending := system.pending(lineage)):
+                names = [transaction.committable.name for transaction in pending]
+                self._note(f"{system.uid}: {names} linger")
         decided = Counter(
             (row.source, row.offset)
             for decision in self._decisions.values()
@@ -234,25 +259,27 @@ class SinkOracle:
     def _lost_of(self, uid: str) -> list[Committable]:
         """What was told to be lost, of a decision that counts."""
         return [
-            each
+            committable
             for decision in self._decisions.values()
-            for each in decision.committables
-            if each.sink == uid and each.name in self._told and self._is_lost(each)
+            for committable in decision.committables
+            if committable.sink == uid
+            and committable.name in self._told
+            and self._is_lost(committable)
         ]
 
     def _unsettled(self, decision: Decision) -> list[Committable]:
         return [
-            each
-            for each in decision.committables
-            if self._held(each).fate in PENDING
-            or (self._is_lost(each) and each.name not in self._told)
+            committable
+            for committable in decision.committables
+            if self._transaction(committable).fate in PENDING
+            or (self._is_lost(committable) and committable.name not in self._told)
         ]
 
     def _is_lost(self, committable: Committable) -> bool:
-        return self._held(committable).fate is Fate.ABORTED
+        return self._transaction(committable).fate is Fate.ABORTED
 
-    def _held(self, committable: Committable) -> Held:
-        return self._systems[committable.sink].held[committable.name]
+    def _transaction(self, committable: Committable) -> Held:
+        return self._systems[committable.sink].transactions[committable.name]
 
 
 def _place(row: Row) -> object:
@@ -260,4 +287,4 @@ def _place(row: Row) -> object:
 
 
 def _names(committables: Collection[Committable]) -> list[str]:
-    return [each.name for each in committables]
+    return [committable.name for committable in committables]

@@ -137,12 +137,12 @@ class Sinks:
     def open(self, process: Process, uid: str) -> SimulatedSink:
         """A driver's way to a system."""
 
-        def asked(name: str) -> None:
-            self.oracle.asked(process.name, name)
+        def on_request(name: str) -> None:
+            self.oracle.on_request(process.name, name)
 
         system = self.systems[uid]
         kind = TellingSink if system.tells else SimulatedSink
-        return kind(self._world, process, system, asked)
+        return kind(self._world, process, system, on_request)
 
     def tasks(self, process: Process) -> SinkEngine:
         """What runs tasks whose rows are told with each epoch."""
@@ -194,11 +194,11 @@ class Sinks:
             may_leave_strays=in_jobs,
         )
 
-    def _leave(self, system: OtherSystem, held: Held) -> bool:
+    def _leave(self, system: OtherSystem, transaction: Held) -> bool:
         """Half of what tasks give up lives on: it is prepared later, if nobody aborts it."""
         if self._world.dice.random() < 0.5:
             return False
-        self.zombies.append(SinkAttempt(system, held))
+        self.zombies.append(SinkAttempt(system, transaction))
         return True
 
     # What befalls them
@@ -258,10 +258,10 @@ class Sinks:
         checkpoint, checker = self._world.checkpoint, self._world.checker
         if self.oracle.has_decided(checkpoint.lineage, epoch):
             checker.state.begin(checkpoint.lineage, epoch - 1)
-        found: dict[TopicPartition, list[Row]] = {}
+        rows_in_output: dict[TopicPartition, list[Row]] = {}
         for row in self.oracle.rows_named(checkpoint.files[manifest_path], uid):
-            found.setdefault(OUTPUT[key_partition(row.key)], []).append(row)
-        checker.check_keyed(epoch, found, manifest_path)
+            rows_in_output.setdefault(OUTPUT[key_partition(row.key)], []).append(row)
+        checker.check_keyed(epoch, rows_in_output, manifest_path)
 
     def _keyed_rows(self, checkpoint: Checkpoint, epoch: int) -> Sequence[Row]:
         """The rows of the epoch that was just decided, as seen in one place."""
@@ -314,22 +314,22 @@ class SlotWatch:
         if checkpoint.location != self._location:
             self._location = checkpoint.location
             self.forget(are_gone=True)
-        found = {
+        files = {
             path: data for path, data in checkpoint.files.items() if path.startswith(DECISIONS)
         }
-        changed = [path for path, data in self._seen.items() if found.get(path, data) != data]
+        changed = [path for path, data in self._seen.items() if files.get(path, data) != data]
         if changed:
             checker.note(f"slots were changed: {changed}")
-        self._seen = found
-        newest = max(found, default="")
+        self._seen = files
+        newest = max(files, default="")
         if newest <= self._newest:
             return  # nothing, or a hole
         self._newest = newest
-        held = json.loads(found[newest].splitlines()[0])
-        token = None if held["token"] is None else decode_token(*held["token"])
+        entry = json.loads(files[newest].splitlines()[0])
+        token = None if entry["token"] is None else decode_token(*entry["token"])
         before, self.token = self.token, token
-        if held["run"] != self._run:
-            self._run = held["run"]
+        if entry["run"] != self._run:
+            self._run = entry["run"]
             self._world.took_over(process)
             if token != before:
                 checker.note(f"{process.name} takes over with {token}, decided was {before}")
@@ -359,7 +359,7 @@ def rows_by_partition(
     checkpoint: Checkpoint, epoch: int
 ) -> Mapping[TopicPartition, tuple[Row, ...]]:
     """What each output partition gets from an epoch."""
-    found: dict[TopicPartition, list[Row]] = {partition: [] for partition in OUTPUT}
+    rows_of_partitions: dict[TopicPartition, list[Row]] = {partition: [] for partition in OUTPUT}
     for row in rows_of(checkpoint, epoch):
-        found[OUTPUT[output_partition(row.source, row.offset)]].append(row)
-    return {partition: tuple(rows) for partition, rows in found.items()}
+        rows_of_partitions[OUTPUT[output_partition(row.source, row.offset)]].append(row)
+    return {partition: tuple(rows) for partition, rows in rows_of_partitions.items()}

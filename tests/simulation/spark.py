@@ -69,8 +69,8 @@ class Checkpoint:
         """The end of each epoch that is in the log, and whole."""
         if self.recorded is not None:
             return self.recorded
-        found = {epoch: self._ends(epoch) for epoch in self._entries(OFFSETS)}
-        return {epoch: ends for epoch, ends in found.items() if ends is not None}
+        ends_by_epoch = {epoch: self._ends(epoch) for epoch in self._entries(OFFSETS)}
+        return {epoch: ends for epoch, ends in ends_by_epoch.items() if ends is not None}
 
     @property
     def commits(self) -> set[int]:
@@ -145,8 +145,8 @@ class Checkpoint:
         self.unsynced.add(path)
 
     def _entries(self, folder: str) -> list[int]:
-        found = (path.partition("/") for path in self.files)
-        return [int(name) for where, _, name in found if where == folder]
+        parts = (path.partition("/") for path in self.files)
+        return [int(name) for where, _, name in parts if where == folder]
 
     def _ends(self, epoch: int) -> Positions | None:
         entry = parse_entry(self.files.get(f"{OFFSETS}/{epoch}"))
@@ -174,10 +174,10 @@ def positions_in(sources: Sequence[str]) -> Positions:
     """The positions of all sources of an epoch, by the names that partitions have among them."""
     parsed = [parse_source(text) for text in sources]
     return {
-        of_input(each.input, place): at
-        for each in parsed
-        if each
-        for place, at in each.positions.items()
+        of_input(position.input, place): at
+        for position in parsed
+        if position
+        for place, at in position.positions.items()
     }
 
 
@@ -197,7 +197,9 @@ class Source:
 
     def offsets(self, ends: Positions) -> SourceOffsets:
         """Its part of the positions."""
-        positions = {each: ends[of_input(self.input, each)] for each in self.partitions}
+        positions = {
+            partition: ends[of_input(self.input, partition)] for partition in self.partitions
+        }
         return SourceOffsets(self.cluster_id, self.group, positions, input=self.input)
 
     def text(self, ends: Positions) -> str:

@@ -75,7 +75,7 @@ class StateOracle:
         """The pipeline goes on after an epoch that was committed; -1: from nothing."""
         self.counts, self.latest = dict(self.counts_at[epoch]), dict(self.latest_at[epoch])
         self.watermark, self._lineage = self.watermark_at[epoch], lineage
-        for at in [each for each in self._late if each[0] == lineage and each[1] > epoch]:
+        for at in [place for place in self._late if place[0] == lineage and place[1] > epoch]:
             del self._late[at]  # these were taken back
         self.starts.setdefault(lineage, dict(self.counts))
         if self.has_windows:
@@ -88,7 +88,7 @@ class StateOracle:
     @property
     def late(self) -> Counter[Place]:
         """How often each input record was read, and came too late to count."""
-        return Counter(at for found in self._late.values() for at in found)
+        return Counter(at for late_rows in self._late.values() for at in late_rows)
 
     def expected(
         self, epoch: int, read: Mapping[TopicPartition, Sequence[Row]]
@@ -103,7 +103,7 @@ class StateOracle:
         in_time = self._in_time(epoch, read)
         if not self.has_windows:
             return in_time
-        rows = [row for found in in_time.values() for row in found]
+        rows = [row for rows_there in in_time.values() for row in rows_there]
         # A step hands on the watermark that it went by, not the one that it leaves.
         due = self.windows.pass_on(epoch, rows, self.counts, handed_ms=before)
         return {self._output[0]: [Row(self._lineage, epoch, *at) for at in due]}
@@ -144,11 +144,11 @@ class StateOracle:
             files: of the checkpoint.
             manifest_path: that the token names.
         """
-        self.visible = [row for found in rows.values() for row in found]
+        self.visible = [row for partition_rows in rows.values() for row in partition_rows]
         if self.has_windows:
             self.windows.look_at(epoch, self.visible)
-        for partition, found in rows.items():
-            for row in found:
+        for partition, partition_rows in rows.items():
+            for row in partition_rows:
                 if not 0 <= row.key < KEY_COUNT or partition != self._partition_of(row):
                     self._note(f"epoch {epoch}, {partition}: {row} is of no key that goes there")
                 if self.has_windows:
@@ -182,23 +182,23 @@ class StateOracle:
         if self.has_windows:
             self._check_windows(epoch, state[1], files)
         # Under no topic's name there is the watermark that was in use.
-        of_partitions = [each for each in state[0].partition_times if each.topic]
-        times = [each for each in of_partitions if each.latest_ms is not None]
-        noted = {TopicPartition(*each[:2]): each.latest_ms for each in times}
+        of_partitions = [time for time in state[0].partition_times if time.topic]
+        times = [time for time in of_partitions if time.latest_ms is not None]
+        noted = {TopicPartition(*time[:2]): time.latest_ms for time in times}
         if noted != self.latest:
             self._note(f"epoch {epoch}: its event times are {noted}, expected {self.latest}")
         found_ms = state[0].watermark_ms
         if self._waited_for and found_ms != self.watermark:
             self._note(f"epoch {epoch}: its watermark is {found_ms}, expected {self.watermark}")
         try:
-            found = self.entries(state[0], files)
+            entries = self.entries(state[0], files)
         except (KeyError, DamagedError) as error:
             self._note(f"epoch {epoch}: its state cannot be read: {error!r}")
             return
         ids = {field.name: field.state_id for field in state[0].fields}
         expected = entries_of(self.counts, (ids["count"], ids["odd"]))
-        if found != expected:
-            self._note(f"epoch {epoch}: its files hold {found}, expected {expected}")
+        if entries != expected:
+            self._note(f"epoch {epoch}: its files hold {entries}, expected {expected}")
 
     def _check_windows(self, epoch: int, step: StepState, files: Mapping[str, bytes]) -> None:
         """Panes are of the ready-made function's own format: how many there are can be said."""
@@ -209,13 +209,15 @@ class StateOracle:
                 f"expected {now.watermark_ms}"
             )
         try:
-            found = self.entries(step, files)
+            entries = self.entries(step, files)
         except (KeyError, DamagedError) as error:
             self._note(f"epoch {epoch}: its windows cannot be read: {error!r}")
             return
-        panes = {(each.key % GROUP_COUNT, each.closes_ms) for each in now.waiting.values()}
-        if len(found) != ENTRIES_PER_PANE * len(panes):
-            self._note(f"epoch {epoch}: its windows have {len(found)} entries, {len(panes)} panes")
+        panes = {(row.key % GROUP_COUNT, row.closes_ms) for row in now.waiting.values()}
+        if len(entries) != ENTRIES_PER_PANE * len(panes):
+            self._note(
+                f"epoch {epoch}: its windows have {len(entries)} entries, {len(panes)} panes"
+            )
 
     def entries(self, step: StepState, files: Mapping[str, bytes]) -> dict[bytes, bytes]:
         """Read all files of a step, one over the other; a snapshot clears its key groups first.
@@ -240,11 +242,11 @@ class StateOracle:
     def at_the_end(self, visible: Mapping[TopicPartition, Sequence[Row]]) -> None:
         """What a reader of the whole output finds: per lineage, each key counted without a gap."""
         if self.has_windows:
-            self.windows.at_the_end([row for found in visible.values() for row in found])
+            self.windows.at_the_end([row for rows_there in visible.values() for row in rows_there])
             return
         counted: dict[tuple[str, int], list[int]] = {}
-        for found in visible.values():
-            for row in found:
+        for rows_there in visible.values():
+            for row in rows_there:
                 if not row.foreign:
                     counted.setdefault((row.lineage, row.key), []).append(row.nth)
         for (lineage, key), counts in counted.items():
@@ -257,5 +259,7 @@ def _batches(file: StateFile, data: bytes) -> list[pa.RecordBatch]:
     if len(data) != file.size:
         raise DamagedError(f"{file.path}: {len(data)} bytes, expected {file.size}")
     segments = parse_index(data[file.size - file.index_size :], file.checksum)
-    blobs = [data[each.offset : each.offset + each.length] for each in segments]
-    return [decode(blob, each, file.groups) for blob, each in zip(blobs, segments, strict=True)]
+    blobs = [data[segment.offset : segment.offset + segment.length] for segment in segments]
+    return [
+        decode(blob, segment, file.groups) for blob, segment in zip(blobs, segments, strict=True)
+    ]

@@ -33,9 +33,9 @@ class SimulatedStorage:
     @classmethod
     def of(cls, wire: Sender, process: Process, checkpoint: Checkpoint) -> Self:
         """Return the storage of a checkpoint, in which Spark's own files may be not durable."""
-        made = cls(wire, process, checkpoint.location, checkpoint.files)
-        made._unsynced = checkpoint.unsynced
-        return made
+        storage = cls(wire, process, checkpoint.location, checkpoint.files)
+        storage._unsynced = checkpoint.unsynced
+        return storage
 
     def seen_from(self, process: str) -> Self:
         """Return it as another process has it, which remembers nothing of what others read."""

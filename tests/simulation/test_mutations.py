@@ -42,7 +42,9 @@ def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
     """One life of a world that has what the mutation breaks."""
     outcome = simulate(seed, kinds, **mutation.pipeline)
     words = ("has no attribute", "positional argument", "keyword argument")
-    mistakes = [each for each in outcome.violations if any(word in each for word in words)]
+    mistakes = [
+        violation for violation in outcome.violations if any(word in violation for word in words)
+    ]
     assert not mistakes, "the mutation itself is wrong: what it changes was changed"
     return outcome
 
@@ -68,7 +70,7 @@ def test_the_seeds_tried_first_are_of_mutations_that_there_are() -> None:
     assert MUTATIONS.keys() >= FOUND_BY.keys() | RARE.keys()
 
 
-@pytest.mark.parametrize("sentence", [each for each in MUTATIONS if MUTATIONS[each].needs])
+@pytest.mark.parametrize("sentence", [name for name in MUTATIONS if MUTATIONS[name].needs])
 def test_it_is_the_fault_that_brings_it_to_light(sentence: str) -> None:
     """With nothing going wrong the broken core does well: so the fault is what found it."""
     mutation = MUTATIONS[sentence]
@@ -77,7 +79,7 @@ def test_it_is_the_fault_that_brings_it_to_light(sentence: str) -> None:
             assert not lived(seed, mutation, ()).violations
 
 
-@pytest.mark.parametrize("sentence", [each for each in MUTATIONS if MUTATIONS[each].has_two_inputs])
+@pytest.mark.parametrize("sentence", [name for name in MUTATIONS if MUTATIONS[name].has_two_inputs])
 def test_only_worlds_of_two_inputs_bring_it_to_light(sentence: str) -> None:
     """Else these worlds would not be needed for it."""
     mutation = replace(MUTATIONS[sentence], has_two_inputs=False)
@@ -89,7 +91,7 @@ def test_only_worlds_of_two_inputs_bring_it_to_light(sentence: str) -> None:
 
 def test_every_kind_of_fault_earns_its_place() -> None:
     """A kind of fault that no mutation needs would only make the simulation slower."""
-    assert [each.fault for each in justify.read()] == list(Fault)
+    assert [reason.fault for reason in justify.read()] == list(Fault)
 
 
 @pytest.mark.parametrize("reason", justify.read(), ids=lambda reason: reason.fault.name)

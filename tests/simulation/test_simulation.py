@@ -150,12 +150,12 @@ def test_lists_and_tables_are_those_of_the_epoch(seed: int, is_keyed: bool) -> N
 
 def test_some_seeds_alone_choose_operator_state_beside_all_else() -> None:
     """Else it would meet nothing of the rest: jobs, two inputs, windows, other sinks."""
-    chosen = [each for each in map(pipeline_of, range(600)) if each.has_operator_state]
+    chosen = [pipeline for pipeline in map(pipeline_of, range(600)) if pipeline.has_operator_state]
 
-    assert any(not each.is_keyed for each in chosen)
+    assert any(not pipeline.is_keyed for pipeline in chosen)
     for name in ("is_keyed", "decided_by", "has_two_inputs", "has_windows", "recovers"):
-        assert any(getattr(each, name) for each in chosen), name
-    assert any(each.is_keyed and not each.has_gang for each in chosen)
+        assert any(getattr(pipeline, name) for pipeline in chosen), name
+    assert any(pipeline.is_keyed and not pipeline.has_gang for pipeline in chosen)
 
 
 def test_what_befalls_resident_tasks_really_does() -> None:

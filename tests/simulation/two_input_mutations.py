@@ -33,8 +33,8 @@ def _(_: Any) -> Any:
     uids = ("input-1", "second")
 
     def by_input(texts: tuple[str, ...]) -> dict[str, Any]:
-        found = [from_json(json.loads(text)) for text in texts]
-        return {uid: replace(each, input=uid) for uid, each in zip(uids, found, strict=False)}
+        states = [from_json(json.loads(text)) for text in texts]
+        return {uid: replace(state, input=uid) for uid, state in zip(uids, states, strict=False)}
 
     return by_input
 
@@ -42,12 +42,15 @@ def _(_: Any) -> Any:
 @mutation("the second input begins anew in each run", InputPlanners, "positions")
 def _(original: Any) -> Any:
     def positions(self: Any, start: tuple[str, ...]) -> Any:
-        found = original(self, start)
+        original_positions = original(self, start)
         if "begun" in self.__dict__:
-            return found
+            return original_positions
         self.begun = True
-        first = {each.uid: each.planner.first() for each in self._inputs}
-        return tuple(first[each.input] if each.input == "second" else each for each in found)
+        first = {source.uid: source.planner.first() for source in self._inputs}
+        return tuple(
+            first[position.input] if position.input == "second" else position
+            for position in original_positions
+        )
 
     return positions
 
@@ -82,10 +85,12 @@ def _(_: Any) -> Any:
 @mutation("the watermark is that of the first input", handed_on, "advanced")
 def _(original: Any) -> Any:
     def advanced(base: Any, read_ms: Any, source: Any, *settings: int) -> Any:
-        first = frozenset(each for each in source.partitions if "/" not in each.topic)
+        first = frozenset(
+            partition for partition in source.partitions if "/" not in partition.topic
+        )
         after = original(base, read_ms, source, *settings)
-        its = {at: ms for at, ms in read_ms.items() if at in first}
-        alone = original(base, its, replace(source, partitions=first), *settings)
+        own_ms = {at: ms for at, ms in read_ms.items() if at in first}
+        alone = original(base, own_ms, replace(source, partitions=first), *settings)
         return replace(after, watermark_ms=alone.watermark_ms)
 
     return advanced
@@ -103,8 +108,8 @@ def _(original: Any) -> Any:
 
 @mutation("rows are not judged by the watermark of the manifest", ProcessPlan, "_in_time")
 def _(original: Any) -> Any:
-    def in_time(self: Any, rows: Any, left: Any) -> Any:
-        return original(replace(self, time=self.time._replace(watermark_ms=None)), rows, left)
+    def in_time(self: Any, rows: Any, context: Any) -> Any:
+        return original(replace(self, time=self.time._replace(watermark_ms=None)), rows, context)
 
     return in_time
 
@@ -112,9 +117,11 @@ def _(original: Any) -> Any:
 @mutation("a run begins without the watermark of the manifest", CheckpointFolder, "manifest")
 def _(original: Any) -> Any:
     def manifest(self: Any, *path: str) -> Any:
-        found = original(self, *path)
-        if found is None:
+        decided = original(self, *path)
+        if decided is None:
             return None
-        return replace(found, state=tuple(replace(step, watermark_ms=None) for step in found.state))
+        return replace(
+            decided, state=tuple(replace(step, watermark_ms=None) for step in decided.state)
+        )
 
     return manifest

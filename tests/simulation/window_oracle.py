@@ -60,13 +60,13 @@ class WindowOracle:
     def begin(self, lineage: str, epoch: int) -> None:
         """The pipeline goes on after an epoch that was committed; -1: from nothing."""
         self.now, self._lineage = self._at[epoch], lineage
-        for at in [each for each in self._fired if each[0] == lineage and each[1] > epoch]:
+        for at in [place for place in self._fired if place[0] == lineage and place[1] > epoch]:
             del self._fired[at]  # these were taken back
 
     @property
     def fired(self) -> Counter[Place]:
         """How often each input record is to be visible."""
-        return Counter(at for found in self._fired.values() for at in found)
+        return Counter(at for fired in self._fired.values() for at in fired)
 
     def pass_on(
         self, epoch: int, rows: Iterable[Row], counts: Counts, handed_ms: int | None
@@ -81,9 +81,9 @@ class WindowOracle:
         """
         before = self.now
         self._due = {
-            at: each for at, each in before.waiting.items() if before.is_closed(each.closes_ms)
+            at: row for at, row in before.waiting.items() if before.is_closed(row.closes_ms)
         }
-        waiting = {at: each for at, each in before.waiting.items() if at not in self._due}
+        waiting = {at: row for at, row in before.waiting.items() if at not in self._due}
         rows = list(rows)
         added = Counter(key_of(row.source, row.offset) for row in rows)
         ranges = {
@@ -107,15 +107,15 @@ class WindowOracle:
     def look_at(self, epoch: int, rows: Iterable[Row]) -> None:
         """Compare the rows of an epoch with what its windows held; which they are is not judged."""
         for row in rows:
-            held = self._due.get((row.source, row.offset))
-            if held is not None and (row.key != held.key or row.nth not in held.counts):
+            due = self._due.get((row.source, row.offset))
+            if due is not None and (row.key != due.key or row.nth not in due.counts):
                 self._note(
                     f"epoch {epoch}: {row.source} {row.offset} shows key {row.key} counted "
-                    f"{row.nth}, expected key {held.key}, one of {held.counts}"
+                    f"{row.nth}, expected key {due.key}, one of {due.counts}"
                 )
 
     def at_the_end(self, rows: Sequence[Row]) -> None:
         """No two records of a lineage show the same count of a key."""
         counted = Counter((row.lineage, row.key, row.nth) for row in rows if not row.foreign)
-        if twice := [each for each, count in counted.items() if count > 1]:
+        if twice := [place for place, count in counted.items() if count > 1]:
             self._note(f"counted twice: {sorted(twice)}")

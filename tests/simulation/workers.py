@@ -115,7 +115,7 @@ class Workers:
         """Return the steps of a run with what its readers keep, if they do."""
         if not self._world.pipeline.has_operator_state:
             return steps
-        partitions = [each for each in checkpoint.base if each != RULES]
+        partitions = [partition for partition in checkpoint.base if partition != RULES]
         return with_operator_state(steps, self.worker_host(process, checkpoint, 0), partitions)
 
     def parallelism_of(self, process: Process) -> int:

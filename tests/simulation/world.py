@@ -143,7 +143,9 @@ class World:
             token_group=TOKEN_GROUP,
             tells=self._tells,
             is_keyed=self.is_keyed,
-            waited_for=[each for each in partitions if self.is_timed and each != RULES],
+            waited_for=[
+                partition for partition in partitions if self.is_timed and partition != RULES
+            ],
             is_judged=self.has_two_inputs,
             has_windows=self.pipeline.has_windows,
             has_operator_state=self.pipeline.has_operator_state,
@@ -238,8 +240,8 @@ class World:
         """What is decided last."""
         if self.sinks is not None and self.decided_by == CHECKPOINT:
             return self.sinks.token()
-        found = self.sink.offsets.get((TOKEN_GROUP, OUTPUT[0]))
-        return decode_token(*found) if found else None
+        offset = self.sink.offsets.get((TOKEN_GROUP, OUTPUT[0]))
+        return decode_token(*offset) if offset else None
 
     def log_early(self, epoch: int) -> None:
         """Spark takes an epoch for done that may not be settled."""
@@ -257,7 +259,7 @@ class World:
         """
         if not self.has_two_inputs:
             return 0
-        known_ms = max((each.seen_ms for step in state for each in step.partition_times), default=0)
+        known_ms = max((time.seen_ms for step in state for time in step.partition_times), default=0)
         begins, jump_ms = process.name not in self._pauses, 0
         if (known_ms or not begins) and self.plan.strikes(Fault.CLOCK_JUMPED):
             jump_ms = -JUMP_MS if begins else self.dice.choice((-JUMP_MS, JUMP_MS))
@@ -388,12 +390,12 @@ class World:
     # The parts of a life
     def run_storm(self) -> None:
         """Start drivers, again and again, while faults strike."""
-        left = self.dice.randint(2, STARTS_MAX)
-        while left or self._scheduler.living:
-            if left and (self._takeover_wanted or not self._scheduler.living):
+        remaining = self.dice.randint(2, STARTS_MAX)
+        while remaining or self._scheduler.living:
+            if remaining and (self._takeover_wanted or not self._scheduler.living):
                 self.release_input()
                 self.start_driver()
-                left -= 1
+                remaining -= 1
             self._takeover_wanted = False
             self._run_some()
 

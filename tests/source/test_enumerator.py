@@ -22,25 +22,25 @@ READ_T = TopicList(("t",))
 STOP = LossPolicy()
 
 
-def fresh(subscription=READ_T, starts=None, stops=None, policy=STOP, **found):
+def fresh(subscription=READ_T, starts=None, stops=None, policy=STOP, **partitions):
     """An enumerator and the first offsets of a new query."""
     enumerator = Enumerator(subscription, policy)
-    enumerator.discovered(topics(**found), now_ms=0)
+    enumerator.discovered(topics(**partitions), now_ms=0)
     enumerator.resolved(starts or dict.fromkeys(enumerator.unresolved, 0))
     return enumerator, enumerator.first("c", "g", stops)
 
 
-def topics(**found):
+def topics(**partitions):
     """Topics by name: a partition count, or (count, id)."""
-    pairs = {n: f if isinstance(f, tuple) else (f, f"id-{n}") for n, f in found.items()}
+    pairs = {n: f if isinstance(f, tuple) else (f, f"id-{n}") for n, f in partitions.items()}
     return {name: FoundTopic(topic_id, count) for name, (count, topic_id) in pairs.items()}
 
 
-def restarted(offsets, found, subscription=READ_T, policy=STOP, now_ms=1):
+def restarted(offsets, topics_now, subscription=READ_T, policy=STOP, now_ms=1):
     """A new process that goes on from what Spark logged, after its first discovery."""
     enumerator = Enumerator(subscription, policy)
     enumerator.restored(from_json(json.loads(json.dumps(offsets.to_json()))))
-    enumerator.discovered(found, now_ms)
+    enumerator.discovered(topics_now, now_ms)
     return enumerator
 
 
@@ -218,11 +218,11 @@ def test_a_kept_position_is_dropped_after_its_time_without_any_epoch_in_between(
 
 def test_a_recreated_topic_is_known_by_its_id_even_if_it_has_more_records_than_before():
     stored = SourceOffsets("c", "g", {T0: 5}, topic_ids={"t": "id-t"})
-    found = topics(t=(1, "another"))
+    recreated = topics(t=(1, "another"))
 
     with pytest.raises(TopicRecreatedError, match=r"id was id-t, and is another.*t-0 offset 5"):
-        restarted(stored, found)
-    plan = planned(restarted(stored, found, policy=LossPolicy(recreated="restart")), {T0: 50})
+        restarted(stored, recreated)
+    plan = planned(restarted(stored, recreated, policy=LossPolicy(recreated="restart")), {T0: 50})
     assert plan_splits(stored, plan.offsets) == (SplitRange("t", 0, 0, 50, "another"),)
 
 
@@ -287,14 +287,14 @@ def test_the_starts_of_a_new_query_are_forgotten_where_it_goes_on_from_a_log():
 
 
 @pytest.mark.parametrize(
-    ("found", "error"),
+    ("topics_now", "error"),
     [(topics(t=(1, "another")), TopicRecreatedError), ({}, PartitionRemovedError)],
     ids=["re-created", "removed"],
 )
-def test_the_policy_holds_also_when_topics_were_seen_before_the_log(found, error):
+def test_the_policy_holds_also_when_topics_were_seen_before_the_log(topics_now, error):
     """So it is when Spark runs the very first epoch again."""
     enumerator = Enumerator(READ_T, STOP)
-    enumerator.discovered(found, now_ms=1)
+    enumerator.discovered(topics_now, now_ms=1)
     enumerator.restored(SourceOffsets("c", "g", {T0: 5}, topic_ids={"t": "id-t"}))
 
     with pytest.raises(error):

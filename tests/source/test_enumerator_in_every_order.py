@@ -112,8 +112,8 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule()
     def discover(self):
-        found = {t: FoundTopic(w.topic_id, len(w.logs)) for t, w in self.cluster.items()}
-        self.enumerator.discovered(found, now_ms=1)
+        topics_now = {t: FoundTopic(w.topic_id, len(w.logs)) for t, w in self.cluster.items()}
+        self.enumerator.discovered(topics_now, now_ms=1)
         self.has_discovered = True
 
     @precondition(lambda self: self.committed == len(self.log))

@@ -140,8 +140,8 @@ class ForgetfulWritePlan(WritePlan):
         """Delete Spark's shuffle files, once."""
         if not Path(self.marker).exists():
             lost = list(Path(self.local).rglob("shuffle_*"))
-            for each in lost:
-                each.unlink()
+            for path in lost:
+                path.unlink()
             Path(self.marker).write_text(str(len(lost)))
             raise RuntimeError("this attempt died when the shuffle files were gone")
         return WritePlan.write(self, frames, attempt_number)
@@ -254,12 +254,12 @@ def session(master: str, config: dict[str, str]) -> SparkSession:
 
 def run(spark: SparkSession, spec: dict[str, Any], commands: Commands) -> None:
     """Run one pipeline over all that is there."""
-    told = {
+    settings = {
         name: spec[name]
         for name in ("kill_at", "block_at", "occurrence", "delay_s")
         if name in spec
     }
-    fate = Fate(commands, **told)
+    fate = Fate(commands, **settings)
     hook(fate, spec.get("writing_dies_once"), spec.get("shuffle_is_lost_once"))
     for _ in range(3):
         query = start(spark, spec, fate)
@@ -345,14 +345,14 @@ def sink(spec: dict[str, Any], **settings: Any) -> ts.KafkaSink:
 
 def sinks(spec: dict[str, Any], **settings: Any) -> tuple[Any, ...]:
     """All outputs; settings are those of a topic."""
-    made = {
+    kinds = {
         "kafka": lambda **more: sink(spec, **{**settings, **more}),
         "postgres": ts.PostgresSink,
         "files": ts.FileSink,
         "lines": lines_sink.LinesSink,
     }
-    told = [dict(each) for each in spec.get("sinks", [{"kind": "kafka"}])]
-    return tuple(made[each.pop("kind")](**each) for each in told)
+    specs = [dict(spec_given) for spec_given in spec.get("sinks", [{"kind": "kafka"}])]
+    return tuple(kinds[sink_spec.pop("kind")](**sink_spec) for sink_spec in specs)
 
 
 def cluster(spec: dict[str, Any]) -> tuple[str, dict[str, str]]:

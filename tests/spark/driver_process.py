@@ -107,9 +107,9 @@ class DriverProcess:
         self._process.stdin.flush()
 
     def _wait_for(self, name: str) -> dict[str, Any]:
-        while (said := self._said.get(timeout=WAIT_S)) is not None:
-            if name in said:
-                return said
+        while (line := self._said.get(timeout=WAIT_S)) is not None:
+            if name in line:
+                return line
         raise EOFError(f"the driver ended\n{self.log_tail()}")
 
     def _listen(self) -> None:
@@ -118,10 +118,10 @@ class DriverProcess:
             if not line.startswith('{"'):
                 self._file.write(line)
                 continue
-            said = json.loads(line)
-            if "fact" in said:
-                self.facts.append(said["fact"])
-            self._said.put(said)
+            message = json.loads(line)
+            if "fact" in message:
+                self.facts.append(message["fact"])
+            self._said.put(message)
         self._said.put(None)
 
 

@@ -105,8 +105,8 @@ class Place:
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": str(EPOCH_RECORDS),
         }
-        found = self.spark.readStream.format("tallystick").options(**options).load()
-        return found.select("key", "value")
+        stream = self.spark.readStream.format("tallystick").options(**options).load()
+        return stream.select("key", "value")
 
     @property
     def checkpoint(self) -> str:
@@ -116,10 +116,10 @@ class Place:
 
 def looking_up() -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """A function that holds as much as one with a table or a model; made here, for the workers."""
-    held = os.urandom(HELD_BYTES)
+    leak = os.urandom(HELD_BYTES)
 
     def looked_up(rows: pa.RecordBatch) -> pa.RecordBatch:
-        assert len(held) > 1
+        assert len(leak) > 1
         return rows.select(["key", "value"])
 
     return looked_up
@@ -127,10 +127,10 @@ def looking_up() -> Callable[[pa.RecordBatch], pa.RecordBatch]:
 
 def counted() -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """The output of an aggregate as records."""
-    held = os.urandom(HELD_BYTES)
+    leak = os.urandom(HELD_BYTES)
 
     def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
-        assert len(held) > 1
+        assert len(leak) > 1
         text = pc.cast(rows.column("n"), pa.string())
         return pa.record_batch({"key": rows.column("key"), "value": text})
 
@@ -176,7 +176,7 @@ def transform(place: Place) -> Query:
     """Through a DataFrame."""
     read = ts.Pipeline("growth").read(place.source())
     rows = read.map_batches(looking_up(), schema="key binary, value binary")
-    return _pipeline(place, rows.transform(lambda each: each).write(place.sink()))
+    return _pipeline(place, rows.transform(lambda batch: batch).write(place.sink()))
 
 
 def foreach_batch(place: Place) -> StreamingQuery:
@@ -228,14 +228,14 @@ def measure(place: Place) -> Sample:
 
 def files_of(folder: Path) -> list[int]:
     """The bytes on disk of each file; one that is removed meanwhile is none."""
-    found = []
+    sizes = []
     for path in folder.rglob("*"):
         try:
             if path.is_file():
-                found.append(path.stat().st_blocks * 512)
+                sizes.append(path.stat().st_blocks * 512)
         except FileNotFoundError:
             continue
-    return found
+    return sizes
 
 
 def entries(process: int, kind: str) -> int:
@@ -265,19 +265,21 @@ def own_memory(process: int) -> int:
 
 def descendants(process: int) -> list[int]:
     """The Python processes below the JVM."""
-    found, unseen = [], [process]
+    pids, unseen = [], [process]
     while unseen:
         parent = unseen.pop()
         try:
             tasks = Path(f"/proc/{parent}/task").iterdir()
             children = [
-                int(pid) for each in tasks for pid in (each / "children").read_text().split()
+                int(pid)
+                for thread_folder in tasks
+                for pid in (thread_folder / "children").read_text().split()
             ]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        found += children
+        pids += children
         unseen += children
-    return found
+    return pids
 
 
 def run(mode: str, epochs: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -390,15 +392,15 @@ def main(arguments: Iterable[str] | None = None) -> int:
     given = parser.parse_args(None if arguments is None else list(arguments))
     problems = 0
     for mode in given.modes.split(","):
-        found = run(mode, given.epochs, lambda text: print(text, flush=True))
-        for name, level in found["levels"].items():
+        result = run(mode, given.epochs, lambda text: print(text, flush=True))
+        for name, level in result["levels"].items():
             print(f"{mode}: {name}: {level}")
-        outcome = "; ".join(found["problems"]) or "no growth"
-        print(f"{mode}: {found['epochs']} epochs in {found['seconds']} s: {outcome}", flush=True)
-        problems += len(found["problems"])
+        outcome = "; ".join(result["problems"]) or "no growth"
+        print(f"{mode}: {result['epochs']} epochs in {result['seconds']} s: {outcome}", flush=True)
+        problems += len(result["problems"])
         if given.results:
             with given.results.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+                file.write(json.dumps(result) + "\n")
     return min(problems, 1)
 
 

@@ -50,12 +50,12 @@ def _record(archive: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".classes-", dir=archive.parent) as work:
         recorded = Path(work, archive.name)
         command = [sys.executable, RECORDER.name, str(recorded), work]
-        made = subprocess.run(
+        completed = subprocess.run(
             command, cwd=RECORDER.parent, capture_output=True, text=True, timeout=RECORD_MAX_S
         )
-        assert made.returncode == 0, made.stderr[-4000:]
+        assert completed.returncode == 0, completed.stderr[-4000:]
         recorded.touch()
         os.replace(recorded, archive)
     archives = archive.parent.glob("test-classes-*.jsa")
-    for old in sorted(archives, key=lambda each: each.stat().st_mtime)[:-KEPT_COUNT]:
+    for old in sorted(archives, key=lambda path: path.stat().st_mtime)[:-KEPT_COUNT]:
         old.unlink(missing_ok=True)

@@ -48,8 +48,8 @@ class Flights:
             is_others = self._other_topic and sum(row["carrier"].encode()) % 2
             topic = self._other_topic if is_others else self._flow.topic_in
             records.setdefault(topic, []).append((row["carrier"], json.dumps(row)))
-        for topic, its in records.items():
-            produce(self._flow.confluent, topic, its)
+        for topic, topic_records in records.items():
+            produce(self._flow.confluent, topic, topic_records)
 
     def spec(self, parallelism: int, **further: Any) -> dict[str, Any]:
         """A run of the keyed job."""
@@ -61,13 +61,13 @@ class Flights:
         wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
         records = read_committed(self._flow.confluent, self._flow.topic_out)
         rows = [json.loads(record.value or "") for record in records]
-        found = pd.DataFrame(rows).assign(partition=[record.partition for record in records])
-        assert (found["n"] == found.groupby("dest").cumcount() + 1).all()
-        assert found.groupby("dest")["partition"].nunique().max() == 1
-        assert sorted(found["id"]) == fed["id"].tolist()
-        assert (found.groupby(["carrier", "dest"])["id"].diff().dropna() > 0).all()
+        frame = pd.DataFrame(rows).assign(partition=[record.partition for record in records])
+        assert (frame["n"] == frame.groupby("dest").cumcount() + 1).all()
+        assert frame.groupby("dest")["partition"].nunique().max() == 1
+        assert sorted(frame["id"]) == fed["id"].tolist()
+        assert (frame.groupby(["carrier", "dest"])["id"].diff().dropna() > 0).all()
         counts = fed.groupby("dest").size().to_dict()
-        assert found.groupby("dest")["n"].max().to_dict() == counts
+        assert frame.groupby("dest")["n"].max().to_dict() == counts
         assert self.state() == counts
 
     def close_windows(self) -> None:
@@ -83,28 +83,28 @@ class Flights:
             for start in range(flight - flight % every, flight - size, -every):
                 expected.setdefault((dest, start), []).append(flight)
         wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
-        found: dict[tuple[str, int], list[int]] = {}
+        ids_by_window: dict[tuple[str, int], list[int]] = {}
         for record in read_committed(self._flow.confluent, self._flow.topic_out):
             row = json.loads(record.value or "")
             since = datetime.fromisoformat(row["window_start"]) - datetime(1970, 1, 1, tzinfo=UTC)
             window = (row["dest"], since // timedelta(milliseconds=1))
-            assert window not in found, f"{window} was put out twice"
+            assert window not in ids_by_window, f"{window} was put out twice"
             assert row["n"] == len(row["ids"])
-            found[window] = row["ids"]
-        assert found == expected
+            ids_by_window[window] = row["ids"]
+        assert ids_by_window == expected
 
     def assert_counted(self, size: int, every: int) -> None:
         """Each window of each destination once, with as many flights; none in two of one count."""
         fed = self._data.iloc[: self._fed].groupby("dest")["id"].apply(set).to_dict()
         wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
-        found: dict[str, list[list[int]]] = {}
+        ids_by_dest: dict[str, list[list[int]]] = {}
         for record in read_committed(self._flow.confluent, self._flow.topic_out):
             row = json.loads(record.value or "")
-            found.setdefault(row["dest"], []).append(row["ids"])
-        assert {dest: len(its) for dest, its in found.items()} == {
+            ids_by_dest.setdefault(row["dest"], []).append(row["ids"])
+        assert {dest: len(id_lists) for dest, id_lists in ids_by_dest.items()} == {
             dest: len(ids) // every for dest, ids in fed.items() if len(ids) >= every
         }
-        for dest, windows in found.items():
+        for dest, windows in ids_by_dest.items():
             # What came since the window before; the rest of a window are the last ones of that.
             order = [flight for ids in windows for flight in ids[-every:]]
             assert len(order) == len(set(order)), "a flight counted twice"
@@ -122,13 +122,13 @@ class Flights:
         expected = {(a, b) for a, b in pairs[["id", "id_other"]].itertuples(index=False)}
         for side, name in zip(sides, ("id", "id_other"), strict=True):
             alone = set(side["id"]) - set(pairs[name])
-            expected |= {(each, None) if name == "id" else (None, each) for each in alone}
+            expected |= {(ident, None) if name == "id" else (None, ident) for ident in alone}
         wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
         records = read_committed(self._flow.confluent, self._flow.topic_out)
         rows = [json.loads(record.value or "") for record in records]
-        found = [(row.get("id"), row.get("others_id")) for row in rows]
-        assert len(found) == len(set(found)), "put out twice"
-        assert set(found) - {(LAST_ID, None)} == expected
+        pairs_out = [(row.get("id"), row.get("others_id")) for row in rows]
+        assert len(pairs_out) == len(set(pairs_out)), "put out twice"
+        assert set(pairs_out) - {(LAST_ID, None)} == expected
         assert len(pairs) > self._fed // 2, "hardly any flight has a partner"
 
     def state(self) -> dict[str, int]:

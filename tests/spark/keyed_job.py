@@ -101,7 +101,7 @@ def joined(spec: dict[str, Any]) -> ts.Pipeline:
     sides = zip(("flights", "others"), inputs(spec), strict=True)
     return (
         ts.Pipeline(spec["name"])
-        .read(**{name: each.map_batches(flights(), schema=FLIGHT) for name, each in sides})
+        .read(**{name: side.map_batches(flights(), schema=FLIGHT) for name, side in sides})
         .key_by(flights="dest", others="dest", max_parallelism=32)
         .process(
             ts.interval_join("flights", "others", lower=-REACH, upper=REACH, how="full"),

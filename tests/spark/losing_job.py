@@ -27,9 +27,9 @@ def losing(folder: str, marker: str) -> Any:
 
     def lose_the_other_tasks_output(rows: pa.RecordBatch) -> pa.RecordBatch:
         if TaskContext.get().partitionId() == 1 and not os.path.exists(marker):
-            while not (found := glob.glob(f"{folder}/blockmgr-*/*/shuffle_*_*_0.data")):
+            while not (paths := glob.glob(f"{folder}/blockmgr-*/*/shuffle_*_*_0.data")):
                 time.sleep(0.02)
-            for name in found:
+            for name in paths:
                 os.unlink(name)
             Path(marker).touch()
         return rows.select(["key", "value"])

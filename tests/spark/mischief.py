@@ -108,13 +108,13 @@ class Mischief:
 
 def sizes_of_files_without_a_name() -> list[int]:
     """Of those that this process has where Spark keeps its shuffle files."""
-    found, folder = [], os.environ["SPARK_LOCAL_DIRS"].split(",")[0]
+    sizes, folder = [], os.environ["SPARK_LOCAL_DIRS"].split(",")[0]
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             stat = os.stat(f"/proc/self/fd/{name}")
             if stat.st_nlink == 0 and os.readlink(f"/proc/self/fd/{name}").startswith(folder):
-                found.append(stat.st_size)
-    return found
+                sizes.append(stat.st_size)
+    return sizes
 
 
 WRITE_PLAN = SinkCluster.write_plan

@@ -45,8 +45,8 @@ def page_of(checkpoint: Path, servers: str) -> Iterator[str]:
 
 def facts_of(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url + "facts.json") as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
+        facts: dict[str, Any] = json.loads(answer.read())
+    return facts
 
 
 def number(text: str) -> int:

@@ -38,23 +38,23 @@ def main() -> None:
     arguments = parser.parse_args()
     taken = OWN.take("quick", is_light=True)
     daemon: Any = OWN._daemon
-    found: dict[str, Any] = {"daemon": daemon._process.pid, "address": daemon.address}
+    facts: dict[str, Any] = {"daemon": daemon._process.pid, "address": daemon.address}
     if arguments.kill == AHEAD:
         daemon._process.kill()
     if arguments.stay == AHEAD:
-        tell(found)
+        tell(facts)
         time.sleep(600)
     context = taken.result()
-    found["workers"] = run(context)
+    facts["workers"] = run(context)
     if arguments.kill == SERVING:
-        os.kill(found["workers"][0][1], signal.SIGKILL)
-        os.waitpid(found["workers"][0][1], 0)
-        found["workers"] += run(context)
+        os.kill(facts["workers"][0][1], signal.SIGKILL)
+        os.waitpid(facts["workers"][0][1], 0)
+        facts["workers"] += run(context)
     gateway: Any = SparkContext._gateway
     maps = Path("/proc", str(gateway.proc.pid), "maps").read_text().splitlines()
     files = {line.split(maxsplit=5)[-1] for line in maps}
-    found["archives"] = sorted(file for file in files if "spark-classes-" in file)
-    tell(found)
+    facts["archives"] = sorted(file for file in files if "spark-classes-" in file)
+    tell(facts)
     if arguments.stay == SERVING:
         time.sleep(600)
     OWN.give_back()
@@ -71,9 +71,9 @@ def run(context: SparkContext) -> list[tuple[int, int, bool]]:
     raise AssertionError("no task ran")
 
 
-def tell(found: dict[str, Any]) -> None:
+def tell(facts: dict[str, Any]) -> None:
     """Print it for the test to read."""
-    print("FOUND", json.dumps(found), flush=True)
+    print("FOUND", json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":

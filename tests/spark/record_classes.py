@@ -44,8 +44,8 @@ def _spec(kafka: EmbeddedKafka, name: str, folder: str) -> dict[str, Any]:
 
 
 def _use_sql(spark: SparkSession, folder: Path) -> None:
-    made = spark.createDataFrame([("a", 1), ("b", 2)], "k string, n int")
-    made.write.parquet(str(folder / "rows"))
+    rows = spark.createDataFrame([("a", 1), ("b", 2)], "k string, n int")
+    rows.write.parquet(str(folder / "rows"))
     read = spark.read.parquet(str(folder / "rows"))
     read.groupBy("k").sum("n").orderBy("k").collect()
     read.mapInArrow(lambda batches: batches, "k string, n int").toPandas()

@@ -95,14 +95,16 @@ class Sources:
 
     def assert_exact(self) -> None:
         """Each row came once; and the counts and sums of a key go up by its rows, one by one."""
-        found = [
-            json.loads(each.value or "")
-            for each in read_committed(self.flow.confluent, self.flow.topic_out)
+        rows_out = [
+            json.loads(record.value or "")
+            for record in read_committed(self.flow.confluent, self.flow.topic_out)
         ]
-        assert sorted((row["k"], row["n"]) for row in found) == sorted(self.fed)
-        for key in {row["k"] for row in found}:
+        assert sorted((row["k"], row["n"]) for row in rows_out) == sorted(self.fed)
+        for key in {row["k"] for row in rows_out}:
             total = 0
-            for number, row in enumerate((each for each in found if each["k"] == key), start=1):
+            for number, row in enumerate(
+                (row_out for row_out in rows_out if row_out["k"] == key), start=1
+            ):
                 total += row["n"]
                 assert (row["count"], row["sum"]) == (number, total)
 

@@ -92,7 +92,7 @@ def facts(query: ts.Query | None = None) -> dict[str, Any]:
 def main(spec: dict[str, Any]) -> None:
     """Run it as often as asked."""
     spark = given(spec["spark"])
-    found = []
+    findings = []
     for _ in range(spec.get("runs", 1)):
         query = pipeline(spec, spec["kind"]).start(
             spark,
@@ -102,15 +102,15 @@ def main(spec: dict[str, Any]) -> None:
         )
         assert isinstance(query, ts.Query)
         assert query.awaitTermination(WAIT_S)
-        found.append({"after": facts(query)})
-    print("FOUND " + json.dumps(found), flush=True)
+        findings.append({"after": facts(query)})
+    print("FOUND " + json.dumps(findings), flush=True)
 
 
 def refused(spec: dict[str, Any]) -> None:
     """Start what cannot work, and say what is left of it."""
-    asked = pipeline({**spec, "topic_in": "nowhere"}, "stateless")
+    refused_pipeline = pipeline({**spec, "topic_in": "nowhere"}, "stateless")
     try:
-        asked.start(checkpoint=spec["checkpoint"], execution=spec["execution"])
+        refused_pipeline.start(checkpoint=spec["checkpoint"], execution=spec["execution"])
     except ts.OptionError as error:
         print("FOUND " + json.dumps([{"error": str(error), "after": facts()}]), flush=True)
 

@@ -102,15 +102,17 @@ class Sunk:
 
     def sinks(self) -> list[Any]:
         """For this process."""
-        made = {
+        sink_kinds = {
             "kafka": self.flow.sink,
             "postgres": ts.PostgresSink,
             "files": ts.FileSink,
             "lines": LinesSink,
         }
         return [
-            made[each["kind"]](**{name: value for name, value in each.items() if name != "kind"})
-            for each in self.specs
+            sink_kinds[spec["kind"]](
+                **{name: value for name, value in spec.items() if name != "kind"}
+            )
+            for spec in self.specs
         ]
 
     def spec(self, **further: Any) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class Sunk:
 
     def assert_exact(self) -> None:
         """Every sink holds the input, and no more; nothing is open or hidden."""
-        if any(each["kind"] == "kafka" for each in self.specs):
+        if any(spec["kind"] == "kafka" for spec in self.specs):
             self.flow.assert_exact()
         expected = sorted(self.flow.input)
         assert [table for table in self._rows if self._table(table) != expected] == []
@@ -181,8 +183,8 @@ class Sunk:
         return self.postgres.query(text)
 
     def _run(self, *statements: str) -> None:
-        for each in statements:
-            self._query(each)
+        for statement in statements:
+            self._query(statement)
 
 
 def open_ids(flow: Flow) -> list[str]:
@@ -190,7 +192,7 @@ def open_ids(flow: Flow) -> list[str]:
     config = flow.sink().output.config
     client = Client(config)
     try:
-        return [each for each in list_open_ids(client) if re.search(rf"\b{flow.name}\b", each)]
+        return [ident for ident in list_open_ids(client) if re.search(rf"\b{flow.name}\b", ident)]
     finally:
         client.close()
 

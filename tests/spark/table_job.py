@@ -47,8 +47,8 @@ def versioned(dies: str, marker: str) -> Any:
 def in_blocks(dies: str, marker: str) -> Any:
     """Made here, so that workers need no tests."""
 
-    def blocks(rows: pa.RecordBatch, held: pa.RecordBatch) -> Any:
-        rows = pa.Table.from_batches([held, rows.select(["id", "carrier", "dest"])])
+    def blocks(rows: pa.RecordBatch, kept: pa.RecordBatch) -> Any:
+        rows = pa.Table.from_batches([kept, rows.select(["id", "carrier", "dest"])])
         if dies and pc.max(rows["id"]).as_py() >= DIES_FROM and not os.path.exists(marker):
             Path(marker).touch()
             kill(dies)

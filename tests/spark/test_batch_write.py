@@ -64,7 +64,7 @@ def open_ids(kafka: EmbeddedKafka) -> set[str]:
     """The transactional ids of batches that have a transaction open."""
     client = Client(sink_of(kafka, "any").output.config)
     try:
-        return {each for each in list_open_ids(client) if "batch-" in each}
+        return {ident for ident in list_open_ids(client) if "batch-" in ident}
     finally:
         client.close()
 
@@ -85,11 +85,11 @@ def test_a_consumer_reads_the_rows_where_kafkas_partitioner_puts_them(spark, kaf
 
     save(rows, kafka, topic)
 
-    found = read_committed(kafka.confluent_options(), topic)
-    assert by_key((r.key, r.value) for r in found) == by_key(numbered(500, keys=40))
+    written = read_committed(kafka.confluent_options(), topic)
+    assert by_key((r.key, r.value) for r in written) == by_key(numbered(500, keys=40))
     others = read_committed(kafka.confluent_options(), f"{topic}-other")
-    assert {(r.key, r.partition) for r in found} == {(r.key, r.partition) for r in others}
-    assert len({r.partition for r in found}) == PARTITIONS
+    assert {(r.key, r.partition) for r in written} == {(r.key, r.partition) for r in others}
+    assert len({r.partition for r in written}) == PARTITIONS
     assert open_ids(kafka) == set()
     assert set(Path(gettempdir()).glob("tallystick-*")) == folders, "its checkpoint is deleted"
 
@@ -99,9 +99,9 @@ def test_two_writes_append_what_they_have_if_anything(spark, kafka, topic):
     for record_count in (100, 0, 100):
         sink.write(keys_and_values(spark, record_count))
 
-    found = read_committed(kafka.confluent_options(), topic)
+    written = read_committed(kafka.confluent_options(), topic)
 
-    assert sorted(r.value for r in found) == sorted([v for _, v in numbered(100)] * 2)
+    assert sorted(r.value for r in written) == sorted([v for _, v in numbered(100)] * 2)
     assert open_ids(kafka) == set()
 
 
@@ -116,11 +116,11 @@ def test_json_values_headers_and_topics_are_as_in_a_stream(spark, kafka, topic):
     )
     sink_of(kafka, None, token_topic=topic).write(raw)
 
-    found = read_committed(kafka.confluent_options(), topic)
+    written = read_committed(kafka.confluent_options(), topic)
 
-    values = {(r.key, r.value) for r in found if r.value and r.value.startswith("{")}
+    values = {(r.key, r.value) for r in written if r.value and r.value.startswith("{")}
     assert {(key, json.loads(value)["n"]) for key, value in values} == {("AUS", 5), (None, 7)}
-    assert {(r.partition, r.value) for r in found if r.headers == (("h", b"x"),)} == {
+    assert {(r.partition, r.value) for r in written if r.headers == (("h", b"x"),)} == {
         (1, "AUS"),
         (1, None),
     }
@@ -134,10 +134,12 @@ def test_rows_of_many_tasks_need_no_order_of_the_users(spark, kafka, topic):
 
     save(rows, kafka, topic)
 
-    found = read_committed(kafka.confluent_options(), topic)
-    assert Counter((r.key, r.value) for r in found) == Counter(records)
+    written = read_committed(kafka.confluent_options(), topic)
+    assert Counter((r.key, r.value) for r in written) == Counter(records)
     others = read_committed(kafka.confluent_options(), f"{topic}-other")
-    assert {(r.key, r.partition) for r in found if r.key} == {(r.key, r.partition) for r in others}
+    assert {(r.key, r.partition) for r in written if r.key} == {
+        (r.key, r.partition) for r in others
+    }
 
 
 def test_a_task_that_fails_leaves_nothing_visible_and_nothing_open(spark, kafka, topic):
@@ -207,14 +209,14 @@ def test_a_killed_driver_leaves_nothing_visible_and_fences_nobody(spark, kafka, 
     writing.wait()
     options = kafka.confluent_options()
     assert pending(options, topic)  # it has hit in the middle
-    (left,) = open_ids(kafka)
-    assert is_batch_name(left.removeprefix("tallystick-"))
+    (open_id,) = open_ids(kafka)
+    assert is_batch_name(open_id.removeprefix("tallystick-"))
     assert read_committed(options, topic) == []
 
     save(keys_and_values(spark, 50), kafka, topic)
 
-    assert open_ids(kafka) == {left}
-    abort(kafka, left)
+    assert open_ids(kafka) == {open_id}
+    abort(kafka, open_id)
     topics.assert_exact(options, topic, numbered(50))
 
 

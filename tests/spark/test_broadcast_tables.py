@@ -91,8 +91,8 @@ class Rules:
         self.flow.run(pipeline or self.pipeline(), execution=self.flow.execution, **settings)
 
     def assert_exact(self) -> None:
-        found = read_committed(self.flow.confluent, self.flow.topic_out)
-        rows = [json.loads(each.value) for each in found]
+        records = read_committed(self.flow.confluent, self.flow.topic_out)
+        rows = [json.loads(record.value) for record in records]
         assert sorted((r["k"], r["n"], r.get("version")) for r in rows) == sorted(self.expected)
 
 
@@ -132,8 +132,8 @@ def test_rows_have_the_rules_of_their_epoch_after_restarts_too(flow: Flow) -> No
     rules.feed(20)
     rules.run()
     rules.assert_exact()
-    held = ts.read_state(flow.spark, str(flow.checkpoint), "rules").collect()
-    assert {row["key"]: row["version"] for row in held} == rules.table
+    entries = ts.read_state(flow.spark, str(flow.checkpoint), "rules").collect()
+    assert {row["key"]: row["version"] for row in entries} == rules.table
 
 
 def noted() -> Any:
@@ -158,10 +158,10 @@ def test_a_table_is_there_in_every_stage_and_goes_along_in_a_savepoint(
         table = rules.declared()
         more = flow.source(topics=[others], value=ts.Json(ROWS))
         streams = [
-            ts.stream(each, uid=uid)
+            ts.stream(source, uid=uid)
             .map_batches(only_rows())
             .map_batches(noted(), state=table, schema=ROWS, outputs={"unknown": ROWS})
-            for uid, each in {"rows": flow.source(value=ts.Json(ROWS)), "others": more}.items()
+            for uid, source in {"rows": flow.source(value=ts.Json(ROWS)), "others": more}.items()
         ]
         return (
             ts.Pipeline(flow.name)
@@ -184,8 +184,8 @@ def test_a_table_is_there_in_every_stage_and_goes_along_in_a_savepoint(
     rules.run(pipeline(2))
     saved, fork = tmp_path / "saved", tmp_path / "fork"
     savepoints.create(FileStorage(str(flow.checkpoint)), FileStorage(str(saved)))
-    held = ts.read_state(flow.spark, str(saved), "rules").collect()
-    assert {row["key"]: row["version"] for row in held} == rules.table
+    entries = ts.read_state(flow.spark, str(saved), "rules").collect()
+    assert {row["key"]: row["version"] for row in entries} == rules.table
     with pytest.raises(OptionError, match="'rules' is operator state"):
         savepoints.migrate(
             FileStorage(str(saved)), FileStorage(str(tmp_path / "more")), {"rules": 8}, tmp_path
@@ -206,7 +206,7 @@ def test_a_table_is_there_in_every_stage_and_goes_along_in_a_savepoint(
         for name in ("known", "unknown")
     )
     assert sorted((row["k"], row["n"], row["version"]) for row in known) == sorted(
-        each for each in rules.expected if each[2] is not None
+        expectation for expectation in rules.expected if expectation[2] is not None
     )
     rest = [(k, n) for k, n, version in rules.expected if version is None]
     assert sorted((row["k"], row["n"]) for row in unknown) == sorted([*rest, ("k5", 1000)])
@@ -234,12 +234,14 @@ def test_rules_change_while_a_pipeline_runs_and_is_rescaled(flow: Flow) -> None:
         progress = query.recentProgress
     finally:
         query.stop()
-    found = [
-        json.loads(each.value or "") for each in read_committed(flow.confluent, flow.topic_out)
+    rows_out = [
+        json.loads(record.value or "") for record in read_committed(flow.confluent, flow.topic_out)
     ]
-    assert sorted(row["n"] for row in found) == list(range(180))
-    assert all(row["version"] >= least[row["n"]] for row in found)
-    assert sum(each["numInputRows"] for each in progress) == 180 + 42, "each rule is counted once"
+    assert sorted(row["n"] for row in rows_out) == list(range(180))
+    assert all(row["version"] >= least[row["n"]] for row in rows_out)
+    assert sum(progress_entry["numInputRows"] for progress_entry in progress) == 180 + 42, (
+        "each rule is counted once"
+    )
 
 
 def test_a_table_comes_and_goes_as_an_input_and_a_state_do(flow: Flow) -> None:
@@ -261,10 +263,10 @@ def test_a_table_comes_and_goes_as_an_input_and_a_state_do(flow: Flow) -> None:
     rules.expected[-20:] = [(k, n, None) for k, n, _ in rules.expected[-20:]]
     with pytest.raises(OptionError, match="holds state of step 'rules'"):
         rules.run(plain)
-    told = {"execution": flow.execution, "allow_dropped_state": ["rules"]}
+    settings = {"execution": flow.execution, "allow_dropped_state": ["rules"]}
     with pytest.raises(OptionError, match="dropped-input-rules"):
-        flow.run(plain, **told)
-    flow.run(plain, accept=["dropped-input-rules"], **told)
+        flow.run(plain, **settings)
+    flow.run(plain, accept=["dropped-input-rules"], **settings)
     rules.assert_exact()
 
     rules.feed(20)
@@ -283,8 +285,8 @@ def test_a_table_comes_and_goes_as_an_input_and_a_state_do(flow: Flow) -> None:
 
 
 def lots_of(size: int) -> Any:
-    def lots(rows: pa.RecordBatch, held: pa.RecordBatch) -> Any:
-        together = pa.Table.from_batches([held, rows])
+    def lots(rows: pa.RecordBatch, kept: pa.RecordBatch) -> Any:
+        together = pa.Table.from_batches([kept, rows])
         whole = together.num_rows - together.num_rows % size
         return together.slice(0, whole), together.slice(whole)
 
@@ -321,7 +323,7 @@ def test_lists_go_on_over_rescales_and_in_a_savepoint(
             assert places == list(range(len(places)))
         seen.append({row["task"] for row in rows})
         out = read_committed(flow.confluent, flow.topic_out)
-        numbers = [json.loads(each.value or "")["n"] for each in out]
+        numbers = [json.loads(record.value or "")["n"] for record in out]
         assert len(numbers) % 25 == 0
         return sorted([*numbers, *(row["n"] for row in rows)])
 

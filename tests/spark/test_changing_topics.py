@@ -282,8 +282,8 @@ def test_a_query_starts_where_a_group_stands_and_shows_its_lag(
     assert world.follow(**limited) == ["a", "b"]
 
     def ends(position: str) -> list[list[int]]:
-        found = [p.sources[0] for p in world.progress if p.numInputRows]
-        return [json.loads(getattr(source, position))["topics"][topic] for source in found]
+        positions = [p.sources[0] for p in world.progress if p.numInputRows]
+        return [json.loads(getattr(source, position))["topics"][topic] for source in positions]
 
     assert ends("endOffset") == [[2, 1], [3, 1]]
     assert ends("latestOffset") == [[3, 1], [3, 1]]

@@ -33,10 +33,10 @@ def test_what_an_attempt_left_that_was_never_committed_blocks_nothing(job, epoch
     )
     job.storage.put(m.manifest_path(failed, "ff"), failed.encode())
 
-    found = check_checkpoint(job.storage, "job")
+    manifest = check_checkpoint(job.storage, "job")
 
-    assert found is not None
-    assert [step.uid for step in found.state] == ["counts"]
+    assert manifest is not None
+    assert [step.uid for step in manifest.state] == ["counts"]
 
 
 def test_a_first_epoch_that_never_was_committed_tells_only_whose_the_checkpoint_is(job):

@@ -55,12 +55,12 @@ def run_all(flow: Flow, kind: str, kernels: Path) -> None:
         mine = wanted.setdefault(key, [])
         nth = {"nth": len(mine) + 1} if kind == "keyed" else {}
         mine.append({"n": json.loads(value)["n"], **nth})
-    found: dict[str | None, list[dict[str, int]]] = {}
+    rows_by_key: dict[str | None, list[dict[str, int]]] = {}
     for record in read_committed(flow.confluent, flow.topic_out):
         row = json.loads(record.value or "")
         assert row.pop("k") == record.key
-        found.setdefault(record.key, []).append(row)
-    assert found == wanted
+        rows_by_key.setdefault(record.key, []).append(row)
+    assert rows_by_key == wanted
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
 
 

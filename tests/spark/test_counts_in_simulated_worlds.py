@@ -40,7 +40,7 @@ class Counted:
         open_count = sum(map(len, self.open_now.begun_ms().values()))
         match event:
             case EpochRan(committables=prepared):
-                self.names = {each.name for each in prepared}
+                self.names = {committable.name for committable in prepared}
             case ManifestWritten() | TransactionCommitted():
                 assert open_count >= len(self.names)
                 self.most_open = max(self.most_open, open_count)
@@ -58,11 +58,14 @@ def test_each_epoch_that_is_started_is_committed_aborted_or_in_flight(
     make_driver = World.make_driver
 
     def counted(self: World, process: Any, **options: Any) -> Driver:
-        made = Counted(f"simulated-{decided_by}-{len(drivers)}")
-        drivers.append(made)
-        driver = make_driver(self, process, **options, listener=made.counts)
+        driver_counted = Counted(f"simulated-{decided_by}-{len(drivers)}")
+        drivers.append(driver_counted)
+        driver = make_driver(self, process, **options, listener=driver_counted.counts)
         if isinstance(sinks := driver._participants, OpenSinks):
-            sinks._note, sinks._on_lingering = made.open_now.note, made.open_now.replace_all
+            sinks._note, sinks._on_lingering = (
+                driver_counted.open_now.note,
+                driver_counted.open_now.replace_all,
+            )
         return driver
 
     monkeypatch.setattr(World, "make_driver", counted)
@@ -70,11 +73,11 @@ def test_each_epoch_that_is_started_is_committed_aborted_or_in_flight(
         check(simulate(seed, is_keyed=False, decided_by=decided_by, has_loop=True))
 
     in_flight = [
-        each.pipeline.epochs_started - each.committed - each.pipeline.aborted.total()
-        for each in drivers
+        entry.pipeline.epochs_started - entry.committed - entry.pipeline.aborted.total()
+        for entry in drivers
     ]
     assert set(in_flight) == {0, 1}, "1: the driver died in the middle of it"
-    assert sum(each.pipeline.aborted.total() for each in drivers) > 10
-    assert (max(each.most_open for each in drivers) > 1) is bool(decided_by)
-    for each in range(len(drivers)):
-        PIPELINES.pop(f"simulated-{decided_by}-{each}")
+    assert sum(entry.pipeline.aborted.total() for entry in drivers) > 10
+    assert (max(entry.most_open for entry in drivers) > 1) is bool(decided_by)
+    for number in range(len(drivers)):
+        PIPELINES.pop(f"simulated-{decided_by}-{number}")

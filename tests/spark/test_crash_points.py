@@ -61,11 +61,11 @@ def test_a_driver_killed_behind_every_fact_of_the_protocol_loses_and_repeats_not
     flow: Flow, drivers: Drivers
 ) -> None:
     """A query of Spark's, whose log has to agree; with partitions added while it is down."""
-    told = {"foreach_batch": True, "epoch_records": 40}
+    settings = {"foreach_batch": True, "epoch_records": 40}
     flow.feed(600, partition=0)
     for fact, occurrence in _kills(KILLS, IN_EVERY_RUN):
         driver = drivers.take(spares=1)
-        driver.run(flow.spec(kill_at=fact, occurrence=occurrence, **told))
+        driver.run(flow.spec(kill_at=fact, occurrence=occurrence, **settings))
         driver.wait_until_killed()
         driver.stop()
         is_planned = (flow.checkpoint / "offsets" / "0").exists()
@@ -75,7 +75,7 @@ def test_a_driver_killed_behind_every_fact_of_the_protocol_loses_and_repeats_not
         flow.feed(20, partition=0)
 
     driver = drivers.take()
-    driver.run(flow.spec(**{**told, "epoch_records": 200}))
+    driver.run(flow.spec(**{**settings, "epoch_records": 200}))
     assert driver.wait_for_end() is None
     drivers.give_back(driver)
     flow.assert_exact()
@@ -87,8 +87,8 @@ def test_the_same_of_a_pipeline(flow: Flow, drivers: Drivers, execution: str) ->
     flow.feed(600, partition=0)
     for fact, occurrence in _kills(LOOP_KILLS, LOOP_IN_EVERY_RUN):
         driver = drivers.take(spares=1)
-        told = {"kill_at": fact, "occurrence": occurrence, "execution": execution}
-        driver.run(flow.spec(epoch_records=40, **told))
+        settings = {"kill_at": fact, "occurrence": occurrence, "execution": execution}
+        driver.run(flow.spec(epoch_records=40, **settings))
         driver.wait_until_killed()
         driver.stop()
         assert not (flow.checkpoint / "offsets").exists()
@@ -102,9 +102,9 @@ def test_the_same_of_a_pipeline(flow: Flow, drivers: Drivers, execution: str) ->
 
 
 def _kills(kills: list[tuple[str, int]], always: set[tuple[str, int]]) -> list[tuple[str, int]]:
-    asked = os.environ.get("CRASH_KILLS", "")
-    if not asked:
+    named = os.environ.get("CRASH_KILLS", "")
+    if not named:
         return [kill for kill in kills if kill in always]
-    chosen = [kill for kill in kills if asked == "all" or kill[0] in asked.split(",")]
-    assert chosen, f"CRASH_KILLS={asked} names no fact"
+    chosen = [kill for kill in kills if named == "all" or kill[0] in named.split(",")]
+    assert chosen, f"CRASH_KILLS={named} names no fact"
     return chosen

@@ -160,9 +160,9 @@ def by_us(text: str) -> Any:
 
 @pytest.mark.parametrize("text", [*READ, "a int -- c\n, b int", "a\t\xa0\u3000int\r\n,b int"])
 def test_the_result_is_sparks(spark: SparkSession, text: str) -> None:
-    found = ddl.parse(text, "schema")
+    parsed = ddl.parse(text, "schema")
 
-    assert found == by_spark(spark, text)
+    assert parsed == by_spark(spark, text)
     if "char" not in text:  # of which a DataFrame makes strings
         assert ddl.columns(text, "schema") == spark.createDataFrame([], text).schema.jsonValue()
 
@@ -178,12 +178,12 @@ def test_what_spark_refuses_is_refused(spark: SparkSession, text: str) -> None:
 def test_what_is_left_to_spark_is_read_where_a_context_is(spark: SparkSession, text: str) -> None:
     with pytest.raises(OptionError, match="is left to Spark's own parser"):
         ddl.parse(text, "schema")
-    told = to_arrow_schema(spark.createDataFrame([], text).schema, timezone="UTC")
+    arrow_schema = to_arrow_schema(spark.createDataFrame([], text).schema, timezone="UTC")
     if "geo" in text:
         with pytest.raises(OptionError, match="no counterpart in Arrow"):
             Cluster.of(spark.sparkContext).columns(text, "schema")
     else:
-        assert Cluster.of(spark.sparkContext).columns(text, "schema") == told
+        assert Cluster.of(spark.sparkContext).columns(text, "schema") == arrow_schema
 
 
 def test_every_word_that_spark_knows_may_be_a_name(spark: SparkSession) -> None:
@@ -198,12 +198,14 @@ def test_a_timestamp_is_what_the_session_says(spark: SparkSession) -> None:
     name = "spark.sql.timestampType"
     spark.conf.set(name, "TIMESTAMP_NTZ")
     try:
-        told = to_arrow_schema(spark.createDataFrame([], "a timestamp").schema, timezone="UTC")
-        assert Cluster.of(spark).columns("a timestamp", "schema") == told
+        arrow_schema = to_arrow_schema(
+            spark.createDataFrame([], "a timestamp").schema, timezone="UTC"
+        )
+        assert Cluster.of(spark).columns("a timestamp", "schema") == arrow_schema
     finally:
         spark.conf.unset(name)
-    told = to_arrow_schema(spark.createDataFrame([], "a timestamp").schema, timezone="UTC")
-    assert Cluster.of(spark).columns("a timestamp", "schema") == told
+    arrow_schema = to_arrow_schema(spark.createDataFrame([], "a timestamp").schema, timezone="UTC")
+    assert Cluster.of(spark).columns("a timestamp", "schema") == arrow_schema
 
 
 NAMES = st.one_of(
@@ -247,16 +249,16 @@ MANY = settings(
 @MANY
 @given(columns(TYPES, 1))
 def test_nested_columns_are_read_as_spark_reads_them(spark: SparkSession, text: str) -> None:
-    told = by_spark(spark, text)
-    assert told is not None
-    assert json.dumps(ddl.parse(text, "schema")) == json.dumps(told)
+    parsed = by_spark(spark, text)
+    assert parsed is not None
+    assert json.dumps(ddl.parse(text, "schema")) == json.dumps(parsed)
     try:
-        schema = to_arrow_schema(StructType.fromJson(told), timezone="UTC")
+        schema = to_arrow_schema(StructType.fromJson(parsed), timezone="UTC")
     except ValueError:  # void that is not null
         with pytest.raises(OptionError, match="no counterpart in Arrow"):
-            arrow_schema(told, "schema")
+            arrow_schema(parsed, "schema")
     else:
-        assert arrow_schema(told, "schema") == schema
+        assert arrow_schema(parsed, "schema") == schema
 
 
 @MANY

@@ -159,7 +159,7 @@ def test_epochs_go_on_in_workers_of_another_daemon(
     for killed in dead.values():
         wait_until_gone({pid for pid, parent in daemons.workers() if parent == killed})
     assert len(aborted) >= len(dead), aborted
-    assert all("Python worker" in each for each in aborted), aborted
+    assert all("Python worker" in reason for reason in aborted), aborted
 
 
 def test_resident_tasks_whose_worker_or_daemon_dies_between_epochs_come_up_again(

@@ -171,7 +171,7 @@ def test_mode_and_topic_come_together(flow: Flow) -> None:
     flow.kafka.create_topic(dead, 1)
     plain = ts.Json("k string, n bigint")
     loop = {"topics": [flow.topic_in, dead]}
-    for value_read, topic, settings, told in (
+    for value_read, topic, settings, message in (
         (NUMBERS, None, {}, r"no topic for malformed.*dead_letter_topic="),
         (plain, dead, {}, r"'failfast': set mode='deadletter'"),
         (None, dead, {}, r"'failfast': set mode='deadletter'"),
@@ -181,7 +181,7 @@ def test_mode_and_topic_come_together(flow: Flow) -> None:
         (NUMBERS, dead, loop, r"is read by this very pipeline"),
     ):
         sink = {"dead_letter_topic": topic}
-        with pytest.raises(ts.OptionError, match=told):
+        with pytest.raises(ts.OptionError, match=message):
             flow.run(flow.pipeline(value=value_read, sink=sink, **settings))
     assert not flow.checkpoint.exists()
 
@@ -189,8 +189,8 @@ def test_mode_and_topic_come_together(flow: Flow) -> None:
 def assert_in_order(flow: Flow) -> None:
     """The rows of each key are in the order of the input, though its partitions were cut."""
     out = read_committed(flow.confluent, flow.topic_out)
-    for found, records in itertools.groupby(
+    for partition_read, records in itertools.groupby(
         sorted(out, key=lambda r: r.key or ""), lambda r: r.key
     ):
         numbers = [int((r.value or "").partition('"n":')[2].rstrip("}")) for r in records]
-        assert numbers == sorted(numbers), found
+        assert numbers == sorted(numbers), partition_read

@@ -24,7 +24,7 @@ def feed(flow: Flow) -> None:
 
 
 def written(flow: Flow) -> list[Any]:
-    return [json.loads(each.value) for each in read_committed(flow.confluent, flow.topic_out)]
+    return [json.loads(record.value) for record in read_committed(flow.confluent, flow.topic_out)]
 
 
 def unchanged() -> Any:
@@ -111,5 +111,5 @@ def test_a_relative_checkpoint_is_one_folder_whatever_the_driver_changed_to(
     query.awaitTermination()
 
     assert written(flow) == [{"payer": "alice", "n": 1}]
-    assert {each.name for each in (tmp_path / "job").iterdir()} >= {"tallystick", "keyed-state"}
+    assert {path.name for path in (tmp_path / "job").iterdir()} >= {"tallystick", "keyed-state"}
     assert list((tmp_path / "job" / "keyed-state" / "n").iterdir())

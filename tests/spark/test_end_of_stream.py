@@ -28,15 +28,15 @@ def feed(flow: Flow, times: list[int], partition: int = 0, topic: str | None = N
 
 
 def output(flow: Flow, topic: str | None = None) -> list[dict[str, Any]]:
-    found = read_committed(flow.confluent, topic or flow.topic_out)
-    return [json.loads(each.value or "") for each in found]
+    records = read_committed(flow.confluent, topic or flow.topic_out)
+    return [json.loads(record.value or "") for record in records]
 
 
 def watermarks(flow: Flow) -> list[int | None]:
     """The watermark of the first step after each epoch."""
     paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
-    found = [m.decode(path.read_bytes(), str(path)) for path in paths]
-    return [each.state[0].watermark_ms for each in found if each.state]
+    manifests = [m.decode(path.read_bytes(), str(path)) for path in paths]
+    return [manifest.state[0].watermark_ms for manifest in manifests if manifest.state]
 
 
 def remembering() -> Any:
@@ -103,7 +103,7 @@ def test_at_the_end_of_a_stream_with_an_end_everything_comes_out_once(
     flow.run(pipeline, execution=execution)
     assert watermarks(flow)[-1] == FINAL_WATERMARK_MS
     rows = output(flow)
-    assert sum(each["n"] for each in rows) == (1 if what == "processor" else 105)
+    assert sum(row["n"] for row in rows) == (1 if what == "processor" else 105)
     feed(flow, [NOW_MS + 500_000], 0)  # beyond the end
     epochs = len(watermarks(flow))
     flow.run(pipeline, execution=execution)
@@ -127,7 +127,7 @@ def test_a_run_over_what_is_there_keeps_windows_open_until_the_stream_is_at_its_
     assert watermarks(flow)[-1] == NOW_MS + 25_000
     feed(flow, [NOW_MS + 26_000], 0)
     flow.run(pipeline)
-    assert [each["n"] for each in output(flow)] == [1, 2]
+    assert [row["n"] for row in output(flow)] == [1, 2]
     assert watermarks(flow)[-1] == FINAL_WATERMARK_MS
 
 
@@ -166,13 +166,13 @@ def test_a_row_from_the_future_moves_no_watermark_and_is_not_lost_without_a_word
         flow.run(pipeline)
         feed(flow, [NOW_MS + 1, NOW_MS + 60_000])
         flow.run(pipeline)
-    assert [each["n"] for each in output(flow)] == [2]
+    assert [row["n"] for row in output(flow)] == [2]
     assert watermarks(flow)[-1] == NOW_MS + 60_000
     aside = read_committed(flow.confluent, dead)
     if where == "dropped":
         assert "2 rows were further ahead of the clock than event_time_max_ahead" in caplog.text
         assert PIPELINES[flow.name].late_rows["process-1"] == 2
     else:
-        assert sorted(json.loads(each.value or "")["at"] for each in aside) == [
+        assert sorted(json.loads(record.value or "")["at"] for record in aside) == [
             *(4_000_000_000_000, NOW_MS * 1000)
         ]

@@ -33,8 +33,8 @@ def paths(files: fs.FileSystem, folder: str) -> list[str]:
 def hold_input(flow: Flow, files: fs.FileSystem, folder: str) -> bool:
     """Whether the visible files are the input, exactly once."""
     rows = ds.dataset(folder, format="parquet", filesystem=files).to_table().to_pylist()
-    found = sorted((row["key"].decode(), row["value"].decode()) for row in rows)
-    return found == sorted(flow.input)
+    pairs = sorted((row["key"].decode(), row["value"].decode()) for row in rows)
+    return pairs == sorted(flow.input)
 
 
 def hidden_ones(flow: Flow, files: fs.FileSystem, folder: str) -> set[str]:
@@ -85,8 +85,10 @@ def test_a_warning_is_given_once_though_sinks_are_opened_twice(
             time.sleep(0.1)
     finally:
         query.stop()
-    told = [each.getMessage() for each in caplog.records]
-    assert len([each for each in told if "trigger interval (600000 ms)" in each]) == 1, told
+    messages = [record.getMessage() for record in caplog.records]
+    assert (
+        len([message for message in messages if "trigger interval (600000 ms)" in message]) == 1
+    ), messages
 
 
 def test_a_folder_that_nobody_may_write_is_refused_before_the_start(

@@ -105,11 +105,17 @@ def test_counts_of_a_stateful_query_are_written_once_per_change(
         assert time.monotonic() < deadline, "runs that are over are not let go of"
         time.sleep(0.05)
 
-    found = by_key((r.key, r.value) for r in read_committed(flow.confluent, flow.topic_out))
-    changes = {key: [int(value or "") for value in told] for key, told in found.items()}
-    assert {key: told[-1] for key, told in changes.items()} == dict.fromkeys(changes, 30)
+    by_message_key = by_key(
+        (r.key, r.value) for r in read_committed(flow.confluent, flow.topic_out)
+    )
+    changes = {
+        key: [int(value or "") for value in values] for key, values in by_message_key.items()
+    }
+    assert {key: values[-1] for key, values in changes.items()} == dict.fromkeys(changes, 30)
     assert len(changes) == 7
-    assert all(told == sorted(set(told)) for told in changes.values()), "a change was told twice"
+    assert all(values == sorted(set(values)) for values in changes.values()), (
+        "a change was told twice"
+    )
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
 
 
@@ -148,7 +154,7 @@ def test_rows_choose_topic_partition_headers_and_timestamp(
 
 
 @pytest.mark.parametrize(
-    ("column", "told"),
+    ("column", "message"),
     [
         ("3 AS partition", "RecordError: .* do not exist .the first is 3; it has 3."),
         ("'no-such' AS topic", "RecordError: a row names topic 'no-such'"),
@@ -156,14 +162,14 @@ def test_rows_choose_topic_partition_headers_and_timestamp(
     ids=["partition", "topic"],
 )
 def test_a_row_that_cannot_be_written_fails_the_query_and_nothing_of_its_batch_is_visible(
-    flow: Flow, column: str, told: str
+    flow: Flow, column: str, message: str
 ) -> None:
     flow.feed(20)
     topic = None if "topic" in column else flow.topic_out
     sink = flow.sink(topic=topic, token_topic=flow.topic_out)
     rows = stream(flow).selectExpr("key", "value", column)
 
-    with pytest.raises(StreamingQueryException, match=told):
+    with pytest.raises(StreamingQueryException, match=message):
         write(flow, rows, sink)
 
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
@@ -175,8 +181,8 @@ def test_a_row_that_cannot_be_written_fails_the_query_and_nothing_of_its_batch_i
 
 def numbers(flow: Flow, topic: str | None = None) -> list[int]:
     """What the output has."""
-    found = read_committed(flow.confluent, topic or flow.topic_out)
-    return sorted(int(r.value or "") for r in found)
+    records = read_committed(flow.confluent, topic or flow.topic_out)
+    return sorted(int(r.value or "") for r in records)
 
 
 def error_of(run: Callable[[], None]) -> str:
@@ -210,15 +216,15 @@ def test_a_second_call_in_a_micro_batch_is_refused_and_no_restart_passes_over_it
     first = numbers(flow)
     assert 0 < len(first) < sizes[0]
     for function in (both, one()):  # as often as a supervisor tries, and with the function mended
-        told = error_of(lambda function=function: write(flow, rows, function))  # type: ignore[misc]
-        assert "DataLossError" in told
-        assert "accept='partial-epoch-0'" in told
+        error = error_of(lambda function=function: write(flow, rows, function))  # type: ignore[misc]
+        assert "DataLossError" in error
+        assert "accept='partial-epoch-0'" in error
         assert numbers(flow) == first
 
     write(flow, rows, one("partial-epoch-0"))
-    found = numbers(flow)
-    assert found == sorted({*first, *found}), "nothing is there twice"
-    assert len(set(range(100)) - set(found)) == sizes[0] - len(first), "but for what was told"
+    numbers_out = numbers(flow)
+    assert numbers_out == sorted({*first, *numbers_out}), "nothing is there twice"
+    assert len(set(range(100)) - set(numbers_out)) == sizes[0] - len(first), "but for what was told"
 
 
 def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken_for_that(
@@ -274,9 +280,9 @@ def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken
     flow.feed(60)
     assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
     assert len(swallowed) == 1
-    told = error_of(lambda: write(flow, rows, sink))
-    assert "begun, and not committed" in told
-    word = told.partition("accept='")[2].partition("'")[0]
+    error = error_of(lambda: write(flow, rows, sink))
+    assert "begun, and not committed" in error
+    word = error.partition("accept='")[2].partition("'")[0]
     assert word.startswith("without-epochs-")
     before = numbers(flow)
     write(flow, rows, flow.sink(accept={word}))
@@ -305,10 +311,10 @@ def test_a_failure_that_is_caught_before_anything_was_committed_is_told(
         patched.setattr(EpochRunner, "_open", refuse)
         assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
     assert len(swallowed) == 1
-    told = error_of(lambda: write(flow, rows, flow.sink()))
-    assert "DataLossError" in told
-    assert "rows of earlier micro-batches are missing" in told
-    assert "accept='without-epochs-0-to-0'" in told
+    error = error_of(lambda: write(flow, rows, flow.sink()))
+    assert "DataLossError" in error
+    assert "rows of earlier micro-batches are missing" in error
+    assert "accept='without-epochs-0-to-0'" in error
     assert numbers(flow) == []
     write(flow, rows, flow.sink(accept={"without-epochs-0-to-0"}))
     assert len(numbers(flow)) == 60 - swallowed[0]
@@ -350,10 +356,10 @@ def killed(
     """A run that comes to where it is told of what tasks wrote, and leaves no note of its end."""
     original = getattr(where, name)
 
-    def die(self: object, *told: Any) -> Any:
-        if told[-1]:
+    def die(self: object, *arguments: Any) -> Any:
+        if arguments[-1]:
             raise RuntimeError("killed here")
-        return original(self, *told)
+        return original(self, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(where, name, die)
@@ -433,9 +439,9 @@ def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
             limit(patched, where, name, limits)
         error_of(lambda: write(flow, rows, swallows))
     assert limits == [name for _, name in places]
-    told = error_of(lambda: write(flow, rows, sink))
-    assert "begun, and not committed: 0" in told
-    word = told.partition("accept='")[2].partition("'")[0]
+    error = error_of(lambda: write(flow, rows, sink))
+    assert "begun, and not committed: 0" in error
+    word = error.partition("accept='")[2].partition("'")[0]
     write(flow, rows, flow.sink(accept={word}))
     assert len(numbers(flow)) == 60 - swallowed[0] > 0
 
@@ -461,9 +467,9 @@ def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
     assert len(swallowed) == 1
     assert why in swallowed[0]
     flow.feed(30)
-    told = error_of(lambda: write(flow, rows, flow.sink()))
-    assert "begun, and not committed: 0" in told
-    word = told.partition("accept='")[2].partition("'")[0]
+    second_error = error_of(lambda: write(flow, rows, flow.sink()))
+    assert "begun, and not committed: 0" in second_error
+    word = second_error.partition("accept='")[2].partition("'")[0]
     write(flow, rows, flow.sink(accept={word}))
     assert len(numbers(flow)) == 30
 
@@ -520,8 +526,8 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
     assert swallowed == [60]
     assert len(numbers(flow)) == {"alone": 0, "after": 30}[order]
     flow.feed(10)
-    told = error_of(lambda: write(flow, rows, flow.sink()))
-    word = told.partition("accept='")[2].partition("'")[0]
+    error = error_of(lambda: write(flow, rows, flow.sink()))
+    word = error.partition("accept='")[2].partition("'")[0]
     assert word == {"alone": "without-epochs-0-to-0", "after": "partial-epoch-0"}[order]
     write(flow, rows, flow.sink(accept={word}))
     assert numbers(flow)[-10:] == list(range(60, 70))
@@ -554,9 +560,9 @@ def test_an_epoch_that_was_begun_and_never_committed_is_no_savepoint(
 
     with pytest.raises(DataLossError, match="epoch 0 as done, but a call of its sink failed"):
         savepoints.create(checkpoint, FileStorage(str(tmp_path / "kept")), epoch=0)
-    told = error_of(lambda: write(flow, rows, flow.sink()))
-    assert "begun, and not committed: 0" in told
-    word = told.partition("accept='")[2].partition("'")[0]
+    error = error_of(lambda: write(flow, rows, flow.sink()))
+    assert "begun, and not committed: 0" in error
+    word = error.partition("accept='")[2].partition("'")[0]
     write(flow, rows, flow.sink(accept={word}))
     assert len(numbers(flow)) == 60 - count
 
@@ -582,9 +588,9 @@ def test_what_a_killed_run_began_and_the_function_then_left_out_is_no_savepoint(
         savepoints.create(checkpoint, kept, ask_kafka=ask)
     assert savepoints.create(checkpoint, kept, epoch=0, ask_kafka=ask).manifest.checkpoint_id == 0
     flow.feed(10)
-    told = error_of(lambda: write(flow, rows, sink))
-    assert "begun, and not committed: 1" in told
-    word = told.partition("accept='")[2].partition("'")[0]
+    error = error_of(lambda: write(flow, rows, sink))
+    assert "begun, and not committed: 1" in error
+    word = error.partition("accept='")[2].partition("'")[0]
     write(flow, rows, flow.sink(transactions=transactions, accept={word}))
     assert len(numbers(flow)) == 70
 
@@ -602,7 +608,7 @@ def test_an_epoch_that_failed_and_ran_again_is_a_savepoint(
     with monkeypatch.context() as patched:
         patched.setattr(EpochRunner, "_open", refuse)
         assert "cannot be read for now" in error_of(lambda: write(flow, rows, flow.sink()))
-    assert any("failed-0" in each for each in checkpoint.names(m.FOLDER))
+    assert any("failed-0" in name for name in checkpoint.names(m.FOLDER))
     write(flow, rows, flow.sink())
 
     flow.assert_exact()
@@ -644,10 +650,10 @@ def test_a_call_from_a_thread_of_the_users_own_is_a_call_of_its_micro_batch(flow
     write(flow, rows, twice_and_never_looked_at)  # Spark has it for done
     flow.feed(10)
     words: set[str] = set()
-    for told in ("without-epochs-", "partial-epoch-"):
+    for prefix in ("without-epochs-", "partial-epoch-"):
         error = error_of(lambda: write(flow, rows, flow.sink(accept=words)))
         words.add(error.partition("accept='")[2].partition("'")[0])
-        assert any(word.startswith(told) for word in words), error
+        assert any(word.startswith(prefix) for word in words), error
     before = numbers(flow)
     write(flow, rows, flow.sink(accept=words))
     assert len(numbers(flow)) == len(before) + 10
@@ -736,8 +742,8 @@ def test_an_entry_of_sparks_log_that_is_not_what_spark_reads_is_not_committed(fl
         entry.write_bytes(entry.with_name(str(batch_id - 1)).read_bytes())
         sink(df, batch_id)
 
-    told = error_of(lambda: write(flow, rows, behind_another))
-    assert "another query writes the same checkpoint" in told
+    error = error_of(lambda: write(flow, rows, behind_another))
+    assert "another query writes the same checkpoint" in error
     assert len(numbers(flow)) == 40
     write(flow, rows, flow.sink())
     write(flow, rows, flow.sink())

@@ -89,8 +89,8 @@ class Resident:
             self.flow.assert_exact()
             return
         wait_until_nothing_is_pending(self.flow.confluent, self.flow.topic_out)
-        found = read_committed(self.flow.confluent, self.flow.topic_out)
-        rows = [(record.key, json.loads(record.value or "")) for record in found]
+        records = read_committed(self.flow.confluent, self.flow.topic_out)
+        rows = [(record.key, json.loads(record.value or "")) for record in records]
         assert by_key((key, row["value"]) for key, row in rows) == by_key(self.flow.input)
         for _, numbers in by_key((key, row["n"]) for key, row in rows).items():
             assert numbers == list(range(1, len(numbers) + 1))
@@ -103,18 +103,18 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> Gangs:
 
 @pytest.fixture
 def mischief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mischief:
-    made = Mischief(tmp_path / "mischief")
-    monkeypatch.setattr(SinkCluster, "write_plan", made.write_plan)
-    return made
+    mischief_at = Mischief(tmp_path / "mischief")
+    monkeypatch.setattr(SinkCluster, "write_plan", mischief_at.write_plan)
+    return mischief_at
 
 
 @pytest.fixture(params=[False, True], ids=["stateless", "keyed"])
 def resident(
     request: pytest.FixtureRequest, flow: Flow, mischief: Mischief, gangs: Gangs
 ) -> Iterator[Resident]:
-    made = Resident(flow, mischief, is_keyed=request.param)
-    yield made
-    for query in made.queries:
+    resident_flow = Resident(flow, mischief, is_keyed=request.param)
+    yield resident_flow
+    for query in resident_flow.queries:
         query.stop()
 
 

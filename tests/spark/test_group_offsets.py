@@ -80,17 +80,17 @@ class Reader:
         if group not in self._consumers:
             options = {**self.kafka.confluent_options(), "group.id": group}
             self._consumers[group] = Consumer(options)
-        asked = [TopicPartition(topic, partition) for partition in range(partitions)]
+        wanted = [TopicPartition(topic, partition) for partition in range(partitions)]
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
-                found = self._consumers[group].committed(asked, timeout=WAIT_S)
+                committed = self._consumers[group].committed(wanted, timeout=WAIT_S)
             except KafkaException:  # the coordinator of the broker's first group comes up
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
             else:
-                return [partition.offset for partition in found]
+                return [partition.offset for partition in committed]
 
     def feed(self, topic: str, *counts: int) -> None:
         """So many records into each partition."""
@@ -172,8 +172,8 @@ def test_a_failure_to_show_is_told_once_counted_and_made_up_for(
         assert query.isActive
     finally:
         query.stop()
-    told = [record for record in caplog.records if "does not show" in record.getMessage()]
-    assert len(told) == 1
+    warnings = [record for record in caplog.records if "does not show" in record.getMessage()]
+    assert len(warnings) == 1
 
 
 def test_what_the_transaction_shows_is_not_committed_a_second_time(
@@ -263,8 +263,8 @@ def test_thousands_of_partitions_are_shown_and_then_only_those_that_moved(
         assert older.show([SourceOffsets(cluster_id, group, positions)], forward_only=True)
         assert COUNTS["older"].positions == 0
         older.close()
-        found = groups._broker((cluster_id, group)).committed_offsets(group, positions)
-        assert found == {**positions, Partition(topic, 9): 9}
+        committed = groups._broker((cluster_id, group)).committed_offsets(group, positions)
+        assert committed == {**positions, Partition(topic, 9): 9}
     finally:
         groups.close()
         admin = AdminClient(kafka.confluent_options())

@@ -20,10 +20,10 @@ LARGE = (1 << 20) + 1
 
 def looking_up(spark: SparkSession) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """A function that holds a table, and a broadcast variable of the user's own."""
-    held, last = os.urandom(LARGE), spark.sparkContext.broadcast(LARGE - 1)
+    ballast, last = os.urandom(LARGE), spark.sparkContext.broadcast(LARGE - 1)
 
     def looked_up(rows: pa.RecordBatch) -> pa.RecordBatch:
-        assert held[last.value] in range(256)
+        assert ballast[last.value] in range(256)
         return rows.select(["key", "value"])
 
     return looked_up
@@ -37,7 +37,7 @@ def test_epochs_of_large_functions_leave_no_files(flow: Flow, spark: SparkSessio
     rows = ts.Pipeline(flow.name).read(flow.source(max_offsets_per_trigger=10))
     rows = rows.map_batches(function, schema=both)
     if way == "frames":
-        rows = rows.transform(lambda each: each)
+        rows = rows.transform(lambda batch: batch)
     rows = rows.map_batches(function, schema=both).key_by("key").process(passing, output=both)
     facts, folder = Facts(), Path(spark.sparkContext._temp_dir)
     before = {path.name for path in folder.iterdir()}

@@ -67,5 +67,5 @@ def test_every_start_has_another_way_to_write_and_something_pending(
 
 
 def seen(flow: Flow) -> list[tuple[str, str]]:
-    found = read_committed(flow.confluent, flow.topic_out)
-    return [(str(each.key), str(each.value)) for each in found]
+    records = read_committed(flow.confluent, flow.topic_out)
+    return [(str(record.key), str(record.value)) for record in records]

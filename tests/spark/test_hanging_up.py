@@ -50,7 +50,7 @@ def sockets(port: int) -> int:
             fields = line.split()
             if fields[3] == ESTABLISHED and int(fields[2].rpartition(":")[2], 16) == port:
                 peers.add(f"socket:[{fields[9]}]")
-    return sum(_target(each) in peers for each in Path("/proc/self/fd").iterdir())
+    return sum(_target(path) in peers for path in Path("/proc/self/fd").iterdir())
 
 
 def _target(path: Path) -> str:
@@ -69,7 +69,9 @@ class Open:
         self._before = self._now()
 
     def _now(self) -> tuple[int, int, int]:
-        threads = [each for each in threading.enumerate() if each.name.startswith("tallystick")]
+        threads = [
+            thread for thread in threading.enumerate() if thread.name.startswith("tallystick")
+        ]
         broker, database = map(sockets, self._ports)
         return broker, database, len(threads)
 

@@ -51,53 +51,54 @@ def typed(*arguments: object) -> str:
 
 def test_a_union_is_exact_whatever_joins_goes_or_changes_places(flow: Flow) -> None:
     """Over restarts at other parallelisms: one input first, then two, three, and two again."""
-    its = Sources(flow)
-    its.feed(100)
-    its.run(its.numbers(None))  # the only one, without a name: as of a release before
-    its.assert_exact()
-    assert parse_source(its.manifest().sources[0]).input == "input-1"
+    sources = Sources(flow)
+    sources.feed(100)
+    sources.run(sources.numbers(None))  # the only one, without a name: as of a release before
+    sources.assert_exact()
+    assert parse_source(sources.manifest().sources[0]).input == "input-1"
 
-    its.feed(60, 90)
-    query = its.run(its.numbers("input-1"), its.texts(), parallelism=3)
-    its.assert_exact()
+    sources.feed(60, 90)
+    query = sources.run(sources.numbers("input-1"), sources.texts(), parallelism=3)
+    sources.assert_exact()
     progress = query.lastProgress
-    assert [each["input"] for each in progress["sources"]] == ["input-1", "texts"]
-    assert sum(each["numInputRows"] for each in query.recentProgress) == 150
-    positions = [sum(each.positions.values()) for each in ts.source_progress(query)]
+    assert [entry["input"] for entry in progress["sources"]] == ["input-1", "texts"]
+    assert sum(entry["numInputRows"] for entry in query.recentProgress) == 150
+    positions = [sum(source.positions.values()) for source in ts.source_progress(query)]
     assert positions == [160, 90]
-    assert [each.lag_total for each in ts.source_progress(query)] == [0, 0]
+    assert [source.lag_total for source in ts.source_progress(query)] == [0, 0]
 
-    its.feed(10, 10, 50)
-    its.run(its.third(), its.texts(), its.numbers("input-1"), parallelism=1)
-    its.assert_exact()
+    sources.feed(10, 10, 50)
+    sources.run(sources.third(), sources.texts(), sources.numbers("input-1"), parallelism=1)
+    sources.assert_exact()
 
-    its.feed(10, 0, 10)
+    sources.feed(10, 0, 10)
     with pytest.raises(OptionError, match="dropped-input-texts"):
-        its.run(its.numbers("input-1"), its.third())
-    its.run(its.numbers("input-1"), its.third(), accept=["dropped-input-texts"])
-    its.assert_exact()
-    assert {parse_source(each).input for each in its.manifest().sources} == {"input-1", "third"}
-    its.feed(5, 0, 5)
-    its.run(its.third(), its.numbers("input-1"))
-    its.assert_exact()
+        sources.run(sources.numbers("input-1"), sources.third())
+    sources.run(sources.numbers("input-1"), sources.third(), accept=["dropped-input-texts"])
+    sources.assert_exact()
+    inputs = {parse_source(text).input for text in sources.manifest().sources}
+    assert inputs == {"input-1", "third"}
+    sources.feed(5, 0, 5)
+    sources.run(sources.third(), sources.numbers("input-1"))
+    sources.assert_exact()
 
 
 def test_each_group_shows_how_far_its_input_is_read(flow: Flow) -> None:
-    its = Sources(flow)
-    its.feed(30, 20)
-    its.run(its.numbers("input-1"), its.texts())
+    sources = Sources(flow)
+    sources.feed(30, 20)
+    sources.run(sources.numbers("input-1"), sources.texts())
 
     def shown(group: str, topic: str, partitions: int) -> int:
         witness = Consumer({**flow.confluent, "group.id": group})
-        asked = [TopicPartition(topic, number) for number in range(partitions)]
-        found = sum(max(0, each.offset) for each in witness.committed(asked, timeout=30))
+        wanted = [TopicPartition(topic, number) for number in range(partitions)]
+        total = sum(max(0, position.offset) for position in witness.committed(wanted, timeout=30))
         witness.close()
-        return found
+        return total
 
     group = f"tallystick-{flow.name}"
     assert shown(group, flow.topic_in, 3) == 30
-    assert shown(f"{group}/texts", its.text_topic, 2) == 20
-    assert shown(group, its.text_topic, 2) == 0
+    assert shown(f"{group}/texts", sources.text_topic, 2) == 20
+    assert shown(group, sources.text_topic, 2) == 0
 
 
 def both_sides() -> Any:
@@ -106,7 +107,7 @@ def both_sides() -> Any:
     def join(batch: ts.KeyedBatch) -> ts.Update:
         is_bid = pc.equal(batch.rows["$input"], 0).to_numpy(zero_copy_only=False)
         count = len(batch.keys)
-        held = {
+        columns = {
             name: batch.held(name) + np.bincount(batch.codes[mask], minlength=count)
             for name, mask in (("bids", is_bid), ("people", ~is_bid))
         }
@@ -115,8 +116,10 @@ def both_sides() -> Any:
             pc.struct_field(batch.rows["people"], "name"),
         )
         out = {"bidder": batch.rows["bidder"], "what": what, "at": batch.rows["$time"]}
-        out |= {name: pa.array(its[batch.codes].astype(np.int64)) for name, its in held.items()}
-        state = {name: pa.array(its.astype(np.int64)) for name, its in held.items()}
+        out |= {
+            name: pa.array(values[batch.codes].astype(np.int64)) for name, values in columns.items()
+        }
+        state = {name: pa.array(values.astype(np.int64)) for name, values in columns.items()}
         return ts.Update(pa.record_batch(out), state)
 
     return ts.vectorised(join, state="bids bigint, people bigint", time_mode="EventTime")
@@ -179,14 +182,14 @@ class Auction:
 
     def assert_exact(self) -> None:
         """Every row came once, with its time; and the state has counted all of them."""
-        found = [
-            json.loads(each.value or "")
-            for each in read_committed(self.flow.confluent, self.flow.topic_out)
+        rows_out = [
+            json.loads(record.value or "")
+            for record in read_committed(self.flow.confluent, self.flow.topic_out)
         ]
-        rows = sorted((row["bidder"], row["what"], row["at"]) for row in found)
+        rows = sorted((row["bidder"], row["what"], row["at"]) for row in rows_out)
         assert rows == sorted([*((b, str(p), ms) for b, p, ms in self.bids), *self.people])
-        for key in {row["bidder"] for row in found}:
-            newest = max(row["bids"] + row["people"] for row in found if row["bidder"] == key)
+        for key in {row["bidder"] for row in rows_out}:
+            newest = max(row["bids"] + row["people"] for row in rows_out if row["bidder"] == key)
             expected = [b for b, _, _ in self.bids] + [i for i, _, _ in self.people]
             assert newest == expected.count(key)
 
@@ -217,7 +220,7 @@ def test_named_inputs_meet_by_key_and_are_exact_over_a_rescale(flow: Flow) -> No
         at += 3_600_000
     auction.assert_exact()
     state = Sources(flow).manifest().state[0]
-    assert {each.topic for each in state.partition_times} == {
+    assert {time.topic for time in state.partition_times} == {
         f"bids/{flow.topic_in}",
         f"people/{auction.topic}",
     }
@@ -255,10 +258,10 @@ def test_an_input_that_is_ahead_waits_for_the_other(flow: Flow) -> None:
     auction.assert_exact()
     paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
     read = [
-        {each.input: sum(each.positions.values()) for each in map(parse_source, texts)}
+        {position.input: sum(position.positions.values()) for position in map(parse_source, texts)}
         for texts in (m.decode(path.read_bytes(), str(path)).sources for path in paths)
     ]
-    during = [each["bids"] for each in read if 0 < each["people"] < 60]
+    during = [counts["bids"] for counts in read if 0 < counts["people"] < 60]
     assert len(during) >= 3
     assert set(during) == {during[0]}
     assert 0 < during[0] < 60
@@ -266,17 +269,17 @@ def test_an_input_that_is_ahead_waits_for_the_other(flow: Flow) -> None:
 
 
 def test_one_topic_may_be_read_twice(flow: Flow) -> None:
-    its = Sources(flow)
-    its.feed(40)
+    sources = Sources(flow)
+    sources.feed(40)
 
     def part(uid: str, **settings: Any) -> ts.Stream:
         source = flow.source(value=ts.Json(ROWS), **settings)
         return ts.stream(source, uid=uid).map_batches(some(uid == "even"), schema=ROWS)
 
     with pytest.raises(OptionError, match="one position"):
-        its.run(part("even", group_id="one"), part("odd", group_id="one"))
-    its.run(part("even"), part("odd"))
-    its.assert_exact()
+        sources.run(part("even", group_id="one"), part("odd", group_id="one"))
+    sources.run(part("even"), part("odd"))
+    sources.assert_exact()
 
 
 def some(is_even: bool) -> Any:
@@ -290,46 +293,46 @@ def some(is_even: bool) -> Any:
 @pytest.mark.parametrize("flow", ["resident"], indirect=True)
 def test_tools_know_inputs_by_their_ids(flow: Flow, tmp_path: Path) -> None:
     """`inspect`, `doctor`, a savepoint, and a restored checkpoint that goes on by them."""
-    its = Sources(flow)
-    its.feed(30, 20)
-    its.run(its.numbers(), its.texts())
+    sources = Sources(flow)
+    sources.feed(30, 20)
+    sources.run(sources.numbers(), sources.texts())
     checkpoint, saved = str(flow.checkpoint), str(tmp_path / "saved")
 
-    said = typed("inspect", checkpoint, "--json")
-    assert json.loads(said)["inputs"] == ["numbers", "texts"]
+    output = typed("inspect", checkpoint, "--json")
+    assert json.loads(output)["inputs"] == ["numbers", "texts"]
     shown = typed("inspect", checkpoint)
     assert "numbers" in shown
     assert "texts" in shown
-    told = {n.removeprefix("kafka."): v for n, v in flow.kafka.kafka_options.items()}
-    facts = CheckpointReader(checkpoint, told).read()
-    assert sum(each.lag for each in facts.partitions) == 0
-    assert {each.topic for each in facts.partitions} == {
+    options = {n.removeprefix("kafka."): v for n, v in flow.kafka.kafka_options.items()}
+    facts = CheckpointReader(checkpoint, options).read()
+    assert sum(partition.lag for partition in facts.partitions) == 0
+    assert {partition.topic for partition in facts.partitions} == {
         f"numbers/{flow.topic_in}",
-        f"texts/{its.text_topic}",
+        f"texts/{sources.text_topic}",
     }
-    assert sum(each.offsets or 0 for each in facts.epochs) == 50
+    assert sum(epoch.offsets or 0 for epoch in facts.epochs) == 50
 
     sink = flow.sink(key="k", value=ts.Json())
-    fewer = ts.Pipeline(flow.name).read(its.numbers(), its.third()).write(sink)
-    told = "does not fit: the checkpoint has positions of input 'texts'"
-    assert told in fewer.explain(flow.spark, checkpoint=checkpoint)
+    fewer = ts.Pipeline(flow.name).read(sources.numbers(), sources.third()).write(sink)
+    options = "does not fit: the checkpoint has positions of input 'texts'"
+    assert options in fewer.explain(flow.spark, checkpoint=checkpoint)
     subject = DeclaredSubject(declared(fewer), FileStorage(checkpoint), (), None)
-    assert any("'texts'" in each.found for each in its_checkpoint(subject))
+    assert any("'texts'" in finding.found for finding in its_checkpoint(subject))
 
     typed("savepoint", "create", checkpoint, saved)
     flow.folder = tmp_path / "restored"
     typed("savepoint", "restore", saved, str(flow.checkpoint))
-    its.feed(10, 10)
-    its.run(its.texts(), its.numbers(), parallelism=3)
-    its.assert_exact()
+    sources.feed(10, 10)
+    sources.run(sources.texts(), sources.numbers(), parallelism=3)
+    sources.assert_exact()
 
 
 def test_dead_letters_of_all_inputs_go_to_one_topic_with_transform_or_without(flow: Flow) -> None:
     """One of them leaves its own out; after a `transform` they are found by a second reading."""
-    its = Sources(flow)
+    sources = Sources(flow)
     letters = f"{flow.name}-letters"
     flow.kafka.create_topic(letters, 1)
-    for topic in (flow.topic_in, its.text_topic, its.third_topic):
+    for topic in (flow.topic_in, sources.text_topic, sources.third_topic):
         produce(flow.confluent, topic, [("a", "{"), ("b", json.dumps({"k": "b", "n": 1}))])
 
     def part(uid: str, topic: str, mode: Any) -> ts.Stream:
@@ -338,14 +341,16 @@ def test_dead_letters_of_all_inputs_go_to_one_topic_with_transform_or_without(fl
 
     pipeline = ts.Pipeline(flow.name).read(
         part("one", flow.topic_in, "deadletter"),
-        part("two", its.text_topic, "dropmalformed"),
-        part("three", its.third_topic, "deadletter"),
+        part("two", sources.text_topic, "dropmalformed"),
+        part("three", sources.third_topic, "deadletter"),
     )
     if flow.execution == "jobs":
         pipeline = pipeline.transform(lambda rows: rows.where("n > 0"))
     sink = flow.sink(key="k", value=ts.Json(), dead_letter_topic=letters)
     flow.run(pipeline.write(sink), execution=flow.execution)
 
-    rows = [json.loads(each.value or "") for each in read_committed(flow.confluent, flow.topic_out)]
+    rows = [
+        json.loads(record.value or "") for record in read_committed(flow.confluent, flow.topic_out)
+    ]
     assert rows == [{"k": "b", "n": 1}] * 3
-    assert [each.value for each in read_committed(flow.confluent, letters)] == ["{"] * 2
+    assert [record.value for record in read_committed(flow.confluent, letters)] == ["{"] * 2

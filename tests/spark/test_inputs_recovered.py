@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(params=["resident", "jobs"])
-def its(
+def sources(
     request: pytest.FixtureRequest,
     tallystick_kafka: EmbeddedKafka,
     spark: SparkSession,
@@ -28,28 +28,29 @@ def its(
     return Sources(Flow(tallystick_kafka, spark, tmp_path, execution=request.param))
 
 
-def test_a_live_rescale_keeps_the_positions_of_both_inputs(its: Sources) -> None:
-    its.feed(40, 30)
-    pipeline = its.pipeline(its.numbers(), its.texts(), parallelism=None)
-    query = its.start(pipeline, trigger={"processingTime": "0 seconds"})
+def test_a_live_rescale_keeps_the_positions_of_both_inputs(sources: Sources) -> None:
+    sources.feed(40, 30)
+    pipeline = sources.pipeline(sources.numbers(), sources.texts(), parallelism=None)
+    query = sources.start(pipeline, trigger={"processingTime": "0 seconds"})
     for parallelism in (3, 1, 4, 2):
         query.processAllAvailable()
         query.rescale(parallelism=parallelism)
-        its.feed(25, 35)
+        sources.feed(25, 35)
     query.processAllAvailable()
     query.stop()
-    its.assert_exact()
-    manifest = its.manifest()
+    sources.assert_exact()
+    manifest = sources.manifest()
     assert manifest.state is not None
     assert [step.parallelism for step in manifest.state] == [2]
     read = {
-        each.input: sum(each.positions.values()) for each in map(parse_source, manifest.sources)
+        position.input: sum(position.positions.values())
+        for position in map(parse_source, manifest.sources)
     }
     assert read == {"numbers": 140, "texts": 170}
 
-    its.feed(5, 5)
-    its.run(its.texts(), its.numbers(), parallelism=3)
-    its.assert_exact()
+    sources.feed(5, 5)
+    sources.run(sources.texts(), sources.numbers(), parallelism=3)
+    sources.assert_exact()
 
 
 @pytest.mark.parametrize(
@@ -62,31 +63,31 @@ def test_a_live_rescale_keeps_the_positions_of_both_inputs(its: Sources) -> None
     ],
 )
 def test_what_a_dead_driver_left_of_two_inputs_is_settled_and_nothing_is_read_twice(
-    its: Sources, transactions: str, fact: str, epoch: int
+    sources: Sources, transactions: str, fact: str, epoch: int
 ) -> None:
     def pipeline() -> ts.Pipeline:
-        source = its.flow.source(value=ts.Json("k string, n bigint"))
+        source = sources.flow.source(value=ts.Json("k string, n bigint"))
         numbers = ts.stream(source, uid="numbers").map_batches(
             chosen(), schema="k string, n bigint"
         )
-        return its.pipeline(numbers, its.texts(), transactions=transactions)
+        return sources.pipeline(numbers, sources.texts(), transactions=transactions)
 
-    its.feed(60, 40)
-    finish(lambda: its.start(pipeline()))
-    its.feed(30, 50)
+    sources.feed(60, 40)
+    finish(lambda: sources.start(pipeline()))
+    sources.feed(30, 50)
     with pytest.raises(RuntimeError, match=f"died after {fact}"):
-        finish(lambda: its.start(pipeline(), listener=Facts(fact, die)))
+        finish(lambda: sources.start(pipeline(), listener=Facts(fact, die)))
 
-    done = pipeline().recover(checkpoint=str(its.flow.checkpoint))
+    done = pipeline().recover(checkpoint=str(sources.flow.checkpoint))
 
     assert done.epoch == epoch
-    wait_until_nothing_is_pending(its.flow.confluent, its.flow.topic_out)
-    assert open_ids(its.flow) == []
-    visible = len(read_committed(its.flow.confluent, its.flow.topic_out))
+    wait_until_nothing_is_pending(sources.flow.confluent, sources.flow.topic_out)
+    assert open_ids(sources.flow) == []
+    visible = len(read_committed(sources.flow.confluent, sources.flow.topic_out))
     assert visible == (180 if epoch == 2 else 100)
-    its.feed(7, 9)
-    finish(lambda: its.start(pipeline()))
-    its.assert_exact()
+    sources.feed(7, 9)
+    finish(lambda: sources.start(pipeline()))
+    sources.assert_exact()
 
 
 def chosen() -> Any:

@@ -34,9 +34,9 @@ def fed(flow: Flow, topic: str, names: tuple[str, str], rows: list[Row]) -> list
     return rows
 
 
-def found(flow: Flow) -> list[dict[str, Any]]:
+def rows_of(flow: Flow) -> list[dict[str, Any]]:
     rows = read_committed(flow.confluent, flow.topic_out)
-    return [json.loads(each.value or "") for each in rows]
+    return [json.loads(row.value or "") for row in rows]
 
 
 def nested_loops(orders: list[Row], payments: list[Row]) -> Iterator[tuple[Any, ...]]:
@@ -91,24 +91,26 @@ def test_an_interval_join_is_exact_over_restarts_at_other_parallelisms(
             [(n % 23, n, begin + n % 60 * 1500 + 7) for n in numbers],
         )
         pairs = {(k, o, p) for k, o, p in nested_loops(orders, payments) if None not in (o, p)}
-        shown = [(row["id"], row.get("n"), row.get("payments_n")) for row in found(flow)]
+        shown = [(row["id"], row.get("n"), row.get("payments_n")) for row in rows_of(flow)]
         assert len(shown) == len(set(shown)), "none twice"
         assert pairs == {row for row in shown if None not in row}, "as soon as both are there"
     assert any(p - o >= 60 for _, o, p in pairs), "of one phase and the next"
 
-    (names,) = {tuple(row) for row in found(flow)}
+    (names,) = {tuple(row) for row in rows_of(flow)}
     of_both = ("id", "n", "at", "of", "payments_n", "on")
     assert names == (of_both if columns is None else ("id", "n", "offset", "payments_n"))
     assert flow.spark is not None
-    held = ts.read_state(flow.spark, str(flow.checkpoint)).schema
-    waiting = set(held["left"].dataType.elementType.names)  # beside what a join keeps of each row
+    state_schema = ts.read_state(flow.spark, str(flow.checkpoint)).schema
+    waiting = set(
+        state_schema["left"].dataType.elementType.names
+    )  # beside what a join keeps of each row
     assert {"n"} <= waiting
     assert waiting.isdisjoint({"topic", "partition", *(["at"] if columns else ["offset"])})
 
     later = BEGIN_MS + 1000 * PHASE_MS
     run(2, [(-1, -1, later)], [])
     run(3, [(-1, -2, later + 1)], [])
-    shown = [(row["id"], row.get("n"), row.get("payments_n")) for row in found(flow)]
+    shown = [(row["id"], row.get("n"), row.get("payments_n")) for row in rows_of(flow)]
     expected = [row for row in nested_loops(orders, payments) if row[0] != -1]
     assert sorted(map(str, shown)) == sorted(map(str, expected))
 
@@ -133,12 +135,12 @@ def test_an_upsert_join_with_another_order_is_refused_at_the_start(flow: Flow) -
             .process(ts.upsert_join("stock", "prices", how=how, **arguments), uid="offers")
             .write(flow.sink(key="item", value=ts.Json()))
         )
-        return [(row["change"], row["price"]) for row in found(flow)]
+        return [(row["change"], row["price"]) for row in rows_of(flow)]
 
     produce(flow.confluent, flow.topic_in, [("1", json.dumps({"item": 1, "count": 5}))])
     as_it_was = {"newest_by": {"prices": "changed"}, "deleted": {"stock": "gone"}}
     assert run(1, **as_it_was) == [("insert", 1)]
-    for other, told in (
+    for other, message in (
         (
             {"newest_by": {"prices": "version"}},
             r'newest_by\["prices"\] is now "version", .*"changed"',
@@ -147,8 +149,8 @@ def test_an_upsert_join_with_another_order_is_refused_at_the_start(flow: Flow) -
         ({"deleted": {}}, r'deleted\["stock"\] is now no column, .* with "gone"'),
         ({"how": "left"}, 'how is now "left", .* with "inner"'),
     ):
-        with pytest.raises(ts.OptionError, match=f"step offers: {told}") as refused:
+        with pytest.raises(ts.OptionError, match=f"step offers: {message}") as refused:
             run(2, **(as_it_was | other))
         assert "allow_dropped_state=['offers']" in str(refused.value)
-        assert [(row["change"], row["price"]) for row in found(flow)] == [("insert", 1)]
+        assert [(row["change"], row["price"]) for row in rows_of(flow)] == [("insert", 1)]
     assert run(3, **as_it_was) == [("insert", 1), ("update", 3)]

@@ -86,20 +86,20 @@ def test_windows_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
 ) -> None:
     flights = Flights(flow, load(1000 * (len(FEW_KILLS) + 1)))
     parallelisms = cycle(PARALLELISMS)
-    told = {"execution": execution, kind: True}
+    settings = {"execution": execution, kind: True}
     for number, (fact, occurrence, later_s) in enumerate(FEW_KILLS):
         flights.feed(1000)
         driver = keyed.take(spares=1)
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
         records = EPOCH_RECORDS[execution]
-        driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **told))
+        driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **settings))
         driver.wait_until_killed()
         driver.stop()
         copies.suffer(FATES[number % len(FATES)])
     flights.feed(1000)
     flights.close_windows()
     driver = keyed.take()
-    driver.run(flights.spec(next(parallelisms), epoch_records=5_000, **told))
+    driver.run(flights.spec(next(parallelisms), epoch_records=5_000, **settings))
     assert driver.wait_for_end() is None
     keyed.give_back(driver)
 
@@ -131,8 +131,8 @@ def test_a_keyed_task_that_dies_half_way_and_an_epoch_that_ends_after_it_count_n
 
     flights.feed(1000)
     daemon = tmp_path / "daemon"
-    told = {"dies": "daemon", "marker": str(daemon), "execution": "jobs"}
-    driver.run(flights.spec(2, epoch_records=600, **told))
+    settings = {"dies": "daemon", "marker": str(daemon), "execution": "jobs"}
+    driver.run(flights.spec(2, epoch_records=600, **settings))
     assert driver.wait_for_end() is None
     assert daemon.exists()
     assert driver.facts.count("ActionFailed") == 1  # Spark may not try again: "local[2]"
@@ -148,8 +148,8 @@ def test_a_resident_task_and_a_daemon_that_die_half_way_cost_an_epoch_each(
     driver = keyed.take()
     for dies in ("worker", "daemon"):
         flights.feed(2000)
-        told = {"dies": dies, "marker": str(tmp_path / dies), "execution": "resident"}
-        driver.run(flights.spec(3, epoch_records=600, **told))
+        settings = {"dies": dies, "marker": str(tmp_path / dies), "execution": "resident"}
+        driver.run(flights.spec(3, epoch_records=600, **settings))
         assert driver.wait_for_end() is None
         assert (tmp_path / dies).exists()
         assert driver.facts.count("ActionFailed") == 1
@@ -191,14 +191,14 @@ def test_pairs_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
     other = f"{flow.name}-other"
     flow.kafka.create_topic(other, 2)
     flights = Flights(flow, load(500 * (len(FEW_KILLS) + 1)), other)
-    told = {"execution": execution, "joined": True, "other_topic": other}
+    settings = {"execution": execution, "joined": True, "other_topic": other}
     parallelisms = cycle(PARALLELISMS)
     for number, (fact, occurrence, later_s) in enumerate(FEW_KILLS):
         flights.feed(500)
         driver = keyed.take(spares=1)
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
         records = EPOCH_RECORDS[execution]
-        driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **told))
+        driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **settings))
         driver.wait_until_killed()
         driver.stop()
         copies.suffer(FATES[number % len(FATES)])
@@ -207,7 +207,7 @@ def test_pairs_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
         if is_last:
             flights.close_windows()
         driver = keyed.take()
-        driver.run(flights.spec(next(parallelisms), epoch_records=5_000, **told))
+        driver.run(flights.spec(next(parallelisms), epoch_records=5_000, **settings))
         assert driver.wait_for_end() is None
         keyed.give_back(driver)
 
@@ -225,8 +225,10 @@ def test_kills_between_the_positions_of_two_inputs(
     for parallelism, fact in ((3, "ManifestWritten"), (1, "TransactionCommitted")):
         flights.feed(500)
         driver = keyed.take(spares=1)
-        told = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
-        driver.run(flights.spec(parallelism, other_topic=other, kill_at=fact, occurrence=2, **told))
+        settings = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
+        driver.run(
+            flights.spec(parallelism, other_topic=other, kill_at=fact, occurrence=2, **settings)
+        )
         driver.wait_until_killed()
         driver.stop()
     flights.feed(500)

@@ -75,10 +75,10 @@ class Fed:
     def assert_numbered(self) -> None:
         """Each row came out once, with its number among those of its key, in order."""
         wait_until_nothing_is_pending(self._flow.confluent, self._flow.topic_out)
-        found: dict[str, list[tuple[int, int]]] = {}
+        rows_by_key: dict[str, list[tuple[int, int]]] = {}
         for row in values(self._flow):
-            found.setdefault(row["k"], []).append((row["n"], row["seen"]))
-        assert found == {
+            rows_by_key.setdefault(row["k"], []).append((row["n"], row["seen"]))
+        assert rows_by_key == {
             key: list(zip(numbers, range(1, len(numbers) + 1), strict=True))
             for key, numbers in self.by_key.items()
         }
@@ -86,8 +86,8 @@ class Fed:
 
 def values(flow: Flow) -> list[dict[str, Any]]:
     """The output."""
-    found = read_committed(flow.confluent, flow.topic_out)
-    return [json.loads(record.value or "") for record in found]
+    records = read_committed(flow.confluent, flow.topic_out)
+    return [json.loads(record.value or "") for record in records]
 
 
 def reading(flow: Flow, **settings: Any) -> ts.Pipeline:
@@ -178,9 +178,9 @@ def test_steps_follow_each_other_with_functions_between_and_dead_letters_pass_by
         flow.run(pipeline)
 
     odd = sum((len(numbers) + 1) // 2 for numbers in fed.by_key.values())
-    found = values(flow)
+    rows_out = values(flow)
     for n, count in ((1, odd), (0, 460 - odd)):
-        assert sorted(row["seen"] for row in found if row["n"] == n) == [*range(1, count + 1)]
+        assert sorted(row["seen"] for row in rows_out if row["n"] == n) == [*range(1, count + 1)]
     letters = [record.value for record in read_committed(flow.confluent, dead)]
     assert sorted(letters) == sorted(2 * [f"poison {n}" for n in range(5)])
     assert {s.uid: s.max_parallelism for s in newest(flow).state} == {"first": 128, "second": 4}
@@ -210,9 +210,9 @@ def test_dataframe_code_may_stand_before_a_keyed_step(flow: Flow) -> None:
     extra.feed(100, poison=1)  # 60 of them pass
     flow.run(pipeline)
 
-    found = values(flow)
-    assert len(found) == 120
-    assert {row["seen"] for row in found if row["k"] == "k0"} == {1, 2, 3, 4, 5, 6}
+    rows_out = values(flow)
+    assert len(rows_out) == 120
+    assert {row["seen"] for row in rows_out if row["k"] == "k0"} == {1, 2, 3, 4, 5, 6}
     assert len(read_committed(flow.confluent, dead)) == 4
 
 

@@ -45,7 +45,7 @@ def idle(time_mode):
 
 
 @pytest.mark.parametrize(
-    ("time_mode", "settings", "told"),
+    ("time_mode", "settings", "message"),
     [
         (EVENT_TIME, {}, "needs event_time="),
         (NO_TIME, {"watermark_delay_ms": 5}, "watermark_delay= does nothing without event_time="),
@@ -60,8 +60,8 @@ def idle(time_mode):
         (EVENT_TIME, {"event_time": "user"}, "event_time='user' is of type string"),
     ],
 )
-def test_times_that_a_step_would_not_go_by_are_refused(time_mode, settings, told):
-    with pytest.raises(OptionError, match=f"step process-1: .*{told}"):
+def test_times_that_a_step_would_not_go_by_are_refused(time_mode, settings, message):
+    with pytest.raises(OptionError, match=f"step process-1: .*{message}"):
         planned(idle(time_mode), **settings)
 
 

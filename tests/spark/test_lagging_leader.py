@@ -63,7 +63,7 @@ class Exchange:
         self.client.call(
             lambda: protocol.CreateTopicsRequest(topics=[new], timeout_ms=5000, min_version=4),
             AnyBroker(),
-            lambda response: [(each.error_code, each.name) for each in response.topics],
+            lambda response: [(topic.error_code, topic.name) for topic in response.topics],
             accept=frozenset({"TopicAlreadyExists"}),
         )
 
@@ -92,15 +92,15 @@ class Exchange:
         wait_until(
             lambda: self.id_shown() not in ("", old), lambda: f"{self.topic} has its old id {old}"
         )
-        asked = threading.Event()
+        is_asked = threading.Event()
         threads = [
             look,
-            threading.Thread(target=self._list_end, args=(asked,)),
+            threading.Thread(target=self._list_end, args=(is_asked,)),
             threading.Thread(target=self.feed, args=(NEW_RECORDS,)),
         ]
         for thread in threads:
             thread.start()
-        assert asked.wait(WAIT_S)
+        assert is_asked.wait(WAIT_S)
         threads[0].join(1.0)  # all of them wait for the leader by then
         self.kafka.resume(self.leader)
         for thread in threads:
@@ -118,10 +118,10 @@ class Exchange:
             lambda: f"{self.partition} ends at {self.end()}, as only the old topic did",
         )
 
-    def _list_end(self, asked: threading.Event) -> None:
+    def _list_end(self, is_asked: threading.Event) -> None:
         client = Client(KafkaConfig(self.options["bootstrap.servers"]))
         client.metadata([self.topic])
-        asked.set()
+        is_asked.set()
         self.end_listed = list_offsets(client, [self.partition], LATEST)[self.partition]
         client.close()
 
@@ -130,11 +130,11 @@ def active_controller(kafka: EmbeddedKafka) -> int:
     """Return the node that decides on topics; the answer to Metadata names any (KIP-590)."""
     topic_class = protocol.DescribeQuorumRequest.TopicData
     partition = topic_class.PartitionData(partition_index=0)
-    asked = topic_class(topic_name="__cluster_metadata", partitions=[partition])
+    topic_request = topic_class(topic_name="__cluster_metadata", partitions=[partition])
     client = Client(KafkaConfig(kafka.bootstrap_servers))
     try:
         response = client.call(
-            lambda: protocol.DescribeQuorumRequest(topics=[asked], min_version=1),
+            lambda: protocol.DescribeQuorumRequest(topics=[topic_request], min_version=1),
             AnyBroker(),
             lambda response: [(response.error_code, "the quorum")],
         )

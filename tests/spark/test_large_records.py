@@ -102,7 +102,9 @@ def json_of(record: Record) -> dict[str, Any]:
 def noise(count: int, size: int, seed: int = 1) -> list[bytes]:
     """Values that no codec makes smaller, and that a reader takes for text."""
     chosen = random.Random(seed)
-    return [b"%07d" % each + chosen.randbytes(size // 2).hex().encode() for each in range(count)]
+    return [
+        b"%07d" % number + chosen.randbytes(size // 2).hex().encode() for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,9 @@ def test_small_records_pass_however_little_the_topic_takes(
 
     world.run(copied, **sink)
 
-    assert sorted(each.value or "" for each in world.read()) == sorted(v.decode() for v in values)
+    assert sorted(record.value or "" for record in world.read()) == sorted(
+        v.decode() for v in values
+    )
 
 
 @pytest.mark.parametrize("transactions", ["epoch", "task"])
@@ -147,15 +151,15 @@ def test_rows_that_name_their_topics_follow_the_limit_of_each(
         transactions=transactions,
     )
 
-    found = [*world.read(), *world.read(world.dead)]
-    assert sorted(each.value or "" for each in found) == sorted(v.decode() for v in values)
+    records = [*world.read(), *world.read(world.dead)]
+    assert sorted(record.value or "" for record in records) == sorted(v.decode() for v in values)
 
 
 @pytest.mark.parametrize("transactions", ["epoch", "task"])
 def test_a_record_too_large_is_named_by_its_offset_and_is_a_dead_letter_where_there_are_some(
     world: World, transactions: str
 ) -> None:
-    small = [b'{"id":%d}' % each for each in range(5)]
+    small = [b'{"id":%d}' % number for number in range(5)]
     big = b'{"id":7,"text":"' + noise(1, 30_000)[0] + b'"}'
     world.feed(*small, big, *small)
     letters = ts.Json("id bigint, text string", mode="deadletter")
@@ -164,19 +168,20 @@ def test_a_record_too_large_is_named_by_its_offset_and_is_a_dead_letter_where_th
     with pytest.raises(ts.RecordError) as refused:
         world.run(**to, source=world.source(value=ts.Json("id bigint, text string")))
     message = str(refused.value)
-    for said in (
+    for words in (
         f"topic {world.input}, partition 0, offset 5",
         f"the topic takes {LIMIT} (its max.message.bytes)",
         f"{world.output}-",
         "dead_letter_topic",
     ):
-        assert said in message, message
+        assert words in message, message
     assert "takes 30" in message
     assert world.read() == []
 
     world.run(**to, source=world.source(value=letters), dead_letter_topic=world.dead)
 
-    assert sorted(json_of(each)["id"] for each in world.read()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    ids = sorted(json_of(record)["id"] for record in world.read())
+    assert ids == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     (letter,) = world.read(world.dead)
     own = dict(letter.headers)
     assert own["tallystick.topic"] == world.input.encode()
@@ -196,7 +201,7 @@ def test_a_malformed_record_too_large_for_the_dead_letters_is_cut_there(world: W
         dead_letter_topic=world.dead,
     )
 
-    assert [json_of(each)["id"] for each in world.read()] == [1]
+    assert [json_of(record)["id"] for record in world.read()] == [1]
     (letter,) = world.read(world.dead)
     own = dict(letter.headers)
     assert own["tallystick.error"] == b"it is not one JSON object, from { to }"
@@ -254,22 +259,24 @@ def test_a_limit_that_is_lowered_while_the_pipeline_runs_costs_no_row_and_double
         wait_for(world, 400)
     finally:
         query.stop()
-    assert sorted(each.value or "" for each in world.read()) == sorted(v.decode() for v in values)
+    assert sorted(record.value or "" for record in world.read()) == sorted(
+        v.decode() for v in values
+    )
 
 
 def wait_for(world: World, count: int) -> None:
     """Wait until so many rows are visible."""
     deadline = time.monotonic() + WAIT_S
-    while (found := len(world.read())) < count:
-        assert time.monotonic() < deadline, f"{found} of {count} rows are visible"
+    while (row_count := len(world.read())) < count:
+        assert time.monotonic() < deadline, f"{row_count} of {count} rows are visible"
         time.sleep(0.2)
 
 
 def test_a_write_of_a_dataframe_follows_the_limit(world: World) -> None:
     values = [v.decode() for v in noise(300, 1000)]
-    frame = world.spark.createDataFrame([(each,) for each in values], "value string")
+    frame = world.spark.createDataFrame([(value,) for value in values], "value string")
 
     sink = ts.KafkaSink(world.kafka.bootstrap_servers, topic=world.output, compression="none")
     sink.write(frame.repartition(1))
 
-    assert sorted(each.value or "" for each in world.read()) == sorted(values)
+    assert sorted(record.value or "" for record in world.read()) == sorted(values)

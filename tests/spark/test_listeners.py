@@ -38,15 +38,15 @@ def _no_counts_of_others() -> None:
 def test_late_rows_count_when_their_epoch_is_committed(events, count):
     registry = CollectorRegistry()
     metrics.register(registry)
-    heard: list[c.Event] = []
-    listener = EpochCounts("job", heard.append)
+    events_received: list[c.Event] = []
+    listener = EpochCounts("job", events_received.append)
 
     for event in events:
         listener(event)
 
     labels = {"query": "job", "step": "visits"}
     assert registry.get_sample_value("tallystick_late_rows_total", labels) == count
-    assert heard == events
+    assert events_received == events
 
 
 SEED = [c.EpochPlanned(("end",)), c.ManifestWritten("seed"), COMMITTED, FENCED]
@@ -99,8 +99,8 @@ def test_open_transactions_are_those_of_the_reports_and_the_one_that_decides():
     assert (look("kafka"), look("files")[0]) == ((0, 0), 3), "decided, and not yet visible"
     open_now = PIPELINES["job"].transactions
     open_now.note(files[0], OSError("no answer"))
-    for each in files:
-        open_now.note(each, Outcome.COMMITTED)
+    for file in files:
+        open_now.note(file, Outcome.COMMITTED)
     assert look("files") == (1, 0), "its age is not known"
     listener(c.ActionFailed(FencedError("a newer run")))
     assert look("files") == (0, 0)

@@ -101,9 +101,9 @@ def tools(flow: Flow) -> Tools:
 
 
 def parsed(text: str) -> SourceOffsets:
-    found = parse_source(text)
-    assert found is not None
-    return found
+    position = parse_source(text)
+    assert position is not None
+    return position
 
 
 @contextmanager
@@ -195,8 +195,8 @@ def test_where_a_latest_start_was_is_in_its_savepoint(
 
     flow.run(latest, checkpoint=tmp_path / "new", execution=LOOP)
 
-    found = [record.value for record in read_committed(flow.confluent, flow.topic_out)]
-    assert sorted(found, key=int) == [value for _, value in flow.input[before:]]
+    values = [record.value for record in read_committed(flow.confluent, flow.topic_out)]
+    assert sorted(values, key=int) == [value for _, value in flow.input[before:]]
 
 
 def test_a_manifest_that_was_not_decided_is_never_taken_for_decided(
@@ -208,11 +208,15 @@ def test_a_manifest_that_was_not_decided_is_never_taken_for_decided(
     tools.run_and_die("ManifestWritten")
     create = ("savepoint", "create", tools.flow.checkpoint)
 
-    report, told = tools.inspect(), tools.inspect(ask=tools.ask)
+    report, answered = tools.inspect(), tools.inspect(ask=tools.ask)
     assert (report.epoch, report.logged) == (newest, newest + 1)
     assert report.outputs[-1].standing == KAFKA_KNOWS
     assert f"what is decided after epoch {newest} is not known" in report.notes[-1]
-    assert (told.epoch, told.outputs[-1].standing, told.notes) == (newest, UNDECIDED, ())
+    assert (answered.epoch, answered.outputs[-1].standing, answered.notes) == (
+        newest,
+        UNDECIDED,
+        (),
+    )
 
     with pytest.raises(ts.OptionError, match=f"epoch {newest + 1} has left a manifest"):
         tools.state()
@@ -220,12 +224,12 @@ def test_a_manifest_that_was_not_decided_is_never_taken_for_decided(
     refused = tools.call(*create, tmp_path / "no")
     assert refused.exit_code == 1
     assert "only Kafka knows whether it is decided" in refused.output
-    asked = ("--bootstrap-servers", tools.servers)
-    refused = tools.call(*create, tmp_path / "no", "--epoch", newest + 1, *asked)
+    servers_option = ("--bootstrap-servers", tools.servers)
+    refused = tools.call(*create, tmp_path / "no", "--epoch", newest + 1, *servers_option)
     assert f"no committed epoch {newest + 1}" in refused.output
     saved = f"Saved epoch {newest}"
     assert saved in tools.call(*create, tmp_path / "told", "--epoch", newest).output
-    assert saved in tools.call(*create, tmp_path / "saved", *asked).output
+    assert saved in tools.call(*create, tmp_path / "saved", *servers_option).output
 
     savepoints.restore(folder(tmp_path / "saved"), folder(tmp_path / "new"))
     tools.run(30, tmp_path / "new")
@@ -243,9 +247,9 @@ def test_an_epoch_that_was_decided_and_no_more_counts_where_kafka_is_asked(
     servers = {"bootstrap_servers": tools.servers}
 
     assert tools.inspect().epoch == newest
-    told = tools.inspect(ask=tools.ask)
-    assert told.epoch == newest + 1
-    standings = [each.standing for each in told.outputs if each.epoch == newest + 1]
+    answered = tools.inspect(ask=tools.ask)
+    assert answered.epoch == newest + 1
+    standings = [output.standing for output in answered.outputs if output.epoch == newest + 1]
     assert sorted(standings) == ["failed attempt", SETTLED]
     assert tools.state(**servers) == 180
     saved = savepoints.create(
@@ -283,12 +287,12 @@ def test_what_is_decided_and_not_settled_is_not_saved(
     with pytest.raises(RuntimeError, match="died after"):
         flow.run(of_loop(), execution=LOOP, listener=Facts("TransactionCommitted", die))
     servers = str(flow.kafka.kafka_options["kafka.bootstrap.servers"])
-    asked = ("--bootstrap-servers", servers)
+    servers_option = ("--bootstrap-servers", servers)
 
     created = CliRunner().invoke(
-        app, ["savepoint", "create", str(flow.checkpoint), str(tmp_path / "one"), *asked]
+        app, ["savepoint", "create", str(flow.checkpoint), str(tmp_path / "one"), *servers_option]
     )
-    shown = CliRunner().invoke(app, ["inspect", str(flow.checkpoint), "--json", *asked])
+    shown = CliRunner().invoke(app, ["inspect", str(flow.checkpoint), "--json", *servers_option])
 
     assert "Saved epoch 1" in created.output, created.output
     assert "Epoch 2 is decided too" in created.output
@@ -380,19 +384,21 @@ def test_what_a_dead_loop_has_decided_is_committed_by_a_recovery_in_every_sink(
 
     def listed() -> list[dict[str, Any]]:
         words = ["transactions", "list", "--json", "--pipeline", flow.name, *where]
-        found: list[dict[str, Any]] = json.loads(CliRunner().invoke(app, words).stdout)[
+        transactions: list[dict[str, Any]] = json.loads(CliRunner().invoke(app, words).stdout)[
             "transactions"
         ]
-        return found
+        return transactions
 
     assert sunk.counts() == [160, 100, 100]
-    assert {each["system"] for each in listed()} == {"postgres", "files"}
-    assert {(each["standing"], each["epoch"]) for each in listed()} == {("due", 2)}
+    assert {transaction["system"] for transaction in listed()} == {"postgres", "files"}
+    assert {(transaction["standing"], transaction["epoch"]) for transaction in listed()} == {
+        ("due", 2)
+    }
 
     done = sunk.pipeline().recover(checkpoint=str(flow.checkpoint))
 
     assert (done.epoch, done.decider) == (2, "kafka-1")
-    assert all(each.committed and not each.aborted for each in done.sinks)
+    assert all(sink.committed and not sink.aborted for sink in done.sinks)
     assert listed() == []
     sunk.assert_exact()
     flow.feed(40)

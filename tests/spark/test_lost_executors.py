@@ -22,15 +22,15 @@ def test_an_epoch_whose_shuffle_files_are_lost_is_aborted_and_runs_again(
     flow = Flow(tallystick_kafka, None, tmp_path)
     flow.feed(100)
     marker, folder = tmp_path / "lost", tmp_path / "spark"
-    asked = json.dumps(flow.spec(marker=str(marker), folder=str(folder)))
+    spec = json.dumps(flow.spec(marker=str(marker), folder=str(folder)))
 
     done = subprocess.run(
-        [sys.executable, str(JOB), asked], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(JOB), spec], capture_output=True, text=True, timeout=300, check=False
     )
 
-    told = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert told, done.stderr[-3000:]
-    events = json.loads(told[0].removeprefix("FOUND "))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stderr[-3000:]
+    events = json.loads(lines[0].removeprefix("FOUND "))
     errors = [error for name, error in events if name == "ActionFailed"]
     assert marker.exists()
     assert "lost its input" in errors[0]

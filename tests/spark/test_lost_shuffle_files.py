@@ -33,11 +33,11 @@ def test_a_local_spark_outlives_the_loss_of_shuffle_files_with_our_settings(
             check=False,
         )
 
-    said, told = done.stdout.splitlines(), log.read_text()
-    assert int(said[0].removeprefix("lost ")) > 0, told[-2000:]
-    assert NOT_REGISTERED in told, "the fault has hit"
-    assert ("ran" in said) == lives, told[-2000:]
-    assert ("unable to send heartbeats to driver more than 60 times" in told) != lives
+    lines, log_text = done.stdout.splitlines(), log.read_text()
+    assert int(lines[0].removeprefix("lost ")) > 0, log_text[-2000:]
+    assert NOT_REGISTERED in log_text, "the fault has hit"
+    assert ("ran" in lines) == lives, log_text[-2000:]
+    assert ("unable to send heartbeats to driver more than 60 times" in log_text) != lives
 
 
 SUBMITTED = """
@@ -76,6 +76,6 @@ def test_who_brings_a_local_spark_is_told_what_it_lacks(
         for _ in range(2):
             log_what_is_missing(has, f"of {master}", has_session=True)
 
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == is_told
-    assert all(f"lacks {name}=" in told[0] for name in LOCAL_SETTINGS if is_told)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == is_told
+    assert all(f"lacks {name}=" in messages[0] for name in LOCAL_SETTINGS if is_told)

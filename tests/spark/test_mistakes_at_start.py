@@ -27,8 +27,8 @@ def a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     conf = SimpleNamespace(getAll=list)
     context = SimpleNamespace(master="local[2]", defaultParallelism=2, getConf=lambda: conf)
-    found = Cluster(lambda: context)  # type: ignore[arg-type,return-value]
-    monkeypatch.setattr(Cluster, "of", lambda *_, **__: found)
+    cluster = Cluster(lambda: context)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(Cluster, "of", lambda *_, **__: cluster)
 
 
 def read() -> ts.Pipeline:
@@ -94,28 +94,28 @@ def test_functions_that_cannot_travel_to_tasks_are_named_with_what_is_in_the_way
         ),
         (by_hand(with_lock()), "step 1, process after key_by('user'):"),
     ):
-        said = refused(pipeline, tmp_path)
-        assert named in said
-        assert "cannot pickle '_thread.lock' object" in said
-        assert "init()" in said
+        message = refused(pipeline, tmp_path)
+        assert named in message
+        assert "cannot pickle '_thread.lock' object" in message
+        assert "init()" in message
 
 
 def test_a_state_that_cannot_be_read_is_named_with_its_step(tmp_path: Path):
-    said = refused(by_hand(lambda handle: handle.getValueState("x", "n bigit")), tmp_path)
-    assert said.startswith("step mine: state 'x': ")
-    assert "'bigit' is not a type that Spark has. Write it as" in said
+    message = refused(by_hand(lambda handle: handle.getValueState("x", "n bigit")), tmp_path)
+    assert message.startswith("step mine: state 'x': ")
+    assert "'bigit' is not a type that Spark has. Write it as" in message
 
-    said = refused(by_hand(lambda handle: handle.getValueState("x", "n int", 1000)), tmp_path)
-    assert said.startswith("step mine: state 'x' has a TTL")
+    message = refused(by_hand(lambda handle: handle.getValueState("x", "n int", 1000)), tmp_path)
+    assert message.startswith("step mine: state 'x' has a TTL")
 
 
 def test_columns_that_cannot_be_read_are_named_with_their_step(tmp_path: Path):
-    said = refused(by_hand(lambda _: None, output="user strng"), tmp_path)
-    assert said.startswith("step mine: output=: 'user strng' cannot be read")
+    message = refused(by_hand(lambda _: None, output="user strng"), tmp_path)
+    assert message.startswith("step mine: output=: 'user strng' cannot be read")
 
     mapped = read().map_batches(locks, schema="user strin")
-    said = refused(mapped.key_by("user").process(ts.deduplicate(), uid="once"), tmp_path)
-    assert said.startswith("map_batches locks, schema=: 'user strin' cannot be read")
+    message = refused(mapped.key_by("user").process(ts.deduplicate(), uid="once"), tmp_path)
+    assert message.startswith("map_batches locks, schema=: 'user strin' cannot be read")
 
 
 def test_what_init_raises_keeps_its_class_and_says_which_step(tmp_path: Path):
@@ -135,17 +135,17 @@ def test_what_is_no_function_is_refused_where_it_is_written():
 
 def test_output_that_the_sink_cannot_write_is_told_with_the_columns_there_are(tmp_path: Path):
     counted = read().key_by("user").process(ts.aggregate({"n": ts.count()}))
-    said = refused(counted, tmp_path, key="usr", value=ts.Json())
-    assert said == "KafkaSink(topic='out'): key='usr' is not among the columns ['user', 'n']"
+    message = refused(counted, tmp_path, key="usr", value=ts.Json())
+    assert message == "KafkaSink(topic='out'): key='usr' is not among the columns ['user', 'n']"
 
-    said = refused(counted, tmp_path, compression="none")
-    assert "no column 'value', only ['user', 'n']" in said
-    assert "set value=Json()" in said
+    message = refused(counted, tmp_path, compression="none")
+    assert "no column 'value', only ['user', 'n']" in message
+    assert "set value=Json()" in message
 
     assert "no column 'value'" in refused(read(), tmp_path, transactions="task")
     summed = ts.aggregate({"value": ts.count()})
-    said = refused(read().key_by("user").process(summed), tmp_path, compression="none")
-    assert "column 'value' to write is of type int64: expected string or binary" in said
+    message = refused(read().key_by("user").process(summed), tmp_path, compression="none")
+    assert "column 'value' to write is of type int64: expected string or binary" in message
 
 
 def test_what_only_rows_can_tell_is_left_to_them():

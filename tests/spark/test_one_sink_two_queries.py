@@ -120,19 +120,21 @@ committed: list[tuple[str, tuple[str, ...], FakeSinks]] = []
 
 @pytest.fixture
 def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queries]:
-    found = Queries(tmp_path, ts.KafkaSink("nowhere:9092", topic="out"))
-    monkeypatch.setattr(foreach_batch, "current_run", found.current_run)
-    monkeypatch.setattr(foreach_batch, "current_run_id", lambda _: found.thread.run)
+    two_queries = Queries(tmp_path, ts.KafkaSink("nowhere:9092", topic="out"))
+    monkeypatch.setattr(foreach_batch, "current_run", two_queries.current_run)
+    monkeypatch.setattr(foreach_batch, "current_run_id", lambda _: two_queries.thread.run)
     monkeypatch.setattr(foreach_batch, "check_is_read", lambda *_: None)
     monkeypatch.setattr(foreach_batch, "_sink_of_run", {})
-    monkeypatch.setattr(foreach_batch, "active_runs", lambda _: set(found.active))
-    monkeypatch.setattr(foreach_batch, "Cluster", Mock())  # the true one would start a Spark
-    monkeypatch.setattr(foreach_batch, "Sinks", lambda *_: FakeSinks(found))
+    monkeypatch.setattr(foreach_batch, "active_runs", lambda _: set(two_queries.active))
+    monkeypatch.setattr(foreach_batch, "Cluster", Mock())  # the true one starts a Spark
+    monkeypatch.setattr(foreach_batch, "Sinks", lambda *_: FakeSinks(two_queries))
     monkeypatch.setattr(foreach_batch, "engine_of", lambda sinks, *_: sinks)
-    monkeypatch.setattr(foreach_batch, "_at_end", lambda _, run, do: found.ends.update({run: do}))
+    monkeypatch.setattr(
+        foreach_batch, "_at_end", lambda _, run, do: two_queries.ends.update({run: do})
+    )
     committed.clear()
-    yield found
-    found.may_open.set()
+    yield two_queries
+    two_queries.may_open.set()
 
 
 def test_a_query_that_is_opening_touches_nothing_of_another_that_runs(queries: Queries) -> None:
@@ -166,7 +168,7 @@ def test_a_run_that_has_ended_is_let_go_of_when_the_next_one_comes(queries: Quer
     assert set(queries.sink._runner._runners) == {"two", "one'"}
     first, _, again = (cluster for _, _, cluster in committed)
     assert first is not again, "a restarted query opens anew"
-    assert [each.is_closed for _, _, each in committed] == [True, False, False]
+    assert [transaction.is_closed for _, _, transaction in committed] == [True, False, False]
 
 
 def test_a_run_is_closed_at_its_end_and_never_under_an_epoch(queries: Queries) -> None:
@@ -175,7 +177,7 @@ def test_a_run_is_closed_at_its_end_and_never_under_an_epoch(queries: Queries) -
     queries.ends_within = "two"
     queries.run("two", 0)
 
-    assert [each.is_closed for _, _, each in committed] == [True, True]
+    assert [transaction.is_closed for _, _, transaction in committed] == [True, True]
     assert queries.sink._runner._runners == {}
 
 
@@ -189,7 +191,7 @@ def test_what_cannot_start_is_closed(queries: Queries, monkeypatch: pytest.Monke
     monkeypatch.setattr(FakeSinks, "check", refused)
     with pytest.raises(OptionError, match="no such topic"):
         queries.run("one", 0)
-    assert [each.is_closed for each in opened] == [True]
+    assert [transaction.is_closed for transaction in opened] == [True]
 
 
 def test_calls_of_one_function_from_several_threads_take_turns(queries: Queries) -> None:
@@ -225,5 +227,5 @@ def test_a_second_sink_that_is_refused_and_caught_is_not_forgotten(
         queries.run("one", 2)
 
     assert len(committed) == first_batch + 1
-    for each in (note, f"failed-{2:012d}"):  # of the call that was refused too
-        assert (queries.folder / f"one/{FOLDER}/{each}").exists()
+    for name in (note, f"failed-{2:012d}"):  # of the call that was refused too
+        assert (queries.folder / f"one/{FOLDER}/{name}").exists()

@@ -63,7 +63,7 @@ def test_every_number_of_a_running_pipeline_is_true(flow: Flow, browser: Browser
         ui_port=port,
     )
     url = f"http://127.0.0.1:{port}/"
-    assert [each for each in facts_of(url)["findings"] if each["severity"] > 0] == []
+    assert [finding for finding in facts_of(url)["findings"] if finding["severity"] > 0] == []
     try:
         browser.wait_for(lambda: query.lastProgress is not None)
         counting.feed(25)  # which no epoch reads for an hour
@@ -76,7 +76,7 @@ def test_every_number_of_a_running_pipeline_is_true(flow: Flow, browser: Browser
         input_ends = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)
         done = positions(flow)
         sources = browser.rows("sources")
-        assert {int(row[1]): [number(each) for each in row[2:]] for row in sources} == {
+        assert {int(row[1]): [number(cell) for cell in row[2:]] for row in sources} == {
             partition: [done.get(partition, 0), end, end - done.get(partition, 0)]
             for partition, end in input_ends.items()
         }
@@ -92,11 +92,11 @@ def test_every_number_of_a_running_pipeline_is_true(flow: Flow, browser: Browser
         assert browser.text("starts") == "1"
         assert "Nothing is lost, and nothing is stuck." in browser.text("summary")
         files = list((flow.checkpoint / "keyed-state").rglob("*.*"))
-        said = browser.text("state")
-        assert f"in {len(files)} files, 16 key groups" in said, (said, files)
-        assert "0 late rows" in said
+        text = browser.text("state")
+        assert f"in {len(files)} files, 16 key groups" in text, (text, files)
+        assert "0 late rows" in text
         facts = facts_of(url)
-        assert facts["steps"][0]["size"] == sum(each.stat().st_size for each in files)
+        assert facts["steps"][0]["size"] == sum(file.stat().st_size for file in files)
         assert sum(size for _, _, size in facts["steps"][0]["parts"]) > 0
         newest = facts["epochs"][-1]
         assert (newest["number"], newest["rows"]) == (progress["batchId"], len(output))
@@ -160,10 +160,10 @@ def test_copies_of_state_that_are_made_anew_are_counted(flow: Flow) -> None:
     finally:
         query.stop()
 
-    found = [step["rebuiltCopies"] for each in epochs for step in each["tasks"][1:2]]
-    assert len(found) >= 2
-    assert 1 <= found[0] <= 3  # of the tasks that own a key
-    assert found[-1] == 0
+    rebuilt = [step["rebuiltCopies"] for epoch in epochs for step in epoch["tasks"][1:2]]
+    assert len(rebuilt) >= 2
+    assert 1 <= rebuilt[0] <= 3  # of the tasks that own a key
+    assert rebuilt[-1] == 0
 
 
 def test_a_run_that_fails_says_what_to_do_after_its_end(flow: Flow, browser: Browser) -> None:
@@ -212,12 +212,12 @@ def test_a_record_that_ends_a_run_is_named_and_not_shown(
     url = f"http://127.0.0.1:{port}/"
     browser.open(url)
     browser.wait_for(lambda: browser.text("status") == "Failed")
-    said = browser.text("errors")
-    assert "RecordError" in said
-    assert "kafka-console-consumer --bootstrap-server SERVERS --topic T --partition P" in said
+    text = browser.text("errors")
+    assert "RecordError" in text
+    assert "kafka-console-consumer --bootstrap-server SERVERS --topic T --partition P" in text
     if execution == "resident":  # Spark's own tasks hand over the message alone
         place = f"topic {flow.topic_in}, partition 2, offset 0"
-        assert f"{place}: the value is not a JSON object of the schema asked for." in said
+        assert f"{place}: the value is not a JSON object of the schema asked for." in text
     assert_not_shown("S3CR3T", url, browser)
 
 
@@ -238,16 +238,22 @@ def test_a_killed_pipeline_with_its_transaction_open(
         assert row[0] == f"tallystick-{flow.name}"
         assert row[1] == "Ongoing"
         assert "or a recovery aborts it" in row[5]
-        written = {each for each, count in pending(flow.confluent, flow.topic_out).items() if count}
-        assert {int(each.rpartition("-")[2]) for each in row[4].split(", ")} >= written
+        written = {
+            partition
+            for partition, count in pending(flow.confluent, flow.topic_out).items()
+            if count
+        }
+        assert {
+            int(transaction.rpartition("-")[2]) for transaction in row[4].split(", ")
+        } >= written
         assert browser.text("status") == "an epoch is open"
         assert browser.text("epoch") == "1"
         lag = sum(ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED).values())
         lag -= sum(positions(flow).values())
         assert number(browser.text("lag")) == lag >= 80
         facts = facts_of(url)
-        (held,) = facts["transactions"]
-        assert 0 <= held["age_ms"] < held["timeout_ms"] == 300_000
+        (open_transaction,) = facts["transactions"]
+        assert 0 <= open_transaction["age_ms"] < open_transaction["timeout_ms"] == 300_000
         # It is open for less than a minute: perhaps a run is writing it, perhaps not.
         assert "An epoch is open." in browser.text("summary")
         assert "Nothing is lost" not in browser.text("summary")
@@ -281,17 +287,17 @@ def test_a_transaction_that_lingers_beyond_half_of_its_timeout(
             "return getComputedStyle(document.querySelector('.answer')).color =="
             "getComputedStyle(document.querySelector('#findings article.warning h3')).color"
         ), "the banner has the colour of a warning"
-        said = browser.text("findings")
-        assert f"tallystick-{flow.name} is open for " in said
-        assert f"Kafka aborts it after {TIMEOUT_MS // 1000} s" in said
-        assert f"If the pipeline is dead: {recovery_of(flow)}" in said
+        text = browser.text("findings")
+        assert f"tallystick-{flow.name} is open for " in text
+        assert f"Kafka aborts it after {TIMEOUT_MS // 1000} s" in text
+        assert f"If the pipeline is dead: {recovery_of(flow)}" in text
         (row,) = browser.rows("transactions")
         assert (row[1], row[3]) == ("Ongoing", f"{TIMEOUT_MS // 1000} s")
         facts = facts_of(url)
-        (held,) = facts["transactions"]
-        assert held["timeout_ms"] == TIMEOUT_MS
-        assert held["age_ms"] >= TIMEOUT_MS / 2
-        begun_ms = facts["looked_ms"] - held["age_ms"]
+        (open_transaction,) = facts["transactions"]
+        assert open_transaction["timeout_ms"] == TIMEOUT_MS
+        assert open_transaction["age_ms"] >= TIMEOUT_MS / 2
+        begun_ms = facts["looked_ms"] - open_transaction["age_ms"]
         assert abs(begun_ms - written.timestamp) < CLOCKS_MS, "as old as what is written in it"
         meter = "const it = document.querySelector('#transactions meter'); return [it.max, it.high]"
         assert browser.script(meter) == [TIMEOUT_MS, TIMEOUT_MS // 2]
@@ -310,9 +316,9 @@ def test_a_file_of_state_that_is_missing(flow: Flow, browser: Browser) -> None:
     with page_of(flow.checkpoint, flow.kafka.bootstrap_servers) as url:
         browser.open(url)
         assert re.search(r"1 error: somebody has to act", browser.text("summary"))
-        said = browser.text("findings")
-        assert lost.name in said
-        assert "Put it back from a backup; then tallystick inspect" in said
+        text = browser.text("findings")
+        assert lost.name in text
+        assert "Put it back from a backup; then tallystick inspect" in text
         browser.picture("page-missing-file", shown(flow))
 
 

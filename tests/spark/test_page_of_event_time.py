@@ -165,9 +165,9 @@ def test_all_that_can_happen_to_a_pipeline_is_on_its_page(
     # Event time: what was fed says it, and the clock.
     watermark_ms = times.last_ms - DELAY_MS
     assert step["watermark_ms"] == watermark_ms
-    found = re.search(rf"Watermark {utc(watermark_ms)}, (\d+) min before now", state)
-    assert found, state
-    assert abs(int(found[1]) - (time.time() * 1000 - watermark_ms) / 60_000) < 2
+    match = re.search(rf"Watermark {utc(watermark_ms)}, (\d+) min before now", state)
+    assert match, state
+    assert abs(int(match[1]) - (time.time() * 1000 - watermark_ms) / 60_000) < 2
     assert f"{times.late} late rows dropped in this run" in state
     assert times.late == 10
 
@@ -180,11 +180,11 @@ def test_all_that_can_happen_to_a_pipeline_is_on_its_page(
     fed = sum(ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED).values())
     before = sum(40 + 30 * index for index in range(ROUNDS_BEFORE))
     assert len(epochs) == len(query.recentProgress) < 100, "the page has all epochs of the run"
-    assert sum(each["records"] for each in epochs) == fed - before
-    assert sum(each["rows"] for each in epochs) == len(written) - before + len(letters)
+    assert sum(epoch["records"] for epoch in epochs) == fed - before
+    assert sum(epoch["rows"] for epoch in epochs) == len(written) - before + len(letters)
     table = browser.rows("epochs")
     assert [[number(cell) for cell in (row[0], *row[2:4])] for row in table] == [
-        [each["number"], each["records"], each["rows"]] for each in reversed(epochs)
+        [epoch["number"], epoch["records"], epoch["rows"]] for epoch in reversed(epochs)
     ][:50]
     assert ["Rows to " + flow.topic_out, f"{len(written) - before:,} in this run"] in browser.rows(
         "summary"
@@ -205,7 +205,7 @@ def test_all_that_can_happen_to_a_pipeline_is_on_its_page(
     # State: the files, and the folders of this host's copies.
     assert f"newest {len(epochs)} epochs: {len(new_copies)}." in state, new_copies
     assert len(new_copies) == 3
-    tasks = [task for each in query.recentProgress for task in each["tasks"]]
+    tasks = [task for progress in query.recentProgress for task in progress["tasks"]]
     reused = sum(task.get("reusedCopies", 0) for task in tasks)
     assert reused > 0
     assert f"Reused: {reused}." in state
@@ -226,8 +226,8 @@ def utc(ms: int) -> str:
 def look_at_charts(browser: Browser, epochs: list[dict[str, Any]]) -> None:
     """Every epoch is drawn; one that is far longer than the others does not flatten them."""
     drawn = browser.script("return [newest.counts.x, newest.counts.in, newest.counts.out]")
-    assert drawn == [[each[name] for each in epochs] for name in ("number", "records", "rows")]
-    totals = [sum(ms for _, ms in each["parts_ms"]) for each in epochs]
+    assert drawn == [[epoch[name] for epoch in epochs] for name in ("number", "records", "rows")]
+    totals = [sum(ms for _, ms in epoch["parts_ms"]) for epoch in epochs]
     top = browser.script("return drawn.parts.plot.scales.y.max")
     assert isinstance(top, int | float)
     beyond = [total for total in totals if total > top]

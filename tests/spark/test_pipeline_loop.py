@@ -61,8 +61,8 @@ def test_everything_is_written_once_over_several_runs_with_an_end_each(flow: Flo
         assert not query.isActive
         assert query.exception() is None
         assert count // 50 <= len(query.recentProgress) <= count
-    left = {path.name for path in flow.checkpoint.iterdir()}
-    assert left == {"metadata", "tallystick"}, "no log of Spark's"
+    names = {path.name for path in flow.checkpoint.iterdir()}
+    assert names == {"metadata", "tallystick"}, "no log of Spark's"
     last = query.lastProgress
     assert last is not None
     ends = parse_source(last["sources"][0]["endOffset"])
@@ -100,8 +100,8 @@ def test_latest_is_where_the_first_start_was_whatever_comes_before_the_first_epo
     flow.feed(30)
     run(flow, latest)
 
-    found = [record.value for record in read_committed(flow.confluent, flow.topic_out)]
-    assert sorted(found, key=int) == [value for _, value in flow.input[before:]]
+    values = [record.value for record in read_committed(flow.confluent, flow.topic_out)]
+    assert sorted(values, key=int) == [value for _, value in flow.input[before:]]
 
 
 def test_a_keyed_step_goes_on_from_its_state(flow: Flow) -> None:
@@ -116,8 +116,8 @@ def test_a_keyed_step_goes_on_from_its_state(flow: Flow) -> None:
         flow.feed(count)
         run(flow, counting)
 
-    found = read_committed(flow.confluent, flow.topic_out)
-    counts = {record.key: json.loads(record.value or "")["value"] for record in found}
+    records = read_committed(flow.confluent, flow.topic_out)
+    counts = {record.key: json.loads(record.value or "")["value"] for record in records}
     assert counts == Counter(key for key, _ in flow.input), "the newest of each key"
 
 
@@ -200,14 +200,14 @@ def test_a_backlog_is_read_in_growing_epochs_and_the_progress_says_why(flow: Flo
     query = start(flow, trigger={"processingTime": "1 day"})
     wait_until_read(query, 12_000)
 
-    sizes = [each["epochSize"] for each in query.recentProgress]
-    assert [each["offsetsMax"] for each in sizes][:2] == [1000, 1000], "the first is a cold one"
-    counts = [each["offsets"] for each in sizes]
+    sizes = [progress["epochSize"] for progress in query.recentProgress]
+    assert [size["offsetsMax"] for size in sizes][:2] == [1000, 1000], "the first is a cold one"
+    counts = [size["offsets"] for size in sizes]
     assert sum(counts) == 12_000
     assert max(counts) > 2_000
     assert sizes[0]["because"] == Reason.START.value
-    assert any(each["because"] == Reason.GROWING.value for each in sizes)
-    assert [each["isCut"] for each in sizes] == [True] * (len(sizes) - 1) + [False]
+    assert any(size["because"] == Reason.GROWING.value for size in sizes)
+    assert [size["isCut"] for size in sizes] == [True] * (len(sizes) - 1) + [False]
     query.stop()
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
     flow.assert_exact()
@@ -225,20 +225,20 @@ def test_a_keyed_tasks_rows_stay_within_its_memory_however_much_waits(flow: Flow
     flow.feed(9_000, keys=300)
     query = run(flow, counting)
 
-    sizes = [each["epochSize"] for each in query.recentProgress]
+    sizes = [progress["epochSize"] for progress in query.recentProgress]
     assert sizes[0]["bytesOfBusiestTask"] > 0
-    assert all(each["bytesOfBusiestTask"] < 1.3 * 6_000 for each in sizes[1:]), sizes
+    assert all(size["bytesOfBusiestTask"] < 1.3 * 6_000 for size in sizes[1:]), sizes
     assert sizes[-2]["because"] == Reason.BYTES.value
-    found = read_committed(flow.confluent, flow.topic_out)
-    counts = {record.key: json.loads(record.value or "")["value"] for record in found}
+    records = read_committed(flow.confluent, flow.topic_out)
+    counts = {record.key: json.loads(record.value or "")["value"] for record in records}
     assert counts == Counter(key for key, _ in flow.input)
-    assert len(found) <= len(sizes) * 300
+    assert len(records) <= len(sizes) * 300
 
 
 def test_a_users_bound_is_one_per_trigger_and_all_is_one_epoch(flow: Flow) -> None:
     flow.feed(2_500)
     query = run(flow, flow.pipeline(max_offsets_per_trigger="all"))
-    assert [each["epochSize"]["offsets"] for each in query.recentProgress] == [2_500]
+    assert [progress["epochSize"]["offsets"] for progress in query.recentProgress] == [2_500]
     flow.feed(90)
     query = start(
         flow,
@@ -246,7 +246,7 @@ def test_a_users_bound_is_one_per_trigger_and_all_is_one_epoch(flow: Flow) -> No
         trigger={"processingTime": "2 seconds"},
     )
     wait_until_read(query, 90)
-    began = [datetime.fromisoformat(each["timestamp"]) for each in query.recentProgress]
+    began = [datetime.fromisoformat(progress["timestamp"]) for progress in query.recentProgress]
     assert 3 <= len(began) <= 4, "a partition's share is rounded down"
     assert (began[2] - began[0]).total_seconds() > 3.5
     assert query.recentProgress[0]["epochSize"]["because"] == Reason.OPTION.value
@@ -258,7 +258,7 @@ def test_a_users_bound_is_one_per_trigger_and_all_is_one_epoch(flow: Flow) -> No
 def wait_until_read(query: Query, count: int) -> None:
     def is_read() -> bool:
         assert query.exception() is None
-        return sum(each["epochSize"]["offsets"] for each in query.recentProgress) >= count
+        return sum(progress["epochSize"]["offsets"] for progress in query.recentProgress) >= count
 
     wait_until(is_read, lambda: f"{count} are to be read: {query.recentProgress}", timeout_s=120)
 
@@ -289,9 +289,9 @@ def test_the_parallelism_changes_while_the_pipeline_runs(flow: Flow) -> None:
     paths = sorted((flow.checkpoint / m.FOLDER).glob("0*.json"))
     states = [m.decode(path.read_bytes(), str(path)).state for path in paths]
     assert [step.parallelism for (step,) in filter(None, states)][-1] == 3
-    found = read_committed(flow.confluent, flow.topic_out)
+    records = read_committed(flow.confluent, flow.topic_out)
     seen: dict[str, list[int]] = defaultdict(list)
-    for record in found:
+    for record in records:
         seen[record.key or ""].append(json.loads(record.value or "")["value"])
     assert {key: counts[-1] for key, counts in seen.items()} == Counter(k for k, _ in flow.input)
     assert all(counts == sorted(set(counts)) for counts in seen.values()), "none goes back"
@@ -320,7 +320,7 @@ def test_the_progress_says_where_an_epochs_time_goes(flow: Flow) -> None:
     whole = spent.pop("triggerExecution")
     assert abs(whole - sum(spent.values())) <= len(spent), "rounded each"
     assert {"plan", "tasks", "manifest", "count", "commit", "confirm"} <= set(spent)
-    steps = {each["step"]: each["busiestMs"] for each in progress["tasks"]}
+    steps = {task["step"]: task["busiestMs"] for task in progress["tasks"]}
     assert list(steps) == ["read", "once", "write"]
     assert 300 <= steps["read"]["functions"] < spent["tasks"]
     assert {"read", "decode", "exchange"} <= set(steps["read"])

@@ -101,7 +101,7 @@ def test_metrics_are_the_truth(
     assert sum(last_seen.values()) == len(flow.input)
     assert value("tallystick_read_offsets_total") == len(flow.input)
     assert value("tallystick_read_records_total") == len(flow.input)
-    assert sum(each["numInputRows"] for each in query.recentProgress) == len(flow.input)
+    assert sum(progress["numInputRows"] for progress in query.recentProgress) == len(flow.input)
     assert value("tallystick_dead_letters_total") == 0
     compare_times(value, query.recentProgress)
     compare_state(flow, value, {row.key for row in written})
@@ -115,7 +115,7 @@ def compare_times(value: Value, epochs: list[dict[str, Any]]) -> None:
     """With the progress of the epochs; one was aborted before them."""
     assert value("tallystick_epochs_total") == len(epochs) >= 3
     assert value("tallystick_epochs_started_total") == 1 + len(epochs)
-    whole = [each["durationMs"]["triggerExecution"] / 1000 for each in epochs]
+    whole = [epoch["durationMs"]["triggerExecution"] / 1000 for epoch in epochs]
     part = {"part": "triggerExecution"}
     assert value("tallystick_epoch_seconds_count", **part) == len(whole)
     assert value("tallystick_epoch_seconds_sum", **part) == pytest.approx(sum(whole))
@@ -144,13 +144,13 @@ def compare_bytes(flow: Flow, value: Value, epochs: int) -> None:
 def log_bytes(flow: Flow, topic: str) -> int:
     """The size of a topic's logs on the broker's disk."""
     (node,) = flow.kafka.nodes
-    found = [
+    lags = [
         path.stat().st_size
         for partition in range(flow.partitions)
         for path in (node.data_path / f"{topic}-{partition}").glob("*.log")
     ]
-    assert len(found) == flow.partitions
-    return sum(found)
+    assert len(lags) == flow.partitions
+    return sum(lags)
 
 
 def test_copies_and_the_entries_in_them_are_the_truth(flow: Flow) -> None:
@@ -201,7 +201,7 @@ def copies(flow: Flow) -> list[Path]:
     assert flow.spark is not None
     root = Path(flow.spark.sparkContext.environment["TALLYSTICK_STATE_DIR"])
     lineage = existing_lineage(CheckpointFolder(FileStorage(str(flow.checkpoint))))
-    return sorted(each.parent for each in root.glob(f"*/{lineage}/counts/*/data.mdb"))
+    return sorted(path.parent for path in root.glob(f"*/{lineage}/counts/*/data.mdb"))
 
 
 def test_every_metric_of_the_table_is_offered_and_no_other() -> None:
@@ -210,4 +210,4 @@ def test_every_metric_of_the_table_is_offered_and_no_other() -> None:
     OBSERVERS.remove(collector.observe)
 
     offered = {family.name for family in collector.collect()}
-    assert offered == {each.name.removesuffix("_total") for each in metrics.TABLE}
+    assert offered == {metric.name.removesuffix("_total") for metric in metrics.TABLE}

@@ -36,8 +36,8 @@ def feed_json(flow: Flow, first: int, stop: int) -> None:
 
 def found_json(flow: Flow) -> dict[str | None, list[dict[str, Any]]]:
     """The values of each key, in order."""
-    found = by_key((r.key, r.value) for r in read_committed(flow.confluent, flow.topic_out))
-    return {key: [json.loads(text or "") for text in texts] for key, texts in found.items()}
+    texts_by_key = by_key((r.key, r.value) for r in read_committed(flow.confluent, flow.topic_out))
+    return {key: [json.loads(text or "") for text in texts] for key, texts in texts_by_key.items()}
 
 
 def test_functions_are_chained_may_drop_rows_and_the_group_shows_how_far_they_got(
@@ -70,11 +70,11 @@ def test_functions_are_chained_may_drop_rows_and_the_group_shows_how_far_they_go
         for k in range(5)
     }
     assert found_json(flow) == expected
-    asked = [ConsumerGroupTopicPartitions(f"tallystick-{flow.name}")]
+    request = [ConsumerGroupTopicPartitions(f"tallystick-{flow.name}")]
     admin = AdminClient(flow.confluent)
-    told = admin.list_consumer_group_offsets(asked, request_timeout=WAIT_S)
-    (group,) = [future.result() for future in told.values()]
-    shown = {each.partition: each.offset for each in group.topic_partitions}
+    futures = admin.list_consumer_group_offsets(request, request_timeout=WAIT_S)
+    (group,) = [future.result() for future in futures.values()]
+    shown = {partition.partition: partition.offset for partition in group.topic_partitions}
     last = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)
     assert shown == last
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)

@@ -58,8 +58,8 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def archive_in(home: Path) -> Path:
-    (found,) = (home / ".cache" / "tallystick").glob("spark-classes-*.jsa")
-    return found
+    (archive,) = (home / ".cache" / "tallystick").glob("spark-classes-*.jsa")
+    return archive
 
 
 @contextlib.contextmanager
@@ -75,22 +75,22 @@ def job(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+def facts_from(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = next(line for line in process.stdout if line.startswith("FOUND "))
-    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
-    return found
+    facts: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    return facts
 
 
 def run(home: Path, *arguments: str) -> dict[str, Any]:
     """What the job found; it has ended by itself, and so has its daemon."""
     with job(home, *arguments) as process:
-        found = told(process)
-        assert told(process)["is_over"]
+        facts = facts_from(process)
+        assert facts_from(process)["is_over"]
         assert process.wait(60) == 0
-    wait_until_gone([found["daemon"], *(pid for pid, _, _ in found["workers"])])
-    assert not Path(found["address"]).parent.exists()
-    return found
+    wait_until_gone([facts["daemon"], *(pid for pid, _, _ in facts["workers"])])
+    assert not Path(facts["address"]).parent.exists()
+    return facts
 
 
 def test_the_jvm_maps_the_archive_that_warm_up_has_made(home: Path) -> None:
@@ -98,10 +98,10 @@ def test_the_jvm_maps_the_archive_that_warm_up_has_made(home: Path) -> None:
 
 
 def test_an_archive_is_made_once(home: Path) -> None:
-    made = archive_in(home).stat()
+    archive_stat = archive_in(home).stat()
     command = [sys.executable, "-m", "tallystick", "warm-up"]
     subprocess.run(command, env=environment(home), check=True, timeout=300)
-    assert archive_in(home).stat() == made
+    assert archive_in(home).stat() == archive_stat
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_start_without_an_archive_that_fits_is_as_ever(
                 file.write(os.urandom(1 << 16))
         case "shared":
             archive.chmod(0o620)
-    found = run(tmp_path)
-    assert found["archives"] == []
-    assert found["workers"]
+    facts = run(tmp_path)
+    assert facts["archives"] == []
+    assert facts["workers"]
 
 
 def record(options: str) -> None:
@@ -153,12 +153,12 @@ def test_another_release_of_spark_has_another_archive(
     monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path))
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
-    made = set()
+    archives = set()
     for release in ("4.2", "4.3", "4.3, in its place"):
         (tmp_path / "jars" / f"spark-{release[:3]}.jar").write_text(release)
         assert class_archive.options(java_home()) == ""
-        made.add(class_archive.make(java_home(), record))
-    assert len(made) == 3
+        archives.add(class_archive.make(java_home(), record))
+    assert len(archives) == 3
 
 
 def test_old_archives_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,9 @@ def test_old_archives_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for age, other in enumerate(others):
         other.touch()
         os.utime(other, (1000 - age, 1000 - age))
-    made = class_archive.make(java_home(), record)
-    assert made is not None
-    assert {*tmp_path.glob("*.jsa")} == {made, *others[:2]}
+    archive = class_archive.make(java_home(), record)
+    assert archive is not None
+    assert {*tmp_path.glob("*.jsa")} == {archive, *others[:2]}
 
 
 def test_a_jvm_that_makes_no_archive_leaves_none(
@@ -181,32 +181,32 @@ def test_a_jvm_that_makes_no_archive_leaves_none(
 
 
 def test_workers_are_forks_of_the_early_daemon_and_load_nothing(home: Path) -> None:
-    found = run(home)
-    ((_, parent, is_warm),) = found["workers"]
-    assert parent == found["daemon"]
+    facts = run(home)
+    ((_, parent, is_warm),) = facts["workers"]
+    assert parent == facts["daemon"]
     assert is_warm
 
 
 def test_without_the_early_daemon_spark_has_its_own(home: Path) -> None:
-    found = run(home, "--kill", "ahead")
-    ((_, parent, is_warm),) = found["workers"]
-    assert parent != found["daemon"]
+    facts = run(home, "--kill", "ahead")
+    ((_, parent, is_warm),) = facts["workers"]
+    assert parent != facts["daemon"]
     assert not is_warm
 
 
 def test_an_early_daemon_that_dies_is_replaced_by_sparks_own(home: Path) -> None:
-    found = run(home, "--kill", "serving")
-    (_, first, _), (_, second, _) = found["workers"]
-    assert first == found["daemon"] != second
+    facts = run(home, "--kill", "serving")
+    (_, first, _), (_, second, _) = facts["workers"]
+    assert first == facts["daemon"] != second
 
 
 @pytest.mark.parametrize("when", ["ahead", "serving"])
 def test_it_ends_with_its_driver(home: Path, when: str) -> None:
     with job(home, "--stay", when) as process:
-        found = told(process)
+        facts = facts_from(process)
         process.send_signal(signal.SIGKILL)
-    wait_until_gone([found["daemon"], *(pid for pid, _, _ in found.get("workers", ()))])
-    assert not Path(found["address"]).parent.exists()
+    wait_until_gone([facts["daemon"], *(pid for pid, _, _ in facts.get("workers", ()))])
+    assert not Path(facts["address"]).parent.exists()
 
 
 @pytest.mark.parametrize(("asked_in", "loaded"), [("first", 2), ("third", 3), (None, 4)])
@@ -269,8 +269,8 @@ pickle.load(open(sys.argv[1], "rb"))
 print(*(name for name in sys.modules if name.startswith("tallystick") and name not in before))
 """
     command = [sys.executable, "-c", script, str(known)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    assert found == []
+    modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert modules == []
 
 
 def test_in_the_place_of_a_jvm_that_is_older_than_the_kernels_it_keeps_their_folder(

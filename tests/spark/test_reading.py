@@ -55,17 +55,19 @@ def test_the_schema_that_spark_reads_from_our_ddl_is_that_of_the_rows(spark: Spa
     for form, mode, headers in product(FORMATS, MODES, ("true", "false")):
         has_mode = form.get("value.format", "raw") != "raw" or "key.format" in form
         modes = {"value.mode": mode} if has_mode else {}
-        asked = options({**form, **modes, "includeHeaders": headers})
-        told = to_arrow_schema(spark.createDataFrame([], columns_ddl(asked)).schema, timezone="UTC")
+        parsed = options({**form, **modes, "includeHeaders": headers})
+        schema = to_arrow_schema(
+            spark.createDataFrame([], columns_ddl(parsed)).schema, timezone="UTC"
+        )
 
-        layout = layout_of(asked, told, dead_letters=True)
+        layout = layout_of(parsed, schema, dead_letters=True)
 
-        assert layout.schema == told, (form, mode, headers)
+        assert layout.schema == schema, (form, mode, headers)
 
 
 def test_dead_letters_need_somebody_who_writes_them() -> None:
-    asked = options({"value.format": "string", "value.mode": "deadletter"})
-    told = schema_of(columns_ddl(asked), "columns")
+    parsed = options({"value.format": "string", "value.mode": "deadletter"})
+    schema = schema_of(columns_ddl(parsed), "columns")
 
     with pytest.raises(OptionError, match=r"in a Pipeline only.*use permissive"):
-        layout_of(asked, told)
+        layout_of(parsed, schema)

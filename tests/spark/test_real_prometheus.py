@@ -87,15 +87,15 @@ class Prometheus:
     def value(self, expression: str) -> float | None:
         """Return the sum of what an expression gives now; None: there is no such series."""
         try:
-            found = self.ask("query", query=f"sum({expression})")["result"]
+            samples = self.ask("query", query=f"sum({expression})")["result"]
         except OSError:  # it is not up yet
             return None
-        return float(found[0]["value"][1]) if found else None
+        return float(samples[0]["value"][1]) if samples else None
 
     def firing(self) -> set[str]:
         """Return the alerts that fire now."""
         alerts = self.ask("alerts")["alerts"]
-        return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
 
 class Watched:
@@ -174,9 +174,9 @@ class Watched:
 
 @pytest.fixture
 def watched(flow: Flow, tmp_path: Path) -> Iterator[Watched]:
-    found = Watched(flow, tmp_path)
-    yield found
-    found.close()
+    watched_flow = Watched(flow, tmp_path)
+    yield watched_flow
+    watched_flow.close()
 
 
 def feed_more_than_is_read(watched: Watched, until: Callable[[], bool]) -> None:

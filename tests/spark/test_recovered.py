@@ -53,7 +53,7 @@ def recovered(flow: Flow, transactions: str, visible: int) -> ts.Recovery:
     again = pipeline(flow, transactions).recover(checkpoint=str(flow.checkpoint))
 
     assert again.epoch == done.epoch
-    assert not any(each.committed or each.aborted for each in again.sinks)
+    assert not any(sink.committed or sink.aborted for sink in again.sinks)
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
     assert open_ids(flow) == []
     assert len(read_committed(flow.confluent, flow.topic_out)) == visible
@@ -79,13 +79,13 @@ def test_what_a_dead_driver_has_decided_is_committed(flow: Flow, execution: Any)
     run_and_die(flow, "task", "TransactionCommitted", execution)
     wait_for_rows(flow, 100)
     before = inspect(FileStorage(str(flow.checkpoint))).outputs[-1]
-    left = len(open_ids(flow))
+    open_count = len(open_ids(flow))
 
     done = recovered(flow, "task", visible=160)
 
     after = inspect(FileStorage(str(flow.checkpoint))).outputs[-1]
-    assert left > 0
-    assert (done.epoch, done.sinks[0].committed, done.sinks[0].aborted) == (2, left, 0)
+    assert open_count > 0
+    assert (done.epoch, done.sinks[0].committed, done.sinks[0].aborted) == (2, open_count, 0)
     assert (before.epoch, before.standing, before.decided_by) == (2, DECIDED, "checkpoint")
     assert (after.epoch, after.standing) == (2, SETTLED)
     go_on(flow, "task", execution)
@@ -93,12 +93,12 @@ def test_what_a_dead_driver_has_decided_is_committed(flow: Flow, execution: Any)
 
 def test_what_a_dead_driver_has_not_decided_is_aborted(flow: Flow, execution: Any) -> None:
     run_and_die(flow, "task", "ManifestWritten", execution)
-    left = len(open_ids(flow))
+    open_count = len(open_ids(flow))
 
     done = recovered(flow, "task", visible=100)
 
-    assert left > 0
-    assert (done.epoch, done.sinks[0].committed, done.sinks[0].aborted) == (1, 0, left)
+    assert open_count > 0
+    assert (done.epoch, done.sinks[0].committed, done.sinks[0].aborted) == (1, 0, open_count)
     go_on(flow, "task", execution)
 
 
@@ -149,8 +149,8 @@ def test_what_a_zombie_wrote_late_is_removed_by_a_start_with_nothing_to_read(
     newest = folder.read_manifest(folder.manifest_paths()[-1])
     owner = Owner(newest.pipeline, newest.committables[0].sink, newest.lineage)
     zombie = opened(files, owner)
-    left = prepared(zombie, place(newest.checkpoint_id + 1, owner=owner), rows(0, 9))
-    assert left
+    undecided = prepared(zombie, place(newest.checkpoint_id + 1, owner=owner), rows(0, 9))
+    assert undecided
     assert list(files.rglob("*.draft"))
 
     flow.run(with_files, execution=execution)

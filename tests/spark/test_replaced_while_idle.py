@@ -48,8 +48,8 @@ def shown(flow: Flow) -> int:
     """The sum of all positions that the pipeline's group shows."""
     group = f"tallystick-{flow.name}"
     admin = AdminClient(flow.confluent)  # its answers come while it lives
-    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    return sum(each.offset for each in asked[group].result(WAIT_S).topic_partitions)
+    futures = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    return sum(partition.offset for partition in futures[group].result(WAIT_S).topic_partitions)
 
 
 def test_an_idle_run_ends_when_another_one_has_taken_over(flow: Flow) -> None:
@@ -96,8 +96,8 @@ def test_a_transaction_that_a_replaced_run_opens_late_is_aborted(flow: Flow, dec
             lambda: any(flow.checkpoint.rglob("settled-*")),
             "it never found that it has nothing to do",
         )
-        told = {"transactional.id": an_id_of(flow), "transaction.timeout.ms": 900_000}
-        zombie = Producer({**flow.confluent, **told})
+        options = {"transactional.id": an_id_of(flow), "transaction.timeout.ms": 900_000}
+        zombie = Producer({**flow.confluent, **options})
         zombie.init_transactions(WAIT_S)
         zombie.begin_transaction()
         zombie.produce(flow.topic_out, "late", "zombie", 0)
@@ -123,16 +123,16 @@ def an_id_of(flow: Flow) -> str:
     """Return a transactional id of one of its tasks."""
     newest = max((flow.checkpoint / "tallystick").glob("0*.json"))
     manifest = json.loads(newest.read_text().splitlines()[0])
-    told: str = json.loads(manifest["committables"][0]["details"])["transactional_id"]
-    return told
+    transactional_id: str = json.loads(manifest["committables"][0]["details"])["transactional_id"]
+    return transactional_id
 
 
 def ends(flow: Flow, *, committed: bool) -> int:
     """Return the end offset of the output's first partition."""
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     place, admin = TopicPartition(flow.topic_out, 0), AdminClient(flow.confluent)
-    asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)
-    return int(asked[place].result(WAIT_S).offset)
+    futures = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)
+    return int(futures[place].result(WAIT_S).offset)
 
 
 def put_back(flow: Flow) -> None:

@@ -61,8 +61,8 @@ class Counting:
 
     def output(self, topic: str = "") -> list[tuple[int, int]]:
         """(n, its number), sorted."""
-        found = read_committed(self.flow.confluent, topic or self.flow.topic_out)
-        rows = [json.loads(record.value or "") for record in found]
+        records = read_committed(self.flow.confluent, topic or self.flow.topic_out)
+        rows = [json.loads(record.value or "") for record in records]
         return sorted((row["n"], row["seen"]) for row in rows)
 
     def expected(self, start: int, stop: int) -> list[tuple[int, int]]:

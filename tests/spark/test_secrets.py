@@ -30,15 +30,15 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
     """One run that succeeds and one that fails, all said and kept by driver, workers and Spark."""
     flow = Flow(guarded_kafka, None, tmp_path)
     flow.feed(30)
-    left = tmp_path / "left"
-    left.mkdir()
+    folder = tmp_path / "left"
+    folder.mkdir()
     settings = {
         "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": left.as_uri(),
+        "spark.eventLog.dir": folder.as_uri(),
         "spark.eventLog.compress": "false",
         "log.level": "INFO",
     }
-    with DriverProcess(left / "driver.log", settings) as driver:
+    with DriverProcess(folder / "driver.log", settings) as driver:
         driver.run(flow.spec(show=True))
         assert driver.wait_for_end() is None
         flow.feed(30)
@@ -56,7 +56,7 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
         "sink": repr(flow.sink()) + repr(flow.sink().output),
         "pipeline": repr(flow.pipeline()),
     }
-    for path in (*left.rglob("*"), *flow.checkpoint.rglob("*")):
+    for path in (*folder.rglob("*"), *flow.checkpoint.rglob("*")):
         if path.is_file():
             texts[str(path.relative_to(tmp_path))] = path.read_bytes().decode("latin-1")
     assert f"{flow.checkpoint.name}/tallystick/" in " ".join(texts)
@@ -125,12 +125,12 @@ def dsn_with_password(postgres: PostgresServer) -> str:
 
 def family_of(pid: int) -> list[int]:
     """A process and all below it, those too that have ended and wait to be reaped."""
-    found = [pid]
-    for each in found:
+    pids = [pid]
+    for process_id in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for thread in Path(f"/proc/{each}/task").iterdir():
-                found += map(int, (thread / "children").read_text().split())
-    return found
+            for thread in Path(f"/proc/{process_id}/task").iterdir():
+                pids += map(int, (thread / "children").read_text().split())
+    return pids
 
 
 def process_texts(pid: int) -> bytes:

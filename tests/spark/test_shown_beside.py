@@ -21,7 +21,7 @@ class Groups:
     """`GroupOffsets` of a cluster that answers when the test lets it."""
 
     def __init__(self) -> None:
-        self.answers, self.asked = Event(), Event()
+        self.answers, self.called = Event(), Event()
         self.answers.set()
         self.shown: list[Shown] = []
         self.threads: set[int] = set()
@@ -31,7 +31,7 @@ class Groups:
     def show(self, sources: Iterable[SourceOffsets], *, forward_only: bool = False) -> bool:
         (source,) = sources
         self.threads.add(get_ident())
-        self.asked.set()
+        self.called.set()
         assert self.answers.wait(PATIENCE_S)
         if self.succeeds:
             self.shown.append((next(iter(source.positions.values())), forward_only))
@@ -48,8 +48,8 @@ def groups() -> Groups:
 
 @pytest.fixture
 def beside(groups: Groups) -> Iterator[GroupOffsetsBeside]:
-    made: Any = groups
-    beside = GroupOffsetsBeside(made)
+    any_groups: Any = groups
+    beside = GroupOffsetsBeside(any_groups)
     yield beside
     groups.answers.set()
     beside.close()
@@ -64,7 +64,7 @@ def test_a_cluster_that_hangs_is_asked_once_and_then_for_the_newest(
 ) -> None:
     groups.answers.clear()
     beside.show(at(1))
-    assert groups.asked.wait(PATIENCE_S), "it hangs in the first call now"
+    assert groups.called.wait(PATIENCE_S), "it hangs in the first call now"
 
     for position in range(2, 100):
         beside.show(at(position))
@@ -83,8 +83,8 @@ def test_what_was_not_shown_is_due_again(groups: Groups, beside: GroupOffsetsBes
     groups.succeeds = False
     beside.show(at(1))
     wait_until(
-        lambda: beside.is_due and groups.asked.is_set(),
-        lambda: f"due: {beside.is_due}, asked: {groups.asked.is_set()}",
+        lambda: beside.is_due and groups.called.is_set(),
+        lambda: f"due: {beside.is_due}, asked: {groups.called.is_set()}",
     )
 
     groups.succeeds = True
@@ -113,8 +113,8 @@ def test_the_end_of_a_run_tries_once_more_what_was_refused(
     groups.succeeds = False
     beside.show(at(1))
     wait_until(
-        lambda: beside.is_due and groups.asked.is_set(),
-        lambda: f"due: {beside.is_due}, asked: {groups.asked.is_set()}",
+        lambda: beside.is_due and groups.called.is_set(),
+        lambda: f"due: {beside.is_due}, asked: {groups.called.is_set()}",
     )
 
     groups.succeeds = True
@@ -128,7 +128,7 @@ def test_the_end_of_a_run_waits_for_a_cluster_that_hangs_only_so_long(
 ) -> None:
     groups.answers.clear()
     beside.show(at(1))
-    assert groups.asked.wait(PATIENCE_S)
+    assert groups.called.wait(PATIENCE_S)
     began = time.monotonic()
 
     beside.close(patience_s=0.05)
@@ -143,17 +143,17 @@ def test_who_was_given_up_overwrites_nothing_of_the_next_run(
 ) -> None:
     groups.answers.clear()
     beside.show(at(1))
-    assert groups.asked.wait(PATIENCE_S)
+    assert groups.called.wait(PATIENCE_S)
     if succeeds:
         beside.show(at(2))
     beside.close(patience_s=0.05)
 
     groups.succeeds = succeeds
-    groups.asked.clear()
+    groups.called.clear()
     groups.answers.set()
 
     wait_until(lambda: groups.is_closed, "the groups' client is open")
-    assert not groups.asked.is_set(), "the call that hung was the last one"
+    assert not groups.called.is_set(), "the call that hung was the last one"
 
 
 def test_a_run_that_showed_nothing_closes_its_connections(

@@ -160,8 +160,8 @@ def test_no_reader_sees_rows_of_an_epoch_without_its_side_rows(flow: Flow) -> No
     def look(event: object) -> None:
         if isinstance(event, c.OutputConfirmed):
             wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
-            found = read_committed(flow.confluent, flow.topic_out)
-            main = [(record.key or "", record.value or "") for record in found]
+            records = read_committed(flow.confluent, flow.topic_out)
+            main = [(record.key or "", record.value or "") for record in records]
             seen.append(len(main))
             outputs.assert_of(main) if main else None
 
@@ -220,8 +220,8 @@ def test_malformed_records_and_outputs_of_a_function_are_in_one_transaction(flow
     flow.run(pipeline)
 
     good = [(f"k{n % 5}", str(n)) for n in range(90) if n % 9 != 4]
-    assert_exact(flow.confluent, flow.topic_out, [each for each in good if int(each[1]) % 2])
-    assert_exact(flow.confluent, topics[1], [each for each in good if int(each[1]) % 2 == 0])
+    assert_exact(flow.confluent, flow.topic_out, [row for row in good if int(row[1]) % 2])
+    assert_exact(flow.confluent, topics[1], [row for row in good if int(row[1]) % 2 == 0])
     wait_until_nothing_is_pending(flow.confluent, topics[0])
     assert [r.value for r in read_committed(flow.confluent, topics[0])] == ["poison"] * 10
     done = pipeline.recover(checkpoint=str(flow.checkpoint))
@@ -230,7 +230,10 @@ def test_malformed_records_and_outputs_of_a_function_are_in_one_transaction(flow
     assert (counts.rows_written, counts.dead_letters) == (len(good), 10)
     assert counts.sinks == ("kafka-1", "even-kafka-1")
     newest = CheckpointFolder(FileStorage(str(flow.checkpoint))).newest_manifests(2)
-    assert {rows.topic for each in newest for rows in each.produced} == {flow.topic_out, *topics}
+    assert {rows.topic for manifest in newest for rows in manifest.produced} == {
+        flow.topic_out,
+        *topics,
+    }
 
 
 @ENGINES
@@ -325,7 +328,7 @@ def test_rows_name_their_topics_and_their_side_rows_too(flow: Flow) -> None:
     )
     even = expected_multiples(flow.input, 2)
     assert_exact(flow.confluent, topics[0], even)
-    assert_exact(flow.confluent, topics[1], [each for each in flow.input if each not in even])
+    assert_exact(flow.confluent, topics[1], [row for row in flow.input if row not in even])
     assert_exact(flow.confluent, topics[2], even)
 
 

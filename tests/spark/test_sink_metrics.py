@@ -52,21 +52,21 @@ def test_files_and_open_transactions_are_the_truth(
 
     def compare() -> None:
         """With what the broker lists, and with the drafts on disk."""
-        found = value("tallystick_open_transactions", sink="out")
+        open_count = value("tallystick_open_transactions", sink="out")
         drafts = value("tallystick_open_transactions", sink="files")
         its_open = open_in_kafka(flow)
-        assert found == len(its_open)
+        assert open_count == len(its_open)
         assert drafts == len({draft.parent for draft in folder.rglob("*.draft")})
         if its_open:
-            age_s = time.time() - min(each.begun_ms for each in its_open) / 1000
+            age_s = time.time() - min(transaction.begun_ms for transaction in its_open) / 1000
             shown_s = value("tallystick_oldest_transaction_seconds", sink="out")
             assert age_s - 1 < shown_s < age_s + 5, "it begins in Kafka with its first rows"
-        looks.append((int(found), int(drafts)))
+        looks.append((int(open_count), int(drafts)))
 
     def at_manifests(event: object) -> None:
         if isinstance(event, ManifestWritten):
             compare()
-            if [min(each) > 0 for each in looks].count(True) == 2:  # in the second epoch
+            if [min(look) > 0 for look in looks].count(True) == 2:  # in the second epoch
                 raise Died
 
     abort = OpenSinks.abort
@@ -78,21 +78,21 @@ def test_files_and_open_transactions_are_the_truth(
     try:
         with pytest.raises(Died):
             run(flow, folder, at_manifests)
-        left = looks[-1]
+        last_look = looks[-1]
         looks.clear()
         PIPELINES.pop(flow.name)  # as in another process
         monkeypatch.setattr(OpenSinks, "abort", looked_at)
         query = run(flow, folder, lambda _: None)
     finally:
         OBSERVERS.remove(collector.observe)
-    assert looks == [left], "what was left was found, once"
+    assert looks == [last_look], "what was left was found, once"
     compare()
     assert looks[-1] == (0, 0)
 
     sizes = [path.stat().st_size for path in folder.rglob("*.parquet")]
     assert value("tallystick_written_files_total") == len(sizes) >= 3
     assert value("tallystick_written_file_bytes_total") == sum(sizes)
-    assert sum(each["files"]["written"] for each in query.recentProgress) < len(sizes)
+    assert sum(progress["files"]["written"] for progress in query.recentProgress) < len(sizes)
     flow.assert_exact()
 
 
@@ -100,7 +100,11 @@ def open_in_kafka(flow: Flow) -> list[TransactionDescription]:
     """The flow's open transactions, as the broker lists them."""
     client = Client(flow.sink().output.config)
     try:
-        found = found_open(client)
+        transactions = found_open(client)
     finally:
         client.close()
-    return [each for each in found if f"-{flow.name}/" in each.transactional_id]
+    return [
+        transaction
+        for transaction in transactions
+        if f"-{flow.name}/" in transaction.transactional_id
+    ]

@@ -76,8 +76,8 @@ def test_attempts_beside_each_other_and_executors_that_die_count_once(
         for execution, dies in product(("jobs", "resident"), ("daemon", "executor")):
             flow.feed(300)
             dead = tmp_path / f"{execution}-{dies}"
-            told = {"dies": dies, "marker": str(dead), "execution": execution}
-            driver.run(sunk.spec(epoch_records=100, **told))
+            settings = {"dies": dies, "marker": str(dead), "execution": execution}
+            driver.run(sunk.spec(epoch_records=100, **settings))
             assert driver.wait_for_end() is None
             assert dead.exists()
             sunk.assert_exact()

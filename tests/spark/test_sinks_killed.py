@@ -213,8 +213,8 @@ def test_a_task_whose_worker_is_killed_is_tried_again(
     for execution, failed in (("jobs", 0), ("resident", 1)):
         sunk.flow.feed(300)
         marker = tmp_path / execution
-        told = {"master": "local[2,4]", "dies": "worker", "marker": str(marker)}
-        driver.run(sunk.spec(epoch_records="all", execution=execution, **told))
+        settings = {"master": "local[2,4]", "dies": "worker", "marker": str(marker)}
+        driver.run(sunk.spec(epoch_records="all", execution=execution, **settings))
         assert driver.wait_for_end() is None
         assert marker.exists()
         assert driver.facts.count("ActionFailed") == failed
@@ -231,8 +231,8 @@ def test_what_an_attempt_left_open_that_died_holds_up_no_reader(
     sunk.flow.feed(30_000)
     driver = drivers.take()
     marker = tmp_path / "died"
-    told = {"dies": "worker", "marker": str(marker), "execution": execution}
-    driver.run(sunk.spec(master="local[2,4]", epoch_records="all", **told))
+    settings = {"dies": "worker", "marker": str(marker), "execution": execution}
+    driver.run(sunk.spec(master="local[2,4]", epoch_records="all", **settings))
     assert driver.wait_for_end() is None
     assert marker.exists()
     drivers.give_back(driver)
@@ -408,8 +408,8 @@ def assert_counted(flow: Flow, flights: Flights) -> None:
     flights.assert_exact()
     records = read_committed(flow.confluent, flow.topic_out)
     rows = [json.loads(record.value or "") for record in records]
-    held = ds.dataset(flow.folder / FILES, format="parquet").to_table().to_pylist()
-    assert sorted((row["id"], row["n"]) for row in held) == sorted(
+    file_rows = ds.dataset(flow.folder / FILES, format="parquet").to_table().to_pylist()
+    assert sorted((row["id"], row["n"]) for row in file_rows) == sorted(
         (row["id"], row["n"]) for row in rows
     )
     assert hidden(flow.folder / FILES) == []
@@ -431,8 +431,8 @@ def test_counts_and_their_files_go_on_over_deaths_and_rescales(
         for parallelism, fact, occurrence in kills:
             flights.feed(1000)
             driver = drivers.take()
-            told = {"kill_at": fact, "occurrence": occurrence, "epoch_records": 400}
-            driver.run(flights.spec(parallelism, sinks=sinks, **told))
+            settings = {"kill_at": fact, "occurrence": occurrence, "epoch_records": 400}
+            driver.run(flights.spec(parallelism, sinks=sinks, **settings))
             driver.wait_until_killed()
     finally:
         drivers.close()
@@ -482,9 +482,9 @@ def test_what_a_killed_driver_left_is_recovered_without_spark(
     again = sunk.pipeline().recover(checkpoint=str(sunk.flow.checkpoint))
 
     assert (done.epoch, done.runs_again, again.epoch) == (epoch, None, epoch)
-    assert all(each.committed and not each.lost and not each.failures for each in done.sinks)
-    assert [each.aborted > 0 for each in done.sinks] == [epoch == 1] * 5
-    assert not any(each.committed or each.aborted for each in again.sinks)
+    assert all(sink.committed and not sink.lost and not sink.failures for sink in done.sinks)
+    assert [sink.aborted > 0 for sink in done.sinks] == [epoch == 1] * 5
+    assert not any(sink.committed or sink.aborted for sink in again.sinks)
     sunk.assert_nothing_lingers()
     assert set(sunk.counts()) == {visible_rows(sunk)}
     sunk.flow.feed(30)

@@ -114,7 +114,7 @@ def test_pieces_of_a_partition_stay_in_order_whoever_writes_them(
         topic = flow.kafka.create_topic(f"{flow.name}-{way}", 3)
         sink = flow.sink(topic=topic, transactions="epoch" if way == "epoch" else "task")
         rows = source.map_batches(slow_at_first(tmp_path / way), schema=both)
-        rows = rows if way == "epoch" else rows.transform(lambda each: each)
+        rows = rows if way == "epoch" else rows.transform(lambda batch: batch)
         flow.run(rows.write(sink), checkpoint=tmp_path / f"checkpoint-{way}")
         assert_exact(flow.confluent, topic, flow.input)
     assert len(list((tmp_path / "epoch").iterdir())) == 2

@@ -41,7 +41,7 @@ class Machines:
         """Type a command on a machine."""
         state = self._folder / name / "state"
         state.mkdir(parents=True)
-        told = {
+        replacements = {
             "first": "127.0.0.1",
             "7077": str(self._port),
             "kafka:9092": self._kafka.bootstrap_servers,
@@ -49,7 +49,7 @@ class Machines:
             "/var/lib/tallystick": str(state),
             "deploy/": f"{ROOT}/deploy/",
         }
-        for placeholder, value in told.items():
+        for placeholder, value in replacements.items():
             command = command.replace(placeholder, value)
         environment = {
             **os.environ,
@@ -79,11 +79,11 @@ class Machines:
 
 @contextmanager
 def machines(folder: Path, kafka: EmbeddedKafka) -> Iterator[Machines]:
-    found = Machines(folder, kafka)
+    machines_started = Machines(folder, kafka)
     try:
-        yield found
+        yield machines_started
     finally:
-        found.close()
+        machines_started.close()
 
 
 def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(tmp_path: Path) -> None:
@@ -101,7 +101,9 @@ def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(tmp_pat
             produce(options, "flights", [(row["dest"], json.dumps(row)) for row in rows])
 
         def late() -> list[int]:
-            return [json.loads(each.value or "")["id"] for each in read_committed(options, "late")]
+            return [
+                json.loads(record.value or "")["id"] for record in read_committed(options, "late")
+            ]
 
         def expected(count: int) -> list[int]:
             return [n for n in range(count) if n % 40 >= 15]
@@ -134,8 +136,8 @@ def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(tmp_pat
 
         assert sorted(late()) == expected(800)
         by_destination: dict[int, list[int]] = {}
-        for each in late():
-            by_destination.setdefault(each % 5, []).append(each)
+        for ident in late():
+            by_destination.setdefault(ident % 5, []).append(ident)
         assert all(rows == sorted(rows) for rows in by_destination.values())
         # In an epoch, or between two: that machine had a task, and Spark lost it.
         before, lost, _ = (tmp_path / "driver" / "log").read_text().partition("Lost executor")

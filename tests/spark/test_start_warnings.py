@@ -43,7 +43,7 @@ class Lines(logging.Handler):
         self.texts.append(record.getMessage())
 
     def of(self, prefix: str) -> list[str]:
-        return [each for each in self.texts if each.startswith(prefix)]
+        return [text for text in self.texts if text.startswith(prefix)]
 
 
 @pytest.fixture(scope="module", params=["epoch", "task"])
@@ -107,4 +107,4 @@ def test_where_nothing_is_wrong_nothing_is_said(
         kafka.create_topic(topic, 1)
     started(kafka, spark, tmp_path / "checkpoint", "healthy")
 
-    assert not [each for each in caplog.messages if each.startswith(LINES)]
+    assert not [message for message in caplog.messages if message.startswith(LINES)]

@@ -30,19 +30,23 @@ def flow(tallystick_kafka: EmbeddedKafka, tmp_path: Path) -> Flow:
 
 def run(flow: Flow, **spec: Any) -> list[dict[str, Any]]:
     """Start the job in a process of its own; what it has found."""
-    asked = json.dumps(flow.spec(**{"spark": "nothing", "execution": "jobs", **spec}))
+    spec_text = json.dumps(flow.spec(**{"spark": "nothing", "execution": "jobs", **spec}))
     done = subprocess.run(
-        [sys.executable, str(JOB), asked], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(JOB), spec_text],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert done.returncode == 0, done.stderr[-3000:]
-    assert told, done.stderr[-3000:]
-    found: list[dict[str, Any]] = json.loads(told[0].removeprefix("FOUND "))
-    return found
+    assert lines, done.stderr[-3000:]
+    findings: list[dict[str, Any]] = json.loads(lines[0].removeprefix("FOUND "))
+    return findings
 
 
-def spark_is(found: dict[str, Any]) -> dict[str, bool]:
-    return {name: found[name] for name in ("context", "session")}
+def spark_is(facts: dict[str, Any]) -> dict[str, bool]:
+    return {name: facts[name] for name in ("context", "session")}
 
 
 @pytest.mark.parametrize("execution", ["jobs", "resident"])
@@ -50,19 +54,19 @@ def spark_is(found: dict[str, Any]) -> dict[str, bool]:
 def test_a_stateless_pipeline_needs_no_session(flow: Flow, spark: str, execution: str) -> None:
     for count in (100, 30):
         flow.feed(count)
-        (found,) = run(flow, spark=spark, kind="stateless", execution=execution)
+        (finding,) = run(flow, spark=spark, kind="stateless", execution=execution)
         wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
         flow.assert_exact()
-        assert spark_is(found["after"]) == (DOWN if spark == "nothing" else UP)
-        assert found["after"]["epochs"] >= count // 40
+        assert spark_is(finding["after"]) == (DOWN if spark == "nothing" else UP)
+        assert finding["after"]["epochs"] >= count // 40
 
 
 @pytest.mark.parametrize("spark", ["nothing", "context"])
 def test_a_keyed_pipeline_goes_on_from_its_state_without_a_session(flow: Flow, spark: str) -> None:
     for count in (100, 60):
         flow.feed(count)
-        (found,) = run(flow, spark=spark, kind="keyed")
-        assert not found["after"]["session"]
+        (finding,) = run(flow, spark=spark, kind="keyed")
+        assert not finding["after"]["session"]
     records = read_committed(flow.confluent, flow.topic_out)
     counts = {record.key: json.loads(record.value or "")["value"] for record in records}
     assert counts == Counter(key for key, _ in flow.input), "the newest of each key"
@@ -70,22 +74,22 @@ def test_a_keyed_pipeline_goes_on_from_its_state_without_a_session(flow: Flow, s
 
 def test_a_transform_has_a_session_made_and_ended(flow: Flow) -> None:
     flow.feed(100)
-    (found,) = run(flow, kind="transform")
+    (finding,) = run(flow, kind="transform")
     flow.assert_exact()
-    assert not found["after"]["context"]
+    assert not finding["after"]["context"]
 
 
 def test_a_process_may_start_again_when_its_context_has_ended(flow: Flow) -> None:
     flow.feed(50)
-    found = run(flow, kind="stateless", runs=2)
+    findings = run(flow, kind="stateless", runs=2)
     flow.assert_exact()
-    assert [spark_is(each["after"]) for each in found] == [DOWN, DOWN]
+    assert [spark_is(finding["after"]) for finding in findings] == [DOWN, DOWN]
 
 
 def test_what_is_refused_leaves_no_context_behind(flow: Flow) -> None:
-    (found,) = run(flow, kind="refused")
-    assert "nowhere" in found["error"]
-    assert spark_is(found["after"]) == DOWN
+    (finding,) = run(flow, kind="refused")
+    assert "nowhere" in finding["error"]
+    assert spark_is(finding["after"]) == DOWN
 
 
 def test_a_context_that_is_there_is_used_and_stays(flow: Flow, spark: SparkSession) -> None:

@@ -60,7 +60,7 @@ class Stray:
         if self._touched:
             partition, next_sequence = written.partition, written.record_count
         else:
-            used = {each.partition for each in self._produced}
+            used = {produced.partition for produced in self._produced}
             partition, next_sequence = min(set(range(self._flow.partitions)) - used), 0
         write_stray_rows(self._flow, self.facts.producers[-1], partition, next_sequence)
 
@@ -95,27 +95,27 @@ def test_stray_rows_behind_the_last_count_stop_the_pipeline_until_a_person_has_d
     flow.feed(30)
     flow.run(accept=["foreign-rows-in-epoch-1"])
 
-    found = read_committed(flow.confluent, flow.topic_out)
-    strays = [record for record in found if record.value == STRAY]
+    records = read_committed(flow.confluent, flow.topic_out)
+    strays = [record for record in records if record.value == STRAY]
     assert len(strays) == 3
-    assert sorted(int(r.value or "") for r in found if r.value != STRAY) == list(range(100))
+    assert sorted(int(r.value or "") for r in records if r.value != STRAY) == list(range(100))
 
 
 def test_a_second_attempt_of_a_writing_task_writes_nothing_and_the_epoch_runs_again(
     flow: Flow, drivers: Drivers, tmp_path: Path
 ) -> None:
     """And one of a reading task is none of our business: Spark tries again, the epoch goes on."""
-    told = {"master": "local[2,4]", "execution": "jobs", "epoch_records": "all"}
+    settings = {"master": "local[2,4]", "execution": "jobs", "epoch_records": "all"}
     flow.feed(100)
     driver = drivers.take()
-    driver.run(flow.spec(**told, writing_dies_once=str(tmp_path / "died")))
+    driver.run(flow.spec(**settings, writing_dies_once=str(tmp_path / "died")))
     assert driver.wait_for_end() is None
     assert driver.facts.count("ActionFailed") == 1
     assert driver.facts.count("EpochRan") == 1
     flow.assert_exact()
 
     flow.feed(100)
-    driver.run(flow.spec(**told, reading_dies=True))
+    driver.run(flow.spec(**settings, reading_dies=True))
     assert driver.wait_for_end() is None
     assert driver.facts.count("ActionFailed") == 0
     assert driver.facts.count("EpochRan") == 1

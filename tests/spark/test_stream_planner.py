@@ -39,8 +39,8 @@ def planner(kafka: EmbeddedKafka) -> Iterator[NewPlanner]:
     brokers = []
 
     def make(**options: str) -> StreamPlanner:
-        asked = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **options}
-        parsed = parse_source_options(asked, streaming=True)
+        source_options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **options}
+        parsed = parse_source_options(source_options, streaming=True)
         brokers.append(KafkaBroker(parsed.config))
         return StreamPlanner(brokers[-1], parsed)
 
@@ -117,11 +117,11 @@ def test_a_replayed_epoch_is_not_read_from_another_cluster(
     kafka: EmbeddedKafka, tallystick_topic: NewTopic
 ) -> None:
     """Spark reads it before anything is planned."""
-    asked = {
+    source_options = {
         "kafka.bootstrap.servers": kafka.bootstrap_servers,
         "subscribe": tallystick_topic("mirror"),
     }
-    reader = StreamReader(parse_source_options(asked, streaming=True), Layout())
+    reader = StreamReader(parse_source_options(source_options, streaming=True), Layout())
     logged = replace(from_json(reader.initialOffset()), cluster_id="elsewhere").to_json()
 
     with pytest.raises(DataLossError, match="belong to cluster elsewhere"):
@@ -148,7 +148,9 @@ def test_the_end_of_a_query_cannot_be_changed(
 ) -> None:
     topic = tallystick_topic("ends")
     free, bounded = planner(subscribe=topic), planner(subscribe=topic, endingTimestamp="5")
-    logged = [each.next(each.first(), None) for each in (free, bounded)]
+    logged = [
+        limited_planner.next(limited_planner.first(), None) for limited_planner in (free, bounded)
+    ]
 
     for other, start in zip((bounded, free), logged, strict=True):
         with pytest.raises(OptionError, match="the end of a query cannot be changed"):
@@ -309,13 +311,13 @@ def test_a_record_that_comes_while_the_end_is_asked_for_is_not_passed_over(
 ) -> None:
     topic = tallystick_topic("meanwhile")
     produce(kafka.confluent_options(), topic, numbered(3))
-    asked = topics.list_offsets
+    list_offsets = topics.list_offsets
     written = []
 
     def after_a_record(*arguments: Any, **named: Any) -> dict[Partition, int]:
         if not written:
             written.append(produce(kafka.confluent_options(), topic, numbered(2)))
-        return asked(*arguments, **named)
+        return list_offsets(*arguments, **named)
 
     monkeypatch.setattr(topics, "list_offsets", after_a_record)
     now = str(time.time_ns() // 1_000_000 + 1)
@@ -384,4 +386,4 @@ def test_event_time_gets_as_many_epochs_behind_records_as_steps_can_move_each_ot
     while (following := moving.next(offsets[-1], None)) is not offsets[-1]:
         offsets.append(following)
 
-    assert [each.tick for each in offsets] == [0, 1, 2]
+    assert [offset.tick for offset in offsets] == [0, 1, 2]

@@ -265,10 +265,10 @@ WRONG: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "told"), WRONG, ids=[told for _, told in WRONG])
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[words for _, words in WRONG])
 def test_a_wrong_option_is_told_in_our_words(
-    reader: Reader, options: dict[str, str], told: str
+    reader: Reader, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(Exception, match=rf"OptionError: .*{told}") as raised:
+    with pytest.raises(Exception, match=rf"OptionError: .*{message}") as raised:
         reader.load(**options).collect()
     assert isinstance(raised.value, AnalysisException) or "OptionError" in str(raised.value)

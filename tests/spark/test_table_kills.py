@@ -67,15 +67,15 @@ class FlightsWithRules:
         flow = self._flow
         wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
         records = read_committed(flow.confluent, flow.topic_out)
-        found = pd.DataFrame([json.loads(record.value or "") for record in records])
-        assert sorted(found["id"]) == self._data.iloc[: self._fed]["id"].tolist()
-        assert (found["n"] == found.groupby("dest").cumcount() + 1).all()
-        assert (found["version"] == found["again"]).all(), "two tasks of an epoch had two tables"
+        frame = pd.DataFrame([json.loads(record.value or "") for record in records])
+        assert sorted(frame["id"]) == self._data.iloc[: self._fed]["id"].tolist()
+        assert (frame["n"] == frame.groupby("dest").cumcount() + 1).all()
+        assert (frame["version"] == frame["again"]).all(), "two tasks of an epoch had two tables"
         least = dict(zip(self._data["id"], self._least, strict=False))
-        assert (found["version"] >= found["id"].map(least)).all(), "a row missed a rule before it"
-        by_dest = found.groupby("dest")["version"].diff().dropna()
+        assert (frame["version"] >= frame["id"].map(least)).all(), "a row missed a rule before it"
+        by_dest = frame.groupby("dest")["version"].diff().dropna()
         assert (by_dest >= 0).all(), "a rule was taken back"
-        assert found["version"].nunique() > 1
+        assert frame["version"].nunique() > 1
         state = ts.read_state(flow.spark, str(flow.checkpoint), "rules").toPandas()
         assert set(state["version"]) == {self._version}
         assert set(state["dest"]) == set(self._data["dest"])
@@ -93,8 +93,8 @@ def test_all_tasks_have_one_table_over_kills_and_rescales(
         driver = drivers_with_tables.take(spares=1)
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
         records = EPOCH_RECORDS[execution]
-        told = {"execution": execution, "epoch_records": records}
-        driver.run(flights.spec(next(parallelisms), **told, **kill))
+        settings = {"execution": execution, "epoch_records": records}
+        driver.run(flights.spec(next(parallelisms), **settings, **kill))
         flights.rule()  # while it runs
         driver.wait_until_killed()
         driver.stop()
@@ -124,8 +124,8 @@ def test_a_reader_that_dies_with_the_table_in_its_memory_loses_nothing(
     flights.rule()
     flights.feed(2000)
     marker = tmp_path / "died"
-    told = {"dies": "worker", "marker": str(marker), "execution": execution}
-    driver.run(flights.spec(3, epoch_records=600, **told))
+    settings = {"dies": "worker", "marker": str(marker), "execution": execution}
+    driver.run(flights.spec(3, epoch_records=600, **settings))
     assert driver.wait_for_end() is None
     assert marker.exists()
     assert driver.facts.count("ActionFailed") == 1
@@ -170,10 +170,10 @@ def assert_held_or_out(flow: Flow, data: pd.DataFrame, block: int) -> int:
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
     records = read_committed(flow.confluent, flow.topic_out)
     out = [json.loads(record.value or "")["id"] for record in records]
-    held = ts.read_state(flow.spark, str(flow.checkpoint), "held").toPandas()
-    assert sorted([*out, *held["id"]]) == sorted(data["id"])
+    waiting = ts.read_state(flow.spark, str(flow.checkpoint), "held").toPandas()
+    assert sorted([*out, *waiting["id"]]) == sorted(data["id"])
     assert len(out) % block == 0
-    return len(held)
+    return len(waiting)
 
 
 def feed(flow: Flow, part: pd.DataFrame) -> None:
@@ -192,8 +192,8 @@ def test_held_rows_are_neither_lost_nor_put_out_twice_over_kills_and_rescales(
         feed(flow, data.iloc[1000 * number : 1000 * (number + 1)])
         driver = drivers_with_tables.take(spares=1)
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s} if fact else {}
-        told = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
-        driver.run(flow.spec(master=f"local[{next(masters)}]", **told, **kill))
+        settings = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
+        driver.run(flow.spec(master=f"local[{next(masters)}]", **settings, **kill))
         if fact:
             driver.wait_until_killed()
             driver.stop()
@@ -212,8 +212,8 @@ def test_a_reader_that_dies_with_rows_in_its_list_loses_none(
     driver = drivers_with_tables.take()
     for first, stop, dies in ((0, 500, ""), (500, 2500, "worker")):
         feed(flow, data.iloc[first:stop])
-        told = {"execution": execution, "dies": dies, "marker": str(marker)}
-        driver.run(flow.spec(epoch_records=600, **told))
+        settings = {"execution": execution, "dies": dies, "marker": str(marker)}
+        driver.run(flow.spec(epoch_records=600, **settings))
         assert driver.wait_for_end() is None
     assert marker.exists()
     assert driver.facts.count("ActionFailed") == 1

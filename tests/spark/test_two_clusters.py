@@ -108,10 +108,10 @@ def test_inputs_on_two_clusters_are_one_stream(
         def shown(uid: str, partitions: int) -> int:
             options = clusters[uid].confluent_options()
             witness = Consumer({**options, "group.id": f"tallystick-met/{uid}"})
-            asked = [TopicPartition("met-in", number) for number in range(partitions)]
-            found = sum(each.offset for each in witness.committed(asked, timeout=30))
+            wanted = [TopicPartition("met-in", number) for number in range(partitions)]
+            total = sum(position.offset for position in witness.committed(wanted, timeout=30))
             witness.close()
-            return found
+            return total
 
         for order in (["here", "there"], ["there", "here"]):
             feed("here", 40)
@@ -128,9 +128,11 @@ def test_inputs_on_two_clusters_are_one_stream(
                 )
             )
             assert_exact(kafka.confluent_options(), "met-out", records)
-            found = {each.input: each.cluster_id for each in ts.source_progress(query)}
-            assert list(found) == order
-            assert len(set(found.values())) == 2
+            cluster_by_input = {
+                position.input: position.cluster_id for position in ts.source_progress(query)
+            }
+            assert list(cluster_by_input) == order
+            assert len(set(cluster_by_input.values())) == 2
         assert (shown("here", 2), shown("there", 1)) == (80, 100)
 
 

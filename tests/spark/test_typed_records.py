@@ -43,11 +43,11 @@ def avro_of(schema: dict[str, Any], schema_id: int, framed: bytes) -> Any:
     return fastavro.schemaless_reader(io.BytesIO(framed[5:]), fastavro.parse_schema(schema), None)
 
 
-def chosen_by_librdkafka(flow: Flow, found: list[tuple[int, bytes, bytes]]) -> dict[bytes, int]:
+def chosen_by_librdkafka(flow: Flow, records: list[tuple[int, bytes, bytes]]) -> dict[bytes, int]:
     """The partition of each key, by Kafka's default partitioner."""
     witness = f"{flow.topic_out}-witness"
     flow.kafka.create_topic(witness, flow.partitions)
-    produce(flow.confluent, witness, [(key, b"") for _, key, _ in found])
+    produce(flow.confluent, witness, [(key, b"") for _, key, _ in records])
     return {key: partition for partition, key, _ in committed_bytes(flow.confluent, witness)}
 
 
@@ -79,14 +79,16 @@ def test_avro_values_and_keys_are_what_the_registry_says(
     flow.run(pipeline)
 
     (value_id,) = registry.subjects[f"{flow.topic_out}-value"]
-    found = committed_bytes(flow.confluent, flow.topic_out)
-    values = [avro_of(VALUE, value_id, value) for _, _, value in found]
+    records_out = committed_bytes(flow.confluent, flow.topic_out)
+    values = [avro_of(VALUE, value_id, value) for _, _, value in records_out]
     assert sorted(values, key=lambda value: value["n"]) == [
         {"k": f"k{n % 5}", "n": n, "tags": [f"t{n % 3}"] * (n % 3)} for n in range(200)
     ]
-    assert [avro_of(KEY, key_id, key)["k"] for _, key, _ in found] == [v["k"] for v in values]
-    assert {key: partition for partition, key, _ in found} == chosen_by_librdkafka(flow, found)
-    assert sum(asked.startswith("POST") for asked in registry.asked) == 1
+    assert [avro_of(KEY, key_id, key)["k"] for _, key, _ in records_out] == [v["k"] for v in values]
+    assert {key: partition for partition, key, _ in records_out} == chosen_by_librdkafka(
+        flow, records_out
+    )
+    assert sum(request.startswith("POST") for request in registry.requests) == 1
 
 
 def test_keys_are_read_as_columns_and_a_malformed_one_goes_to_the_dead_letters(
@@ -129,13 +131,17 @@ def test_keys_are_read_as_columns_and_a_malformed_one_goes_to_the_dead_letters(
     )
     flow.run(pipeline)
 
-    found = committed_bytes(flow.confluent, flow.topic_out)
-    assert sorted(json.loads(value)["twice"] for _, _, value in found) == [2 * n for n in range(60)]
-    for _, key, value in found:
+    records_out = committed_bytes(flow.confluent, flow.topic_out)
+    assert sorted(json.loads(value)["twice"] for _, _, value in records_out) == [
+        2 * n for n in range(60)
+    ]
+    for _, key, value in records_out:
         row = json.loads(value)
         assert row["key_k"] == f"k{row['twice'] // 2 % 4}"
         assert key == b'{"key_k":"%b"}' % row["key_k"].encode()
-    assert {key: partition for partition, key, _ in found} == chosen_by_librdkafka(flow, found)
+    assert {key: partition for partition, key, _ in records_out} == chosen_by_librdkafka(
+        flow, records_out
+    )
     assert committed_bytes(flow.confluent, letters) == [(0, b"no key", b'{"n": 0}')]
 
 
@@ -179,11 +185,11 @@ def test_json_schema_is_read_by_the_registrys_columns_and_written_in_its_frame(
 
     flow.run(ts.Pipeline(flow.name).read(source).write(sink))
 
-    found = committed_bytes(flow.confluent, flow.topic_out)
-    assert all(value[:5] == frame for _, _, value in found)  # one schema, one id, two subjects
-    written = [json.loads(value[5:]) for _, _, value in found]
+    records = committed_bytes(flow.confluent, flow.topic_out)
+    assert all(value[:5] == frame for _, _, value in records)  # one schema, one id, two subjects
+    written = [json.loads(value[5:]) for _, _, value in records]
     validator = jsonschema.Draft202012Validator(ORDER)
-    assert all(validator.is_valid(each) for each in written)
+    assert all(validator.is_valid(value) for value in written)
     assert sorted(map(json.dumps, written)) == sorted(map(json.dumps, orders))
     dead = {value for _, _, value in committed_bytes(flow.confluent, letters)}
     assert dead == {b"{}", frame + b"[1]"}
@@ -225,12 +231,13 @@ def test_protobuf_is_read_and_written_as_others_do(flow: Flow, registry: Writabl
     )
     flow.run(ts.Pipeline(flow.name).read(source).map_batches(items).write(sink))
 
-    found = committed_bytes(flow.confluent, flow.topic_out)
+    records_out = committed_bytes(flow.confluent, flow.topic_out)
     head = b"\0" + out_id.to_bytes(4, "big") + b"\2\2"
-    assert all(value[:7] == head for _, _, value in found)
-    read = [classes_of(out)["Sold"].FromString(value[7:]) for _, _, value in found]
-    assert sorted((each.n, each.k, each.color, list(each.items)) for each in read) == [
-        (n, f"k{n % 4}", "BLUE" if n % 2 else "RED", [f"item {n}"]) for n in range(80)
-    ]
+    assert all(value[:7] == head for _, _, value in records_out)
+    read = [classes_of(out)["Sold"].FromString(value[7:]) for _, _, value in records_out]
+    assert sorted(
+        (sold_record.n, sold_record.k, sold_record.color, list(sold_record.items))
+        for sold_record in read
+    ) == [(n, f"k{n % 4}", "BLUE" if n % 2 else "RED", [f"item {n}"]) for n in range(80)]
     dead = {value for _, _, value in committed_bytes(flow.confluent, letters)}
     assert dead == {frame + b"\xff", b"{}"}

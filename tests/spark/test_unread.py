@@ -70,7 +70,7 @@ def test_each_record_of_each_input_has_one_reader(readers: int, pieces: int | No
         b=InputSplits((*splits("in", 4, 0), *splits("other", 2))),
     )
     assert it.reader_count == min(readers, (3 if pieces is None else 7) + 3)
-    found = [
+    numbers = [
         value.decode()
         for reader in range(it.reader_count)
         for rows in it.read([reader])
@@ -78,7 +78,7 @@ def test_each_record_of_each_input_has_one_reader(readers: int, pieces: int | No
     ]
     expected = [f"a in {n} {at}" for n, size in enumerate((5, 1, 3)) for at in range(size)]
     expected += [f"b in 0 {at}" for at in range(4)] + [f"b other 0 {at}" for at in range(2)]
-    assert sorted(found) == sorted(expected)
+    assert sorted(numbers) == sorted(expected)
     if pieces is None:
         assert not it.is_cut
     if readers == 20:

@@ -88,11 +88,11 @@ class Timed:
 
     def output(self) -> dict[str, list[int]]:
         """The rows of each key, in order, and behind a minus the watermarks of its timers."""
-        found: dict[str, list[int]] = {}
+        numbers_by_key: dict[str, list[int]] = {}
         for record in read_committed(self.flow.confluent, self.flow.topic_out):
             row = json.loads(record.value or "")
-            found.setdefault(row["k"], []).append(row["n"])
-        return found
+            numbers_by_key.setdefault(row["k"], []).append(row["n"])
+        return numbers_by_key
 
     def rows(self) -> dict[str, list[int]]:
         """The output without that of timers."""
@@ -101,8 +101,12 @@ class Timed:
     def epochs(self, checkpoint: Path | None = None) -> list[Any]:
         """The state of the step after each epoch; not those that a checkpoint begins with."""
         paths = sorted(((checkpoint or self.flow.checkpoint) / m.FOLDER).glob("0*.json"))
-        found = [m.decode(path.read_bytes(), str(path)) for path in paths]
-        return [each.state[0] for each in found if each.state and each.origin is None]
+        manifests = [m.decode(path.read_bytes(), str(path)) for path in paths]
+        return [
+            manifest.state[0]
+            for manifest in manifests
+            if manifest.state and manifest.origin is None
+        ]
 
 
 def typed(*arguments: object) -> None:
@@ -112,7 +116,11 @@ def typed(*arguments: object) -> None:
 
 
 def latest(step: Any) -> dict[int, int | None]:
-    return {each.partition: each.latest_ms for each in step.partition_times if each.topic}
+    return {
+        partition_time.partition: partition_time.latest_ms
+        for partition_time in step.partition_times
+        if partition_time.topic
+    }
 
 
 @pytest.mark.parametrize("execution", ["jobs", "resident"])
@@ -156,11 +164,11 @@ def test_no_row_of_a_backlog_is_late_in_a_second_step(
         produce(flow.confluent, flow.topic_in, far, partition=partition)
     flow.run(pipeline, execution=execution)
 
-    found: dict[str, int] = {}
+    taken_by_key: dict[str, int] = {}
     for record in read_committed(flow.confluent, flow.topic_out):
         row = json.loads(record.value or "")
-        found[row["k"]] = found.get(row["k"], 0) + row["taken"]
-    assert found == {key: len(at) for key, at in times.items()}
+        taken_by_key[row["k"]] = taken_by_key.get(row["k"], 0) + row["taken"]
+    assert taken_by_key == {key: len(at) for key, at in times.items()}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +187,7 @@ def test_rows_of_a_partition_that_lags_are_not_late(
     flow.run(timed.pipeline(), execution=execution)
 
     steps = timed.epochs()
-    assert any(latest(each).get(1, 0) >= NEW[0] and latest(each)[0] < OLD[-1] for each in steps), (
+    assert any(latest(step).get(1, 0) >= NEW[0] and latest(step)[0] < OLD[-1] for step in steps), (
         f"the other one was far ahead while this one was being read: {steps}"
     )
     assert timed.rows() == {"old": OLD, "new": NEW}
@@ -312,8 +320,16 @@ def test_when_all_partitions_are_idle_the_watermark_may_go_on_with_the_clock(flo
     assert marks[-1] >= 10_050, "further than any event time"
     for one, two in itertools.pairwise(steps):
         if one.partition_times == two.partition_times and two.watermark_ms != one.watermark_ms:
-            newest = max(each.latest_ms for each in two.partition_times if each.latest_ms)
-            seen = max(each.seen_ms for each in two.partition_times if each.latest_ms)
+            newest = max(
+                partition_time.latest_ms
+                for partition_time in two.partition_times
+                if partition_time.latest_ms
+            )
+            seen = max(
+                partition_time.seen_ms
+                for partition_time in two.partition_times
+                if partition_time.latest_ms
+            )
             assert two.watermark_ms <= newest + time.time() * 1000 - seen, "no faster than time"
     assert {key: len(rows) for key, rows in timed.rows().items()} == {"a": 1, "b": 1, "c": 1}
 

@@ -33,7 +33,7 @@ class FakeCluster:
     cluster_id: str
     is_down: bool = False
     offset: int | None = None
-    asked: int = 0
+    request_count: int = 0
     commits: list[int] = field(default_factory=list)
     is_committing: Event = field(default_factory=Event)
     has_committed: Event = field(default_factory=Event)
@@ -51,7 +51,7 @@ class FakeBroker:
 
     def cluster_id(self) -> str:
         """See `KafkaBroker`."""
-        self._cluster.asked += 1
+        self._cluster.request_count += 1
         if self._cluster.is_down:
             raise BrokerUnavailableError("down")
         return self._cluster.cluster_id
@@ -77,8 +77,8 @@ class FakeBroker:
 def groups_on(*clusters: FakeCluster) -> GroupOffsets:
     """Of a query with a source on each, all with one group."""
     configs = {
-        KafkaConfig.from_options({"bootstrap.servers": f"{each.cluster_id}:9092"}): each
-        for each in clusters
+        KafkaConfig.from_options({"bootstrap.servers": f"{cluster.cluster_id}:9092"}): cluster
+        for cluster in clusters
     }
     return GroupOffsets(
         "query",
@@ -88,7 +88,7 @@ def groups_on(*clusters: FakeCluster) -> GroupOffsets:
 
 
 def at(offset: int, *clusters: FakeCluster) -> list[SourceOffsets]:
-    return [SourceOffsets(each.cluster_id, "group", {HERE: offset}) for each in clusters]
+    return [SourceOffsets(cluster.cluster_id, "group", {HERE: offset}) for cluster in clusters]
 
 
 def test_a_cluster_that_is_down_keeps_no_position_of_another_from_being_shown() -> None:
@@ -98,9 +98,11 @@ def test_a_cluster_that_is_down_keeps_no_position_of_another_from_being_shown() 
     assert not groups.show(at(5, down, up))
     assert (down.offset, up.offset) == (None, 5)
 
-    asked = down.asked
+    requests = down.request_count
     assert groups.show(at(6, up))
-    assert (up.offset, down.asked) == (6, asked), "who is found is not searched for again"
+    assert (up.offset, down.request_count) == (6, requests), (
+        "who is found is not searched for again"
+    )
 
     down.is_down = False
     assert groups.show(at(6, down, up))
@@ -137,7 +139,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
         lambda cluster, batch_id: (batch_id, at(10 * batch_id, cluster)),
     )
     monkeypatch.setattr(
-        offset_reporter, "sources_of", lambda told: at(10 * told.batchId, told.cluster)
+        offset_reporter, "sources_of", lambda batch: at(10 * batch.batchId, batch.cluster)
     )
     yield log
     for run in log.runs:
@@ -184,13 +186,15 @@ def test_a_run_waits_until_the_last_one_of_its_query_has_ended(log: Log) -> None
     old = log.start(cluster)
     log.tell(old, 1)
     assert cluster.is_committing.wait(WAIT_S)
-    asked = cluster.asked
+    requests = cluster.request_count
 
     new = log.start(cluster, old)
     log.tell(new, 2)
     new.groups.end()
     new.groups._thread.join(0.3)
-    assert cluster.asked == asked, "the new run went to Kafka while the old one was there"
+    assert cluster.request_count == requests, (
+        "the new run went to Kafka while the old one was there"
+    )
 
     cluster.may_commit.set()
     end(old)

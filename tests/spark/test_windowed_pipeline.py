@@ -59,12 +59,12 @@ def feed(flow: Flow, first: int, count: int) -> list[tuple[str, int]]:
 
 def put_out(flow: Flow) -> list[tuple[Window, dict[str, Any]]]:
     """The windows that are to be seen, in order for each key."""
-    found = []
+    windows = []
     for record in read_committed(flow.confluent, flow.topic_out):
         row = json.loads(record.value or "")
         since = datetime.fromisoformat(row["window_start"]) - datetime(1970, 1, 1, tzinfo=UTC)
-        found.append(((row["k"], since // timedelta(milliseconds=1)), row))
-    return found
+        windows.append(((row["k"], since // timedelta(milliseconds=1)), row))
+    return windows
 
 
 def test_hopping_windows_are_exact_over_epochs_and_restarts_with_any_parallelism(
@@ -85,12 +85,12 @@ def test_hopping_windows_are_exact_over_epochs_and_restarts_with_any_parallelism
     for key, at in records:
         for start in range(at - at % EVERY, at - SIZE, -EVERY):
             expected.setdefault((key, start), []).append(at)
-    found = put_out(flow)
-    assert len(found) == len(expected)
-    assert {window: (row["n"], row["total"]) for window, row in found} == {
+    windows_out = put_out(flow)
+    assert len(windows_out) == len(expected)
+    assert {window: (row["n"], row["total"]) for window, row in windows_out} == {
         window: (len(times), sum(times)) for window, times in expected.items()
     }
-    for window, row in found:
+    for window, row in windows_out:
         middle = sorted(expected[window])[(len(expected[window]) + 1) // 2 - 1]
         assert abs(row["middle"][0] - middle) <= 0.004 * middle
     assert flow.spark is not None
@@ -138,14 +138,14 @@ def test_count_windows_are_exact_over_epochs_and_restarts_with_any_parallelism(
         assert facts.names.count("TransactionCommitted") >= 3
         assert not facts.errors
 
-    found: dict[str, list[list[int]]] = {}
+    rows_by_key: dict[str, list[list[int]]] = {}
     for record in read_committed(flow.confluent, flow.topic_out):
         row = json.loads(record.value or "")
         assert row["n"] == len(row["all"])
-        found.setdefault(row["k"], []).append(row["all"])
-    assert found == {
-        key: [its[max(0, end - 40) : end] for end in range(every, len(its) + 1, every)]
-        for key, its in records.items()
+        rows_by_key.setdefault(row["k"], []).append(row["all"])
+    assert rows_by_key == {
+        key: [numbers[max(0, end - 40) : end] for end in range(every, len(numbers) + 1, every)]
+        for key, numbers in records.items()
     }
 
 
@@ -178,7 +178,7 @@ def test_rows_behind_the_watermark_count_while_their_window_is_open_and_late_one
         results: list[Any] = []
         facts = Facts("EpochRan", results.append)
         flow.run(pipeline(flow, ts.tumbling(SIZE), 2, allowed_lateness=300), listener=facts)
-        late.append(sum(count for each in results for _, count in each.late))
+        late.append(sum(count for result in results for _, count in result.late))
 
     late: list[int] = []
     put_in(100, 1150)  # the watermark is 950

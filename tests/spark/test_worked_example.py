@@ -30,16 +30,16 @@ _VARIES = re.compile(
 
 
 def blocks(what: str) -> Iterator[re.Match[str]]:
-    return (found for found in _BLOCK.finditer(PAGE) if found["what"] == what)
+    return (block for block in _BLOCK.finditer(PAGE) if block["what"] == what)
 
 
 def shown(value: Any, key: str = "") -> Any:
     """As the page has it: what differs from run to run is an ellipsis."""
     match value:
         case dict():
-            return {name: shown(each, name) for name, each in value.items()}
+            return {name: shown(member, name) for name, member in value.items()}
         case list():
-            return [shown(each) for each in value]
+            return [shown(member) for member in value]
         case str():
             return _VARIES.sub("…", value)
         case _:
@@ -72,17 +72,17 @@ def test_the_worked_example_is_what_happens(
     assert len(files) == 3
     for block in files:
         (path,) = tmp_path.glob(block["name"])
-        held = json.JSONDecoder().raw_decode(path.read_text())[0]
-        assert shown(held) == json.loads(block["text"]), path
+        content = json.JSONDecoder().raw_decode(path.read_text())[0]
+        assert shown(content) == json.loads(block["text"]), path
     (requests,) = blocks("requests")
     for group, topic in (("tallystick-totals-token", "totals"), ("tallystick-totals", "orders")):
         line = next(line for line in requests["text"].splitlines() if f" {group} " in line)
-        held = sorted(read_group_offsets(confluent, group).items())
+        content = sorted(read_group_offsets(confluent, group).items())
         assert re.findall(r"(\w+-\d) = (\d+)", line) == [
-            (f"{topic}-{partition}", str(offset)) for (_, partition), (offset, _) in held
+            (f"{topic}-{partition}", str(offset)) for (_, partition), (offset, _) in content
         ]
-        assert {at for (at, _), _ in held} == {topic}
-        metadata = shown(held[0][1][1]).replace(str(tmp_path), "…")
+        assert {at for (at, _), _ in content} == {topic}
+        metadata = shown(content[0][1][1]).replace(str(tmp_path), "…")
         assert metadata in line, metadata
     first, second = (block["text"].splitlines() for block in blocks("output"))
     assert output(confluent) == first

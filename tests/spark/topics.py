@@ -70,8 +70,10 @@ def read_committed(options: Mapping[str, str], topic: str) -> list[Record]:
 
 def committed_bytes(options: Mapping[str, str], topic: str) -> list[tuple[int, bytes, bytes]]:
     """Partition, key and value of all committed records, by partition and offset."""
-    found = sorted(_committed(options, topic), key=lambda each: (each.partition(), each.offset()))
-    return [(each.partition(), each.key(), each.value()) for each in found]
+    messages = sorted(
+        _committed(options, topic), key=lambda message: (message.partition(), message.offset())
+    )
+    return [(message.partition(), message.key(), message.value()) for message in messages]
 
 
 def read_group_offsets(
@@ -84,7 +86,7 @@ def read_group_offsets(
 
     Source: Kafka's OffsetCommitKey.json and OffsetCommitValue.json, version 4.
     """
-    held: dict[tuple[str, int], tuple[int, str]] = {}
+    offsets: dict[tuple[str, int], tuple[int, str]] = {}
     for message in sorted(_committed(options, "__consumer_offsets"), key=Message.offset):
         key, value = message.key(), message.value()
         (kind,) = struct.unpack_from(">h", key)
@@ -95,13 +97,13 @@ def read_group_offsets(
         (partition,) = struct.unpack_from(">i", key, at)
         if name != group:
             continue
-        held.pop((topic, partition), None)
+        offsets.pop((topic, partition), None)
         if value is not None:
             version, offset, _leader_epoch = struct.unpack_from(">hqi", value)
             assert version == 4, f"an offset's format {version} is new here"
             size, at = _varint(value, 14)
-            held[topic, partition] = offset, value[at : at + size - 1].decode()
-    return held
+            offsets[topic, partition] = offset, value[at : at + size - 1].decode()
+    return offsets
 
 
 def _string(data: bytes, at: int) -> tuple[str, int]:
@@ -169,11 +171,11 @@ def ends(options: Mapping[str, str], topic: str, isolation: IsolationLevel) -> d
     """
     admin, deadline = AdminClient(dict(options)), time.monotonic() + WAIT_S
     partitions = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
-    asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}
+    request = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}
     while True:
-        told = admin.list_offsets(asked, isolation_level=isolation, request_timeout=TRY_S)
+        futures = admin.list_offsets(request, isolation_level=isolation, request_timeout=TRY_S)
         try:
-            return {where.partition: future.result().offset for where, future in told.items()}
+            return {where.partition: future.result().offset for where, future in futures.items()}
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
@@ -190,8 +192,8 @@ def pending(options: Mapping[str, str], topic: str) -> dict[int, int]:
 def wait_until_nothing_is_pending(options: Mapping[str, str], topic: str) -> None:
     """Wait for markers that are on their way, or for a transaction to time out."""
     deadline = time.monotonic() + WAIT_S
-    while found := pending(options, topic):
-        assert time.monotonic() < deadline, f"{topic}: readers are stuck behind {found}"
+    while open_partitions := pending(options, topic):
+        assert time.monotonic() < deadline, f"{topic}: readers are stuck behind {open_partitions}"
         time.sleep(0.1)
 
 
@@ -209,6 +211,6 @@ def assert_exact(
     Kafka answers a commit before it writes the markers that show the rows to readers.
     """
     wait_until_nothing_is_pending(options, topic)
-    found = read_committed(options, topic)
-    assert by_key((r.key, r.value) for r in found) == by_key(expected)
-    assert len({(r.key, r.partition) for r in found}) == len({r.key for r in found})
+    records = read_committed(options, topic)
+    assert by_key((r.key, r.value) for r in records) == by_key(expected)
+    assert len({(r.key, r.partition) for r in records}) == len({r.key for r in records})

@@ -46,10 +46,10 @@ class CoKeyedTasks:
         """Rows in their order of arrival, as one table."""
         arrived = list(arrivals)
         parts, order = [], []
-        for number, each in enumerate(self.inputs.inputs):
+        for number, keyed_input in enumerate(self.inputs.inputs):
             of_it = [at for at, (whose, _) in enumerate(arrived) if whose == number]
             rows = [dict(arrived[at][1]) for at in of_it]
-            columns = pa.RecordBatch.from_pylist(rows, each.columns)
+            columns = pa.RecordBatch.from_pylist(rows, keyed_input.columns)
             parts.append(self.inputs.numbered(number, columns))
             order += of_it
         places = sorted(range(len(order)), key=order.__getitem__)
@@ -96,7 +96,7 @@ class CoKeyedTasks:
     ) -> Work:
         """One task's part of an epoch, which sees the state of its own key groups alone."""
         groups = groups or KeyGroupRange(0, self.max_parallelism - 1)
-        held = {
+        entries = {
             key: value
             for key, value in self.entries.items()
             if groups.first <= int.from_bytes(key[:2], "big") <= groups.last
@@ -107,7 +107,7 @@ class CoKeyedTasks:
             max_parallelism=self.max_parallelism,
             groups=groups,
             fields=self.fields,
-            overlay=Overlay(DictView(held)),
+            overlay=Overlay(DictView(entries)),
             time=EpochTime(timestamp_ms, watermark_ms),
         )
 

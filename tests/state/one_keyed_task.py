@@ -87,8 +87,8 @@ class OneTask:
             self._task(rows, index, parallelism, EpochTime(timestamp_ms, watermark_ms))
             for index in range(parallelism)
         ]
-        for each in changes:
-            self._commit(each)
+        for change in changes:
+            self._commit(change)
         return [row for batch in self.output for row in batch.to_pylist()]
 
     def _task(

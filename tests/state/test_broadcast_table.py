@@ -39,12 +39,12 @@ def test_a_table_has_the_newest_row_of_each_key(epochs: list[list[tuple[Row, boo
             expected.pop(key, None)
             if not gone:
                 expected[key] = (v, t)
-    found = content.rows.to_pylist()
-    assert {(r["a"], r["b"]): (r["v"], r["t"]) for r in found} == expected
-    assert len(found) == len(expected)
+    table_rows = content.rows.to_pylist()
+    assert {(r["a"], r["b"]): (r["v"], r["t"]) for r in table_rows} == expected
+    assert len(table_rows) == len(expected)
     assert content.rows.schema == COLUMNS
 
-    at_once = TableContent.empty(CODEC).changed(changes([each for rows in epochs for each in rows]))
+    at_once = TableContent.empty(CODEC).changed(changes([row for rows in epochs for row in rows]))
     assert at_once.rows.equals(content.rows), "in one order, whichever way it came about"
     assert at_once.entries.equals(content.entries)
 
@@ -52,14 +52,14 @@ def test_a_table_has_the_newest_row_of_each_key(epochs: list[list[tuple[Row, boo
 @settings(deadline=None)
 @given(st.sets(st.binary(max_size=3)), st.lists(st.binary(max_size=3)), st.booleans())
 def test_the_index_finds_what_is_there(keys: set[bytes], wanted: list[bytes], same: bool) -> None:
-    held = sorted(keys)
+    sorted_keys = sorted(keys)
     with pytest.MonkeyPatch.context() as patch:
         if same:  # hashes that are equal
             hashes = operator_state._hashes
             patch.setattr(operator_state, "_hashes", lambda keys: hashes(keys) % 3)
-        index = KeyIndex(pa.array(held, pa.binary()))
-        found = index.find(pa.array(wanted, pa.binary())).tolist()
-    assert found == [held.index(each) if each in keys else -1 for each in wanted]
+        index = KeyIndex(pa.array(sorted_keys, pa.binary()))
+        places = index.find(pa.array(wanted, pa.binary())).tolist()
+    assert places == [sorted_keys.index(key) if key in keys else -1 for key in wanted]
 
 
 def test_what_cannot_be_a_table_is_refused() -> None:

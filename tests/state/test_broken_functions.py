@@ -20,7 +20,7 @@ Judge = Callable[[dict[str, Any]], None]
 
 def found_out(judge: Judge, *kinds: str) -> bool:
     """True if a case brings it to light."""
-    for case in (each for each in windows.CASES if each["kind"] in kinds):
+    for case in (case for case in windows.CASES if case["kind"] in kinds):
         try:
             judge(case)
         except AssertionError:

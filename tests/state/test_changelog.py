@@ -29,12 +29,12 @@ def read(file, groups):
     """What a task reads: the index, then one slice."""
     segments = segments_of(parse_index(file.data[-file.index_size :], file.checksum), groups)
     entries = {}
-    for at, each in enumerate(segments):
+    for at, segment in enumerate(segments):
         if at:
             before = segments[at - 1]
-            assert each.offset == before.offset + before.length, "not one slice"
-        blob = file.data[each.offset : each.offset + each.length]
-        batch = decode(blob, each, groups)
+            assert segment.offset == before.offset + before.length, "not one slice"
+        blob = file.data[segment.offset : segment.offset + segment.length]
+        batch = decode(blob, segment, groups)
         entries.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
     return entries
 
@@ -79,7 +79,7 @@ def test_segments_end_where_a_key_group_ends_unless_it_is_huge():
     file = encode(table(rows | huge))
 
     segments = parse_index(file.data[-file.index_size :], file.checksum)
-    assert [(each.first, each.last) for each in segments] == [
+    assert [(segment.first, segment.last) for segment in segments] == [
         (0, 2),
         (3, 5),
         (6, 8),
@@ -115,9 +115,11 @@ def test_each_damaged_byte_is_noticed(data):
     entries = {b"\0%c\1k" % group: b"value" * group for group in range(9)}
     file = encode(table(entries))
     segments = parse_index(file.data[-file.index_size :], file.checksum)
-    places = [range(each.offset, each.offset + each.length) for each in segments]
+    places = [range(segment.offset, segment.offset + segment.length) for segment in segments]
     places.append(range(len(file.data) - file.index_size, len(file.data)))
-    place = data.draw(st.sampled_from([at for each in places for at in each]))
+    place = data.draw(
+        st.sampled_from([at for places_of_segment in places for at in places_of_segment])
+    )
     damaged = bytearray(file.data)
     damaged[place] ^= data.draw(st.integers(1, 255))
 

@@ -52,12 +52,17 @@ def arrival(record: Record) -> tuple[int, dict[str, Any]]:
     return side, {"user": user, "name": shown, "version": version, "gone": gone}
 
 
-def joined(how: str, left: Record | None, right: Record | None) -> dict[str, Any] | None:
-    is_there = {"inner": left and right, "left": left, "right": right, "full": left or right}[how]
+def joined(how: str, left_row: Record | None, right: Record | None) -> dict[str, Any] | None:
+    is_there = {
+        "inner": left_row and right,
+        "left": left_row,
+        "right": right,
+        "full": left_row or right,
+    }[how]
     if not is_there:
         return None
     columns = ("name", "version", "gone")
-    one = arrival(left)[1] if left else dict.fromkeys(columns)
+    one = arrival(left_row)[1] if left_row else dict.fromkeys(columns)
     two = arrival(right)[1] if right else dict.fromkeys(columns)
     return {name: one[name] for name in columns} | {f"accounts_{n}": two[n] for n in columns}
 
@@ -80,7 +85,7 @@ def test_an_upsert_join_puts_out_the_changes_of_the_joined_table(
     tables: tuple[dict[Any, Record], dict[Any, Record]] = ({}, {})
     before: dict[Any, Any] = {}
     for records, parallelism in epochs:
-        found = tasks.epoch([arrival(each) for each in records], parallelism=parallelism)
+        rows_out = tasks.epoch([arrival(record) for record in records], parallelism=parallelism)
 
         for record in records:
             table, user = tables[record[0]], record[1]
@@ -97,7 +102,7 @@ def test_an_upsert_join_puts_out_the_changes_of_the_joined_table(
             change = "insert" if old is None else "update" if row is not None else "delete"
             if row != old:
                 expected.append({"user": user, "change": change, **(row or old)})
-        assert sorted(map(str, found)) == sorted(map(str, expected))
+        assert sorted(map(str, rows_out)) == sorted(map(str, expected))
         before = after
     if deletes and not by_version:
         users = {user for table in now for user in table} if epochs else set()
@@ -105,17 +110,17 @@ def test_an_upsert_join_puts_out_the_changes_of_the_joined_table(
 
 
 def test_what_an_upsert_join_cannot_go_by() -> None:
-    def made(**options: Any) -> Any:
+    def make(**options: Any) -> Any:
         return upsert_join("users", "accounts", **options).make(INPUTS.columns)
 
     with pytest.raises(OptionError, match="newest_by names 'orders': expected 'users' or"):
-        made(newest_by={"orders": "version"})
+        make(newest_by={"orders": "version"})
     with pytest.raises(OptionError, match="newest_by of 'users' is 'age', which is none of its"):
-        made(newest_by={"users": "age"})
+        make(newest_by={"users": "age"})
     with pytest.raises(OptionError, match="deleted of 'users': column 'version' is int64, expec"):
-        made(deleted={"users": "version"})
+        make(deleted={"users": "version"})
     with pytest.raises(OptionError, match="how='outer', expected one of inner, left, right, full"):
-        made(how="outer")
+        make(how="outer")
     function = upsert_join("users", "accounts", newest_by={"users": "version"})
     with pytest.raises(RecordError, match="input 'users': 1 rows have no 'version'"):
         CoKeyedTasks(function, INPUTS).epoch([(0, {"user": "a", "version": None})])
@@ -148,7 +153,7 @@ def test_a_function_of_two_inputs_sees_each_with_its_columns_and_one_state(
     counts: dict[Any, int] = {}
     totals: dict[Any, int] = {}
     for records, parallelism in epochs:
-        found = tasks.epoch([arrival(each) for each in records], parallelism=parallelism)
+        rows_out = tasks.epoch([arrival(record) for record in records], parallelism=parallelism)
         for side, user, _, version, _ in records:
             counts[user] = counts.get(user, 0) + (side == 0)
             if side == 1:
@@ -157,7 +162,7 @@ def test_a_function_of_two_inputs_sees_each_with_its_columns_and_one_state(
             {"user": user, "n": counts[user], "total": totals.get(user)}
             for user in {record[1] for record in records}
         ]
-        assert sorted(map(str, found)) == sorted(map(str, expected))
+        assert sorted(map(str, rows_out)) == sorted(map(str, expected))
 
 
 def test_a_function_of_two_inputs_has_timers_and_event_times() -> None:
@@ -185,7 +190,7 @@ def test_a_function_of_two_inputs_has_timers_and_event_times() -> None:
     assert function_with_timers.time_mode == EVENT_TIME
     tasks = CoKeyedTasks(function_with_timers, schema)
     rows = [(0, "a", "x", 1, None), (1, "a", None, 3, None), (1, "b", None, 4, None)]
-    assert tasks.epoch([arrival(each) for each in rows], watermark_ms=3) == [{"user": "a"}]
+    assert tasks.epoch([arrival(row) for row in rows], watermark_ms=3) == [{"user": "a"}]
     assert len(tasks.entries) == 2, "b and its timer"
 
 

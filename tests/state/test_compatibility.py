@@ -28,14 +28,14 @@ def test_any_parallelism_up_to_the_key_groups_goes_on(parallelism):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "message"),
     [
         (replace(COUNT, max_parallelism=256), r"max_parallelism=256.*128 key groups.*migrate"),
         (replace(COUNT, key_schema='[["user","int64"]]'), r"its key is now .*int64.*string.*uid"),
     ],
 )
-def test_what_would_move_entries_is_refused(wanted, told):
-    with pytest.raises(OptionError, match=told):
+def test_what_would_move_entries_is_refused(wanted, message):
+    with pytest.raises(OptionError, match=message):
         check([wanted], [HELD])
 
 

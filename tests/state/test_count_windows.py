@@ -42,14 +42,14 @@ def rows_of(records: list[Record]) -> pa.RecordBatch:
 
 def naive(records: list[Record], size: int, every: int) -> dict[Any, list[dict[str, Any]]]:
     """The windows of each key, one row at a time."""
-    found: dict[Any, list[dict[str, Any]]] = {}
+    windows_by_key: dict[Any, list[dict[str, Any]]] = {}
     seen: dict[Any, list[int | None]] = {}
     for key, x in records:
         rows = seen.setdefault(key, [])
         rows.append(x)
         if len(rows) % every == 0:
             xs = rows[-size:]
-            there = [each for each in xs if each is not None]
+            there = [number for number in xs if number is not None]
             window = {
                 "n": len(xs),
                 "total": sum(there) if there else None,
@@ -58,8 +58,8 @@ def naive(records: list[Record], size: int, every: int) -> dict[Any, list[dict[s
                 "last": xs[-1],
                 "all": there,
             }
-            found.setdefault(key, []).append(window)
-    return found
+            windows_by_key.setdefault(key, []).append(window)
+    return windows_by_key
 
 
 RECORDS = st.lists(
@@ -83,16 +83,16 @@ def test_windows_are_those_of_all_rows_wherever_epochs_are_cut(
 ) -> None:
     size, every = sizes
     task = task_of(size, every)
-    found: dict[Any, list[dict[str, Any]]] = {}
+    rows_by_key: dict[Any, list[dict[str, Any]]] = {}
     edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(count_windows, "_LINES_MAX", lines_max)
         for number, (begin, end) in enumerate(itertools.pairwise(edges)):
             rows = rows_of(records[begin:end])
             for row in task.epoch(rows, parallelism=tasks[number % len(tasks)]):
-                found.setdefault(row.pop("key"), []).append(row)
+                rows_by_key.setdefault(row.pop("key"), []).append(row)
 
-    assert found == naive(records, size, every)
+    assert rows_by_key == naive(records, size, every)
     keys = [key for key, _ in records]
     counts = [keys.count(key) for key in set(keys)]
     assert len(task.entries) == sum(entries_needed(count, size, every) for count in counts)

@@ -28,7 +28,7 @@ def at(epoch):
 
 
 def loads(*pairs):
-    return [Load(file, tuple(KeyGroupRange(*each) for each in parts)) for file, *parts in pairs]
+    return [Load(file, tuple(KeyGroupRange(*part) for part in parts)) for file, *parts in pairs]
 
 
 def test_a_store_of_the_trail_gets_what_is_newer():

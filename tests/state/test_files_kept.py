@@ -42,7 +42,7 @@ def grown(step, sizes, parallelism=1):
     for index, groups in due_snapshots(step, parallelism).items():
         assert key_group_range(GROUPS, parallelism, index).intersection(groups) == groups
         written.append(
-            file(SNAPSHOT, step.version.epoch, groups, sizes.held * groups.count // GROUPS)
+            file(SNAPSHOT, step.version.epoch, groups, sizes.total * groups.count // GROUPS)
         )
     for index, loads in due_merges(step, parallelism).items():
         groups = key_group_range(GROUPS, parallelism, index)
@@ -60,8 +60,8 @@ def grown(step, sizes, parallelism=1):
 class Sizes:
     """Of the state as it stands, and of what a task changes in an epoch."""
 
-    def __init__(self, held, changed):
-        self.held, self.changed = held, changed
+    def __init__(self, total, changed):
+        self.total, self.changed = total, changed
 
 
 def test_an_epoch_appends_snapshots_then_changelogs_and_its_version():
@@ -69,7 +69,7 @@ def test_an_epoch_appends_snapshots_then_changelogs_and_its_version():
     files = [changelog(5, 5, 9), snapshot(4, 0, 2), changelog(5, 0, 4)]
 
     step = extend(base, Version(5, "b"), files)
-    assert [each.path for each in step.files] == [
+    assert [state_file.path for state_file in step.files] == [
         changelog(4).path,
         snapshot(4, 0, 2).path,
         changelog(5, 0, 4).path,
@@ -110,19 +110,19 @@ def test_an_epoch_is_later_than_its_base():
 def test_small_changes_are_not_worth_a_snapshot():
     step = empty()
     for _ in range(100):
-        step, _ = grown(step, Sizes(held=1000, changed=500), parallelism=2)
+        step, _ = grown(step, Sizes(total=1000, changed=500), parallelism=2)
         assert not due_snapshots(step, 2)
 
 
 def test_bytes_are_bounded_by_the_state_and_written_a_few_times():
     """64 MiB of state, 1 MiB changed by each of 2 tasks per epoch."""
-    step, sizes, snapshots = empty(), Sizes(held=64 * MIB, changed=MIB), 0
+    step, sizes, snapshots = empty(), Sizes(total=64 * MIB, changed=MIB), 0
     for epoch in range(200):
         step, written = grown(step, sizes, parallelism=2)
-        cost = [each.size for each in written if each.kind == SNAPSHOT]
+        cost = [file_written.size for file_written in written if file_written.kind == SNAPSHOT]
         assert all(size <= 2 * SNAPSHOT_BYTES for size in cost) or epoch < 40
         snapshots += sum(cost)
-        assert sum(each.size for each in step.files) < 4 * sizes.held
+        assert sum(state_file.size for state_file in step.files) < 4 * sizes.total
     assert snapshots < 2 * 200 * 2 * MIB
     assert len(step.files) < 100
 
@@ -130,25 +130,27 @@ def test_bytes_are_bounded_by_the_state_and_written_a_few_times():
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_the_number_of_files_is_bounded_however_large_the_state(parallelism):
     """A gigabyte, a few kilobytes per epoch: no snapshot may be the price."""
-    held = file(SNAPSHOT, 0, KeyGroupRange(0, GROUPS - 1), 1 << 30)
-    step = extend(extend(empty(), Version(0, "t"), []), Version(1, "t"), [held])
+    first_snapshot = file(SNAPSHOT, 0, KeyGroupRange(0, GROUPS - 1), 1 << 30)
+    step = extend(extend(empty(), Version(0, "t"), []), Version(1, "t"), [first_snapshot])
     epochs, written_bytes = 400, 0
     for _ in range(epochs):
-        step, written = grown(step, Sizes(held=1 << 30, changed=4096), parallelism)
-        assert all(each.kind == CHANGELOG for each in written)
-        written_bytes += sum(each.size for each in written)
+        step, written = grown(step, Sizes(total=1 << 30, changed=4096), parallelism)
+        assert all(file_written.kind == CHANGELOG for file_written in written)
+        written_bytes += sum(file_written.size for file_written in written)
         assert len(step.files) < 40 * parallelism
     assert written_bytes < 8 * epochs * 4096 * parallelism
 
 
-def written_with(sizes, parallelism, held):
+def written_with(sizes, parallelism, snapshot_size):
     """What it took to write changelogs of such sizes over a state, and how many files it had."""
-    snapshots = [file(SNAPSHOT, 0, KeyGroupRange(0, GROUPS - 1), held)] if held else []
+    snapshots = (
+        [file(SNAPSHOT, 0, KeyGroupRange(0, GROUPS - 1), snapshot_size)] if snapshot_size else []
+    )
     step = extend(extend(empty(), Version(0, "t"), []), Version(1, "t"), snapshots)
     merged_bytes, most, largest = 0, 0, 0
     for size in sizes:
-        step, written = grown(step, Sizes(held, size), parallelism)
-        merged = [each.size for each in written if each.kind == CHANGELOG]
+        step, written = grown(step, Sizes(snapshot_size, size), parallelism)
+        merged = [file_written.size for file_written in written if file_written.kind == CHANGELOG]
         merged_bytes += sum(merged)
         largest = max([largest, *merged])
         most = max(most, len(step.files))
@@ -194,7 +196,7 @@ def test_after_a_rescale_ranges_are_looked_at_as_they_are_now():
     step = empty()
     for parallelism in (1, 2, 3, 2, 5, 3, 5, 6, 5, 2, 5, 3, 2, 1):
         for _ in range(20):
-            step, _ = grown(step, Sizes(held=8 * MIB, changed=MIB // 4), parallelism)
+            step, _ = grown(step, Sizes(total=8 * MIB, changed=MIB // 4), parallelism)
             assert len(step.files) < 200
 
 

@@ -61,19 +61,19 @@ def test_all_windows_come_out_and_no_state_is_left(kind, emit, lateness, less):
 @pytest.mark.parametrize("how", ["left", "full"])
 @pytest.mark.parametrize("kind", ["interval", "window", "temporal"])
 def test_rows_without_a_partner_come_out_of_joins(kind, how):
-    made: Any = {
+    joins: Any = {
         "interval": lambda: interval_join(
             "orders", "rates", lower="-1000 days", upper="300000 days", how=how
         ),
         "window": lambda: window_join("orders", "rates", size="1 hour", how=how),
         "temporal": lambda: temporal_join("orders", "rates", how="left"),
     }
-    tasks = CoKeyedTasks(made[kind](), INPUTS)
+    tasks = CoKeyedTasks(joins[kind](), INPUTS)
     order = {"coin": "a", "at": NOW_MS, "amount": 1}
     rate = {"coin": "b", "at": NOW_MS, "rate": 2}
     assert tasks.epoch([(0, order), (1, rate)]) == []
-    found = tasks.epoch([], watermark_ms=FINAL_WATERMARK_MS)
-    assert len(found) == (2 if how == "full" and kind != "temporal" else 1)
+    rows_out = tasks.epoch([], watermark_ms=FINAL_WATERMARK_MS)
+    assert len(rows_out) == (2 if how == "full" and kind != "temporal" else 1)
     assert tasks.epoch([], watermark_ms=FINAL_WATERMARK_MS) == []
     if kind != "temporal":
         assert tasks.entries == {}

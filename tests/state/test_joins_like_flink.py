@@ -35,16 +35,16 @@ def test_pairs_are_those_of_flink(case: dict[str, Any], parallelism: int) -> Non
     for number, step in enumerate(case["steps"]):
         watermark = step["watermark"]
         is_late = [watermark is not None and row[2] <= watermark for row in step["rows"]]
-        late += [row for row, each in zip(step["rows"], is_late, strict=True) if each]
+        late += [row for row, is_row_late in zip(step["rows"], is_late, strict=True) if is_row_late]
         arrivals = [
             (side, {"key": key, "time": time, "value": value})
-            for (side, key, time, value), each in zip(step["rows"], is_late, strict=True)
-            if not each
+            for (side, key, time, value), is_row_late in zip(step["rows"], is_late, strict=True)
+            if not is_row_late
         ]
-        found = tasks.epoch(arrivals, watermark_ms=watermark, parallelism=parallelism)
+        rows_out = tasks.epoch(arrivals, watermark_ms=watermark, parallelism=parallelism)
 
         wanted = [tuple(row[1:]) for row in case["flink"]["out"] if row[0] == number]
-        assert Counter(tuple(row.values()) for row in found) == Counter(wanted)
+        assert Counter(tuple(row.values()) for row in rows_out) == Counter(wanted)
     assert Counter(map(tuple, late)) == Counter(map(tuple, case["flink"]["late"]))
     assert tasks.entries == {}
 
@@ -78,8 +78,8 @@ def test_rows_with_and_without_a_partner_are_those_of_flink(
             (side, {"key": key, "time": time, "value": value})
             for side, key, time, value in step["rows"]
         ]
-        found = tasks.epoch(arrivals, watermark_ms=step["watermark"], parallelism=parallelism)
-        ours.update(pair(row) for row in found)
+        rows_out = tasks.epoch(arrivals, watermark_ms=step["watermark"], parallelism=parallelism)
+        ours.update(pair(row) for row in rows_out)
         flinks.update(tuple(row[1:]) for row in case["flink"]["out"] if row[0] == number)
         if case["kind"] == "temporal_join":
             assert ours == flinks

@@ -32,13 +32,13 @@ def test_whole_columns_of_keys_have_flinks_hash_codes_groups_and_tasks(java_type
     _, keys, max_parallelism, parallelism, hash_codes, groups, tasks = zip(*cases, strict=True)
     rows = pa.record_batch({"key": pa.array(keys, ARROW_TYPES[java_type])})
 
-    found = KeyCodec(rows.schema).hash_codes(rows)
+    codes = KeyCodec(rows.schema).hash_codes(rows)
 
-    assert found.tolist() == list(hash_codes)
+    assert codes.tolist() == list(hash_codes)
     for count in set(max_parallelism):
         of_count = np.flatnonzero(np.array(max_parallelism) == count)
         expected = [groups[row] for row in of_count]
-        assert key_groups_of(found, count)[of_count].tolist() == expected
+        assert key_groups_of(codes, count)[of_count].tolist() == expected
     owners = map(operator_index, max_parallelism, parallelism, groups)
     assert list(owners) == list(tasks)
 
@@ -51,8 +51,8 @@ def test_groups_of_hash_codes_are_flinks() -> None:
 def test_ranges_of_tasks_are_flinks() -> None:
     for max_parallelism, parallelism, ranges in GOLDEN["key_group_ranges"]:
         for index, (first, last) in enumerate(ranges):
-            found = key_group_range(max_parallelism, parallelism, index)
-            assert found == KeyGroupRange(first, last)
+            key_groups = key_group_range(max_parallelism, parallelism, index)
+            assert key_groups == KeyGroupRange(first, last)
             for group in (first, last):
                 assert operator_index(max_parallelism, parallelism, group) == index
 
@@ -74,10 +74,10 @@ def test_what_flink_refuses_is_refused(parallelism: int) -> None:
 
 
 def test_intersections_are_flinks() -> None:
-    for left, right, expected, count in GOLDEN["intersection"]:
-        found = KeyGroupRange(*left).intersection(KeyGroupRange(*right))
-        assert found == (KeyGroupRange(*expected) if expected else EMPTY)
-        assert found.count == count
+    for left_range, right, expected, count in GOLDEN["intersection"]:
+        common = KeyGroupRange(*left_range).intersection(KeyGroupRange(*right))
+        assert common == (KeyGroupRange(*expected) if expected else EMPTY)
+        assert common.count == count
 
 
 def test_more_tasks_than_key_groups_are_refused() -> None:
@@ -91,9 +91,9 @@ def test_a_columns_hash_codes_are_those_of_each_text(texts: list[str]) -> None:
     texts = [text.encode("utf-16", "replace").decode("utf-16") for text in texts]
     rows = pa.record_batch({"key": pa.array(texts, pa.string())})
 
-    found = KeyCodec(rows.schema).hash_codes(rows)
+    codes = KeyCodec(rows.schema).hash_codes(rows)
 
-    assert found.tolist() == [java_string_hash(text) for text in texts]
+    assert codes.tolist() == [java_string_hash(text) for text in texts]
 
 
 @settings(deadline=None)

@@ -100,10 +100,10 @@ def test_several_columns_are_hashed_as_flinks_tuples() -> None:
     )
     codec = KeyCodec(pa.schema([rows.schema.field(n) for n in ("user", "number", "flag")]))
 
-    found = codec.hash_codes(rows)
+    codes = codec.hash_codes(rows)
 
     expected = [(99162322 * 31 + 7) * 31 + 1231, 7 * 31 + 1237, 2112 * 31 * 31]
-    assert found.tolist() == [java_int(code) for code in expected]
+    assert codes.tolist() == [java_int(code) for code in expected]
 
 
 @settings(deadline=None)
@@ -116,7 +116,7 @@ def test_longs(numbers: list[int]) -> None:
 @given(st.lists(st.floats(allow_nan=False)))
 def test_doubles(numbers: list[float]) -> None:
     bits = [struct.unpack(">q", struct.pack(">d", number + 0.0))[0] for number in numbers]
-    assert hash_codes(pa.float64(), numbers) == [java_long(each) for each in bits]
+    assert hash_codes(pa.float64(), numbers) == [java_long(bit_pattern) for bit_pattern in bits]
 
 
 @settings(deadline=None)
@@ -144,4 +144,6 @@ def test_decimals(unscaled: list[int], scale: int) -> None:
 def test_timestamps(moments: list[dt.datetime]) -> None:
     start = dt.datetime(1970, 1, 1, tzinfo=UTC)
     micros = [(moment - start) // dt.timedelta(microseconds=1) for moment in moments]
-    assert hash_codes(pa.timestamp("us", tz="UTC"), moments) == [java_long(each) for each in micros]
+    assert hash_codes(pa.timestamp("us", tz="UTC"), moments) == [
+        java_long(microseconds) for microseconds in micros
+    ]

@@ -164,11 +164,11 @@ def test_bytes_that_are_no_keys_are_refused(data: st.DataObject, name: str) -> N
     row = pa.record_batch([pa.array([text], pa.binary()), pa.array([value], kind)], codec.schema)
     junk = data.draw(damaged(codec.encode(row)[0].as_py()) | st.binary(max_size=30))
     try:
-        found = codec.decode(pa.array([junk], pa.binary()))
+        decoded = codec.decode(pa.array([junk], pa.binary()))
     except ManifestError:
         return
-    found.validate(full=True)
-    assert codec.encode(found).to_pylist() == [junk]
+    decoded.validate(full=True)
+    assert codec.encode(decoded).to_pylist() == [junk]
 
 
 def test_a_key_cut_short_is_refused() -> None:
@@ -184,10 +184,10 @@ def test_a_key_cut_short_is_refused() -> None:
 def test_entries_begin_with_the_key_group_and_the_states_id() -> None:
     keys = pa.array([b"x", b"cd", b""], pa.binary())
 
-    found = entry_keys(np.array([258, 32767], np.int32), 9, keys.slice(1))
+    keys_of_entries = entry_keys(np.array([258, 32767], np.int32), 9, keys.slice(1))
 
-    assert found.to_pylist() == [b"\x01\x02\x09cd", b"\x7f\xff\x09"]
-    assert bodies(found).to_pylist() == [b"cd", b""]
+    assert keys_of_entries.to_pylist() == [b"\x01\x02\x09cd", b"\x7f\xff\x09"]
+    assert bodies(keys_of_entries).to_pylist() == [b"cd", b""]
     assert entry_keys(np.zeros(0, np.int32), 1, pa.array([], pa.binary())).to_pylist() == []
 
 

@@ -96,14 +96,18 @@ def test_windows_are_those_of_flink(case: dict[str, Any]) -> None:
     late: Counter[tuple[int, ...]] = Counter()
     for step, wanted in zip(case["steps"], windows_by_step(case), strict=True):
         rows = rows_of(step)
-        found = task.epoch(rows, watermark_ms=watermark_of(step["watermark"], case["kind"]))
+        rows_out = task.epoch(rows, watermark_ms=watermark_of(step["watermark"], case["kind"]))
 
         keys = ("key", "window_start", "window_end", *AGGREGATES)
-        ours = [tuple(row[k] if "window" not in k else ms(row[k]) for k in keys) for row in found]
+        ours = [
+            tuple(row[k] if "window" not in k else ms(row[k]) for k in keys) for row in rows_out
+        ]
         if not case["lateness"]:
             assert Counter(ours) == Counter(wanted)
         assert newest(ours, case["kind"]) == newest(wanted, case["kind"])
-        late.update(tuple(row.values()) for each in task.side for row in each.rows.to_pylist())
+        late.update(
+            tuple(row.values()) for side_output in task.side for row in side_output.rows.to_pylist()
+        )
     assert late == Counter(map(tuple, case["flink"]["late"]))
     assert task.entries == {}, "Flink holds nothing either"
     assert case["flink"]["entries"] == 0
@@ -116,6 +120,6 @@ def test_count_windows_are_those_of_flink(case: dict[str, Any]) -> None:
     windows = ts.count_window(case["size"], every=case["every"])
     task = OneTask(ts.windowed(windows, AGGREGATES), KEY, ROWS)
     for step, wanted in zip(case["steps"], windows_by_step(case), strict=True):
-        found = [tuple(row.values()) for row in task.epoch(rows_of(step))]
+        rows_out = [tuple(row.values()) for row in task.epoch(rows_of(step))]
         for key in range(3):  # a key's windows in their order
-            assert [row for row in found if row[0] == key] == [w for w in wanted if w[0] == key]
+            assert [row for row in rows_out if row[0] == key] == [w for w in wanted if w[0] == key]

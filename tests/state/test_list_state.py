@@ -28,20 +28,20 @@ CODEC = ListCodec(pa.schema([("a", pa.int64()), ("b", pa.string())]))
 
 
 def elements_of(shares: list[list[Share]]) -> list[list[list[int]]]:
-    return [[[s.task, at] for s in its for at in range(s.start, s.stop)] for its in shares]
+    return [[[s.task, at] for s in share for at in range(s.start, s.stop)] for share in shares]
 
 
 def test_one_list_is_divided_as_by_flink() -> None:
     for case in GOLDEN["repartition_split_distribute"]:
         sizes, parallelism = case["in"]["list_sizes"], case["in"]["new_parallelism"]
-        found = repartitioned({"a": sizes}, parallelism)["a"]
-        assert elements_of(found) == case["result"], case["in"]
+        lists = repartitioned({"a": sizes}, parallelism)["a"]
+        assert elements_of(lists) == case["result"], case["in"]
 
 
 def test_each_task_gets_a_union_as_by_flink() -> None:
     for case in GOLDEN["repartition_union"]:
-        found = in_union(case["in"]["list_sizes"], case["in"]["new_parallelism"])
-        assert elements_of(found) == case["result"], case["in"]
+        lists = in_union(case["in"]["list_sizes"], case["in"]["new_parallelism"])
+        assert elements_of(lists) == case["result"], case["in"]
 
 
 def test_several_lists_of_an_operator_are_divided_as_by_flink() -> None:
@@ -49,12 +49,12 @@ def test_several_lists_of_an_operator_are_divided_as_by_flink() -> None:
     for case in GOLDEN["repartition_multi_state"]:
         states, parallelism = case["in"]["states"], case["in"]["new_parallelism"]
         split, union = (
-            {name: each["list_sizes"] for name, each in states.items() if each["mode"] == mode}
+            {name: state["list_sizes"] for name, state in states.items() if state["mode"] == mode}
             for mode in ("SPLIT_DISTRIBUTE", "UNION")
         )
-        found = repartitioned(split, parallelism)
-        found |= {name: in_union(sizes, parallelism) for name, sizes in union.items()}
-        assert {name: elements_of(its) for name, its in found.items()} == case["result"]
+        lists_by_name = repartitioned(split, parallelism)
+        lists_by_name |= {name: in_union(sizes, parallelism) for name, sizes in union.items()}
+        assert {name: elements_of(lists) for name, lists in lists_by_name.items()} == case["result"]
 
 
 Element = tuple[int | None, str | None]
@@ -62,7 +62,7 @@ ELEMENTS = st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.text
 
 
 def encoded(elements: list[Element]) -> pa.BinaryArray:
-    rows = [dict(zip("ab", each, strict=True)) for each in elements]
+    rows = [dict(zip("ab", element, strict=True)) for element in elements]
     return CODEC.encode(pa.RecordBatch.from_pylist(rows, schema=CODEC.columns))
 
 
@@ -70,18 +70,18 @@ def decoded(values: pa.BinaryArray) -> list[Element]:
     return [(row["a"], row["b"]) for row in CODEC.decode(values).to_pylist()]
 
 
-def applied(held: dict[bytes, bytes], changes: pa.RecordBatch) -> None:
+def applied(stored: dict[bytes, bytes], changes: pa.RecordBatch) -> None:
     keys = changes.column(0).to_pylist()
     assert keys == sorted(set(keys))
     for key, value in zip(keys, changes.column(1).to_pylist(), strict=True):
-        held.pop(key, None)
+        stored.pop(key, None)
         if value is not None:
-            held[key] = value
+            stored[key] = value
 
 
-def batch_of(held: dict[bytes, bytes]) -> pa.RecordBatch:
-    found = sorted(held.items())
-    return pa.record_batch([[k for k, _ in found], [v for _, v in found]], schema=ENTRIES)
+def batch_of(stored: dict[bytes, bytes]) -> pa.RecordBatch:
+    entries = sorted(stored.items())
+    return pa.record_batch([[k for k, _ in entries], [v for _, v in entries]], schema=ENTRIES)
 
 
 @settings(deadline=None)
@@ -89,10 +89,10 @@ def batch_of(held: dict[bytes, bytes]) -> pa.RecordBatch:
 def test_what_changes_makes_of_the_old_lists_the_new_ones(
     lists: list[list[Element]], parallelism: int, data: st.DataObject
 ) -> None:
-    held: dict[bytes, bytes] = {}
+    stored: dict[bytes, bytes] = {}
     for task, elements in enumerate(lists):
-        applied(held, list_changes(task, encoded([]), encoded(elements)))
-    entries = batch_of(held)
+        applied(stored, list_changes(task, encoded([]), encoded(elements)))
+    entries = batch_of(stored)
     before = len(lists)
     everything: list[Any] = []
     for task in range(parallelism):
@@ -102,23 +102,25 @@ def test_what_changes_makes_of_the_old_lists_the_new_ones(
             else decoded(shared_values(entries, task, before, parallelism))
         )
         union = shared_values(entries, task, before, parallelism, is_union=True)
-        assert decoded(union) == [e for its in lists for e in its]
+        assert decoded(union) == [e for task_list in lists for e in task_list]
         committed = encoded(lists[task]) if task < before else encoded([])
-        applied(held, list_changes(task, committed, encoded(share)))
+        applied(stored, list_changes(task, committed, encoded(share)))
         everything.append(share)
-    applied(held, deletions_beyond(entries, parallelism))
-    assert sorted(map(repr, (e for its in lists for e in its))) == sorted(
-        map(repr, (e for its in everything for e in its))
+    applied(stored, deletions_beyond(entries, parallelism))
+    assert sorted(map(repr, (e for task_list in lists for e in task_list))) == sorted(
+        map(repr, (e for task_list in everything for e in task_list))
     )
-    again = batch_of(held)
+    again = batch_of(stored)
     whole = decoded(again.column(1))
-    assert whole == [e for its in everything for e in its], "what is stored is what tasks have"
+    assert whole == [e for task_list in everything for e in task_list], (
+        "what is stored is what tasks have"
+    )
 
     task = data.draw(st.integers(0, parallelism - 1))
     newer = data.draw(ELEMENTS)
-    applied(held, list_changes(task, encoded(everything[task]), encoded(newer)))
+    applied(stored, list_changes(task, encoded(everything[task]), encoded(newer)))
     everything[task] = newer
-    assert decoded(batch_of(held).column(1)) == [e for its in everything for e in its]
+    assert decoded(batch_of(stored).column(1)) == [e for task_list in everything for e in task_list]
 
 
 def test_only_what_differs_is_written() -> None:

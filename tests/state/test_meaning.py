@@ -46,15 +46,15 @@ TUMBLING = ts.tumbling(1000)
 def declared(function: Any, rows: pa.Schema | None = None) -> Any:
     if rows is None:
         rows = TABLE.columns if getattr(function, "carried", None) is not None else ROWS
-    made = function.make(rows) if isinstance(function, ByColumns) else function
-    return made.declared(KEY)
+    processor = function.make(rows) if isinstance(function, ByColumns) else function
+    return processor.declared(KEY)
 
 
 def start(old: Any, new: Any) -> tuple[StateField, ...]:
     """Go on from the state of one function with another one, as a start does."""
     fields, next_id = settle("step", old, None)
-    held = StepState("step", 16, 1, KEY.schema_text, 1, fields, next_id)
-    return settle("step", new, StepState.from_json(held.to_json()))[0]
+    before = StepState("step", 16, 1, KEY.schema_text, 1, fields, next_id)
+    return settle("step", new, StepState.from_json(before.to_json()))[0]
 
 
 def by(one: Aggregate) -> Any:
@@ -82,8 +82,8 @@ def upsert(**arguments: Any) -> Any:
     return ts.upsert_join("l", "r", **arguments)
 
 
-def interval(left: str = "l", right: str = "r", upper: int = 1, how: str = "inner") -> Any:
-    return ts.interval_join(left, right, lower=0, upper=upper, how=how)
+def interval(left_input: str = "l", right: str = "r", upper: int = 1, how: str = "inner") -> Any:
+    return ts.interval_join(left_input, right, lower=0, upper=upper, how=how)
 
 
 def of_state(schema: str = "x double") -> Any:
@@ -192,9 +192,9 @@ FREE: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("old", "new", "told"), REFUSED.values(), ids=REFUSED)
-def test_another_meaning_is_refused_by_the_argument(old: Any, new: Any, told: str) -> None:
-    with pytest.raises(OptionError, match=told) as refused:
+@pytest.mark.parametrize(("old", "new", "message"), REFUSED.values(), ids=REFUSED)
+def test_another_meaning_is_refused_by_the_argument(old: Any, new: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as refused:
         start(declared(old), declared(new))
     for remedy in ("step step: ", "give the step a new uid", "allow_dropped_state=['step']"):
         assert remedy in str(refused.value)
@@ -207,17 +207,17 @@ def test_other_arguments_are_free(old: Any, new: Any) -> None:
     assert start(declared(old), declared(new))
 
 
-@pytest.mark.parametrize(("old", "new", "told"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("old", "new", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_checkpoint_without_meanings_is_taken_up_and_says_them_from_then_on(
-    old: Any, new: Any, told: str
+    old: Any, new: Any, message: str
 ) -> None:
     """As release 0.1.0 wrote them: what it does not say is believed, once."""
     unknown = [replace(state, meaning=()) for state in declared(new)]
     fields, next_id = settle("step", unknown, None)
-    held = StepState("step", 16, 1, KEY.schema_text, 1, fields, next_id)
-    assert all("meaning" not in field for field in held.to_json()["fields"])
-    found, _ = settle("step", declared(new), StepState.from_json(held.to_json()))
-    assert [field.meaning for field in found] == [state.meaning for state in declared(new)]
+    before = StepState("step", 16, 1, KEY.schema_text, 1, fields, next_id)
+    assert all("meaning" not in field for field in before.to_json()["fields"])
+    settled, _ = settle("step", declared(new), StepState.from_json(before.to_json()))
+    assert [field.meaning for field in settled] == [state.meaning for state in declared(new)]
 
 
 def test_an_argument_that_the_release_before_did_not_know_is_taken_up() -> None:
@@ -294,8 +294,8 @@ def test_the_texts_are_frozen() -> None:
             },
         ),
     }
-    for function, (made, arguments) in texts.items():
-        for state in declared(made):
+    for function, (function_made, arguments) in texts.items():
+        for state in declared(function_made):
             assert state.meaning == (("function", function), *arguments.items())
 
 

@@ -77,13 +77,13 @@ def test_rows_come_back_as_they_were_in_their_order(
     records = [(0, row) for row in bids] + [(n, row) for n in (1, 2) for row in people]
     arrived = [records[at] for at in order]
     for number, schema in enumerate((BIDS, PEOPLE, PEOPLE)):
-        found = INPUTS.rows_of(number, batch)
-        assert found.schema == schema
-        assert found.to_pylist() == [row for whose, row in arrived if whose == number]
+        rows_out = INPUTS.rows_of(number, batch)
+        assert rows_out.schema == schema
+        assert rows_out.to_pylist() == [row for whose, row in arrived if whose == number]
     assert batch.column(INPUT).to_pylist() == [number for number, _ in arrived]
     keys = [row.get("bidder") if number == 0 else row["id"] for number, row in arrived]
     assert batch.column("bidder").to_pylist() == keys
-    assert batch.column(TIME).to_pylist() == [time_of(*each) for each in arrived]
+    assert batch.column(TIME).to_pylist() == [time_of(*arrival) for arrival in arrived]
 
 
 def time_of(number: int, row: Any) -> int | None:

@@ -78,18 +78,18 @@ def arrival(record: Record) -> tuple[int, dict[str, Any]]:
     return 1, {"order": key, "part": 1, "amount": amount, "tags": tags, "paid": time * 1000}
 
 
-def joined(left: Record | None, right: Record | None) -> dict[str, Any]:
+def joined(left_row: Record | None, right: Record | None) -> dict[str, Any]:
     """A row of output; moments as numbers."""
-    one = left or right
+    one = left_row or right
     assert one is not None
     row: dict[str, Any] = {"id": one[1], "part": 1}
-    row |= {"amount": left and left[3], "at": left and left[2]}
-    found = arrival(right)[1] if right else dict.fromkeys(PAYMENTS.names)
+    row |= {"amount": left_row and left_row[3], "at": left_row and left_row[2]}
+    paid = arrival(right)[1] if right else dict.fromkeys(PAYMENTS.names)
     return row | {
-        "order": found["order"],
-        "payments_amount": found["amount"],
-        "tags": found["tags"],
-        "paid": found["paid"],
+        "order": paid["order"],
+        "payments_amount": paid["amount"],
+        "tags": paid["tags"],
+        "paid": paid["paid"],
     }
 
 
@@ -104,7 +104,7 @@ def test_a_join_that_carries_some_columns_joins_the_same_rows(how: str, epochs: 
     lean = CoKeyedTasks(interval_join("orders", "payments", lower=-3, upper=2, how=how), some)
     watermark: int | None = None
     for records, advance, parallelism, _ in epochs:
-        rows = [arrival(each) for each in records]
+        rows = [arrival(record) for record in records]
         settings = {"watermark_ms": watermark, "parallelism": parallelism}
         expected = [
             {name: row[name] for name in ("id", "part", "amount")}
@@ -138,20 +138,20 @@ class Oracle:
         until = -(10**9) if watermark is None else watermark
         first = len(self._rows)
         self._rows += [record for record in records if record[2] > until]
-        found, has_partner = [], set[int]()
-        for i, left in enumerate(self._rows):
+        joined_rows, has_partner = [], set[int]()
+        for i, left_row in enumerate(self._rows):
             for j, right in enumerate(self._rows):
-                is_pair = (left[0], right[0]) == (0, 1) and left[1] == right[1]
-                if is_pair and self._matches(left[2], right[2]):
+                is_pair = (left_row[0], right[0]) == (0, 1) and left_row[1] == right[1]
+                if is_pair and self._matches(left_row[2], right[2]):
                     has_partner |= {i, j}
                     if max(i, j) >= first:
-                        found.append(joined(left, right))
+                        joined_rows.append(joined(left_row, right))
         for i, row in enumerate(self._rows):
             is_outer = self._how == "full" or self._how == ["left", "right"][row[0]]
             if is_outer and i not in has_partner | self._alone and self._end(row) <= until:
                 self._alone.add(i)
-                found.append(joined(*((row, None) if row[0] == 0 else (None, row))))
-        return found
+                joined_rows.append(joined(*((row, None) if row[0] == 0 else (None, row))))
+        return joined_rows
 
 
 def run(function: Any, oracle: Oracle, epochs: list[Any], own: tuple[str, ...] = ()) -> None:
@@ -161,14 +161,14 @@ def run(function: Any, oracle: Oracle, epochs: list[Any], own: tuple[str, ...] =
     for records, advance, parallelism, max_parallelism in [*epochs, *last]:
         if max_parallelism is not None:
             tasks.migrate(max_parallelism)
-        found = tasks.epoch(
-            [arrival(each) for each in records],
+        rows_out = tasks.epoch(
+            [arrival(record) for record in records],
             watermark_ms=watermark,
             parallelism=min(parallelism, tasks.max_parallelism),
         )
         assert all(count <= joins.OUTPUT_ROWS for count in tasks.batch_rows)
         expected = oracle.epoch(records, watermark)
-        kept = [{k: v for k, v in row.items() if k not in own} for row in found]
+        kept = [{k: v for k, v in row.items() if k not in own} for row in rows_out]
         assert plain(kept) == plain(expected)
         watermark = (-30 if watermark is None else watermark) + advance
     assert tasks.entries == {}, "the watermark has passed everything"
@@ -184,8 +184,8 @@ def test_an_interval_join_is_that_of_nested_loops(
     lower, upper = bounds[0], bounds[0] + bounds[1]
     function = interval_join("orders", "payments", lower=lower, upper=upper, how=how)
 
-    def matches(left: int, right: int) -> bool:
-        return lower <= right - left <= upper
+    def matches(left_time: int, right: int) -> bool:
+        return lower <= right - left_time <= upper
 
     oracle = Oracle(matches, lambda row: row[2] + (upper if row[0] == 0 else -lower), how)
     run(function, oracle, epochs)
@@ -213,11 +213,12 @@ def test_a_window_says_where_it_begins_and_ends() -> None:
     function = window_join("orders", "payments", size="1 second", offset=100, how="full")
     tasks = CoKeyedTasks(function, INPUTS)
     rows = [(0, "a", 1_099, 1), (0, "a", 1_100, 2), (1, "a", 2_099, 3), (1, "a", 2_100, 3)]
-    found = tasks.epoch([arrival(each) for each in rows])
-    found += tasks.epoch([], watermark_ms=5_000)
+    rows_out = tasks.epoch([arrival(row) for row in rows])
+    rows_out += tasks.epoch([], watermark_ms=5_000)
 
     starts = [
-        (row["window_start"].timestamp(), row["window_end"].timestamp(), row["at"]) for row in found
+        (row["window_start"].timestamp(), row["window_end"].timestamp(), row["at"])
+        for row in rows_out
     ]
     assert starts == [(1.1, 2.1, 1_100), (0.1, 1.1, 1_099), (2.1, 3.1, None)]
 
@@ -237,7 +238,7 @@ def test_rows_of_a_key_are_in_its_head_or_in_chunks_by_time() -> None:
 
 
 def test_what_a_join_cannot_go_by() -> None:
-    def made(function: Any, rows: pa.Schema = INPUTS.columns) -> Any:
+    def make(function: Any, rows: pa.Schema = INPUTS.columns) -> Any:
         return function.make(rows)
 
     with pytest.raises(OptionError, match="lower='1 hour' is after upper=5"):
@@ -251,11 +252,11 @@ def test_what_a_join_cannot_go_by() -> None:
     with pytest.raises(OptionError, match="window_join: how='outer', expected one of inner"):
         window_join("orders", "payments", size=1, how="outer")
     with pytest.raises(OptionError, match="interval_join: there is no input 'bids'"):
-        made(interval_join("orders", "bids", lower=0, upper=1))
+        make(interval_join("orders", "bids", lower=0, upper=1))
     with pytest.raises(OptionError, match="interval_join: the step has a single input"):
-        made(interval_join("orders", "payments", lower=0, upper=1), ORDERS)
+        make(interval_join("orders", "payments", lower=0, upper=1), ORDERS)
     with pytest.raises(OptionError, match="both sides are 'orders'"):
-        made(interval_join("orders", "orders", lower=0, upper=1))
+        make(interval_join("orders", "orders", lower=0, upper=1))
     taken = KeyedInputs(
         [
             KeyedInput("orders", ORDERS.append(pa.field("b_at", pa.int8())), ("id",), "at"),
@@ -263,21 +264,21 @@ def test_what_a_join_cannot_go_by() -> None:
         ]
     )
     with pytest.raises(OptionError, match="the output would have 'b_at' twice: rename the column"):
-        made(interval_join("orders", "b", lower=0, upper=1), taken.columns)
+        make(interval_join("orders", "b", lower=0, upper=1), taken.columns)
     nested = pa.schema([("id", pa.string()), ("s", pa.struct([("x", pa.int8())]))])
     stored = KeyedInputs([KeyedInput("orders", nested, ("id",)), KeyedInput("b", nested, ("id",))])
     with pytest.raises(OptionError, match="interval_join, input 'orders', column 's' is struct"):
-        made(interval_join("orders", "b", lower=0, upper=1), stored.columns)
+        make(interval_join("orders", "b", lower=0, upper=1), stored.columns)
 
 
 def test_bounds_are_texts_too_and_both_are_included() -> None:
     function = interval_join("orders", "payments", lower="-1 second", upper="2 milliseconds")
     tasks = CoKeyedTasks(function, INPUTS)
     times = [-1001, -1000, 0, 2, 3]
-    found = tasks.epoch(
+    rows_out = tasks.epoch(
         [arrival((0, "a", 0, 1)), *(arrival((1, "a", time, None)) for time in times)]
     )
-    assert sorted(row["paid"].timestamp() for row in found) == [-1.0, 0.0, 0.002]
+    assert sorted(row["paid"].timestamp() for row in rows_out) == [-1.0, 0.0, 0.002]
 
 
 def test_a_row_without_a_time_is_refused() -> None:
@@ -293,11 +294,13 @@ def test_a_column_of_another_type_is_refused_by_name_of_its_side() -> None:
     base = StepState("step", 16, 1, tasks.key.schema_text, 1, tuple(tasks.fields.values()), 3)
     other = ORDERS.set(2, pa.field("amount", pa.float64()))
     changed = KeyedInputs([KeyedInput("orders", other, ("id", "part"), "at"), INPUTS.inputs[1]])
-    held = r"holds rows of a join \(interval_join, inner side\) with the columns 'amount bigint, at"
-    with pytest.raises(OptionError, match=held):
+    message = (
+        r"holds rows of a join \(interval_join, inner side\) with the columns 'amount bigint, at"
+    )
+    with pytest.raises(OptionError, match=message):
         settle("step", function.make(changed.columns).declared(tasks.key), base)
     outer = interval_join("orders", "payments", lower=0, upper=1, how="left").make(INPUTS.columns)
-    with pytest.raises(OptionError, match=held):  # who had a partner is not noted
+    with pytest.raises(OptionError, match=message):  # who had a partner is not noted
         settle("step", outer.declared(tasks.key), base)
     wider = interval_join("orders", "payments", lower=-9, upper=9).make(INPUTS.columns)
     assert settle("step", wider.declared(tasks.key), base)[0] == base.fields
@@ -306,16 +309,16 @@ def test_a_column_of_another_type_is_refused_by_name_of_its_side() -> None:
 def test_read_state_shows_the_rows_of_each_side() -> None:
     tasks = CoKeyedTasks(interval_join("orders", "payments", lower=0, upper=5), INPUTS)
     rows = [(0, "a", at, None) for at in range(7)] + [(1, "b", 3, 2), (1, "a", 99, None)]
-    tasks.epoch([arrival(each) for each in rows])
+    tasks.epoch([arrival(row) for row in rows])
     tasks.epoch([arrival((0, "a", 7, None))])
     keys = sorted(tasks.entries)
     entries = [pa.array(keys, pa.binary()), pa.array([tasks.entries[key] for key in keys])]
     step = StepState("step", 16, 1, tasks.key.schema_text, 1, tuple(tasks.fields.values()), 3)
 
-    found = table_of(step, pa.RecordBatch.from_arrays(entries, schema=ENTRIES))
+    table = table_of(step, pa.RecordBatch.from_arrays(entries, schema=ENTRIES))
 
-    assert found.schema == schema_of(step)
-    shown = {row["id"]: row for row in found.to_pylist()}
+    assert table.schema == schema_of(step)
+    shown = {row["id"]: row for row in table.to_pylist()}
     assert sorted(row["at"] for row in shown["a"]["left"]) == list(range(8))
     assert all(row["$time"] == row["at"] for row in shown["a"]["left"])
     assert [row["$time"] for row in shown["a"]["right"]] == [99]
@@ -336,7 +339,7 @@ def test_a_skewed_key_is_joined_in_pieces(how: str, monkeypatch: pytest.MonkeyPa
     for part in range(4):
         times = np.arange(part * count // 4, (part + 1) * count // 4)
         rows = [skewed(ORDERS, times), skewed(PAYMENTS, times)]
-        table = one_table(INPUTS, [INPUTS.numbered(at, each) for at, each in enumerate(rows)])
+        table = one_table(INPUTS, [INPUTS.numbered(at, batch) for at, batch in enumerate(rows)])
         before = pa.total_allocated_bytes()
         work = tasks.work(table, watermark_ms=int(times[0]) - 1 - reach if part else None)
         for batch in join.run(work):
@@ -361,7 +364,8 @@ def skewed(schema: pa.Schema, times: Any) -> pa.RecordBatch:
         "paid": pc.multiply(at, 1000).cast(pa.timestamp("us", tz="UTC")),
     }
     return pa.RecordBatch.from_arrays(
-        [columns.get(each.name, pa.nulls(len(times), each.type)) for each in schema], schema=schema
+        [columns.get(field.name, pa.nulls(len(times), field.type)) for field in schema],
+        schema=schema,
     )
 
 
@@ -374,5 +378,5 @@ def test_a_chunk_that_goes_gives_its_number_to_none_of_the_same_epoch() -> None:
     numbers = sorted(int.from_bytes(key[-8:], "big") for key in own if len(key) > len(min(own)))
     assert numbers == [2, 3]
 
-    found = tasks.epoch([arrival((1, "a", 104, 1))], watermark_ms=100)
-    assert sorted(row["at"] for row in found) == [101, 102, 103, 104]
+    rows_out = tasks.epoch([arrival((1, "a", 104, 1))], watermark_ms=100)
+    assert sorted(row["at"] for row in rows_out) == [101, 102, 103, 104]

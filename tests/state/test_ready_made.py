@@ -49,14 +49,14 @@ AGGREGATES = {
 }
 
 
-@pytest.mark.parametrize("each", ["epoch", "record"])
+@pytest.mark.parametrize("emit", ["epoch", "record"])
 @settings(deadline=None, max_examples=50)
 @given(epochs=EPOCHS)
-def test_aggregates_over_epochs(each: str, epochs: list[list[tuple[Any, ...]]]) -> None:
-    task = OneTask(ready.aggregate(AGGREGATES, each=each, keep=["name"]), KEY)
+def test_aggregates_over_epochs(emit: str, epochs: list[list[tuple[Any, ...]]]) -> None:
+    task = OneTask(ready.aggregate(AGGREGATES, each=emit, keep=["name"]), KEY)
     seen: dict[Any, list[tuple[Any, ...]]] = {}
     for records in epochs:
-        found = task.epoch(rows_of(records))
+        rows_out = task.epoch(rows_of(records))
 
         after = []
         for key, x, name in records:
@@ -71,21 +71,21 @@ def test_aggregates_over_epochs(each: str, epochs: list[list[tuple[Any, ...]]]) 
                 "last": name,
             }
             after.append({"key": key, "name": name, **values})
-        if each == "record":
-            assert found == after
+        if emit == "record":
+            assert rows_out == after
         else:
-            assert by_key(found) == by_key(list({row["key"]: row for row in after}.values()))
+            assert by_key(rows_out) == by_key(list({row["key"]: row for row in after}.values()))
 
 
-@pytest.mark.parametrize("each", ["epoch", "record"])
+@pytest.mark.parametrize("emit", ["epoch", "record"])
 @pytest.mark.parametrize("step", [1, -1])
-def test_a_sum_beyond_bigint_is_refused(each: str, step: int) -> None:
-    task = OneTask(ready.aggregate({"total": agg.sum("x", "bigint")}, each=each), KEY)
+def test_a_sum_beyond_bigint_is_refused(emit: str, step: int) -> None:
+    task = OneTask(ready.aggregate({"total": agg.sum("x", "bigint")}, each=emit), KEY)
     most = 2**63 - 1 if step > 0 else -(2**63)
 
-    found = task.epoch(rows_of([("a", most - step, ""), ("a", step, ""), ("b", step, "")]))
+    rows_out = task.epoch(rows_of([("a", most - step, ""), ("a", step, ""), ("b", step, "")]))
 
-    assert found[-2 if each == "epoch" else 1]["total"] == most
+    assert rows_out[-2 if emit == "epoch" else 1]["total"] == most
     with pytest.raises(RecordError, match=r"column 'x' for key \{'key': 'a'\} is beyond .* bigint"):
         task.epoch(rows_of([("b", step, ""), ("a", step, "")]))
 
@@ -108,36 +108,36 @@ MOMENT = pa.timestamp("us", tz="UTC")
         (pa.decimal128(10, 2), pa.decimal128(38, 2)),
     ],
 )
-@pytest.mark.parametrize("each", ["epoch", "record"])
+@pytest.mark.parametrize("emit", ["epoch", "record"])
 def test_types_that_are_not_said_are_those_of_the_column(
-    each: str, kind: pa.DataType, total: pa.DataType
+    emit: str, kind: pa.DataType, total: pa.DataType
 ) -> None:
-    function = ready.aggregate(FOLLOWING, each=each)
+    function = ready.aggregate(FOLLOWING, each=emit)
     rows = pa.record_batch({"key": ["a", "a"], "x": pa.array(["2", "1"]).cast(kind)})
     task = OneTask(function, KEY, rows.schema)
     expected = pa.schema([*KEY, ("total", total), *((n, kind) for n in ("low", "high", "last"))])
 
     assert function.output(KEY, rows.schema) == expected
-    *_, found = task.epoch(rows)
+    *_, last_row = task.epoch(rows)
     assert task.output[0].schema == expected
-    assert found == {"key": "a", "total": 3, "low": 1, "high": 2, "last": 1}
+    assert last_row == {"key": "a", "total": 3, "low": 1, "high": 2, "last": 1}
 
 
 def test_values_are_exact_beyond_what_a_double_holds() -> None:
     task = OneTask(ready.aggregate(FOLLOWING), KEY, SCHEMA)
-    (found,) = task.epoch(rows_of([("a", 2**53, ""), ("a", 1, "")]))
-    assert found["total"] == 2**53 + 1
+    (row,) = task.epoch(rows_of([("a", 2**53, ""), ("a", 1, "")]))
+    assert row["total"] == 2**53 + 1
 
     task = OneTask(ready.aggregate({"total": agg.sum("x", "double")}), KEY)
-    (found,) = task.epoch(rows_of([("a", 2**53 + 1, "")]))
-    assert found["total"] == 2.0**53, "a double that was asked for is as near as there is"
+    (row,) = task.epoch(rows_of([("a", 2**53 + 1, "")]))
+    assert row["total"] == 2.0**53, "a double that was asked for is as near as there is"
 
 
 def test_extremes_are_moments_too_and_text_has_no_sum() -> None:
     extremes = {"low": agg.minimum("x"), "high": agg.maximum("x")}
     rows = pa.record_batch({"key": ["a", "a"], "x": pa.array([5000, 7000]).cast(MOMENT)})
-    (found,) = OneTask(ready.aggregate(extremes), KEY, rows.schema).epoch(rows)
-    assert found == {"key": "a", "low": moment(5), "high": moment(7)}
+    (row,) = OneTask(ready.aggregate(extremes), KEY, rows.schema).epoch(rows)
+    assert row == {"key": "a", "low": moment(5), "high": moment(7)}
 
     with pytest.raises(OptionError, match=r"'s' of column 'name': .*string cannot be summed"):
         ready.aggregate({"s": agg.sum("name")}).output(KEY, SCHEMA)
@@ -149,7 +149,7 @@ MOST = 10**38 - 1
 DECIMALS = st.integers(-(10**37), 10**37) | st.integers(-9, 9) | st.sampled_from([2**64, -(2**64)])
 
 
-@pytest.mark.parametrize("each", ["epoch", "record"])
+@pytest.mark.parametrize("emit", ["epoch", "record"])
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(
@@ -157,17 +157,17 @@ DECIMALS = st.integers(-(10**37), 10**37) | st.integers(-9, 9) | st.sampled_from
     )
 )
 def test_decimals_are_added_and_compared_exactly(
-    each: str, epochs: list[list[tuple[str, int | None]]]
+    emit: str, epochs: list[list[tuple[str, int | None]]]
 ) -> None:
     columns = {name: one for name, one in FOLLOWING.items() if name != "last"}
     schema = pa.schema([KEY.field("key"), ("x", pa.decimal128(38, 2))])
-    task = OneTask(ready.aggregate(columns, each=each), KEY, schema)
+    task = OneTask(ready.aggregate(columns, each=emit), KEY, schema)
     seen: dict[str, list[int]] = {}
     for records in epochs:
         cents = [None if x is None else Decimal(x).scaleb(-2, EXACT) for _, x in records]
         arrays = [pa.array([key for key, _ in records], pa.string())]
         arrays.append(pa.array(cents, schema.field("x").type))
-        found = task.epoch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        rows_out = task.epoch(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
         after = []
         for key, x in records:
@@ -175,9 +175,9 @@ def test_decimals_are_added_and_compared_exactly(
             xs += [] if x is None else [x]
             values = (sum(xs), min(xs), max(xs)) if xs else (None,) * 3
             after.append((key, *values))
-        if each == "epoch":
+        if emit == "epoch":
             after = list({row[0]: row for row in after}.values())
-        assert by_key(map(in_cents, found)) == by_key(after)
+        assert by_key(map(in_cents, rows_out)) == by_key(after)
 
 
 EXACT = Context(prec=60)
@@ -193,8 +193,8 @@ def test_a_decimal_sum_of_too_many_digits_is_refused(xs: list[int]) -> None:
     kind = pa.decimal128(38, 0)
     rows = pa.record_batch({"key": ["a", "a"], "x": pa.array(map(Decimal, xs), kind)})
     task = OneTask(ready.aggregate({"total": agg.sum("x")}), KEY, rows.schema)
-    (found,) = task.epoch(rows[:1])
-    assert found["total"] == xs[0]
+    (row,) = task.epoch(rows[:1])
+    assert row["total"] == xs[0]
     with pytest.raises(RecordError, match=r"'x' for key \{'key': 'a'\} has more than 38 digits"):
         task.epoch(rows[1:])
 
@@ -205,14 +205,14 @@ def test_only_the_first_row_of_a_key_passes(epochs: list[list[tuple[Any, ...]]])
     task = OneTask(ready.deduplicate(), KEY)
     seen: set[Any] = set()
     for records in epochs:
-        found = task.epoch(rows_of(records))
+        rows_out = task.epoch(rows_of(records))
 
         expected = []
         for key, x, name in records:
             if key not in seen:
                 expected.append({"key": key, "x": x, "name": name})
             seen.add(key)
-        assert found == expected
+        assert rows_out == expected
         assert task.written == len(expected), "keys that are known cost nothing"
 
 
@@ -231,9 +231,9 @@ def test_a_key_that_is_due_to_be_forgotten_is_new_to_the_rows_of_that_epoch() ->
     task = OneTask(ready.deduplicate(forget_after_ms=100), KEY)
     row = rows_of([("a", 1, "x"), ("a", 2, "y")])
 
-    found = [task.epoch(row, timestamp_ms=at) for at in (1000, 1100, 1199, 9000)]
+    outputs = [task.epoch(row, timestamp_ms=at) for at in (1000, 1100, 1199, 9000)]
 
-    assert [[each["x"] for each in rows] for rows in found] == [[1], [1], [], [1]]
+    assert [[row_out["x"] for row_out in rows] for rows in outputs] == [[1], [1], [], [1]]
     assert task.epoch(rows_of([]), timestamp_ms=9099) == []
     assert task.entries, "it is remembered from the newest time on"
 
@@ -244,7 +244,7 @@ def test_the_greatest_n(epochs: list[list[tuple[Any, ...]]], n: int) -> None:
     task = OneTask(ready.top_n(n, "x", "bigint"), KEY)
     seen: dict[Any, list[int]] = {}
     for records in epochs:
-        found = task.epoch(rows_of(records))
+        rows_out = task.epoch(rows_of(records))
 
         for key, x, _ in records:
             seen.setdefault(key, []).extend([] if x is None else [x])
@@ -252,7 +252,7 @@ def test_the_greatest_n(epochs: list[list[tuple[Any, ...]]], n: int) -> None:
             {"key": key, "x": sorted(seen[key], reverse=True)[:n] or None}
             for key in {key for key, _, _ in records}
         ]
-        assert by_key(found) == by_key(expected)
+        assert by_key(rows_out) == by_key(expected)
 
 
 def test_nan_is_above_all_numbers() -> None:
@@ -263,8 +263,8 @@ def test_nan_is_above_all_numbers() -> None:
         ([math.nan, 9.0], [math.nan, math.nan]),
     ):
         columns = [pa.array(["a"] * len(xs)), pa.array(xs)]
-        (found,) = task.epoch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        assert str(found["x"]) == str(expected)
+        (row,) = task.epoch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        assert str(row["x"]) == str(expected)
 
 
 @pytest.mark.parametrize(
@@ -278,18 +278,18 @@ def test_nan_is_above_all_numbers() -> None:
 def test_extremes_beside_nan(xs: list[float], low: float, high: float) -> None:
     columns = {"low": agg.minimum("x"), "high": agg.maximum("x")}
     rows = pa.record_batch({"key": ["a"] * len(xs), "x": xs})
-    (found,) = OneTask(ready.aggregate(columns), KEY, rows.schema).epoch(rows)
-    assert str(found) == str({"key": "a", "low": low, "high": high})
+    (row,) = OneTask(ready.aggregate(columns), KEY, rows.schema).epoch(rows)
+    assert str(row) == str({"key": "a", "low": low, "high": high})
 
 
 def sessions_of(times: list[int], gap: int) -> list[list[int]]:
-    found: list[list[int]] = []
+    merged: list[list[int]] = []
     for time in sorted(times):
-        if found and time - found[-1][-1] <= gap:
-            found[-1].append(time)
+        if merged and time - merged[-1][-1] <= gap:
+            merged[-1].append(time)
         else:
-            found.append([time])
-    return found
+            merged.append([time])
+    return merged
 
 
 def moment(time_ms: int) -> dt.datetime:
@@ -340,10 +340,10 @@ def test_sessions_take_timestamps_and_refuse_rows_without() -> None:
     task = OneTask(sessions(1, "at"), KEY)
 
     assert task.epoch(rows, watermark_ms=1002) == []
-    (found,) = task.epoch(rows[:0], watermark_ms=1003)
+    (window,) = task.epoch(rows[:0], watermark_ms=1003)
 
-    assert found["count"] == 2
-    assert found["end"] == moment(1001) + dt.timedelta(microseconds=400)
+    assert window["count"] == 2
+    assert window["end"] == moment(1001) + dt.timedelta(microseconds=400)
     for nanos in (1_700_000_000_000_000_000, -(1 << 63)):
         with pytest.raises(RecordError, match=f"sessions: column 'x': {nanos} ms since 1970"):
             OneTask(sessions(1, "x"), KEY).epoch(rows_of([("a", nanos, "")]))
@@ -402,7 +402,7 @@ def test_what_is_put_out_has_the_columns_that_were_told(function: VectorisedFunc
 
 
 @pytest.mark.parametrize(
-    ("function", "key", "told"),
+    ("function", "key", "message"),
     [
         (ready.aggregate({"x": agg.count()}), "x", "'x', and the key has one"),
         (
@@ -415,9 +415,9 @@ def test_what_is_put_out_has_the_columns_that_were_told(function: VectorisedFunc
     ],
 )
 def test_a_column_does_not_take_the_place_of_another(
-    function: VectorisedFunction, key: str, told: str
+    function: VectorisedFunction, key: str, message: str
 ) -> None:
-    with pytest.raises(OptionError, match=f"puts out a column {told}"):
+    with pytest.raises(OptionError, match=f"puts out a column {message}"):
         function.output(pa.schema([(key, pa.int64())]), SCHEMA)
 
 

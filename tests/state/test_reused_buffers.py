@@ -47,8 +47,8 @@ def running_sum(batch: KeyedBatch) -> Update:
 
 @pytest.mark.parametrize("mode", ["None", PROCESSING_TIME])
 def test_a_vectorised_function(mode: str) -> None:
-    made = vectorised(running_sum, state="n bigint", time_mode=mode)
-    task = OneTask(Disturbed(made), KEY)
+    function = vectorised(running_sum, state="n bigint", time_mode=mode)
+    task = OneTask(Disturbed(function), KEY)
     for times in (1, 2, 3):
         out = task.epoch(ROWS, timestamp_ms=5)
         expected = {"a": times, "b": 2 * times, "c": 3 * times}

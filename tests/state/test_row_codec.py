@@ -44,14 +44,14 @@ def test_columns_are_read_back_as_they_were(data: st.DataObject) -> None:
 
     values = codec.encode(columns)
 
-    found = codec.decode(values)
-    found.validate(full=True)
-    assert found.schema == schema
-    assert found.to_pylist() == columns.to_pylist()
-    assert values.is_null().to_pylist() == [all(each is None for each in r) for r in rows]
+    decoded = codec.decode(values)
+    decoded.validate(full=True)
+    assert decoded.schema == schema
+    assert decoded.to_pylist() == columns.to_pylist()
+    assert values.is_null().to_pylist() == [all(value is None for value in r) for r in rows]
     assert codec.encode(columns.slice(1)).to_pylist() == values.to_pylist()[1:]
     assert codec.decode(values.slice(1)).to_pylist() == columns.to_pylist()[1:]
-    assert codec.encode(found).to_pylist() == values.to_pylist(), "the same row is the same bytes"
+    assert codec.encode(decoded).to_pylist() == values.to_pylist(), "the same row is the same bytes"
 
 
 def test_the_layout_is_frozen() -> None:
@@ -97,11 +97,11 @@ def test_bytes_that_are_no_rows_are_refused_or_read_inside_their_bounds(
     whole = codec.encode(row)[0].as_py() or b""
     junk = data.draw(damaged(whole) | st.binary(max_size=40))
     try:
-        found = codec.decode(pa.array([b"", junk, None], pa.binary()).slice(1))
+        decoded = codec.decode(pa.array([b"", junk, None], pa.binary()).slice(1))
     except ManifestError:
         return
-    found.validate(full=True)
-    again = codec.encode(found)
+    decoded.validate(full=True)
+    again = codec.encode(decoded)
     assert codec.encode(codec.decode(again)).to_pylist() == again.to_pylist()
     if junk[0] == 0 and not (pa.types.is_boolean(kind) or pa.types.is_list(kind)):
         assert again.to_pylist() == [junk, None], "no null, and one way to write each value"

@@ -8,13 +8,13 @@ from tallystick.state.schema import ddl_of, schema_of
 
 
 def test_plain_types_and_arrays() -> None:
-    found = schema_of(
+    columns = schema_of(
         "n bigint, `odd ``name` STRING NOT NULL, price decimal(12, 2), d decimal,"
         " tags array<array<string>>, at timestamp, x: int",
         "state",
     )
 
-    assert found == pa.schema(
+    assert columns == pa.schema(
         [
             pa.field("n", pa.int64()),
             pa.field("odd `name", pa.string(), nullable=False),

@@ -62,42 +62,42 @@ def test_each_left_row_gets_the_version_of_its_time(how: str, epochs: list[Any])
     waiting: list[Record] = []
     rates: list[Record] = []
     for records, advance, parallelism in [*epochs, ([], 200, 2), ([], 0, 3)]:
-        found = tasks.epoch(
-            [arrival(each) for each in records], watermark_ms=watermark, parallelism=parallelism
+        rows_out = tasks.epoch(
+            [arrival(record) for record in records], watermark_ms=watermark, parallelism=parallelism
         )
 
         until = -(10**9) if watermark is None else watermark
-        waiting += [each for each in records if each[0] == 0 and each[2] > until]
+        waiting += [record for record in records if record[0] == 0 and record[2] > until]
         expected = []
-        for _, coin, at, amount in (each for each in waiting if each[2] <= until):
-            fitting = [each for each in rates if each[1] == coin and each[2] <= at]
-            newest = max(fitting, key=lambda each: each[2], default=None)
-            newest = newest and [each for each in fitting if each[2] == newest[2]][-1]
+        for _, coin, at, amount in (payment for payment in waiting if payment[2] <= until):
+            fitting = [rate for rate in rates if rate[1] == coin and rate[2] <= at]
+            newest = max(fitting, key=lambda rate: rate[2], default=None)
+            newest = newest and [rate for rate in fitting if rate[2] == newest[2]][-1]
             if newest or how == "left":
                 row = {"coin": coin, "amount": amount, "at": at}
                 row |= {"rate": newest and newest[3], "rates_at": newest and newest[2]}
                 expected.append(row)
-        waiting = [each for each in waiting if each[2] > until]
-        rates += [each for each in records if each[0] == 1]
-        assert tasks.late == sum(each[0] == 0 and each[2] <= until for each in records)
-        assert sorted(map(str, found)) == sorted(map(str, expected))
+        waiting = [record for record in waiting if record[2] > until]
+        rates += [record for record in records if record[0] == 1]
+        assert tasks.late == sum(record[0] == 0 and record[2] <= until for record in records)
+        assert sorted(map(str, rows_out)) == sorted(map(str, expected))
         watermark = (-30 if watermark is None else watermark) + advance
     assert held_rows(tasks, tasks.fields["left"].state_id) == []
     # A row of the same time that arrived in an earlier epoch may stay until there is a newer one.
-    newest = {each[1]: each[2] for each in sorted(rates, key=lambda each: each[2])}
+    newest = {rate_row[1]: rate_row[2] for rate_row in sorted(rates, key=lambda rate: rate[2])}
     assert set(held_rows(tasks, tasks.fields["right"].state_id)) == set(newest.items())
 
 
 def held_rows(tasks: CoKeyedTasks, state_id: int) -> list[tuple[str | None, int]]:
     """The coin and the time of each row that is left, from heads and chunks."""
-    found: list[tuple[str | None, int]] = []
+    timers_by_key: list[tuple[str | None, int]] = []
     for key, value in tasks.entries.items():
         if key[2] == state_id:
             rows, sizes = tasks.key.decode_start(pa.array([key[3:]], pa.binary()))
             codec = row_state._CHUNK if sizes[0] < len(key) - 3 else row_state._HEAD
             times = codec.decode(pa.array([value], pa.binary())).column(0)[0].as_py()
-            found += [(rows.column(0)[0].as_py(), time) for time in times or []]
-    return found
+            timers_by_key += [(rows.column(0)[0].as_py(), time) for time in times or []]
+    return timers_by_key
 
 
 def test_a_rate_that_nobody_asks_for_is_forgotten_when_there_is_a_newer_one() -> None:
@@ -105,10 +105,10 @@ def test_a_rate_that_nobody_asks_for_is_forgotten_when_there_is_a_newer_one() ->
     tasks.epoch([arrival((1, "a", at, at)) for at in range(10)])
     for watermark in range(12):
         tasks.epoch([], watermark_ms=watermark)
-        held = len(held_rows(tasks, tasks.fields["right"].state_id))
+        row_count = len(held_rows(tasks, tasks.fields["right"].state_id))
         needed = max(1, 10 - watermark)
-        assert needed <= held < needed + 3, "a chunk of three is cleaned at its last row"
-    assert held == 1
+        assert needed <= row_count < needed + 3, "a chunk of three is cleaned at its last row"
+    assert row_count == 1
     timers = [key for key in tasks.entries if key[2] == 0xFC]
     assert timers == [], "nothing to wait for"
 
@@ -122,7 +122,7 @@ def test_a_late_version_counts_for_rows_to_come_if_it_is_newer_than_the_kept_one
     tasks.epoch([arrival((1, "a", 10, 1)), arrival((0, "a", 20, 0))])
     assert [row["rate"] for row in tasks.epoch([], watermark_ms=99)] == [1]
     late = [arrival((1, "a", at, rate)) for at, rate in ((95, 4), (5, 2), (95, 3), (50, 9))]
-    for part in [[each] for each in late] if is_apart else [late]:
+    for part in [[late_row] for late_row in late] if is_apart else [late]:
         assert tasks.epoch(part, watermark_ms=99) == []
     assert tasks.late == 0
     tasks.epoch([arrival((0, "a", 94, 0)), arrival((0, "a", 100, 0))], watermark_ms=99)

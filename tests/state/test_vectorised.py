@@ -49,7 +49,7 @@ def test_state_of_numbers_and_strings_over_epochs(epochs: list[list[tuple[Any, .
     task = OneTask(vectorised(function, state="n bigint, text string"), KEY)
     oracle: dict[Any, tuple[int, str]] = {}
     for records in epochs:
-        found = task.epoch(rows_of(records))
+        rows_out = task.epoch(rows_of(records))
 
         expected, last = {}, {}
         for key, part, x in records:
@@ -57,7 +57,7 @@ def test_state_of_numbers_and_strings_over_epochs(epochs: list[list[tuple[Any, .
             expected[key, part] = (n + 1, text + str(x))
             last[key, part] = x
         values = [{"key": k, "n": n, "text": t} for (k, _), (n, t) in expected.items()]
-        assert Counter(map(str, found)) == Counter(map(str, values))
+        assert Counter(map(str, rows_out)) == Counter(map(str, values))
         oracle.update(expected)
         for key in [key for key, x in last.items() if x == -5]:
             del oracle[key]
@@ -137,8 +137,8 @@ def test_helpers_agree_with_python(kind: pa.DataType, data: st.DataObject) -> No
                 after.append(totals[code])
             start = pa.array(begin, kind)
             assert str(getattr(batch, name)("x", start).to_pylist()) == str(totals)
-            found = getattr(batch, f"running_{name}")("x", start)
-            assert [str(each.to_pylist()) for each in found] == [str(after), str(totals)]
+            columns = getattr(batch, f"running_{name}")("x", start)
+            assert [str(column.to_pylist()) for column in columns] == [str(after), str(totals)]
         running, totals = batch.running_count("x", start=np.full(len(batch), 7))
         counts = batch.count("x", start=np.full(len(batch), 7)).tolist()
         for code in range(len(batch)):
@@ -175,15 +175,15 @@ def test_timers_over_epochs(mode: str, epochs: list[tuple[list[tuple[Any, ...]],
         times = {"timestamp_ms": now, "watermark_ms": 99}
         if mode == EVENT_TIME:
             times = {"timestamp_ms": 99, "watermark_ms": now}
-        found = task.epoch(rows_of(records), **times)
+        rows_out = task.epoch(rows_of(records), **times)
 
         for key, part, x in records:
             n, timer = oracle.get((key, part), (0, None))
-            xs = [each for each in (x, timer) if each is not None]
+            xs = [number for number in (x, timer) if number is not None]
             oracle[key, part] = (n + 1, max(xs, default=None))
         due = {k: n for k, (n, timer) in oracle.items() if timer is not None and timer <= now}
         expected = [{"key": k, "n": n, "due": True} for (k, _), n in due.items()]
-        assert Counter(map(str, found)) == Counter(map(str, expected))
+        assert Counter(map(str, rows_out)) == Counter(map(str, expected))
         for key in due:
             del oracle[key]
         timers = sum(timer is not None for _, timer in oracle.values())

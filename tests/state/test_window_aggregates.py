@@ -34,8 +34,8 @@ def one_window(
     edges = [0, *sorted(min(cut, len(x)) for cut in cuts), len(x)]
     for first, stop in itertools.pairwise(edges):
         task.epoch(rows[first:stop])
-    found = task.epoch(rows[:0], watermark_ms=END_MS)
-    (window,) = [row for row in found if row["window_start"].timestamp() == 0]
+    rows_out = task.epoch(rows[:0], watermark_ms=END_MS)
+    (window,) = [row for row in rows_out if row["window_start"].timestamp() == 0]
     return window
 
 
@@ -55,12 +55,12 @@ def test_first_last_and_collected_values_are_in_time(
         "all": ts.collect("x"),
     }
 
-    found = one_window(aggregates, pa.array(xs, pa.int64()), cuts, times)
+    window = one_window(aggregates, pa.array(xs, pa.int64()), cuts, times)
 
     order = sorted(range(len(xs)), key=lambda at: (times[at], at))
-    assert found["first"] == xs[order[0]]
-    assert found["last"] == xs[order[-1]]
-    assert found["all"] == [xs[at] for at in order if xs[at] is not None]
+    assert window["first"] == xs[order[0]]
+    assert window["last"] == xs[order[-1]]
+    assert window["all"] == [xs[at] for at in order if xs[at] is not None]
 
 
 @settings(deadline=None, max_examples=30)
@@ -72,11 +72,11 @@ def test_texts_too(xs: list[str | None], cuts: list[int]) -> None:
         "distinct": ts.approximate_distinct_count("x"),
     }
 
-    found = one_window(aggregates, pa.array(xs, pa.string()), cuts)
+    window = one_window(aggregates, pa.array(xs, pa.string()), cuts)
 
-    assert found["last"] == xs[-1]
-    assert found["all"] == [x for x in xs if x is not None]
-    assert abs(found["distinct"] - len({*xs} - {None})) <= 1  # two may share a register
+    assert window["last"] == xs[-1]
+    assert window["all"] == [x for x in xs if x is not None]
+    assert abs(window["distinct"] - len({*xs} - {None})) <= 1  # two may share a register
 
 
 @settings(deadline=None, max_examples=60)
@@ -91,13 +91,15 @@ def test_texts_too(xs: list[str | None], cuts: list[int]) -> None:
 def test_quantiles_are_within_their_error(xs: list[float | None], cuts: list[int]) -> None:
     shares = [0.0, 0.25, 0.5, 0.9, 1.0]
 
-    found = one_window({"q": ts.quantiles("x", at=shares)}, pa.array(xs, pa.float64()), cuts)["q"]
+    quantiles = one_window({"q": ts.quantiles("x", at=shares)}, pa.array(xs, pa.float64()), cuts)[
+        "q"
+    ]
 
     there = sorted(x for x in xs if x is not None)
     if not there:
-        assert found is None
+        assert quantiles is None
         return
-    for share, value in zip(shares, found, strict=True):
+    for share, value in zip(shares, quantiles, strict=True):
         exact = there[max(math.ceil(share * len(there)), 1) - 1]
         assert abs(value - exact) <= 0.004 * abs(exact)
 
@@ -105,10 +107,10 @@ def test_quantiles_are_within_their_error(xs: list[float | None], cuts: list[int
 def test_quantiles_of_what_is_no_common_number() -> None:
     x = pa.array([math.nan, math.inf, -math.inf, 0.0, -0.0], pa.float64())
 
-    found = one_window({"q": ts.quantiles("x", at=[0.2, 0.4, 0.6, 0.8, 1])}, x, [])["q"]
+    quantiles = one_window({"q": ts.quantiles("x", at=[0.2, 0.4, 0.6, 0.8, 1])}, x, [])["q"]
 
-    assert found[:4] == [-math.inf, 0.0, 0.0, math.inf]
-    assert math.isnan(found[4])
+    assert quantiles[:4] == [-math.inf, 0.0, 0.0, math.inf]
+    assert math.isnan(quantiles[4])
 
 
 def test_buckets_are_in_order_and_stand_for_their_values() -> None:
@@ -128,10 +130,10 @@ def test_distinct_counts_are_within_their_error(count: int, kind: str) -> None:
     x = numbers.cast(pa.string()) if kind == "text" else numbers
     x = pa.concat_arrays([x, pa.nulls(1, x.type)])
 
-    found = one_window({"n": ts.approximate_distinct_count("x")}, x, [count])["n"]
+    estimate = one_window({"n": ts.approximate_distinct_count("x")}, x, [count])["n"]
 
-    assert abs(found - count) <= 4 * 0.01625 * count  # four times the standard error
-    assert count > 100 or found == count
+    assert abs(estimate - count) <= 4 * 0.01625 * count  # four times the standard error
+    assert count > 100 or estimate == count
 
 
 def test_equal_numbers_of_all_types_are_one_value_and_the_hash_is_frozen() -> None:
@@ -224,11 +226,11 @@ def spread() -> Aggregate:
 @settings(deadline=None, max_examples=30)
 @given(xs=NUMBERS, cuts=CUTS)
 def test_an_aggregate_of_ones_own(xs: list[int | None], cuts: list[int]) -> None:
-    found = one_window({"n": ts.count(), "spread": spread()}, pa.array(xs, pa.int64()), cuts)
+    window = one_window({"n": ts.count(), "spread": spread()}, pa.array(xs, pa.int64()), cuts)
 
     there = [x for x in xs if x is not None]
-    assert found["spread"] == (max(there) - min(there) if there else None)
-    assert found["n"] == len(xs)
+    assert window["spread"] == (max(there) - min(there) if there else None)
+    assert window["n"] == len(xs)
 
 
 def wrong(accumulators: dict[str, Any]) -> Aggregate:
@@ -243,7 +245,7 @@ def wrong(accumulators: dict[str, Any]) -> Aggregate:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda x: one_window({"s": ts.average("x")}, x, []), "'s' of column 'x'.*be summed"),
         (lambda x: one_window({"s": ts.sum("x")}, x, []), "'s' of column 'x'.*be summed"),
@@ -255,6 +257,6 @@ def wrong(accumulators: dict[str, Any]) -> Aggregate:
         (lambda x: one_window({"w": wrong({"n": x[:0]})}, x, []), "has 0 values"),
     ],
 )
-def test_mistakes_are_told(make: Callable[[Any], object], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_mistakes_are_told(make: Callable[[Any], object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         make(pa.array(["a"]))

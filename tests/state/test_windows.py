@@ -58,12 +58,12 @@ def ms(moment: dt.datetime) -> int:
 
 def finals_of(output: Iterable[dict[str, Any]]) -> Finals:
     """The output by key and window; each only once."""
-    found: Finals = {}
+    finals: Finals = {}
     for row in output:
         window = (row.pop("key"), ms(row.pop("window_start")), ms(row.pop("window_end")))
-        assert window not in found, f"{window} was put out twice"
-        found[window] = row
-    return found
+        assert window not in finals, f"{window} was put out twice"
+        finals[window] = row
+    return finals
 
 
 def values(xs: list[int | None]) -> dict[str, Any]:
@@ -95,17 +95,17 @@ def cumulative_windows(size: int, step: int, offset: int) -> Callable[[int], lis
 
 
 def naive(records: list[Record], windows: Callable[[int], list[tuple[int, int]]]) -> Finals:
-    found: dict[tuple[Any, int, int], list[int | None]] = {}
+    values_by_window: dict[tuple[Any, int, int], list[int | None]] = {}
     for key, at, x in records:
         for start, end in windows(at):
-            found.setdefault((key, start, end), []).append(x)
-    return {window: values(xs) for window, xs in found.items()}
+            values_by_window.setdefault((key, start, end), []).append(x)
+    return {window: values(xs) for window, xs in values_by_window.items()}
 
 
 def naive_sessions(records: list[Record], gap: int) -> Finals:
-    found: Finals = {}
+    finals: Finals = {}
     for key in {record[0] for record in records}:
-        times = sorted(((a, x) for k, a, x in records if k == key), key=lambda each: each[0])
+        times = sorted(((a, x) for k, a, x in records if k == key), key=lambda record: record[0])
         sessions: list[list[tuple[int, int | None]]] = []
         for at, x in times:
             if sessions and at - sessions[-1][-1][0] <= gap:
@@ -113,8 +113,8 @@ def naive_sessions(records: list[Record], gap: int) -> Finals:
             else:
                 sessions.append([(at, x)])
         for rows in sessions:
-            found[(key, rows[0][0], rows[-1][0] + gap)] = values([x for _, x in rows])
-    return found
+            finals[(key, rows[0][0], rows[-1][0] + gap)] = values([x for _, x in rows])
+    return finals
 
 
 RECORD = st.tuples(
@@ -170,7 +170,7 @@ def run(
             rows_of(epoch), watermark_ms=watermark, parallelism=tasks[number % len(tasks)]
         )
         late += task.late
-        seen = [each[1] for each in epoch] + ([] if latest is None else [latest])
+        seen = [record[1] for record in epoch] + ([] if latest is None else [latest])
         latest = max(seen, default=None)
     output += task.epoch(rows_of([]), watermark_ms=END_OF_TIME_MS)
     assert not task.entries, "state is freed when the watermark has passed"
@@ -247,15 +247,17 @@ def test_late_rows_count_for_windows_that_still_take_them(
             if is_closed or emit == "update":
                 expected.append((window, values(counted[window]), is_closed))
 
-        found = []
+        windows_out = []
         for row in task.epoch(rows_of(epoch), watermark_ms=watermark, parallelism=2):
             window = (row.pop("key"), ms(row.pop("window_start")), ms(row.pop("window_end")))
-            found.append((window, row, row.pop("is_final", True)))
-        assert sorted(found, key=str) == sorted(expected, key=str)
-        side = [tuple(row.values()) for each in task.side for row in each.rows.to_pylist()]
+            windows_out.append((window, row, row.pop("is_final", True)))
+        assert sorted(windows_out, key=str) == sorted(expected, key=str)
+        side = [
+            tuple(row.values()) for side_output in task.side for row in side_output.rows.to_pylist()
+        ]
         assert sorted(side, key=str) == sorted(late, key=str)
-        assert {each.output for each in task.side} <= {"too late"}
-        seen = [each[1] - delay for each in epoch] + ([] if watermark is None else [watermark])
+        assert {side_output.output for side_output in task.side} <= {"too late"}
+        seen = [record[1] - delay for record in epoch] + ([] if watermark is None else [watermark])
         watermark = max(seen, default=None)
 
 
@@ -273,7 +275,7 @@ def test_late_rows_join_sessions_that_still_take_them(
 ) -> None:
     """A row counts if the session that it makes with the others of its epoch is not gone."""
     task = task_of(ts.session(gap), allowed_lateness=lateness, emit=emit)
-    held: list[tuple[Any, list[tuple[int, int | None]]]] = []
+    sessions: list[tuple[Any, list[tuple[int, int | None]]]] = []
     fired: list[Any] = []
     watermark: int | None = None
     late_count = 0
@@ -286,18 +288,18 @@ def test_late_rows_join_sessions_that_still_take_them(
             return (key, rows[0][0], rows[-1][0] + gap)
 
         expected = []
-        for key, rows in held:
+        for key, rows in sessions:
             if (key, rows) not in fired and rows[-1][0] + gap <= until:
                 fired.append((key, rows))
                 expected.append((window(key, rows), values([x for _, x in rows]), True))
-        held = [each for each in held if each[1][-1][0] + gap + lateness > until]
+        sessions = [session for session in sessions if session[1][-1][0] + gap + lateness > until]
 
-        pieces = [(key, rows, False) for key, rows in held]
+        pieces = [(key, rows, False) for key, rows in sessions]
         pieces += [(key, [(at, x)], True) for key, at, x in epoch]
-        held, merged = [], list[Any]()
-        for key, rows, is_new in sorted(pieces, key=lambda each: (str(each[0]), each[1][0][0])):
+        sessions, merged = [], list[Any]()
+        for key, rows, is_new in sorted(pieces, key=lambda piece: (str(piece[0]), piece[1][0][0])):
             if merged and merged[-1][0] == key and rows[0][0] - merged[-1][1][-1][0] <= gap:
-                together = sorted(merged[-1][1] + rows, key=lambda each: each[0])
+                together = sorted(merged[-1][1] + rows, key=lambda timed: timed[0])
                 merged[-1] = (key, together, merged[-1][2] or is_new)
             else:
                 merged.append((key, rows, is_new))
@@ -305,20 +307,20 @@ def test_late_rows_join_sessions_that_still_take_them(
             if rows[-1][0] + gap + lateness <= until:
                 late_count += len(rows)
                 continue
-            held.append((key, rows))
+            sessions.append((key, rows))
             is_closed = rows[-1][0] + gap <= until
             if is_closed and is_new:
                 fired.append((key, rows))
             if is_new and (is_closed or emit == "update"):
                 expected.append((window(key, rows), values([x for _, x in rows]), is_closed))
 
-        found = []
+        windows_out = []
         for row in task.epoch(rows_of(epoch), watermark_ms=watermark, parallelism=2):
             bounds = (row.pop("key"), ms(row.pop("window_start")), ms(row.pop("window_end")))
-            found.append((bounds, row, row.pop("is_final", True)))
-        assert sorted(found, key=str) == sorted(expected, key=str)
+            windows_out.append((bounds, row, row.pop("is_final", True)))
+        assert sorted(windows_out, key=str) == sorted(expected, key=str)
         late_count -= task.late
-        seen = [each[1] - delay for each in epoch] + ([] if watermark is None else [watermark])
+        seen = [record[1] - delay for record in epoch] + ([] if watermark is None else [watermark])
         watermark = max(seen, default=None)
     assert late_count == 0
 
@@ -331,9 +333,9 @@ def test_a_row_behind_the_watermark_counts_while_its_window_is_open() -> None:
     task = task_of(ts.tumbling(10), aggregates={"n": ts.count()})
 
     task.epoch(rows_of(records_at(3, 15)))
-    found = finals_of(task.epoch(rows_of(records_at(8, 11, 9)), watermark_ms=12))
+    finals = finals_of(task.epoch(rows_of(records_at(8, 11, 9)), watermark_ms=12))
 
-    assert found == {("a", 0, 10): {"n": 1}}
+    assert finals == {("a", 0, 10): {"n": 1}}
     assert task.late == 2
     assert finals_of(task.epoch(rows_of([]), watermark_ms=19)) == {("a", 10, 20): {"n": 2}}
     assert not task.entries
@@ -396,9 +398,9 @@ def test_windows_by_the_clock_of_epochs() -> None:
 
     assert task.epoch(rows_of(records_at(0, 0)), timestamp_ms=5000) == []
     assert task.epoch(rows_of(records_at(0)), timestamp_ms=5999) == []
-    found = finals_of(task.epoch(rows_of(records_at(0)), timestamp_ms=6000))
+    finals = finals_of(task.epoch(rows_of(records_at(0)), timestamp_ms=6000))
 
-    assert found == {("a", 5000, 6000): {"n": 3}}
+    assert finals == {("a", 5000, 6000): {"n": 3}}
     assert finals_of(task.epoch(rows_of([]), timestamp_ms=7500)) == {("a", 6000, 7000): {"n": 1}}
 
 
@@ -431,12 +433,12 @@ def test_days_of_a_time_zone(zone: str, first: dt.date, windows: str) -> None:
         expected = {day: sum(days.count(day + dt.timedelta(n)) for n in (0, 1)) for day in span}
 
     rows = pa.record_batch([["a"] * len(times), times, [1] * len(times)], schema=ZONED)
-    found = task.epoch(rows)
-    found += task.epoch(rows[:0], watermark_ms=ms(times[-1]) + 3 * 86_400_000)
+    rows_out = task.epoch(rows)
+    rows_out += task.epoch(rows[:0], watermark_ms=ms(times[-1]) + 3 * 86_400_000)
 
-    assert {row["window_start"].astimezone(place).date(): row["n"] for row in found} == expected
-    starts = sorted(row["window_start"] for row in found)
-    ends = sorted(row["window_end"] for row in found)
+    assert {row["window_start"].astimezone(place).date(): row["n"] for row in rows_out} == expected
+    starts = sorted(row["window_start"] for row in rows_out)
+    ends = sorted(row["window_end"] for row in rows_out)
     step = 1 if windows == "tumbling" else 2
     assert ends[:-step] == starts[step:], "one day begins where the other ends"
 
@@ -453,13 +455,15 @@ def test_a_day_that_begins_in_an_hour_that_is_twice_or_missing_begins_once(
     task = task_of(windows, aggregates=aggregates, schema=ZONED)
 
     task.epoch(pa.record_batch([["a"] * len(times), times, [1] * len(times)], schema=ZONED))
-    found = task.epoch(rows_of([]).cast(ZONED), watermark_ms=ms(times[-1]) + 3 * 86_400_000)
+    rows_out = task.epoch(rows_of([]).cast(ZONED), watermark_ms=ms(times[-1]) + 3 * 86_400_000)
 
-    assert [row["window_end"] for row in found[:-1]] == [row["window_start"] for row in found[1:]]
-    for row in found:
+    assert [row["window_end"] for row in rows_out[:-1]] == [
+        row["window_start"] for row in rows_out[1:]
+    ]
+    for row in rows_out:
         assert row["window_start"] <= row["first"]
         assert row["last"] < row["window_end"]
-    assert sum(row["n"] for row in found) == len(times)
+    assert sum(row["n"] for row in rows_out) == len(times)
 
 
 def test_moments_within_a_millisecond_and_before_1970() -> None:
@@ -469,8 +473,8 @@ def test_moments_within_a_millisecond_and_before_1970() -> None:
 
     task.epoch(pa.record_batch([["a"] * 4, times, [1] * 4], schema=zone))
 
-    found = finals_of(task.epoch(rows_of([]).cast(zone), watermark_ms=100))
-    assert found == {
+    finals = finals_of(task.epoch(rows_of([]).cast(zone), watermark_ms=100))
+    assert finals == {
         ("a", -20, -10): {"n": 1},
         ("a", -10, 0): {"n": 2},
         ("a", 0, 10): {"n": 1},
@@ -483,10 +487,10 @@ def test_a_far_jump_of_the_watermark_closes_many_windows(monkeypatch: pytest.Mon
     task = task_of(ts.hopping(100, every=1))
     task.epoch(rows_of(records))
 
-    found = finals_of(task.epoch(rows_of([]), watermark_ms=END_OF_TIME_MS))
+    finals = finals_of(task.epoch(rows_of([]), watermark_ms=END_OF_TIME_MS))
 
     assert len(task.output) > 1
-    assert found == naive(records, hopping_windows(100, 1, 0))
+    assert finals == naive(records, hopping_windows(100, 1, 0))
 
 
 @pytest.mark.parametrize("windows", [ts.hopping(60, every=4), ts.cumulative(60, step=3)])
@@ -498,14 +502,14 @@ def test_updates_of_many_windows_come_in_parts(
     monkeypatch.setattr("tallystick.state.functions.window_engine._LINES_MAX", 50)
     task = task_of(windows, emit="update")
 
-    found = task.epoch(rows_of(records))
+    rows_out = task.epoch(rows_of(records))
 
     assert len(task.output) > 2
-    assert finals_of(found) == finals_of(whole)
+    assert finals_of(rows_out) == finals_of(whole)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: ts.hopping(10, every=20), "at most the size, or rows between"),
         (lambda: ts.tumbling(0), "expected more than 0"),
@@ -530,8 +534,8 @@ def test_updates_of_many_windows_come_in_parts(
         ),
     ],
 )
-def test_mistakes_are_told(make: Callable[[], object], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_mistakes_are_told(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         make()
 
 
@@ -559,8 +563,8 @@ def test_state_of_other_windows_is_refused(other: Any) -> None:
         assert isinstance(function, ByColumns)
         return function.make(SCHEMA).declared(KeyCodec(KEY))
 
-    held = settle("per-minute", states(ts.tumbling(10)), None)
-    step = type("Held", (), {"fields": held[0], "next_id": held[1]})
+    fields_of = settle("per-minute", states(ts.tumbling(10)), None)
+    step = type("Held", (), {"fields": fields_of[0], "next_id": fields_of[1]})
     with pytest.raises(OptionError, match=r"tumbling windows of 10000 us.*Declare it as it was"):
         settle("per-minute", states(other), step)
 
@@ -583,15 +587,15 @@ def test_panes_and_timers_go_with_their_keys_to_other_key_groups() -> None:
     """`tallystick savepoint migrate` moves entries; a pane's group is that of its key alone."""
     task = task_of(ts.hopping(20, every=5))
     task.epoch(rows_of([(f"k{n}", n, n) for n in range(40)]))
-    held = pa.RecordBatch.from_pylist(
+    entries = pa.RecordBatch.from_pylist(
         [{"key": key, "value": task.entries[key]} for key in sorted(task.entries)], schema=ENTRIES
     )
 
-    moved = regrouped(held, KeyCodec(KEY), 100)
+    moved = regrouped(entries, KeyCodec(KEY), 100)
 
     groups = {key[:2] for key in moved["key"].to_pylist()}
     assert len(groups) > MAX_PARALLELISM
-    assert regrouped(moved, KeyCodec(KEY), MAX_PARALLELISM).equals(held)
+    assert regrouped(moved, KeyCodec(KEY), MAX_PARALLELISM).equals(entries)
 
 
 @pytest.mark.parametrize(
@@ -616,9 +620,9 @@ def test_an_offset_counts_modulo_and_equal_windows_have_one_text(windows: Any, s
 
 def test_windows_of_a_checkpoint_with_the_offset_as_it_was_given_are_the_same() -> None:
     """Release 0.1.0 wrote an offset of hopping windows that was above their `every` as it was."""
-    made = ts.windowed(ts.hopping(120, every=60, offset=70), AGGREGATES)
-    assert isinstance(made, ByColumns)
-    (state,) = made.make(SCHEMA).declared(KeyCodec(KEY))
+    function = ts.windowed(ts.hopping(120, every=60, offset=70), AGGREGATES)
+    assert isinstance(function, ByColumns)
+    (state,) = function.make(SCHEMA).declared(KeyCodec(KEY))
     assert state.key_schema == "hopping windows of 120000 us every 60000 us from 10000 us"
     old = replace(state, key_schema=state.key_schema.replace("10000 us", "70000 us"))
     assert "from 70000 us" in old.key_schema

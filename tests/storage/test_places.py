@@ -118,8 +118,8 @@ def test_a_place_stays_where_the_driver_was(here, monkeypatch):
     storage, folder, sink = FileStorage("job"), Folder("out"), FileSink("out")
     monkeypatch.chdir("/")
 
-    for each in (storage, pickle.loads(pickle.dumps(storage))):  # noqa: S301
-        assert each.location == each.uri == str(here / "job")
+    for place in (storage, pickle.loads(pickle.dumps(storage))):  # noqa: S301
+        assert place.location == place.uri == str(here / "job")
     assert pickle.loads(pickle.dumps(folder)).location == str(here / "out")  # noqa: S301
     assert sink.path == str(here / "out")
 

@@ -43,12 +43,12 @@ def test_a_folder_is_where_spark_has_it_whatever_its_name(tmp_path, name):
         assert whole_uri(form) == (tmp_path / name).as_uri()
         assert local_path(form) == tmp_path / name
 
-    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
     assert len(list((tmp_path / name / "tallystick").iterdir())) == 3
 
 
 @pytest.mark.parametrize(
-    ("rest", "said"),
+    ("rest", "message"),
     [
         ("{}/keep/monday#2", "%23 for #"),
         ("{}/keep/monday?2", "%3F for \\?"),
@@ -59,7 +59,7 @@ def test_a_folder_is_where_spark_has_it_whatever_its_name(tmp_path, name):
         ("", "host"),
     ],
 )
-def test_a_uri_that_means_another_folder_than_it_seems_to_is_refused(tmp_path, rest, said):
+def test_a_uri_that_means_another_folder_than_it_seems_to_is_refused(tmp_path, rest, message):
     """`savepoint delete` of monday#2 would remove monday; two checkpoints would be one."""
     uri = f"file://{rest.format(tmp_path)}"
     for take in (
@@ -67,7 +67,7 @@ def test_a_uri_that_means_another_folder_than_it_seems_to_is_refused(tmp_path, r
         Folder,
         lambda uri: FileSink(uri).open(Owner("pipeline", "files-0", ""), RunFacts(tasks=1)),
     ):
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             take(uri)
     assert list(tmp_path.iterdir()) == []
 
@@ -267,7 +267,7 @@ def test_folders_that_a_file_needs_are_durable_too(tmp_path, monkeypatch, do):
         monkeypatch.setattr(module, "fsync_folder", fsync)
     storage = FileStorage(str(tmp_path / "a"))
     do(storage, "b/c/file", b"x")
-    assert set(synced) == {tmp_path / each for each in ("", "a", "a/b", "a/b/c")}
+    assert set(synced) == {tmp_path / folder for folder in ("", "a", "a/b", "a/b/c")}
 
     synced.clear()
     do(storage, "b/c/other", b"x")
@@ -309,4 +309,4 @@ def test_a_draft_has_the_name_by_which_it_is_found(tmp_path, monkeypatch):
     monkeypatch.undo()
     local_files._looked_through.discard(tmp_path)
     FileStorage(str(tmp_path)).put("b", b"")
-    assert [each.name for each in tmp_path.iterdir()] == ["b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]

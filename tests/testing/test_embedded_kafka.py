@@ -124,13 +124,13 @@ def test_three_brokers_know_each_other_and_replicate():
     with EmbeddedKafka(brokers=3) as kafka:
         topic = kafka.create_topic("replicated", partitions=2)
         options = kafka.confluent_options()
-        told = Consumer({**options, "group.id": "any"}).list_topics(topic, timeout=DEADLINE_S)
+        metadata = Consumer({**options, "group.id": "any"}).list_topics(topic, timeout=DEADLINE_S)
         produce(options, topic, b"once")
 
-        kafka.kill(told.topics[topic].partitions[0].leader)
+        kafka.kill(metadata.topics[topic].partitions[0].leader)
 
-        assert set(told.brokers) == {1, 2, 3}
-        assert all(len(part.isrs) == 3 for part in told.topics[topic].partitions.values())
+        assert set(metadata.brokers) == {1, 2, 3}
+        assert all(len(part.isrs) == 3 for part in metadata.topics[topic].partitions.values())
         produce(options, topic, *[b"more"] * 20)
 
 
@@ -236,11 +236,11 @@ def test_the_command_runs_until_it_is_told_to_stop(tmp_path):
     assert ran.stdout is not None
     servers = ran.stdout.readline().strip()
     ran.send_signal(signal.SIGINT)
-    _, told = ran.communicate(timeout=DEADLINE_S)
+    _, errors = ran.communicate(timeout=DEADLINE_S)
 
     assert servers == "127.0.0.1:20999"
-    assert ran.returncode == 0, told
-    assert "Stopped." in told
+    assert ran.returncode == 0, errors
+    assert "Stopped." in errors
 
 
 @pytest.mark.broker

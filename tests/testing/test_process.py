@@ -48,23 +48,23 @@ time.sleep(600)
 
 def parents() -> dict[int, int]:
     """The parent of each process that lives."""
-    found = {}
+    parent_by_pid = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent = path.read_text().rsplit(")", 1)[1].split()[:2]
         except OSError:
             continue
         if state != "Z":
-            found[int(path.parent.name)] = int(parent)
-    return found
+            parent_by_pid[int(path.parent.name)] = int(parent)
+    return parent_by_pid
 
 
 def below(ancestor: int) -> set[int]:
     """All processes that it has started, and those that they have."""
-    known, found = parents(), {ancestor}
-    while more := {pid for pid, parent in known.items() if parent in found} - found:
-        found |= more
-    return found - {ancestor}
+    known, family = parents(), {ancestor}
+    while more := {pid for pid, parent in known.items() if parent in family} - family:
+        family |= more
+    return family - {ancestor}
 
 
 def commands(pids: set[int]) -> str:
@@ -111,8 +111,8 @@ def test_nothing_outlives_a_killed_test_run(
 
     try:
         deadline = time.monotonic() + DEADLINE_S
-        while left := started & parents().keys():
-            assert time.monotonic() < deadline, commands(left)
+        while remaining := started & parents().keys():
+            assert time.monotonic() < deadline, commands(remaining)
             time.sleep(0.1)
     finally:
         for pid in started & parents().keys():

@@ -38,47 +38,47 @@ def formats_of(folder: Path, tokens: Iterable[str], *, but: Iterable[Path] = ())
         tokens: as Kafka holds them.
         but: files that are not looked at.
     """
-    found: Formats = {}
+    formats: Formats = {}
     passed_over = set(but)
     for kind, pattern in SEALED.items():
         for path in sorted(set(folder.glob(pattern)) - passed_over):
-            _add(found, kind, json.loads(path.read_bytes().splitlines()[0]), "version")
+            _add(formats, kind, json.loads(path.read_bytes().splitlines()[0]), "version")
     for path in sorted(set(folder.glob("*/metadata")) - passed_over):
-        _add(found, "metadata", json.loads(path.read_bytes()), "")
+        _add(formats, "metadata", json.loads(path.read_bytes()), "")
     for token in tokens:
-        _add(found, "token", json.loads(token), "tallystick")
+        _add(formats, "token", json.loads(token), "tallystick")
     for path in sorted(set(folder.glob("*/keyed-state/*/*")) - passed_over):
-        versions = found.setdefault("state file", {"versions": [], "keys": []})["versions"]
+        versions = formats.setdefault("state file", {"versions": [], "keys": []})["versions"]
         _include(versions, [path.read_bytes()[-MAGIC_SIZE:].decode()])
-    names = found.setdefault("path", {"versions": [], "keys": []})["keys"]
+    names = formats.setdefault("path", {"versions": [], "keys": []})["keys"]
     for place, patterns in PLACES.items():
         for root in (root for pattern in patterns for root in folder.glob(pattern)):
             paths = {path for path in root.rglob("*") if path.is_file()} - passed_over
             below = (path.relative_to(root).as_posix() for path in paths)
-            _include(names, {IDS_IN_NAMES.sub("#", f"{place}/{each}") for each in below})
-    return found
+            _include(names, {IDS_IN_NAMES.sub("#", f"{place}/{name}") for name in below})
+    return formats
 
 
-def _add(found: Formats, kind: str, held: dict[str, Any], version: str) -> None:
-    entry = found.setdefault(kind, {"versions": [], "keys": []})
+def _add(formats: Formats, kind: str, fields: dict[str, Any], version: str) -> None:
+    entry = formats.setdefault(kind, {"versions": [], "keys": []})
     if version:
-        _include(entry["versions"], [held[version]])
-    _include(entry["keys"], _keys(held, ""))
-    manifest = held.get("manifest") if kind == "savepoint" else held
+        _include(entry["versions"], [fields[version]])
+    _include(entry["keys"], _keys(fields, ""))
+    manifest = fields.get("manifest") if kind == "savepoint" else fields
     if kind in ("manifest", "savepoint"):
         assert isinstance(manifest, dict), kind
         for text in manifest["sources"]:
-            _add(found, "offsets", json.loads(text), "tallystick")
+            _add(formats, "offsets", json.loads(text), "tallystick")
         for step in manifest["state"]:
-            hashes = found.setdefault("key groups", {"versions": [], "keys": []})["versions"]
+            hashes = formats.setdefault("key groups", {"versions": [], "keys": []})["versions"]
             _include(hashes, [step["hash_version"]])
             for field in step["fields"]:
-                kinds = found.setdefault("kind of state", {"versions": [], "keys": []})["keys"]
+                kinds = formats.setdefault("kind of state", {"versions": [], "keys": []})["keys"]
                 _include(kinds, [field["kind"]])
 
 
-def _include(held: list[Any], more: Iterable[Any]) -> None:
-    held[:] = sorted({*held, *more})
+def _include(values: list[Any], more: Iterable[Any]) -> None:
+    values[:] = sorted({*values, *more})
 
 
 def _keys(value: Any, path: str) -> Iterator[str]:

@@ -78,7 +78,10 @@ def facts_of(release: str) -> dict[str, Any]:
 
 def tokens_of(facts: dict[str, Any]) -> list[str]:
     """The tokens that Kafka held."""
-    return [held[1] for held in facts["groups"][f"tallystick-{SHOP}-token"].values()]
+    return [
+        offset_and_metadata[1]
+        for offset_and_metadata in facts["groups"][f"tallystick-{SHOP}-token"].values()
+    ]
 
 
 def keep(release: str, folder: Path, facts: dict[str, Any]) -> None:
@@ -118,11 +121,11 @@ def unpack(release: str, folder: Path) -> None:
 
 def _without_meaning(line: bytes) -> bytes:
     """A manifest or a savepoint whose states do not say what they mean."""
-    held = json.loads(line)
-    for step in held.get("manifest", held).get("state", ()):
+    fields = json.loads(line)
+    for step in fields.get("manifest", fields).get("state", ()):
         for field in step["fields"]:
             field.pop("meaning", None)
-    return json.dumps(held, sort_keys=True).encode()
+    return json.dumps(fields, sort_keys=True).encode()
 
 
 class Shop:
@@ -182,14 +185,14 @@ class Shop:
         """What a checkpoint or a savepoint holds."""
         servers = self.kafka.bootstrap_servers
         rows = ts.read_state(self.spark, str(self.folder / folder), uid, bootstrap_servers=servers)
-        found: Rows = [_as_json(row) for row in rows.collect()]
-        return sorted(found, key=json.dumps)
+        rows_read: Rows = [_as_json(row) for row in rows.collect()]
+        return sorted(rows_read, key=json.dumps)
 
     def windows(self, topic: str) -> Rows:
         """The windows that were put out, in the order of partitions and offsets."""
         wait_until_nothing_is_pending(self.kafka.confluent_options(), topic)
-        found = read_committed(self.kafka.confluent_options(), topic)
-        rows: Rows = [json.loads(record.value or "") for record in found]
+        records = read_committed(self.kafka.confluent_options(), topic)
+        rows: Rows = [json.loads(record.value or "") for record in records]
         for row in rows:
             start = datetime.fromisoformat(row["window_start"])
             row["window_start"] = round(start.timestamp() * 1000)
@@ -200,8 +203,8 @@ class Shop:
         options = self.kafka.confluent_options()
         return {
             group: {
-                f"{topic}-{partition}": list(held)
-                for (topic, partition), held in sorted(read_group_offsets(options, group).items())
+                f"{topic}-{partition}": list(entry)
+                for (topic, partition), entry in sorted(read_group_offsets(options, group).items())
             }
             for group in GROUPS
         }
@@ -209,26 +212,28 @@ class Shop:
     def rows(self, folder: str) -> Rows:
         """The visible rows of files."""
         path = self.folder / folder
-        found: Rows = ds.dataset(path, format="parquet").to_table().to_pylist()
-        return sorted(found, key=lambda row: row["n"])
+        rows_read: Rows = ds.dataset(path, format="parquet").to_table().to_pylist()
+        return sorted(rows_read, key=lambda row: row["n"])
 
     def seen(self, name: str) -> dict[str, Rows]:
         """What a pipeline has written and holds: its files, its topic, its state by uid."""
         folder = folder_of(name)
-        found = {"files": self.rows(f"{folder}-files")}
+        content = {"files": self.rows(f"{folder}-files")}
         if name == PAID:
-            return found | {"paid": self.state(folder, "paid")}
-        found["output"] = self.windows("windows-fork" if name == FORK else "windows")
-        return found | {uid: self.state(folder, uid) for uid in STATES}
+            return content | {"paid": self.state(folder, "paid")}
+        content["output"] = self.windows("windows-fork" if name == FORK else "windows")
+        return content | {uid: self.state(folder, uid) for uid in STATES}
 
 
 def _as_json(value: Any) -> Any:
     """A row as an object, a map as a list of its pairs."""
     if isinstance(value, Row):
-        return {name: _as_json(each) for name, each in value.asDict().items()}
+        return {name: _as_json(member) for name, member in value.asDict().items()}
     if isinstance(value, dict):
-        return sorted(([_as_json(each) for each in pair] for pair in value.items()), key=json.dumps)
-    return [_as_json(each) for each in value] if isinstance(value, list) else value
+        return sorted(
+            ([_as_json(member) for member in pair] for pair in value.items()), key=json.dumps
+        )
+    return [_as_json(member) for member in value] if isinstance(value, list) else value
 
 
 def check(
@@ -272,13 +277,13 @@ def entries_of(folder: Path) -> dict[str, dict[str, list[list[str]]]]:
     """
     storage = FileStorage(str(folder))
     (manifest,) = CheckpointFolder(storage).newest_manifests(1)
-    found: dict[str, dict[str, list[list[str]]]] = {}
+    entries_by_step: dict[str, dict[str, list[list[str]]]] = {}
     for step in manifest.state:
         names = {field.state_id: field.name for field in step.fields if not field.ttl_ms}
         names |= {TIMERS_BY_TIME: "timers by time", TIMERS_BY_KEY: "timers by key"}
         entries = read_entries(step, KeyGroupRange(0, step.max_parallelism - 1), storage)
         for key, value in zip(*entries.to_pydict().values(), strict=True):
             if key[ID_AT] in names and step.uid not in ("held", "windows"):
-                state = found.setdefault(step.uid, {}).setdefault(names[key[ID_AT]], [])
+                state = entries_by_step.setdefault(step.uid, {}).setdefault(names[key[ID_AT]], [])
                 state.append([key.hex(), value.hex()])
-    return found
+    return entries_by_step

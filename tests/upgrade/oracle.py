@@ -100,29 +100,29 @@ class Expected:
         assert {*closed, *panes} == self.windows.keys()
         for row in output:
             rows = self.windows[row["item"], row["window_start"]]
-            assert row["notes"] == [each["note"] for each in rows]
-            amounts = sorted(each["amount"] for each in rows)
+            assert row["notes"] == [row_in["note"] for row_in in rows]
+            amounts = sorted(row_in["amount"] for row_in in rows)
             assert (row["n"], row["highest"]) == (len(rows), amounts[-1])
             assert row["average"] == sum(amounts) / len(rows)
-            assert row["users"] == len({each["user"] for each in rows}), "few: counted exactly"
+            assert row["users"] == len({row_in["user"] for row_in in rows}), "few: counted exactly"
             low, high = amounts[(len(rows) - 1) // 2], amounts[len(rows) // 2]
             assert 0.99 * low <= row["median"][0] <= 1.01 * high
         for window, pane in panes.items():
             rows = self.windows[window]
-            assert sorted(pane["notes.values"]) == sorted(each["note"] for each in rows)
-            amounts = [each["amount"] for each in rows]
+            assert sorted(pane["notes.values"]) == sorted(row_in["note"] for row_in in rows)
+            amounts = [row_in["amount"] for row_in in rows]
             assert (pane["n"], pane["highest"]) == (len(rows), max(amounts))
             assert (pane["average.sum"], pane["average.count"]) == (sum(amounts), len(rows))
             assert sum(pane["median.counts"]) == len(rows)
 
-    def check_lots(self, lots: Rows, held: Rows) -> None:
+    def check_lots(self, lots: Rows, waiting: Rows) -> None:
         """Each return was put out in a lot, or is held by a task for its next one."""
         assert len(lots) % LOT == 0
-        found = [
+        returns = [
             {name: row[name] for name in ("user", "item", "amount", "at", "n")}
-            for row in [*lots, *held]
+            for row in [*lots, *waiting]
         ]
-        assert _sorted(found) == _sorted(self.returns)
+        assert _sorted(returns) == _sorted(self.returns)
 
     def check_state(self, state: dict[str, Rows]) -> None:
         """The keyed state and the table are those that follow from the input."""
@@ -134,7 +134,7 @@ class Expected:
                 orders=row["visits"]["visits"],
                 total=totals[row["user"]][1],
                 streak=(row["streak"]["item"], row["streak"]["length"]),
-                latest=[each["n"] for each in row["latest"]],
+                latest=[member["n"] for member in row["latest"]],
                 seen=Counter({key["item"]: value["times"] for key, value in row["seen"]}),
                 timers=row["timers"],
             )
@@ -156,8 +156,8 @@ class Expected:
         }
         unpaid = {n for n in self.orders if n not in {n for n, _ in pairs}}
         given_up = [row["n"] for row in output if row["order"] is None]
-        found = [(row["order"], row["on"]) for row in output if row["order"] is not None]
-        assert sorted(found) == sorted(pairs)
+        pairs_out = [(row["order"], row["on"]) for row in output if row["order"] is not None]
+        assert sorted(pairs_out) == sorted(pairs)
         assert sorted(given_up) == sorted(unpaid - waiting)
         for row in output:
             assert {

@@ -52,25 +52,25 @@ Record = tuple[str, str, str]
 
 def records(phase: int) -> list[Record]:
     """Return what is fed in a phase, prices first; phases follow each other in time."""
-    found: list[Record] = []
+    records_fed: list[Record] = []
     if phase != CUT_OFF:
         for item in ITEMS[phase % 2 :]:  # others keep the price that they have
-            price = {"item": item, "price": 10 * (phase + 1) + len(found)}
-            found.append(("prices", item, json.dumps(price)))
+            price = {"item": item, "price": 10 * (phase + 1) + len(records_fed)}
+            records_fed.append(("prices", item, json.dumps(price)))
     for n in PHASES[phase]:
         at = START_MS + n * STEP_MS
         if n % 5 == 4:
             user = f"r{n % 2}"
-            found.append(("returns", user, f"{user};{ITEMS[n % 3]};{n % 7};{at};{n}"))
+            records_fed.append(("returns", user, f"{user};{ITEMS[n % 3]};{n % 7};{at};{n}"))
             continue
         is_asked = phase == UPGRADED and n < PHASES[phase].start + 5
         item = ASK if is_asked else ITEMS[n // 2 % 3]
         order = {"user": USERS[n % 5], "item": item, "amount": n % 11, "at": at, "n": n}
-        found.append(("orders", str(order["user"]), json.dumps(order)))
+        records_fed.append(("orders", str(order["user"]), json.dumps(order)))
         if n % 3 == 0:  # it is paid, some of them too late
             payment = {"order": n, "on": at + (n % 4) * 50_000}
-            found.append(("payments", str(n), json.dumps(payment)))
-    return found
+            records_fed.append(("payments", str(n), json.dumps(payment)))
+    return records_fed
 
 
 def plain(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -80,13 +80,13 @@ def plain(rows: pa.RecordBatch) -> pa.RecordBatch:
 def parsed(rows: pa.RecordBatch) -> pa.RecordBatch:
     parts = pc.split_pattern(rows["value"], ";")
     columns = [pc.list_element(parts, at) for at in range(len(NAMES))]
-    columns[2:] = [each.cast(pa.int64()) for each in columns[2:]]
+    columns[2:] = [column.cast(pa.int64()) for column in columns[2:]]
     return pa.record_batch(columns, names=NAMES)
 
 
-def in_lots(rows: pa.RecordBatch, held: pa.RecordBatch) -> tuple[ts.Rows, pa.Table]:
+def in_lots(rows: pa.RecordBatch, stored: pa.RecordBatch) -> tuple[ts.Rows, pa.Table]:
     """Let all rows pass, and put them aside once more as lots are full."""
-    together = pa.Table.from_batches([held, rows])
+    together = pa.Table.from_batches([stored, rows])
     whole = together.num_rows - together.num_rows % LOT
     return ts.Rows(rows, outputs={"lots": together.slice(0, whole)}), together.slice(whole)
 
@@ -105,7 +105,7 @@ class Habits(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         item, length = self.streak.get() or (None, 0)
         (visits,) = self.visits.get() or (0,)
-        latest = [each[0] for each in self.latest.get()]
+        latest = [member[0] for member in self.latest.get()]
         for row in rows:
             length = length + 1 if row.item == item else 1
             item, visits, latest = row.item, visits + 1, [*latest, row.n][-3:]
@@ -115,7 +115,7 @@ class Habits(StatefulProcessor):
             note += f"{times} x {item}, {visits} visits, latest {latest}"
             if item == ASK:
                 fresh = self.fresh.keys()  # a map state is no dict
-                note += f", fresh {sorted(each[0] for each in fresh)}"
+                note += f", fresh {sorted(member[0] for member in fresh)}"
                 note += f", timers {list(self.handle.listTimers())}"
             else:
                 self.fresh.updateValue((item,), (row.n,))

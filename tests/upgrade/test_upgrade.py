@@ -125,10 +125,10 @@ def opened(
     kept.unpack(request.param, folder)
     broker = EmbeddedKafka(directory=folder / "broker", properties=BROKER, version=facts["kafka"])
     with broker as kafka:
-        found = Opened(request.param, facts, Shop(kafka, shared_spark, folder))
-        assert found.laid_out
-        assert found.formats
-        yield found
+        opened_shop = Opened(request.param, facts, Shop(kafka, shared_spark, folder))
+        assert opened_shop.laid_out
+        assert opened_shop.formats
+        yield opened_shop
 
 
 class TestKept:
@@ -142,9 +142,9 @@ class TestKept:
         assert shop.groups() == facts["groups"]
         options = shop.kafka.confluent_options()
         for topic in ("orders", "returns", "prices", "payments"):
-            found = sorted((each.key, each.value) for each in read_committed(options, topic))
+            pairs = sorted((record.key, record.value) for record in read_committed(options, topic))
             fed = [record[1:] for phase in opened.input for record in phase if record[0] == topic]
-            assert found == sorted(map(tuple, fed))
+            assert pairs == sorted(map(tuple, fed))
         assert shop.windows("windows") == facts["shop"]["output"]
         for name in ("shop", "paid"):
             assert shop.rows(f"{name}-files") == facts[name]["files"]
@@ -169,10 +169,10 @@ class TestKept:
     ) -> None:
         """It reads what the original read after the savepoint, in other epochs and tasks."""
         check(FORK, opened.forked, Expected(opened.input), opened.facts["savepoint"])
-        found = entries_of(opened.shop.folder / "shop-fork")
+        entries = entries_of(opened.shop.folder / "shop-fork")
         if opened.release == NEWEST:
-            assert found == opened.facts["entries"], REMEDY
-        assert found.keys() == opened.facts["entries"].keys()
+            assert entries == opened.facts["entries"], REMEDY
+        assert entries.keys() == opened.facts["entries"].keys()
 
     def test_the_checkpoint_goes_on_as_if_nothing_had_happened(self, opened: Opened) -> None:
         shop, facts, seen = opened.shop, opened.facts, opened.upgraded
@@ -197,9 +197,9 @@ class TestKept:
 
         options, groups = shop.kafka.confluent_options(), shop.groups()
         for topic in ("orders", "returns", "prices"):
-            held = groups[f"tallystick-{SHOP}/{topic}"]
+            positions = groups[f"tallystick-{SHOP}/{topic}"]
             last = ends(options, topic, IsolationLevel.READ_COMMITTED)
-            assert held == {f"{topic}-{at}": [last[at], ""] for at in last if last[at]}
+            assert positions == {f"{topic}-{at}": [last[at], ""] for at in last if last[at]}
 
     def test_todays_files_have_the_formats_that_are_kept_of_the_newest_release(
         self, opened: Opened
@@ -209,14 +209,17 @@ class TestKept:
         if opened.release != NEWEST:
             return
         tokens = kept.tokens_of({"groups": opened.shop.groups()})
-        held, found = opened.formats, formats_of(opened.shop.folder, tokens, but=opened.laid_out)
-        assert found.keys() >= held.keys() - {"decider", "metadata", "savepoint"}
-        for kind, now in found.items():
-            new = sorted({*now["keys"]} - {*held[kind]["keys"]})
+        known_formats, formats = (
+            opened.formats,
+            formats_of(opened.shop.folder, tokens, but=opened.laid_out),
+        )
+        assert formats.keys() >= known_formats.keys() - {"decider", "metadata", "savepoint"}
+        for kind, now in formats.items():
+            new = sorted({*now["keys"]} - {*known_formats[kind]["keys"]})
             gone = sorted(
-                {*held[kind]["keys"]} - {*now["keys"]} - NOT_IN_EVERY_RUN.get(kind, set())
+                {*known_formats[kind]["keys"]} - {*now["keys"]} - NOT_IN_EVERY_RUN.get(kind, set())
             )
-            assert now["versions"] == held[kind]["versions"], f"{kind}: versions.{REMEDY}"
+            assert now["versions"] == known_formats[kind]["versions"], f"{kind}: versions.{REMEDY}"
             assert not new, f"{kind}: it has {new}.{REMEDY}"
             assert not gone or kind == "path", f"{kind}: it lacks {gone}.{REMEDY}"
 
@@ -228,7 +231,7 @@ class TestKept:
         path.parent.mkdir()
         path.write_bytes(FIRST_BUILD.read_bytes())
         (tmp_path / "metadata").write_text('{"id":"6a0f2f0e-6a0c-4a3b-9b83-0a4f0d7a2b11"}')
-        names = sorted(each.name for each in path.parent.iterdir())
+        names = sorted(path_there.name for path_there in path.parent.iterdir())
         servers = opened.shop.kafka.bootstrap_servers
         pipeline = (
             ts.Pipeline("first-build")
@@ -242,7 +245,7 @@ class TestKept:
             ).awaitTermination(150)
 
         assert path.name in str(refused.value)
-        assert sorted(each.name for each in path.parent.iterdir()) == names
+        assert sorted(path_there.name for path_there in path.parent.iterdir()) == names
 
 
 def test_each_format_is_of_the_version_that_is_kept_of_the_newest_release(tmp_path: Path) -> None:
@@ -258,9 +261,9 @@ def test_each_format_is_of_the_version_that_is_kept_of_the_newest_release(tmp_pa
         "state file": changelog.MAGIC.decode(),
     }
     kept.unpack(NEWEST, tmp_path)
-    found = formats_of(tmp_path, kept.tokens_of(kept.facts_of(NEWEST)))
-    held = {kind: each["versions"] for kind, each in found.items() if each["versions"]}
-    assert held == {kind: [version] for kind, version in todays.items()}, REMEDY
+    formats = formats_of(tmp_path, kept.tokens_of(kept.facts_of(NEWEST)))
+    versions = {kind: entry["versions"] for kind, entry in formats.items() if entry["versions"]}
+    assert versions == {kind: [version] for kind, version in todays.items()}, REMEDY
 
 
 def test_a_checkpoint_of_the_version_in_pyproject_is_kept() -> None:

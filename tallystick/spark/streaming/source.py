@@ -136,9 +136,9 @@ class BatchReader(DataSourceReader):
 
     def _splits(self, broker: KafkaBroker) -> tuple[SplitRange, ...]:
         subscription = self._options.subscription
-        found = find_topics(broker, subscription)
-        check_named(broker, subscription, found)
-        partitions = partitions_of(subscription, found)
+        topics = find_topics(broker, subscription)
+        check_named(broker, subscription, topics)
+        partitions = partitions_of(subscription, topics)
         start = resolve(broker, self._options.start, partitions, STARTING)
         assert self._options.stop is not None, "a batch has an end"
         stop = ending_positions(broker, self._options.stop, partitions)
@@ -148,7 +148,7 @@ class BatchReader(DataSourceReader):
             raise OptionError(
                 f"{p}: startingOffsets is {start[p]}, after endingOffsets {stop[p]}: swap them"
             )
-        ids = {topic: facts.topic_id for topic, facts in found.items()}
+        ids = {topic: facts.topic_id for topic, facts in topics.items()}
         return plan_splits(SourceOffsets("", "", start), SourceOffsets("", "", stop, topic_ids=ids))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -207,9 +207,9 @@ class WriteStep:
     def write(self, frames: Iterator[Frame], attempt_number: int) -> Report:
         """See `WritePlan`."""
         assert attempt_number == 0
-        found = [int(frame.data) for frame in frames if frame.record_count]
-        self.act(len(found))
-        return Report(notes=tuple(map(str, found)))
+        numbers = [int(frame.data) for frame in frames if frame.record_count]
+        self.act(len(numbers))
+        return Report(notes=tuple(map(str, numbers)))
 
 
 def order(
@@ -223,13 +223,13 @@ def order(
     writers: int = 3,
 ) -> Order:
     """An epoch of numbers."""
-    made: Any = {
+    settings: Any = {
         "unread": UnreadNumbers(shares, reading or Reading()),
         "first": Numbers(steps[0].parallelism if steps else writers, size),
         "plans": steps,
         "write": writing or WriteStep(),
     }
-    return Order(run=run, writer_count=writers, **made)
+    return Order(run=run, writer_count=writers, **settings)
 
 
 def numbers_of(reports: list[Report]) -> list[int]:

@@ -66,8 +66,8 @@ def strangers(port: Port) -> Iterator[Callable[[int], list[socket.socket]]]:
         return there
 
     yield call
-    for each in there:
-        each.close()
+    for connection in there:
+        connection.close()
 
 
 def greeters() -> int:
@@ -94,18 +94,18 @@ def test_strangers_who_take_all_descriptors_do_not_end_who_listens(
     strangers(20)
     wait_for(greeters, 20, "the number of threads that greet")
     raws = [socket.socket() for _ in range(10)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(each.fileno() for each in raws), most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(raw.fileno() for raw in raws), most))
     try:
-        for each in raws:  # connect to the port without a descriptor left for its side
-            each.connect(port.address)
+        for raw in raws:  # connect to the port without a descriptor left for its side
+            raw.connect(port.address)
         with pytest.raises(OSError, match="Too many open files"):
             socket.socket()
         time.sleep(0.5)
         assert port.thread.is_alive()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-        for each in raws:
-            each.close()
+        for raw in raws:
+            raw.close()
     port.assert_takes_a_member()
 
 
@@ -120,9 +120,9 @@ def test_a_handshake_has_one_deadline_however_its_bytes_come(
     while ended < 3:
         assert time.monotonic() - began_s < WAIT_S, "a byte now and then holds the thread"
         ended = 0
-        for each in there:
+        for connection in there:
             try:
-                each.sendall(b"x")
+                connection.sendall(b"x")
             except OSError:
                 ended += 1
         time.sleep(0.2)

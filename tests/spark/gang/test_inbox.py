@@ -53,14 +53,16 @@ def test_frames_come_by_source_and_sequence_however_they_arrive_and_wherever_the
         for source, own in enumerate(sent)
     ]
     waiting = [list(own) for own in frames]
-    while left := [own for own in waiting if own]:
-        inbox.put(1, STAGE, chance.choice(left).pop(0))
+    while remaining := [own for own in waiting if own]:
+        inbox.put(1, STAGE, chance.choice(remaining).pop(0))
         assert inbox._held_bytes <= held_bytes_max
     for source in chance.sample(range(len(sent)), len(sent)):
         inbox.end(1, STAGE, source)
 
     for target in range(3):
-        expected = [each for own in frames for each in own if each.target == target]
+        expected = [
+            sent_frame for own in frames for sent_frame in own if sent_frame.target == target
+        ]
         assert taken(inbox, 1, len(sent), target) == expected
     assert inbox._held_bytes == 0
     inbox.begin(2)
@@ -78,19 +80,19 @@ def test_frames_as_they_arrive_keep_the_order_of_each_source(
         for source, own in enumerate(sent)
     ]
     expected = [list(own) for own in waiting]
-    found: list[Frame] = []
+    taken_frames: list[Frame] = []
     frames = inbox.frames(1, STAGE, 0, len(sent), by_source=False)
-    while left := [own for own in waiting if own]:
-        inbox.put(1, STAGE, chance.choice(left).pop(0))
+    while remaining := [own for own in waiting if own]:
+        inbox.put(1, STAGE, chance.choice(remaining).pop(0))
         if chance.random() < 0.5:
-            found.append(next(frames))  # whoever else has not ended
+            taken_frames.append(next(frames))  # whoever else has not ended
     for source in chance.sample(range(len(sent)), len(sent)):
         inbox.end(1, STAGE, source)
-    found += frames
+    taken_frames += frames
 
     for source, own in enumerate(expected):
-        assert [each for each in found if each.source == source] == own
-    assert len(found) == sum(map(len, expected))
+        assert [sent_frame for sent_frame in taken_frames if sent_frame.source == source] == own
+    assert len(taken_frames) == sum(map(len, expected))
     assert inbox._held_bytes == 0
     inbox.begin(2)
 
@@ -103,8 +105,8 @@ def test_what_does_not_fit_waits_in_a_file_which_the_next_epoch_closes(
     before = files(tmp_path)
     inbox.begin(1)
     frames = [frame(0, at, os.urandom(300)) for at in range(40)]
-    for each in frames:
-        inbox.put(1, STAGE, each)
+    for sent_frame in frames:
+        inbox.put(1, STAGE, sent_frame)
         assert inbox._held_bytes <= 1000
     (descriptor,) = files(tmp_path) - before
     assert os.fstat(descriptor).st_size == (40 - 3) * 300
@@ -140,7 +142,9 @@ def test_memory_is_free_again_for_frames_that_come_later(
     inbox.put(1, STAGE, frame(0, 4, bytes([4]) * 70))
     assert inbox._held_bytes == 90
     inbox.end(1, STAGE, 0)
-    assert [(each.sequence, set(each.data)) for each in frames] == [(n, {n}) for n in (1, 2, 3, 4)]
+    assert [(sent_frame.sequence, set(sent_frame.data)) for sent_frame in frames] == [
+        (n, {n}) for n in (1, 2, 3, 4)
+    ]
 
 
 def test_frames_of_the_next_epoch_may_come_first_and_those_of_earlier_ones_are_forgotten(
@@ -159,7 +163,7 @@ def test_frames_of_the_next_epoch_may_come_first_and_those_of_earlier_ones_are_f
     assert inbox._held_bytes == 0, "all that is left lies in the file"
     inbox.put(1, STAGE, frame(0, 4, b"too late"))
     assert inbox._held_bytes == 0
-    assert [each.data for each in taken(inbox, 2, 1)] == [bytes([2]) * 20] * 4
+    assert [sent_frame.data for sent_frame in taken(inbox, 2, 1)] == [bytes([2]) * 20] * 4
     inbox.begin(3)
     assert files(tmp_path) == set()
 
@@ -173,7 +177,7 @@ def test_who_waits_gets_frames_as_they_come() -> None:
         time.sleep(0.05)
         assert not waiting.done()
         inbox.end(1, STAGE, source)
-    assert [each.source for each in waiting.result(WAIT_S)] == [0, 1]
+    assert [sent_frame.source for sent_frame in waiting.result(WAIT_S)] == [0, 1]
 
 
 def test_a_cancelled_epoch_ends_the_wait_and_the_next_one_is_not_cancelled() -> None:
@@ -198,18 +202,18 @@ def test_a_lost_peer_ends_every_wait_with_what_became_of_it() -> None:
     time.sleep(0.05)
     inbox.fail(OSError("no room on the disk"))
     inbox.fail(OSError("whatever follows from it"))
-    for each in waiting:
+    for future in waiting:
         with pytest.raises(OSError, match="no room"):
-            each.result(WAIT_S)
+            future.result(WAIT_S)
 
 
 def files(folder: Path) -> set[int]:
     """The descriptors of this process whose files are in a folder, or were."""
-    found = set()
+    numbers = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
-                found.add(int(name))
+                numbers.add(int(name))
         except OSError:
             continue
-    return found
+    return numbers

@@ -44,11 +44,11 @@ def raws() -> Iterator[tuple[socket.socket, socket.socket]]:
     calling = socket.create_connection(listener.getsockname())
     called, _ = listener.accept()
     listener.close()
-    for each in (calling, called):
-        each.settimeout(WAIT_S)
+    for raw in (calling, called):
+        raw.settimeout(WAIT_S)
     yield calling, called
-    for each in (calling, called):
-        each.close()
+    for raw in (calling, called):
+        raw.close()
 
 
 @pytest.fixture
@@ -81,25 +81,25 @@ def test_only_who_knows_the_secret_is_believed_on_either_side(
     """The other side does all that it can do without it: 32 bytes of its own."""
     mine, stranger = raws
     words = (CALLER, CALLED) if side == CALLER else (CALLED, CALLER)
-    held = in_thread(Link, mine, SECRET, *words)
+    future = in_thread(Link, mine, SECRET, *words)
     stranger.sendall(secrets.token_bytes(16))
     read(stranger, 16 + 32)
     stranger.sendall(secrets.token_bytes(32))
     with pytest.raises(LinkBrokenError, match="does not know the secret"):
-        held.result(WAIT_S)
+        future.result(WAIT_S)
 
 
 def test_a_proof_cannot_be_sent_back(raws: tuple[socket.socket, socket.socket]) -> None:
     """A stranger sends the nonce back that it got, and then the proof made of it."""
     called, stranger = raws
-    held = in_thread(Link.accept, called, SECRET)
+    future = in_thread(Link.accept, called, SECRET)
     nonce = read(stranger, 16)
     stranger.sendall(nonce)
     proof = read(stranger, 32)
     assert proof == hmac.digest(SECRET, CALLED + nonce, "sha256")
     stranger.sendall(proof)
     with pytest.raises(LinkBrokenError, match="does not know the secret"):
-        held.result(WAIT_S)
+        future.result(WAIT_S)
 
 
 class Trace:
@@ -122,10 +122,10 @@ def test_nothing_of_a_strangers_is_unpickled(
     def take() -> Any:
         return Link.accept(called, SECRET).receive()
 
-    held = in_thread(take)
+    future = in_thread(take)
     stranger.sendall(secrets.token_bytes(16 + 32) + message)
     with pytest.raises(LinkBrokenError):
-        held.result(WAIT_S)
+        future.result(WAIT_S)
     assert not (tmp_path / "trace").exists()
     pickle.loads(data)  # noqa: S301  our own
     assert (tmp_path / "trace").exists(), "it would have left one"
@@ -158,10 +158,10 @@ def test_messages_of_several_threads_do_not_mix(pair: tuple[Link, Link]) -> None
     data = b"y" * (1 << 20)
     for sender in range(4):
         in_thread(lambda me: [one.send(me, number, data) for number in range(5)], sender)
-    heard = [other.receive() for _ in range(20)]
-    assert all(each == data for _, _, each in heard)
+    messages = [other.receive() for _ in range(20)]
+    assert all(content == data for _, _, content in messages)
     for sender in range(4):
-        assert [number for who, number, _ in heard if who == sender] == [0, 1, 2, 3, 4]
+        assert [number for who, number, _ in messages if who == sender] == [0, 1, 2, 3, 4]
 
 
 @LINUX_ONLY
@@ -185,9 +185,9 @@ def test_a_reader_that_is_busy_for_longer_than_a_host_may_be_silent_is_waited_fo
 ) -> None:
     monkeypatch.setattr(links, "SILENCE_MAX_S", 6)
     calling, called = raws
-    for each in raws:
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    for raw in raws:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
     taken = in_thread(Link.accept, called, SECRET)
     one = Link(calling, SECRET, CALLER, CALLED)
     sent = in_thread(one.send_buffers, [b"z" * (1 << 20)])
@@ -201,11 +201,11 @@ def test_a_reader_that_is_busy_for_longer_than_a_host_may_be_silent_is_waited_fo
 def test_a_side_that_hangs_up_wakes_who_waits_on_both(pair: tuple[Link, Link], closes: int) -> None:
     waiting = [in_thread(link.receive) for link in pair]
     time.sleep(0.1)
-    assert not any(each.done() for each in waiting)
+    assert not any(future.done() for future in waiting)
     pair[closes].close()
-    for each in waiting:
+    for future in waiting:
         with pytest.raises(LinkBrokenError):
-            each.result(WAIT_S)
+            future.result(WAIT_S)
 
 
 def test_a_sender_that_waits_is_woken_by_the_end_of_the_reader(pair: tuple[Link, Link]) -> None:

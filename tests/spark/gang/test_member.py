@@ -75,8 +75,8 @@ def test_epochs_pass_through_all_stages_and_the_members_leave_nothing(
     steps = (Processing(5, Numbers(4)), Processing(4, Numbers(3)))
     for run in (1, 2, 3):
         assert numbers_of(gang.run(order(2 * run, SHARES))) == list(range(200))
-        found = numbers_of(gang.run(order(2 * run + 1, SHARES, steps=steps)))
-        assert found == list(range(2_000_000, 2_000_200))
+        numbers = numbers_of(gang.run(order(2 * run + 1, SHARES, steps=steps)))
+        assert numbers == list(range(2_000_000, 2_000_200))
     gang.leave()
     assert gang._job_ended.is_set()
     assert gang._job_error is None
@@ -89,8 +89,8 @@ def test_more_than_memory_holds_passes_through_files(
     """8 MB for each member; the pipes are full, and still nobody waits for each other."""
     monkeypatch.setattr(gangs, "HELD_BYTES_MAX", 100_000)
     gang = running(Size(2, 2))
-    found = gang.run(order(1, SHARES, size=160_000))
-    assert numbers_of(found) == list(range(200))
+    reports = gang.run(order(1, SHARES, size=160_000))
+    assert numbers_of(reports) == list(range(200))
 
 
 @pytest.mark.parametrize("size", [Size(1, 3), Size(3)], ids=str)
@@ -255,8 +255,8 @@ def test_strangers_who_call_a_member_and_say_nothing_hold_nobody_up() -> None:
     for link in members:
         link.close()
     os.waitpid(child, 0)
-    for each in (listener, *strangers):
-        each.close()
+    for connection in (listener, *strangers):
+        connection.close()
 
 
 @pytest.fixture
@@ -286,9 +286,9 @@ def test_each_member_unpacks_what_the_user_gave_for_itself(
 
     unpacks(unpack)
     gang = running(size)
-    found = [path.name.split() for path in tmp_path.iterdir()]
-    assert sorted(int(pid) for pid, _ in found) == sorted(gang.pids.values())
-    assert len({drawn for _, drawn in found}) == size.members
+    names = [path.name.split() for path in tmp_path.iterdir()]
+    assert sorted(int(pid) for pid, _ in names) == sorted(gang.pids.values())
+    assert len({drawn for _, drawn in names}) == size.members
 
 
 @pytest.mark.parametrize("size", [Size(1, 3), Size(3)], ids=str)
@@ -439,7 +439,7 @@ class SilentError(Exception):
         (KeyboardInterrupt(), TallystickError, "KeyboardInterrupt"),
         (StopIteration("in a function"), RuntimeError, "StopIteration"),
     ],
-    ids=lambda each: type(each).__name__ if isinstance(each, BaseException) else "",
+    ids=lambda parameter: type(parameter).__name__ if isinstance(parameter, BaseException) else "",
 )
 def test_what_a_function_raises_arrives_and_the_gang_goes_on(
     running: Callable[..., Gang], raised: BaseException, kind: type[Exception], text: str
@@ -514,8 +514,8 @@ def test_what_is_made_is_written_while_more_is_made(
 
             return super().write(noted(), attempt_number)
 
-    made = order(1, SHARES, reading=Reading(wait_for_own), writing=Noting())
-    assert numbers_of(gang.run(made)) == list(range(200))
+    order_waiting = order(1, SHARES, reading=Reading(wait_for_own), writing=Noting())
+    assert numbers_of(gang.run(order_waiting)) == list(range(200))
 
 
 def test_who_fails_while_it_writes_has_stopped_writing_when_the_driver_hears_of_it(

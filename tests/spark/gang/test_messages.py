@@ -121,10 +121,10 @@ def test_functions_of_functions_arrive() -> None:
         return n != 0 and is_even(n - 1)
 
     lambdas = [lambda n, k=k: factorial(n) * k for k in range(3)]
-    found: Any = loads(dumps((factorial, is_even, lambdas)))
-    assert found[0](5) == 120
-    assert found[1](10)
-    assert [each(3) for each in found[2]] == [0, 6, 12]
+    copies: Any = loads(dumps((factorial, is_even, lambdas)))
+    assert copies[0](5) == 120
+    assert copies[1](10)
+    assert [function(3) for function in copies[2]] == [0, 6, 12]
 
 
 def test_a_function_that_cannot_be_pickled_is_said_so() -> None:

@@ -118,6 +118,6 @@ def epochs_of(
     return replace(Epochs(row_processor(processor, output=output, **given)), **of_step)
 
 
-def values(found: Iterable[tuple[Any, ...]], what: str) -> list[Any]:
+def values(answers: Iterable[tuple[Any, ...]], what: str) -> list[Any]:
     """The third column of the rows whose second is `what`."""
-    return [row[2] for row in found if row[1] == what]
+    return [row[2] for row in answers if row[1] == what]

@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 
-def said(key: Any, what: str, *values: Any) -> Row:
+def line(key: Any, what: str, *values: Any) -> Row:
     """One answer."""
     return Row(k=repr(key), what=what, val=" ".join(map(repr, values)))
 
@@ -25,8 +25,8 @@ class Count(StatefulProcessor):
         existed, before = self.count.exists(), self.count.get()
         seen = [row.v for row in rows]
         self.count.update(((before[0] if before else 0) + len(seen), seen[-1]))
-        yield said(key, "seen", existed, before, seen)
-        yield said(key, "now", self.count.get(), timerValues.getCurrentProcessingTimeInMs())
+        yield line(key, "seen", existed, before, seen)
+        yield line(key, "now", self.count.get(), timerValues.getCurrentProcessingTimeInMs())
         if seen[-1] == "clear":
             self.count.clear()
 
@@ -42,8 +42,8 @@ class PandasCount(StatefulProcessor):
             before = self.count.get() if self.count.exists() else (0, "")
             self.count.update((before[0] + len(frame), str(frame["v"].iloc[-1])))
             kinds = [str(kind) for kind in frame.dtypes]
-            said = f"{self.count.get()} {list(frame.columns)} {kinds} {list(frame['ts'])}"
-            yield pd.DataFrame({"k": [repr(key)], "what": ["frame"], "val": [said]})
+            text = f"{self.count.get()} {list(frame.columns)} {kinds} {list(frame['ts'])}"
+            yield pd.DataFrame({"k": [repr(key)], "what": ["frame"], "val": [text]})
 
 
 class Recent(StatefulProcessor):
@@ -63,10 +63,10 @@ class Recent(StatefulProcessor):
         grown = list(self.recent.get())
         if len(grown) > 6:
             self.recent.put(values)
-        yield said(key, "list", before, grown, list(self.recent.get()))
+        yield line(key, "list", before, grown, list(self.recent.get()))
         if values[-1][0] == "clear":
             self.recent.clear()
-            yield said(key, "cleared", self.recent.exists(), list(self.recent.get()))
+            yield line(key, "cleared", self.recent.exists(), list(self.recent.get()))
 
 
 class Seen(StatefulProcessor):
@@ -82,13 +82,13 @@ class Seen(StatefulProcessor):
             self.seen.updateValue((row.v, len(row.v)), ((old.n if old else 0) + 1, row.x))
         self.seen.removeKey(("gone", 4))
         self.seen.removeKey(("a2", 2))
-        found = self.seen.containsKey(("a1", 2)), self.seen.getValue(("a1", 2))
+        lookups = self.seen.containsKey(("a1", 2)), self.seen.getValue(("a1", 2))
         items = sorted(self.seen.iterator(), key=repr)
         keys, values = sorted(self.seen.keys(), key=repr), sorted(self.seen.values(), key=repr)
-        returned = [said(key, "map", before, items, keys, values), said(key, "has", *found)]
+        returned = [line(key, "map", before, items, keys, values), line(key, "has", *lookups)]
         if ("clear", 5) in keys:
             self.seen.clear()
-            returned.append(said(key, "cleared", self.seen.exists(), list(self.seen.keys())))
+            returned.append(line(key, "cleared", self.seen.exists(), list(self.seen.keys())))
         return iter(returned)
 
 
@@ -108,12 +108,12 @@ class EventTimers(StatefulProcessor):
         self.handle.deleteTimer(123)
         self.count.update(((self.count.get() or (0,))[0] + len(values),))
         watermark = timerValues.getCurrentWatermarkInMs()
-        yield said(key, "rows", watermark, values, sorted(self.handle.listTimers()))
+        yield line(key, "rows", watermark, values, sorted(self.handle.listTimers()))
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         at, watermark = expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentWatermarkInMs()
-        left = sorted(self.handle.listTimers())
-        yield said(key, "fired", at, watermark, self.count.get(), left)
+        timers = sorted(self.handle.listTimers())
+        yield line(key, "fired", at, watermark, self.count.get(), timers)
         if at % 1000 == 0 and at < 20000:
             self.handle.registerTimer(watermark + 3001)
 
@@ -128,7 +128,7 @@ class DueWhileFiring(StatefulProcessor):
         seen = [row.v for row in rows]
         for at in (1, 5, 9, -7, timerValues.getCurrentProcessingTimeInMs() + 300):
             self.handle.registerTimer(at)
-        return [said(key, "rows", seen, timerValues.getCurrentWatermarkInMs())]
+        return [line(key, "rows", seen, timerValues.getCurrentWatermarkInMs())]
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         at = expiredTimerInfo.getExpiryTimeInMs()
@@ -136,15 +136,15 @@ class DueWhileFiring(StatefulProcessor):
             self.handle.registerTimer(3)
             self.handle.registerTimer(1)
             self.handle.deleteTimer(5)
-        yield said(key, "fired", at, sorted(self.handle.listTimers()))
+        yield line(key, "fired", at, sorted(self.handle.listTimers()))
 
 
 class WithInitialState(Count):
     """A count that starts with what it is given."""
 
     def handleInitialState(self, key, initialState, timerValues):
-        held = self.count.get() or (0, "")
-        self.count.update((held[0] + initialState.start, f"{tuple(initialState)} {key}"))
+        before = self.count.get() or (0, "")
+        self.count.update((before[0] + initialState.start, f"{tuple(initialState)} {key}"))
 
 
 class ValueThatExpires(StatefulProcessor):
@@ -160,7 +160,7 @@ class ValueThatExpires(StatefulProcessor):
         if not before[0]:
             self.value.update((values[0],))
             self.kept.update((values[0],))
-        yield said(key, "value", before, self.value.get())
+        yield line(key, "value", before, self.value.get())
 
 
 class ListThatExpires(StatefulProcessor):
@@ -173,7 +173,7 @@ class ListThatExpires(StatefulProcessor):
         before = self.items.exists(), list(self.items.get())
         for row in rows:
             self.items.appendValue((row.v,))
-        yield said(key, "list", before, list(self.items.get()))
+        yield line(key, "list", before, list(self.items.get()))
 
 
 class MapThatExpires(StatefulProcessor):
@@ -188,7 +188,7 @@ class MapThatExpires(StatefulProcessor):
             self.pairs.updateValue((row.v,), (row.v,))
         if not before[0]:
             self.pairs.updateValue(("x",), ("x",))
-        yield said(key, "map", before, sorted(self.pairs.keys()), self.pairs.containsKey(("x",)))
+        yield line(key, "map", before, sorted(self.pairs.keys()), self.pairs.containsKey(("x",)))
 
 
 class Nested(StatefulProcessor):
@@ -206,7 +206,7 @@ class Nested(StatefulProcessor):
 
     def handleInputRows(self, key, rows, timerValues):
         for row in rows:
-            yield said(key, "row", row, [type(part).__name__ for part in row])
+            yield line(key, "row", row, [type(part).__name__ for part in row])
             local = row.ts.replace(tzinfo=None)
             value = (row.tags, {row.v: len(row.v)}, (1, row.v), [row.day, None], row.amount, row.ts)
             value += (row.v.encode(), row.x, row.x > 1, 7, local, [(1,), None, Row(a=2)])
@@ -214,11 +214,11 @@ class Nested(StatefulProcessor):
             self.list.appendValue(value)
             self.map.updateValue((row.day, row.amount), value)
         kinds = [type(part).__name__ for part in self.value.get()]
-        yield said(key, "value", self.value.get(), kinds, list(self.list.get())[-1])
-        found = self.map.getValue((row.day, row.amount))
-        yield said(key, "map", found.tags, found, sorted(self.map.keys()), found.at.y)
+        yield line(key, "value", self.value.get(), kinds, list(self.list.get())[-1])
+        struct = self.map.getValue((row.day, row.amount))
+        yield line(key, "map", struct.tags, struct, sorted(self.map.keys()), struct.at.y)
         self.value.update((None,) * 12)
-        yield said(key, "nulls", self.value.exists(), self.value.get())
+        yield line(key, "nulls", self.value.exists(), self.value.get())
 
 
 class Old(StatefulProcessor):
@@ -233,7 +233,7 @@ class Old(StatefulProcessor):
         before = self.old.get(), list(self.kept.get())
         self.old.update(((before[0] or (0,))[0] + len(seen),))
         self.kept.appendList([(v,) for v in seen])
-        yield said(key, "both", before, self.old.get(), list(self.kept.get()))
+        yield line(key, "both", before, self.old.get(), list(self.kept.get()))
 
 
 class WithoutOld(StatefulProcessor):
@@ -248,7 +248,7 @@ class WithoutOld(StatefulProcessor):
     def handleInputRows(self, key, rows, timerValues):
         before = self.fresh.get()
         self.fresh.update((len(list(rows)),))
-        yield said(key, "without", before, list(self.kept.get()))
+        yield line(key, "without", before, list(self.kept.get()))
 
 
 class Sessions(StatefulProcessor):
@@ -268,14 +268,14 @@ class Sessions(StatefulProcessor):
             first, last = min(first, row.ms), max(last, row.ms)
             self.handle.registerTimer(last + 5000)
             self.events.appendValue((row.v, row.ms))
-            held = self.kinds.getValue((row.v,))
-            self.kinds.updateValue((row.v,), ((held[0] if held else 0) + 1,))
+            before = self.kinds.getValue((row.v,))
+            self.kinds.updateValue((row.v,), ((before[0] if before else 0) + 1,))
         self.bounds.update((first, last))
         return iter([])
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         kinds = dict(sorted(self.kinds.iterator()))
-        yield said(key, "session", self.bounds.get(), list(self.events.get()), kinds)
+        yield line(key, "session", self.bounds.get(), list(self.events.get()), kinds)
         for state in (self.bounds, self.events, self.kinds):
             state.clear()
 
@@ -289,7 +289,7 @@ class FirstOfTwoKeys(StatefulProcessor):
     def handleInputRows(self, key, rows, timerValues):
         row = next(rows)
         self.first.update((row.v, row.day))
-        return (said(key, what, row.v, row.k, self.first.get()) for what in ("one", "two"))
+        return (line(key, what, row.v, row.k, self.first.get()) for what in ("one", "two"))
 
 
 class PandasTimers(StatefulProcessor):

@@ -83,7 +83,7 @@ class Stream:
 
     def batches(self) -> list[Batch]:
         """What Spark's logs and the query say of the batches that it has finished."""
-        found = []
+        batches_run = []
         before = -1
         for number in sorted(int(path.name) for path in self._logged("commits")):
             _, clock, source = (self._checkpoint / "offsets" / str(number)).read_text().split("\n")
@@ -91,9 +91,9 @@ class Stream:
             now, watermark = at["batchTimestampMs"], at["batchWatermarkMs"]
             last = before if source == "-" else json.loads(source)["logOffset"]
             files = tuple(range(before + 1, last + 1))
-            found.append(Batch(files, now, watermark, self._rows[number]))
+            batches_run.append(Batch(files, now, watermark, self._rows[number]))
             before = last
-        return found
+        return batches_run
 
     def _logged(self, log: str) -> list[Path]:
         return [path for path in (self._checkpoint / log).glob("*") if path.name.isdigit()]

@@ -14,7 +14,7 @@ from tallystick.state.keys import KeyCodec
 KEY = KeyCodec(pa.schema([("user", pa.string())]))
 
 
-def held(*fields: StateField, next_id: int) -> StepState:
+def state_of(*fields: StateField, next_id: int) -> StepState:
     return StepState("step", 128, 1, "", 1, fields, next_id)
 
 
@@ -30,7 +30,7 @@ def test_new_states_get_the_next_ids_and_held_ones_keep_theirs():
     assert [(field.name, field.state_id) for field in fresh[0]] == [("a", 1), ("b", 2)]
 
     more = [StateDeclaration("c", "value", "", "n"), StateDeclaration("a", "value", "", "n")]
-    fields, next_id = settle("step", more, held(A, B, next_id=5))
+    fields, next_id = settle("step", more, state_of(A, B, next_id=5))
 
     assert {field.name: field.state_id for field in fields} == {"a": 1, "b": 2, "c": 5}
     assert next_id == 6
@@ -38,11 +38,11 @@ def test_new_states_get_the_next_ids_and_held_ones_keep_theirs():
 
 def test_a_deleted_state_is_gone_and_its_id_with_it():
     again = [StateDeclaration("a", DELETED, "", ""), StateDeclaration("x", DELETED, "", "")]
-    fields, next_id = settle("step", again, held(A, B, next_id=3))
+    fields, next_id = settle("step", again, state_of(A, B, next_id=3))
     assert (fields, next_id) == ((B,), 3)
 
     fields, next_id = settle(
-        "step", [StateDeclaration("a", "map", "k", "n")], held(*fields, next_id=3)
+        "step", [StateDeclaration("a", "map", "k", "n")], state_of(*fields, next_id=3)
     )
     assert ([field.state_id for field in fields], next_id) == ([2, 3], 4)
 
@@ -58,7 +58,7 @@ def test_a_deleted_state_is_gone_and_its_id_with_it():
 )
 def test_a_state_that_changed_is_refused(changed):
     with pytest.raises(OptionError, match="step s: the checkpoint holds state 'a' as value of n"):
-        settle("s", [changed], held(A, next_id=2))
+        settle("s", [changed], state_of(A, next_id=2))
 
 
 def columns(ddl: str) -> StateDeclaration:
@@ -69,7 +69,7 @@ def columns(ddl: str) -> StateDeclaration:
 
 def test_columns_that_changed_are_refused_with_what_can_be_done_about_them():
     fields, next_id = settle("s", [columns("n bigint, at timestamp")], None)
-    base = held(*fields, next_id=next_id)
+    base = state_of(*fields, next_id=next_id)
 
     assert settle("s", [columns("n bigint, at timestamp")], base) == (fields, next_id)
     with pytest.raises(OptionError) as refused:
@@ -85,11 +85,15 @@ def test_columns_that_changed_are_refused_with_what_can_be_done_about_them():
 
 
 def test_another_time_to_live_is_taken():
-    fields, _ = settle("step", [StateDeclaration("b", "list", "", "n", 900)], held(B, next_id=3))
+    fields, _ = settle(
+        "step", [StateDeclaration("b", "list", "", "n", 900)], state_of(B, next_id=3)
+    )
 
     assert fields == (StateField("b", 2, "list", "", "n", 900),)
 
 
 def test_ids_end():
     with pytest.raises(OptionError, match="no id is left for state 'z'"):
-        settle("step", [StateDeclaration("z", "value", "", "n")], held(next_id=STATE_ID_MAX + 1))
+        settle(
+            "step", [StateDeclaration("z", "value", "", "n")], state_of(next_id=STATE_ID_MAX + 1)
+        )

@@ -108,13 +108,13 @@ def test_a_timer_is_a_whole_number_of_milliseconds():
 
 def test_what_is_like_a_tuple_is_taken_and_comes_back_as_spark_gives_it():
     def action(it, _):
-        found = []
+        values = []
         for value in ([1, "a"], Row(n=1, s="a"), (np.int64(1), np.str_("a"))):
             it.value.update(value)
             it.map.updateValue(("x",), value)
             assert type(it.map.getValue(("x",))) is not tuple
-            found.append((it.value.get(), it.map.getValue(("x",)).s, type(it.value.get()[0])))
-        return found
+            values.append((it.value.get(), it.map.getValue(("x",)).s, type(it.value.get()[0])))
+        return values
 
     assert tried(action) == repr([((1, "a"), "a", int)] * 3)
 
@@ -265,8 +265,8 @@ def test_another_keys_null_takes_no_digits_from_a_frame():
     class Frames(Tried):
         def handleInputRows(self, key, rows, timerValues):
             for frame in rows:
-                found = " ".join(map(str, frame.dtypes[1:]))
-                yield pd.DataFrame({"k": key, "kinds": found, "n": [int(frame.n[0])]})
+                kinds = " ".join(map(str, frame.dtypes[1:]))
+                yield pd.DataFrame({"k": key, "kinds": kinds, "n": [int(frame.n[0])]})
 
     epochs = epochs_of(Frames(None), output="k string, kinds string, n bigint", rows="pandas")
     batch = rows(("a", big, 1, True), ("b", 5), ("b", None), ("c", big, 1, False), schema=schema)
@@ -300,7 +300,7 @@ def test_rows_are_matched_by_name():
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         (Row(k="a", waht="w", val="1"), "a Row has a field 'waht', .* nearest one is 'what'"),
         (Row(k="a", val="1"), "a Row has no field 'what': give it None"),
@@ -309,10 +309,10 @@ def test_rows_are_matched_by_name():
         ({"k": "a", "what": "w", "val": "1"}, "is a dict, expected a Row"),
     ],
 )
-def test_a_row_with_other_fields_is_refused(row, told):
+def test_a_row_with_other_fields_is_refused(row, message):
     """Spark makes null what is missing, and drops what is more, without a word."""
     for returned in ([row], [Row(k="b", what="w", val="2"), row]):
-        with pytest.raises(StateError, match=told):
+        with pytest.raises(StateError, match=message):
             epochs_of(Returns(*returned)).run(ONE)
 
 
@@ -331,30 +331,30 @@ NONE = {"one": None, "many": None, "by": None, "deep": None}
 @pytest.mark.parametrize("make", [dict, lambda **fields: Row(**fields)], ids=["dict", "Row"])
 @pytest.mark.parametrize("wrap", NESTED.names)
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"x": 1, "wrod": "a"}, "a struct has a field 'wrod', .* nearest one is 'word'"),
         ({"x": 1}, "a struct has no field 'word'"),
         ({"x": 1, "word": "a", "y": 2}, "a struct has a field 'y', which is none"),
     ],
 )
-def test_a_struct_with_other_fields_is_refused(make, wrap, fields, told):
+def test_a_struct_with_other_fields_is_refused(make, wrap, fields, message):
     def whole(inner: Any) -> dict[str, Any]:
         wrapped = {"one": inner, "many": [inner], "by": {"k": inner}, "deep": {"in": inner}}
         return {**NONE, wrap: wrapped[wrap]}
 
     right = whole(make(word="a", x=1))
-    ((found,),) = [epochs_of(Returns(Row(**right)), output=NESTED).run(ONE)]
-    assert "'x': 1, 'word': 'a'" in str(found)
-    with pytest.raises(StateError, match=f"{wrap}.*: {told}"):
+    ((row,),) = [epochs_of(Returns(Row(**right)), output=NESTED).run(ONE)]
+    assert "'x': 1, 'word': 'a'" in str(row)
+    with pytest.raises(StateError, match=f"{wrap}.*: {message}"):
         epochs_of(Returns(Row(**whole(make(**fields)))), output=NESTED).run(ONE)
     frame = pd.DataFrame({name: [value] for name, value in whole(make(**fields)).items()})
-    with pytest.raises(StateError, match=f"{wrap}.*: {told}"):
+    with pytest.raises(StateError, match=f"{wrap}.*: {message}"):
         epochs_of(Returns(frame), output=NESTED, rows="pandas").run(ONE)
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ((1,), "Tuple size must be equal"),
         ((1, "a", 2), "Tuple size must be equal"),
@@ -363,8 +363,8 @@ def test_a_struct_with_other_fields_is_refused(make, wrap, fields, told):
         ([("x", 1.5), ("word", "a")], "one.x: 1.5 is a float"),
     ],
 )
-def test_a_struct_of_another_length_is_refused(value, told):
-    with pytest.raises(StateError, match=told):
+def test_a_struct_of_another_length_is_refused(value, message):
+    with pytest.raises(StateError, match=message):
         epochs_of(Returns(Row(**{**NONE, "one": value})), output=NESTED).run(ONE)
 
 
@@ -380,8 +380,8 @@ def test_a_nested_value_that_is_missing_in_a_frame_is_null(null):
     inner = {"x": 1, "word": "a"}
     full = {"one": inner, "many": [inner], "by": [("k", inner)], "deep": {"in": inner}}
     frame = pd.DataFrame({name: [value, null] for name, value in full.items()}, dtype=object)
-    _, found = epochs_of(Returns(frame), output=NESTED, rows="pandas").run(ONE)
-    assert found == (None, None, None, None)
+    _, row = epochs_of(Returns(frame), output=NESTED, rows="pandas").run(ONE)
+    assert row == (None, None, None, None)
 
 
 def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
@@ -392,7 +392,7 @@ def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ((1, {"x": 1}), "inner: .*has no field 'word': give it None"),
         ((1, {"x": 1, "wrod": "a"}), "'wrod', which is none; the nearest one is 'word'"),
@@ -402,9 +402,9 @@ def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
         (Row(inner=(1, "a"), n=1), "it has its fields in another order than n, inner"),
     ],
 )
-def test_a_value_of_state_with_other_fields_is_refused(value, told):
+def test_a_value_of_state_with_other_fields_is_refused(value, message):
     """A Row counts by position in state, as in Spark: names in another order are exchanged."""
-    with pytest.raises(StateError, match=told):
+    with pytest.raises(StateError, match=message):
         tried(
             lambda it, _: it.value.update(value), schema="n int, inner struct<x int, word string>"
         )
@@ -414,8 +414,8 @@ def test_a_row_of_one_state_goes_into_another_by_position():
     schema = "n int, inner struct<x int, word string>"
     values = ((1, {"word": "a", "x": 2}), Row(a=1, b=Row(c=2, d="a")), Row(n=1, inner=(2, "a")))
     for value in values:
-        found = tried(lambda it, _, v=value: (it.value.update(v), it.value.get()), schema=schema)
-        assert "(n=1, inner=Row(x=2, word='a'))" in found or "(1, " in found, found
+        text = tried(lambda it, _, v=value: (it.value.update(v), it.value.get()), schema=schema)
+        assert "(n=1, inner=Row(x=2, word='a'))" in text or "(1, " in text, text
 
 
 def test_nested_rows_and_frames_become_the_output():
@@ -432,8 +432,8 @@ def test_nested_rows_and_frames_become_the_output():
 
     utc = moment.replace(tzinfo=datetime.UTC)
     assert epochs_of(Rows(None), output=output).run(ONE) == [({"x": 1}, utc), (None, None)]
-    found = epochs_of(Frames(None), output=output, rows="pandas", timezone="Asia/Tokyo").run(ONE)
-    assert found == [({"x": 1}, utc - datetime.timedelta(hours=9))]
+    rows_out = epochs_of(Frames(None), output=output, rows="pandas", timezone="Asia/Tokyo").run(ONE)
+    assert rows_out == [({"x": 1}, utc - datetime.timedelta(hours=9))]
 
 
 class Everything(StatefulProcessor):
@@ -451,15 +451,15 @@ class Everything(StatefulProcessor):
             self.list.appendValue((row.v,))
             self.map.updateValue((row.v,), (row.ms,))
             self.handle.registerTimer(row.ms)
-        said = self.count.get(), list(self.list.get()), list(self.map.iterator())
-        yield Row(k=key[0], what="rows", val=repr(said))
+        values = self.count.get(), list(self.list.get()), list(self.map.iterator())
+        yield Row(k=key[0], what="rows", val=repr(values))
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         at = expiredTimerInfo.getExpiryTimeInMs()
         if at % 3 == 0:
             self.handle.registerTimer(at + 250)
-        said = at, self.count.get(), list(self.list.get()), sorted(self.handle.listTimers())
-        yield Row(k=key[0], what="fired", val=repr(said))
+        values = at, self.count.get(), list(self.list.get()), sorted(self.handle.listTimers())
+        yield Row(k=key[0], what="fired", val=repr(values))
 
 
 @pytest.mark.parametrize("parallelism", [2, 3, 8])
@@ -470,9 +470,9 @@ def test_any_number_of_tasks_gives_the_same(parallelism):
         batch = rows(
             *((f"key-{(7 * n + epoch) % 11}", f"v{n % 3}", 100 * epoch + 17 * n) for n in range(12))
         )
-        found = one.run(batch, now=100 * epoch), many.run(batch, now=100 * epoch)
+        outputs = one.run(batch, now=100 * epoch), many.run(batch, now=100 * epoch)
 
-        assert sorted(found[0]) == sorted(found[1])
+        assert sorted(outputs[0]) == sorted(outputs[1])
         assert one.entries == many.entries
 
 
@@ -494,9 +494,9 @@ def test_a_list_that_expired_in_part_goes_on():
         ),
         time_mode="ProcessingTime",
     )
-    found = [appended.run(rows(("k", "v", now)), now=now)[0][2] for now in (0, 60, 120, 500)]
+    outputs = [appended.run(rows(("k", "v", now)), now=now)[0][2] for now in (0, 60, 120, 500)]
 
-    assert found == [repr([(n, "") for n in kept]) for kept in ([0], [0, 60], [60, 120], [500])]
+    assert outputs == [repr([(n, "") for n in kept]) for kept in ([0], [0, 60], [60, 120], [500])]
 
 
 def test_a_list_keeps_its_elements_when_its_time_to_live_gets_shorter():
@@ -508,8 +508,8 @@ def test_a_list_keeps_its_elements_when_its_time_to_live_gets_shorter():
             for row in rows:
                 if row.v:
                     self.list.appendValue((1, row.v))
-            found = [v for _, v in self.list.get()]
-            yield Row(k=key[0], what="", val=f"{found} {self.list.exists()}")
+            values = [v for _, v in self.list.get()]
+            yield Row(k=key[0], what="", val=f"{values} {self.list.exists()}")
 
     def step(ttl_ms):
         return row_processor(
@@ -519,12 +519,12 @@ def test_a_list_keeps_its_elements_when_its_time_to_live_gets_shorter():
     epochs = epochs_of(Appends(None, ttl_ms=100_000), time_mode="ProcessingTime")
     epochs.run(rows(("a", "A"), ("a", "B")), now=1000)
     epochs.restart(step(1000))
-    found = [
+    outputs = [
         epochs.run(rows(("a", v)), now=now)[0][2]
         for v, now in (("C", 2000), (None, 5000), ("D", 6000), (None, 102_000))
     ]
 
-    assert found == [
+    assert outputs == [
         "['A', 'B', 'C'] True",
         "['A', 'B'] True",
         "['A', 'B', 'D'] True",
@@ -589,11 +589,11 @@ def test_rows_of_one_key_are_handed_over_in_chunks_of_whole_keys(monkeypatch):
     keys = ["a", "b", "a", "c", "a", "a", "d", "d", "e", "b", "a"]
     small = epochs_of(Everything(), time_mode="ProcessingTime")
     batch = rows(*((key, f"v{at}", at) for at, key in enumerate(keys)))
-    found = small.run(batch, now=5)
+    rows_out = small.run(batch, now=5)
     monkeypatch.undo()
 
-    assert found == epochs_of(Everything(), time_mode="ProcessingTime").run(batch, now=5)
-    assert len({row[0] for row in found if row[1] == "rows"}) == len(set(keys))
+    assert rows_out == epochs_of(Everything(), time_mode="ProcessingTime").run(batch, now=5)
+    assert len({row[0] for row in rows_out if row[1] == "rows"}) == len(set(keys))
 
 
 def test_initial_state_comes_first_and_only_in_the_first_epoch():
@@ -666,9 +666,9 @@ def test_moments_in_rows_and_keys_are_in_the_sessions_time_zone():
     )
     moment = datetime.datetime(2024, 1, 2, 3, tzinfo=datetime.UTC)
 
-    found = epochs.run(rows((moment, "v", 1), schema=schema))
+    outputs = epochs.run(rows((moment, "v", 1), schema=schema))
 
-    assert found == [(moment, "did", repr((12, datetime.timedelta(hours=9))))]
+    assert outputs == [(moment, "did", repr((12, datetime.timedelta(hours=9))))]
 
 
 GROUPS = KeyGroupRange(2, 9)
@@ -694,10 +694,10 @@ def test_all_that_is_due_is_found_and_nothing_else(committed, put, removed, unti
     for group, at, what in removed:
         index.remove(group.to_bytes(2, "big"), at, what)
 
-    found = index.due(GROUPS, until)
+    due = index.due(GROUPS, until)
 
-    left = (committed | put) - removed
-    assert found == sorted((at, w, g.to_bytes(2, "big")) for g, at, w in left if at <= until)
+    timers_left = (committed | put) - removed
+    assert due == sorted((at, w, g.to_bytes(2, "big")) for g, at, w in timers_left if at <= until)
     assert view.scans <= 1 + 2 * len({g for g, *_ in committed} | (others & set(range(2, 10))))
 
 
@@ -745,10 +745,10 @@ MOMENTS = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 3
 def test_a_value_comes_back_as_it_was(value):
     codec = ValueCodec("state", STORED)
 
-    found = codec.decode(codec.encode(value))
+    decoded = codec.decode(codec.encode(value))
 
-    assert found == value
-    assert [type(part) for part in found] == [type(part) for part in value]
+    assert decoded == value
+    assert [type(part) for part in decoded] == [type(part) for part in value]
 
 
 def test_what_a_type_cannot_hold_is_refused():
@@ -802,9 +802,9 @@ def test_equal_keys_of_a_map_are_one_entry(kind, equal):
             self.map = handle.getMapState("map", key, "n int")
 
         def handleInputRows(self, _, rows, timerValues):
-            for each in equal:
-                seen = self.map.getValue((each,))
-                self.map.updateValue((each,), ((seen.n if seen else 0) + 1,))
+            for equal_key in equal:
+                seen = self.map.getValue((equal_key,))
+                self.map.updateValue((equal_key,), ((seen.n if seen else 0) + 1,))
             yield Row(k="", what="", val=repr([n for (n,) in self.map.values()]))
 
     assert epochs_of(Counts(None)).run(ONE) == [("", "", f"[{len(equal)}]")]
@@ -819,13 +819,13 @@ def test_keys_come_in_their_order_and_rows_in_theirs():
         ("é", "1", 0), ("b", "2", 0), (None, "3", 0), ("B", "4", 0), ("b", "5", 0), ("", "6", 0)
     )
 
-    found = epochs_of(Orders(None)).run(batch)
+    rows_out = epochs_of(Orders(None)).run(batch)
 
-    assert [(k, v) for k, _, v in found] == [
+    assert [(k, v) for k, _, v in rows_out] == [
         (None, "3"),
         ("", "6"),
         ("B", "4"),
         ("b", "2,5"),
         ("é", "1"),
     ]
-    assert Counter(k for k, *_ in found).most_common(1)[0][1] == 1
+    assert Counter(k for k, *_ in rows_out).most_common(1)[0][1] == 1

@@ -80,12 +80,12 @@ def record_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """The rows as our reader gives them."""
     typed = [
         {
-            **each,
-            "ts": each["ms"] * 1000,
-            "day": datetime.date.fromisoformat(each["day"]),
-            "amount": decimal.Decimal(each["amount"]),
+            **event,
+            "ts": event["ms"] * 1000,
+            "day": datetime.date.fromisoformat(event["day"]),
+            "amount": decimal.Decimal(event["amount"]),
         }
-        for each in rows
+        for event in rows
     ]
     return pa.RecordBatch.from_pylist(typed, schema=ROWS)
 
@@ -109,29 +109,29 @@ def replayed(
         keys: columns.
         given: to `row_processor`.
     """
-    made = {
+    processors_made = {
         start: row_processor(one, output=OUTPUT, time_mode=mode, timezone=TIMEZONE, **given)
         for one, start in processors
     }
     key = KeyCodec(pa.schema([ROWS.field(name) for name in keys]))
-    epochs = Epochs(made[0], key=key)
-    found = []
+    epochs = Epochs(processors_made[0], key=key)
+    outputs = []
     watermark_before = 0
     for number, batch in enumerate(batches):
-        if number in made:
-            epochs.restart(made[number])
-        rows = [each for file in batch.files for each in files[file]]
+        if number in processors_made:
+            epochs.restart(processors_made[number])
+        rows = [event for file in batch.files for event in files[file]]
         if mode == "EventTime":
-            rows = [each for each in rows if each["ms"] > watermark_before]
+            rows = [event for event in rows if event["ms"] > watermark_before]
         watermark_before = batch.watermark
-        found.append(epochs.run(record_batch(rows), batch.now, batch.watermark))
-    return found
+        outputs.append(epochs.run(record_batch(rows), batch.now, batch.watermark))
+    return outputs
 
 
-def check(found: list[list[tuple[Any, ...]]], batches: list[Batch]) -> None:
+def check(outputs: list[list[tuple[Any, ...]]], batches: list[Batch]) -> None:
     """Compare batch by batch; and that there was something to compare."""
     assert sum(len(batch.rows) for batch in batches) >= 2
-    assert found == [batch.rows for batch in batches]
+    assert outputs == [batch.rows for batch in batches]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_the_same_by_the_clock(tws_session, tmp_path):
         return theirs.batches()
 
     with ThreadPoolExecutor(len(processors)) as pool:
-        found = list(pool.map(run, processors))
-    for processor, batches in zip(processors, found, strict=True):
+        outputs = list(pool.map(run, processors))
+    for processor, batches in zip(processors, outputs, strict=True):
         check(replayed([(processor, 0)], batches, files, mode="ProcessingTime"), batches)
 
 

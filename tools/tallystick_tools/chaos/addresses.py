@@ -79,15 +79,15 @@ class _Copy:
         return bytes(self._out) + self._answer[self._at :]
 
     def take(self, size: int) -> bytes:
-        found = self._read(size)
-        self._out += found
-        return found
+        data = self._read(size)
+        self._out += data
+        return data
 
     def count(self) -> int:
         if self._flexible:
             return self._take_varint() - 1
-        (found,) = struct.unpack(">i", self.take(4))
-        return int(found)
+        (number,) = struct.unpack(">i", self.take(4))
+        return int(number)
 
     def text(self) -> None:
         if self._flexible:
@@ -118,18 +118,18 @@ class _Copy:
         return self._answer[self._at - size : self._at]
 
     def _varint(self) -> int:
-        found, shift = 0, 0
+        number, shift = 0, 0
         while True:
             (byte,) = self._read(1)
-            found |= (byte & 0x7F) << shift
+            number |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
-                return found
+                return number
 
     def _take_varint(self) -> int:
-        found = self._varint()
-        self._out += _varint_of(found)
-        return found
+        number = self._varint()
+        self._out += _varint_of(number)
+        return number
 
 
 def _varint_of(number: int) -> bytes:

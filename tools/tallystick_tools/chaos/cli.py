@@ -147,8 +147,8 @@ def chaos(
             ) from None
         question = question_of(
             command,
-            inputs=dict(_pair("--input", each) for each in inputs),
-            keys=dict(_pair("--key", each) for each in keys or ()),
+            inputs=dict(_pair("--input", pair) for pair in inputs),
+            keys=dict(_pair("--key", pair) for pair in keys or ()),
             outputs=outputs or (),
             writes_files=writes_files,
             tables=tables or (),

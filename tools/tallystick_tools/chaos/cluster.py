@@ -113,41 +113,41 @@ class Cluster:
             committed: Only up to the first open transaction; else the end of the log.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        asked = {
+        specs = {
             TopicPartition(topic, number): OffsetSpec.latest()
             for topic in topics
             for number in range(self.partitions)
         }
         try:
             answers = self._admin.list_offsets(
-                asked, isolation_level=level, request_timeout=ANSWER_S
+                specs, isolation_level=level, request_timeout=ANSWER_S
             )
-            found = {
-                (each.topic, each.partition): answer.result(ANSWER_S).offset
-                for each, answer in answers.items()
+            offsets = {
+                (spec.topic, spec.partition): answer.result(ANSWER_S).offset
+                for spec, answer in answers.items()
             }
         except (KafkaException, TimeoutError) as error:
             self.silence = f"the ends of {', '.join(topics)}: {error}"
             return None
         self.silence = ""
-        return found
+        return offsets
 
     def positions(self) -> dict[tuple[str, int], int] | None:
         """Return the offsets of the input that consumer groups have committed; None: no answer."""
-        found: dict[tuple[str, int], int] = {}
+        committed: dict[tuple[str, int], int] = {}
         deadline = self._client.deadline(int(ANSWER_S * 1000))
         try:
             for group in self._groups(deadline):
                 offsets = fetch(self._client, group, None, stable=False, deadline=deadline)
-                for each, (offset, _) in offsets.items():
-                    if each.topic in self.inputs:
-                        where = each.topic, each.partition
-                        found[where] = max(offset, found.get(where, 0))
+                for entry, (offset, _) in offsets.items():
+                    if entry.topic in self.inputs:
+                        where = entry.topic, entry.partition
+                        committed[where] = max(offset, committed.get(where, 0))
         except BrokerUnavailableError as error:
             self.silence = f"offsets of consumer groups: {error}"
             return None
         self.silence = ""
-        return found
+        return committed
 
     def _groups(self, deadline: float) -> list[str]:
         groups = []
@@ -158,12 +158,14 @@ class Cluster:
                 lambda response: [(response.error_code, "consumer groups")],
                 deadline=deadline,
             )
-            groups += [each.group_id for each in answer.groups]
+            groups += [group.group_id for group in answer.groups]
         return groups
 
     def waited_for(self) -> str:
         """Return the transactions that readers wait for, as text; "": none, or no answer."""
-        stable, written = (self.ends(self.outputs, committed=each) for each in (True, False))
+        stable, written = (
+            self.ends(self.outputs, committed=is_stable) for is_stable in (True, False)
+        )
         if stable is None or written is None:
             return ""
         behind = [
@@ -177,11 +179,11 @@ class Cluster:
         except BrokerUnavailableError as error:
             return f"the brokers do not say whose transactions are open: {error}"
         return "; ".join(
-            f"readers of {where} wait at offset {each.current_txn_start_offset} for a transaction "
-            f"of producer {each.producer_id}, epoch {each.producer_epoch}"
+            f"readers of {where} wait at offset {producer.current_txn_start_offset} for a "
+            f"transaction of producer {producer.producer_id}, epoch {producer.producer_epoch}"
             for where, answer in answers.items()
-            for each in answer.active_producers
-            if each.current_txn_start_offset >= 0
+            for producer in answer.active_producers
+            if producer.current_txn_start_offset >= 0
         )
 
     def close(self) -> None:
@@ -189,19 +191,19 @@ class Cluster:
         self._client.close()
 
 
-def listeners_behind(broker: node.Node, told: int, own: int) -> dict[str, str]:
+def listeners_behind(broker: node.Node, advertised: int, own: int) -> dict[str, str]:
     """Return the settings of a broker that advertises another port than its own.
 
     Args:
         broker: The number of the broker.
-        told: The port advertised to clients.
+        advertised: The port advertised to clients.
         own: The port of a second listener, for the other brokers and for witnesses.
     """
     names = ("PLAINTEXT", "DIRECT", "CONTROLLER")
     return {
         "listeners": f"PLAINTEXT://{broker.address},DIRECT://{HOST}:{own},"
         f"CONTROLLER://{HOST}:{broker.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{told},DIRECT://{HOST}:{own}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{advertised},DIRECT://{HOST}:{own}",
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
         "inter.broker.listener.name": "DIRECT",
     }
@@ -379,8 +381,8 @@ def read_all(cluster: Cluster) -> list[OutputRecord]:
     """
     consumer = _consumer(cluster, "tallystick-chaos-judge")
     try:
-        found = map(_record, read_to_end(consumer, READ_IDLE_S))
-        return sorted(found, key=lambda record: record.place)
+        records = map(_record, read_to_end(consumer, READ_IDLE_S))
+        return sorted(records, key=lambda record: record.place)
     finally:
         consumer.close()
 

@@ -27,7 +27,7 @@ class Difference:
         topic: Of the row.
         key: Of the row.
         expected: The value in the undisturbed run; None: no value.
-        found: The value in the disturbed run; None: no value.
+        actual: The value in the disturbed run; None: no value.
         partition: Of the row found, or -1.
         offset: Of the row found, or -1.
     """
@@ -36,7 +36,7 @@ class Difference:
     topic: str
     key: bytes | None
     expected: bytes | None
-    found: bytes | None
+    actual: bytes | None
     partition: int = -1
     offset: int = -1
 
@@ -46,16 +46,16 @@ class Difference:
             where += f"-{self.partition} at offset {self.offset}"
         values = {
             "lost": f"lost {_text(self.expected)}",
-            "added": f"{_text(self.found)}, which the undisturbed run does not have (so often)",
-            "other order": f"{_text(self.found)}, where {_text(self.expected)} comes undisturbed",
-            "other value": f"{_text(self.found)}, where undisturbed there is "
+            "added": f"{_text(self.actual)}, which the undisturbed run does not have (so often)",
+            "other order": f"{_text(self.actual)}, where {_text(self.expected)} comes undisturbed",
+            "other value": f"{_text(self.actual)}, where undisturbed there is "
             f"{_text(self.expected)}",
         }
         return f"{where}, key {_text(self.key)}: {values[self.kind]}"
 
 
 def differences(
-    expected: Sequence[OutputRecord], found: Sequence[OutputRecord], comparison: Comparison
+    expected: Sequence[OutputRecord], actual: Sequence[OutputRecord], comparison: Comparison
 ) -> list[Difference]:
     """Return the differences between two outputs; empty: the outputs are the same.
 
@@ -63,25 +63,25 @@ def differences(
 
     Args:
         expected: Of the undisturbed run, by partition in the order of the log.
-        found: Of the disturbed run.
+        actual: Of the disturbed run.
         comparison: What counts.
     """
     if comparison == "rows":
-        return _rows(expected, found)
+        return _rows(expected, actual)
     of_files = _rows(
-        *([each for each in side if each.offset == NO_OFFSET] for side in (expected, found))
+        *([record for record in side if record.offset == NO_OFFSET] for side in (expected, actual))
     )
-    expected, found = (
-        [each for each in side if each.offset != NO_OFFSET] for side in (expected, found)
+    expected, actual = (
+        [record for record in side if record.offset != NO_OFFSET] for side in (expected, actual)
     )
     if comparison == "final":
-        return of_files + _finals(expected, found)
-    return of_files + (_rows(expected, found) or _orders(expected, found))
+        return of_files + _finals(expected, actual)
+    return of_files + (_rows(expected, actual) or _orders(expected, actual))
 
 
-def _finals(expected: Iterable[OutputRecord], found: Iterable[OutputRecord]) -> list[Difference]:
-    last = {(each.topic, each.key): each for each in expected}
-    now = {(each.topic, each.key): each for each in found}
+def _finals(expected: Iterable[OutputRecord], actual: Iterable[OutputRecord]) -> list[Difference]:
+    last = {(record.topic, record.key): record for record in expected}
+    now = {(record.topic, record.key): record for record in actual}
     different = []
     for topic, key in dict.fromkeys([*last, *now]):
         old, new = last.get((topic, key)), now.get((topic, key))
@@ -95,27 +95,27 @@ def _finals(expected: Iterable[OutputRecord], found: Iterable[OutputRecord]) -> 
     return different
 
 
-def _rows(expected: Sequence[OutputRecord], found: Sequence[OutputRecord]) -> list[Difference]:
+def _rows(expected: Sequence[OutputRecord], actual: Sequence[OutputRecord]) -> list[Difference]:
     missing = Counter(map(_row, expected))
-    missing.subtract(map(_row, found))
+    missing.subtract(map(_row, actual))
     lost = [
         Difference("lost", topic, key, value, None)
         for (topic, key, value), count in missing.items()
         for _ in range(count)
     ]
-    left = {row: -count for row, count in missing.items() if count < 0}
+    surplus = {row: -count for row, count in missing.items() if count < 0}
     added = []
-    for each in reversed(found):  # the last ones of equal rows are those too many
-        if left.get(_row(each), 0) > 0:
-            left[_row(each)] -= 1
-            added.append(_at(each, "added", None))
+    for record in reversed(actual):  # the last ones of equal rows are those too many
+        if surplus.get(_row(record), 0) > 0:
+            surplus[_row(record)] -= 1
+            added.append(_at(record, "added", None))
     return lost + added[::-1]
 
 
-def _orders(expected: Iterable[OutputRecord], found: Iterable[OutputRecord]) -> list[Difference]:
+def _orders(expected: Iterable[OutputRecord], actual: Iterable[OutputRecord]) -> list[Difference]:
     first = _sequences(expected)
     different = []
-    for where, sequence in _sequences(found).items():
+    for where, sequence in _sequences(actual).items():
         for old, new in zip(first.get(where, ()), sequence, strict=False):
             if old.value != new.value:
                 different.append(_at(new, "other order", old.value))
@@ -125,8 +125,8 @@ def _orders(expected: Iterable[OutputRecord], found: Iterable[OutputRecord]) -> 
 
 def _sequences(records: Iterable[OutputRecord]) -> dict[object, list[OutputRecord]]:
     by_key: dict[object, list[OutputRecord]] = defaultdict(list)
-    for each in records:
-        by_key[each.topic, each.partition, each.key].append(each)
+    for record in records:
+        by_key[record.topic, record.partition, record.key].append(record)
     return by_key
 
 
@@ -143,18 +143,18 @@ def _at(
 
 
 def state_differences(
-    expected: Mapping[str, Sequence[str]], found: Mapping[str, Sequence[str]]
+    expected: Mapping[str, Sequence[str]], actual: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """Return the differences in the state of steps, a sentence for each entry.
 
     Args:
         expected: Of the undisturbed run: by step, a text for each key.
-        found: Of the disturbed run.
+        actual: Of the disturbed run.
     """
     different = []
-    for uid in dict.fromkeys([*expected, *found]):
+    for uid in dict.fromkeys([*expected, *actual]):
         missing = Counter(expected.get(uid, ()))
-        missing.subtract(found.get(uid, ()))
+        missing.subtract(actual.get(uid, ()))
         for text, count in missing.items():
             if count:
                 where = "is missing" if count > 0 else "is there, and undisturbed it is not"
@@ -165,7 +165,7 @@ def state_differences(
 def explain(
     first: Sequence[OutputRecord],
     again: Sequence[OutputRecord],
-    found: Sequence[OutputRecord],
+    actual: Sequence[OutputRecord],
     comparison: Comparison,
 ) -> str:
     """Explain the cause of a difference, as far as a second undisturbed run shows it.
@@ -173,12 +173,12 @@ def explain(
     Args:
         first: Of the undisturbed run.
         again: Of another undisturbed run of the same input.
-        found: Of the disturbed run, which differs.
+        actual: Of the disturbed run, which differs.
         comparison: What counts.
     """
     if not differences(first, again, comparison):
-        fields = _changed_fields(first, found)
-        if fields and len(first) == len(found):
+        fields = _changed_fields(first, actual)
+        if fields and len(first) == len(actual):
             return (
                 f"Two undisturbed runs agree, and no row is lost or added but for the field"
                 f"{'s' * (len(fields) > 1)} {', '.join(fields)}, whose value depends on what the "
@@ -192,8 +192,8 @@ def explain(
             "own), or this is a bug of Tallystick's. The log of the program and the faults around "
             "the first difference say more."
         )
-    weaker = [each for each in COMPARISONS[COMPARISONS.index(comparison) + 1 :]
-              if not differences(first, again, each)]  # fmt: skip
+    weaker = [other for other in COMPARISONS[COMPARISONS.index(comparison) + 1 :]
+              if not differences(first, again, other)]  # fmt: skip
     if weaker:
         return (
             f"Two undisturbed runs of the same input differ already as {comparison!r} and agree "
@@ -218,33 +218,36 @@ def _changed_fields(first: Sequence[OutputRecord], second: Sequence[OutputRecord
     one, two = _objects(first), _objects(second)
     if one is None or two is None:
         return []
-    names = sorted({name for each in (*one, *two) for name in each[1]})
+    names = sorted({name for pair in (*one, *two) for name in pair[1]})
     changed = [name for name in names if _column(one, name) != _column(two, name)]
 
     def without(rows: list[tuple[Any, dict[str, Any]]]) -> Counter[object]:
         return Counter(
-            (where, json.dumps({k: v for k, v in each.items() if k not in changed}, sort_keys=True))
-            for where, each in rows
+            (
+                where,
+                json.dumps({k: v for k, v in fields.items() if k not in changed}, sort_keys=True),
+            )
+            for where, fields in rows
         )
 
     return changed if without(one) == without(two) else []
 
 
 def _objects(records: Iterable[OutputRecord]) -> list[tuple[Any, dict[str, Any]]] | None:
-    found = []
-    for each in records:
+    objects = []
+    for record in records:
         try:
-            value = json.loads(each.value or b"null")
+            value = json.loads(record.value or b"null")
         except ValueError:
             return None
         if not isinstance(value, dict):
             return None
-        found.append(((each.topic, each.key), value))
-    return found
+        objects.append(((record.topic, record.key), value))
+    return objects
 
 
 def _column(rows: Iterable[tuple[Any, dict[str, Any]]], name: str) -> Counter[object]:
-    return Counter((where, json.dumps(each.get(name))) for where, each in rows)
+    return Counter((where, json.dumps(fields.get(name))) for where, fields in rows)
 
 
 def _text(value: bytes | None) -> str:

@@ -88,18 +88,18 @@ class Injector:
         return what
 
     def _kill_one(self, fault: Fault, meant: Callable[[Sequence[Process]], list[Process]]) -> str:
-        found: list[Process] = []
+        targets: list[Process] = []
 
         def are_there() -> bool:
             processes = self._program.life.processes()
-            found[:] = meant(processes) if processes else []
-            return bool(found)
+            targets[:] = meant(processes) if processes else []
+            return bool(targets)
 
         if not self._wait(FOUND_S, are_there):
             return ""
-        chosen = found[int(fault.pick * len(found))]
+        chosen = targets[int(fault.pick * len(targets))]
         chosen.send(signal.SIGKILL)
-        return f"process {chosen.pid}, one of {len(found)}"
+        return f"process {chosen.pid}, one of {len(targets)}"
 
     def _pause(self, fault: Fault) -> str:
         life = self._program.life
@@ -116,8 +116,8 @@ class Injector:
         first.go_on()
         ended = self._wait(FENCED_S, lambda: first.exit_code is not None)
         # Without anything to read it does not find out: it is left beside its successor.
-        said = f"woke up and ended with code {first.exit_code}" if ended else "woke up"
-        return f"process {first.process.pid} {said}" if taken_over else ""
+        outcome = f"woke up and ended with code {first.exit_code}" if ended else "woke up"
+        return f"process {first.process.pid} {outcome}" if taken_over else ""
 
     def _move_clock(self, fault: Fault) -> str:
         clock = self._program.settings.clock

@@ -27,12 +27,12 @@ class ParquetFiles:
         """Return the files that readers see, sorted; None: drafts still wait for a commit."""
         # `os.walk`, since `rglob` fails where a folder goes away meanwhile
         walk = os.walk(self._folder)
-        found = [Path(parent, name) for parent, _, names in walk for name in names]
-        if any(path.suffix == ".draft" for path in found):
+        paths = [Path(parent, name) for parent, _, names in walk for name in names]
+        if any(path.suffix == ".draft" for path in paths):
             return None
         return sorted(
             path
-            for path in found
+            for path in paths
             if path.suffix == ".parquet"
             and not any(part[0] in "_." for part in path.relative_to(self._folder).parts)
         )

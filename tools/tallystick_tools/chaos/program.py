@@ -120,23 +120,25 @@ class Life:
 
     def processes(self) -> list[Process]:
         """Return the processes that are alive: the program's own, then its descendants."""
-        everyone = {each.pid: each for each in all_processes()}
+        everyone = {process.pid: process for process in all_processes()}
         children: dict[int, list[Process]] = {}
-        for each in everyone.values():
-            children.setdefault(each.parent, []).append(each)
+        for process in everyone.values():
+            children.setdefault(process.parent, []).append(process)
         roots = [self.process.pid, *self._known]
-        found: dict[int, Process] = {}
+        alive: dict[int, Process] = {}
         while roots:
             pid = roots.pop(0)
             known = self._known.get(pid)
-            if pid in found or pid not in everyone:
+            if pid in alive or pid not in everyone:
                 continue
             if known is not None and known.command != everyone[pid].command:
                 continue  # the number has been given to another process
-            found[pid] = everyone[pid]
-            roots += [each.pid for each in children.get(pid, ())]
-        self._known = dict(found)
-        return sorted(found.values(), key=lambda each: (each.pid != self.process.pid, each.pid))
+            alive[pid] = everyone[pid]
+            roots += [child.pid for child in children.get(pid, ())]
+        self._known = dict(alive)
+        return sorted(
+            alive.values(), key=lambda process: (process.pid != self.process.pid, process.pid)
+        )
 
     def kill(self) -> None:
         """Kill -9 the program's own process; remember the processes left behind."""
@@ -146,37 +148,37 @@ class Life:
 
     def kill_all(self) -> int:
         """Kill -9 all processes at once; return how many were killed."""
-        found = self.processes()
-        for each in found:
-            each.send(signal.SIGKILL)
+        alive = self.processes()
+        for process in alive:
+            process.send(signal.SIGKILL)
         self.process.wait()
-        return len(found)
+        return len(alive)
 
     def stop_still(self) -> int:
         """Stop all processes where they stand (SIGSTOP); return how many were stopped."""
-        found = self.processes()
-        for each in found:
-            each.send(signal.SIGSTOP)
-        return len(found)
+        alive = self.processes()
+        for process in alive:
+            process.send(signal.SIGSTOP)
+        return len(alive)
 
     def go_on(self) -> None:
         """Let the processes run again after `stop_still`."""
-        for each in self.processes():
-            each.send(signal.SIGCONT)
+        for process in self.processes():
+            process.send(signal.SIGCONT)
 
     def limit_files(self, limited: bool) -> int:
         """Let no process make a file longer, or lift the limit; return how many were changed."""
         count = 0
         inherited, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        for each in self.processes():
+        for process in self.processes():
             with contextlib.suppress(OSError, ValueError):
-                soft, hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)
+                soft, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
                 if limited:
-                    self._file_limits[each.pid] = soft
+                    self._file_limits[process.pid] = soft
                     soft = 0
                 else:  # one that began in the meantime has no limit of its own yet
-                    soft = self._file_limits.pop(each.pid, inherited)
-                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (soft, hard))
+                    soft = self._file_limits.pop(process.pid, inherited)
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (soft, hard))
                 count += 1
         return count
 
@@ -258,17 +260,17 @@ def python_workers(processes: Sequence[Process]) -> list[Process]:
         processes: A program's, its own first.
     """
     (driver, *_) = processes
-    daemons = {each.pid: each for each in processes if DAEMON.search(each.command)}
-    parents = {each.parent for each in processes}
+    daemons = {process.pid: process for process in processes if DAEMON.search(process.command)}
+    parents = {process.parent for process in processes}
     return [
-        each
-        for each in daemons.values()
-        if each.parent in daemons
-        and daemons[each.parent].parent != driver.pid
-        and each.pid not in parents
+        daemon
+        for daemon in daemons.values()
+        if daemon.parent in daemons
+        and daemons[daemon.parent].parent != driver.pid
+        and daemon.pid not in parents
     ]
 
 
 def executors(processes: Sequence[Process]) -> list[Process]:
     """Return the executors that have a JVM of their own."""
-    return [each for each in processes if EXECUTOR_MARK in each.command]
+    return [process for process in processes if EXECUTOR_MARK in process.command]

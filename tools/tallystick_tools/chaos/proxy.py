@@ -93,14 +93,14 @@ class _Proxy:
             self.refused += self.is_cut
             if not self.is_cut:
                 self.open |= ends
-                asked: dict[int, tuple[int, int]] = {}
+                requested: dict[int, tuple[int, int]] = {}
                 requests = asyncio.ensure_future(
-                    self._requests(reader, back, asked)
+                    self._requests(reader, back, requested)
                     if self._proxies.is_kafka
                     else self._bytes(reader, back)
                 )
                 replies = asyncio.ensure_future(
-                    self._readdressed(there, writer, asked)
+                    self._readdressed(there, writer, requested)
                     if self._proxies.readdress
                     else self._replies(there, writer)
                 )
@@ -109,20 +109,20 @@ class _Proxy:
                 replies.cancel()
                 await asyncio.gather(requests, replies, return_exceptions=True)
         self.open -= ends
-        for each in ends:
-            each.close()
+        for end in ends:
+            end.close()
 
     async def _requests(
         self,
         reader: asyncio.StreamReader,
         back: asyncio.StreamWriter,
-        asked: dict[int, tuple[int, int]],
+        requested: dict[int, tuple[int, int]],
     ) -> None:
         while True:
             head, body = await _message(reader)
             api, version, correlation_id = struct.unpack(">hhi", body[:8])
             if self._proxies.readdress and api in FLEXIBLE_SINCE:
-                asked[correlation_id] = api, version
+                requested[correlation_id] = api, version
             loss = self._proxies.loss_of(body)
             if loss == "lose-request":
                 return
@@ -146,13 +146,13 @@ class _Proxy:
         self,
         there: asyncio.StreamReader,
         client: asyncio.StreamWriter,
-        asked: dict[int, tuple[int, int]],
+        requested: dict[int, tuple[int, int]],
     ) -> None:
         while True:
             head, body = await _message(there)
             (correlation_id,) = struct.unpack(">i", body[:4])
-            if correlation_id in asked:
-                body = readdressed(*asked.pop(correlation_id), body, self._proxies.addresses)
+            if correlation_id in requested:
+                body = readdressed(*requested.pop(correlation_id), body, self._proxies.addresses)
                 head = struct.pack(">i", len(body))
             await self._reply(head + body, client)
 
@@ -208,15 +208,17 @@ class Proxies:
         self._trap: Trap | None = None
         self._late: set[asyncio.Future[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self._all = [_Proxy(*each, self) for each in zip(ports, targets, strict=True)]
+        self._all = [_Proxy(*pair, self) for pair in zip(ports, targets, strict=True)]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._servers: list[asyncio.Server] = [self._call(self._listen(each)) for each in self._all]
+        self._servers: list[asyncio.Server] = [
+            self._call(self._listen(proxy)) for proxy in self._all
+        ]
 
     @property
     def bootstrap_servers(self) -> str:
         """The `host:port,…` of all proxies."""
-        return ",".join(f"{HOST}:{each.port}" for each in self._all)
+        return ",".join(f"{HOST}:{proxy.port}" for proxy in self._all)
 
     def close(self) -> None:
         """Close all connections and end the thread."""
@@ -287,16 +289,16 @@ class Proxies:
     async def _cut(self, proxy: _Proxy) -> int:
         proxy.is_cut = True
         count = self.connections(self._all.index(proxy))
-        for each in list(proxy.open):
-            each.transport.abort()
+        for writer in list(proxy.open):
+            writer.transport.abort()
         return count
 
     async def _rest(self) -> None:
         """Wait for the ends of cut connections: the loop would warn of tasks that are left."""
-        for each in self._late:
-            each.cancel()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*left, return_exceptions=True)
+        for task in self._late:
+            task.cancel()
+        remaining = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*remaining, return_exceptions=True)
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

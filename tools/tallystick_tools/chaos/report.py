@@ -24,11 +24,12 @@ svg { width: 100%; height: auto; background: #fafafa } .missed { opacity: .35 }
 def headline(verdict: Verdict) -> str:
     """Return the result in one sentence."""
     hits = len(verdict.hits)
-    planned = len(verdict.found.injected)
+    disturbed = verdict.disturbed
+    planned = len(disturbed.injected)
     if verdict.is_exact:
         return (
-            f"EXACT: {len(verdict.found.records):,} records of output are as undisturbed, through "
-            f"{hits} faults ({planned - hits} had nothing to hit) and {verdict.found.starts} starts"
+            f"EXACT: {len(disturbed.records):,} records of output are as undisturbed, through "
+            f"{hits} faults ({planned - hits} had nothing to hit) and {disturbed.starts} starts"
         )
     what = [f"{count:,} {kind}" for kind, count in _kinds_of(verdict).items()]
     if verdict.problems:
@@ -37,25 +38,25 @@ def headline(verdict: Verdict) -> str:
 
 
 def _kinds_of(verdict: Verdict) -> Counter[str]:
-    return Counter(each.kind for each in verdict.differences)
+    return Counter(difference.kind for difference in verdict.differences)
 
 
 def as_text(verdict: Verdict) -> str:
     """Return the report for a terminal."""
     lines: list[str] = []
-    hit = Counter(each.fault.kind for each in verdict.hits)
+    hit = Counter(injected.fault.kind for injected in verdict.hits)
     if hit:
         lines.append("faults: " + ", ".join(f"{count} {kind}" for kind, count in hit.items()))
     for difference in verdict.differences[:SHOWN_MAX]:
         lines.append(f"  {difference}")
-        lines += [f"    at {each.began_s:.1f} s: {each.fault.kind}, {each.hit}"
-                  for each in verdict.around(difference)]  # fmt: skip
+        lines += [f"    at {fault.began_s:.1f} s: {fault.fault.kind}, {fault.hit}"
+                  for fault in verdict.around(difference)]  # fmt: skip
     lines += _more(verdict.differences)
-    lines += [f"  {each}" for each in verdict.problems[:SHOWN_MAX]] + _more(verdict.problems)
+    lines += [f"  {problem}" for problem in verdict.problems[:SHOWN_MAX]] + _more(verdict.problems)
     if verdict.explanation:
         lines.append(verdict.explanation)
     if verdict.smallest:
-        names = ", ".join(each.kind for each in verdict.smallest)
+        names = ", ".join(fault.kind for fault in verdict.smallest)
         lines.append(f"The smallest schedule that was found to fail: {names}")
         again = f"--schedule {verdict.smallest_file}"
     else:
@@ -63,14 +64,14 @@ def as_text(verdict: Verdict) -> str:
     return "\n".join([*lines, headline(verdict), f"the same schedule again: {again}"])
 
 
-def _more(found: Sized) -> list[str]:
-    left = len(found) - SHOWN_MAX
-    return [f"  and {left:,} more"] if left > 0 else []
+def _more(entries: Sized) -> list[str]:
+    remaining = len(entries) - SHOWN_MAX
+    return [f"  and {remaining:,} more"] if remaining > 0 else []
 
 
 def as_json(verdict: Verdict) -> str:
     """Return the report for programs; rows are texts."""
-    question, expected, found = verdict.question, verdict.expected, verdict.found
+    question, expected, disturbed = verdict.question, verdict.expected, verdict.disturbed
     fields = {
         "exact": verdict.is_exact,
         "headline": headline(verdict),
@@ -80,35 +81,35 @@ def as_json(verdict: Verdict) -> str:
         "brokers": question.job.brokers,
         "bootstrap_servers": question.job.servers,
         "transaction_version": question.job.transaction_version,
-        "records": {"undisturbed": len(expected.records), "found": len(found.records)},
+        "records": {"undisturbed": len(expected.records), "found": len(disturbed.records)},
         "state_keys": {uid: len(keys) for uid, keys in (verdict.compared_state or {}).items()},
-        "starts": found.starts,
-        "ended_by_itself": found.own_ends,
-        "seconds": round(found.seconds, 1),
+        "starts": disturbed.starts,
+        "ended_by_itself": disturbed.own_ends,
+        "seconds": round(disturbed.seconds, 1),
         "faults": [
             {
-                **asdict(each.fault),
-                "began_s": each.began_s,
-                "ended_s": each.ended_s,
-                "hit": each.hit,
+                **asdict(injected.fault),
+                "began_s": injected.began_s,
+                "ended_s": injected.ended_s,
+                "hit": injected.hit,
             }
-            for each in found.injected
+            for injected in disturbed.injected
         ],
-        "progress": found.progress,
-        "differences": [str(each) for each in verdict.differences],
+        "progress": disturbed.progress,
+        "differences": [str(difference) for difference in verdict.differences],
         "problems": verdict.problems,
         "explanation": verdict.explanation,
-        "smallest": [asdict(each) for each in verdict.smallest],
+        "smallest": [asdict(fault) for fault in verdict.smallest],
     }
     return json.dumps(fields, indent=1)
 
 
 def write_html(verdict: Verdict, path: Path) -> None:
     """Write the report as one self-contained HTML file."""
-    question, found = verdict.question, verdict.found
+    question, disturbed = verdict.question, verdict.disturbed
     faults = [
-        [f"{each.began_s:.1f}", each.fault.kind, each.hit or "nothing to hit",
-         KINDS[each.fault.kind]] for each in found.injected
+        [f"{injected.began_s:.1f}", injected.fault.kind, injected.hit or "nothing to hit",
+         KINDS[injected.fault.kind]] for injected in disturbed.injected
     ]  # fmt: skip
     parts = [
         "<!doctype html><meta charset=utf-8><title>tallystick chaos</title>",
@@ -122,7 +123,7 @@ def write_html(verdict: Verdict, path: Path) -> None:
         f"<p>{escape(verdict.explanation)}</p>",
         _list("Differences", map(str, verdict.differences)),
         _list("Problems", verdict.problems),
-        _list("Smallest schedule that fails", (each.kind for each in verdict.smallest)),
+        _list("Smallest schedule that fails", (fault.kind for fault in verdict.smallest)),
         "<h2>Faults</h2>" + _table(["second", "fault", "hit", "what it is"], faults),
     ]
     path.write_text("\n".join(parts))
@@ -130,9 +131,9 @@ def write_html(verdict: Verdict, path: Path) -> None:
 
 def timeline(verdict: Verdict) -> str:
     """Return an SVG: the input committed as read, over time, and the faults."""
-    found = verdict.found
-    seconds = max(found.seconds, 1.0)
-    total = max((read for _, read in found.progress), default=1)
+    disturbed = verdict.disturbed
+    seconds = max(disturbed.seconds, 1.0)
+    total = max((read for _, read in disturbed.progress), default=1)
 
     def x(at: float) -> float:
         return MARGIN + (WIDTH - 2 * MARGIN) * at / seconds
@@ -142,17 +143,18 @@ def timeline(verdict: Verdict) -> str:
 
     points = [f"{x(0):.1f},{y(0):.1f}"]
     before = 0
-    for at, read in found.progress:
+    for at, read in disturbed.progress:
         points += [f"{x(at):.1f},{y(before):.1f}", f"{x(at):.1f},{y(read):.1f}"]
         before = read
     marks = []
-    for each in found.injected:
-        left, width = x(each.began_s), max(2.0, x(each.ended_s) - x(each.began_s))
-        said = escape(f"{each.began_s:.1f} s: {each.fault.kind}, {each.hit or 'nothing to hit'}")
-        kind = "" if each.hit else " class=missed"
+    for injected in disturbed.injected:
+        start, width = x(injected.began_s), max(2.0, x(injected.ended_s) - x(injected.began_s))
+        hit = injected.hit or "nothing to hit"
+        label = escape(f"{injected.began_s:.1f} s: {injected.fault.kind}, {hit}")
+        kind = "" if injected.hit else " class=missed"
         marks.append(
-            f"<rect{kind} x={left:.1f} y={MARGIN} width={width:.1f} height={HEIGHT - 2 * MARGIN} "
-            f"fill='#d9480f' opacity='.35'><title>{said}</title></rect>"
+            f"<rect{kind} x={start:.1f} y={MARGIN} width={width:.1f} height={HEIGHT - 2 * MARGIN} "
+            f"fill='#d9480f' opacity='.35'><title>{label}</title></rect>"
         )
     ends = f"<text x={MARGIN} y={HEIGHT - 12}>0 s</text>"
     ends += f"<text x={WIDTH - MARGIN} y={HEIGHT - 12} text-anchor=end>{seconds:.0f} s</text>"

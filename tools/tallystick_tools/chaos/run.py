@@ -22,8 +22,8 @@ from tallystick_tools.chaos.cluster import (
     read_all,
     running,
 )
+from tallystick_tools.chaos.existing_cluster import existing
 from tallystick_tools.chaos.faults import Injector
-from tallystick_tools.chaos.given import given
 from tallystick_tools.chaos.object_store import ObjectStore
 from tallystick_tools.chaos.program import ProgramSettings, Supervisor
 from tallystick_tools.chaos.schedule import NEEDS_CLOCK, Fault
@@ -91,7 +91,7 @@ class Job:
         """Return a cluster for one run, with empty topics."""
         topics = tuple(self.inputs), self.outputs, self.partitions
         if self.servers:
-            return given(self.servers, *topics)
+            return existing(self.servers, *topics)
         return running(self.brokers, *topics, self.transaction_version)
 
 
@@ -159,7 +159,7 @@ def run(
         say: Called with a text about each event.
         parts: The number of parts of the input; with faults, two more than faults.
     """
-    found = Run()
+    outcome = Run()
     with job.cluster() as cluster, ExitStack() as opened:
         object_store = None
         if job.checkpoint:
@@ -171,24 +171,24 @@ def run(
         stores = [opened.enter_context(closing(store(folder))) for store in job.stores]
         witness = Witness(cluster)
         program = Supervisor(settings, say)
-        course = _Course(job, cluster, program, found, say, stores)
+        course = _Course(job, cluster, program, outcome, say, stores)
         try:
             course.go(faults, len(faults) + 2 if faults else parts)
-            found.records = read_all(cluster)
+            outcome.records = read_all(cluster)
             for store in stores:
-                found.records += store.rows()
+                outcome.records += store.rows()
         except (StuckError, TimeoutError) as error:
-            found.problems.append(str(error))
+            outcome.problems.append(str(error))
         finally:
             program.close()
             witness.close()
-        if not found.problems:
-            found.state = state_of(settings.checkpoint, cluster.direct)
-            found.problems += _witnessed(witness, found.records)
-    found.starts, found.own_ends = program.starts, program.own_ends
-    found.seen_at = {place: at - course.began for place, at in witness.seen_at.items()}
-    found.seconds = time.monotonic() - course.began
-    return found
+        if not outcome.problems:
+            outcome.state = state_of(settings.checkpoint, cluster.direct)
+            outcome.problems += _witnessed(witness, outcome.records)
+    outcome.starts, outcome.own_ends = program.starts, program.own_ends
+    outcome.seen_at = {place: at - course.began for place, at in witness.seen_at.items()}
+    outcome.seconds = time.monotonic() - course.began
+    return outcome
 
 
 class _Course:
@@ -199,13 +199,13 @@ class _Course:
         job: Job,
         cluster: Cluster,
         program: Supervisor,
-        found: Run,
+        outcome: Run,
         say: Callable[[str], None],
         stores: Sequence[Store],
     ) -> None:
         self.began = time.monotonic()
         self._job, self._cluster, self._program = job, cluster, program
-        self._found, self._say, self._stores = found, say, stores
+        self._outcome, self._say, self._stores = outcome, say, stores
         self._read = 0
         self._moved = time.monotonic()
         self._ends_then = 0
@@ -241,7 +241,7 @@ class _Course:
         self._say(name)
         hit = injector.inject(fault)
         times = began - self.began, time.monotonic() - self.began
-        self._found.injected.append(InjectedFault(fault, *times, hit))
+        self._outcome.injected.append(InjectedFault(fault, *times, hit))
         self._say(f"{name}: {hit or 'there was nothing to hit'}")
         if self._program.life.exit_code is not None:
             self._program.start()
@@ -279,7 +279,9 @@ class _Course:
         if any(read.get(where, 0) < end for where, end in wanted.items()):
             self._lingering_since = None
             return None
-        ends, stable = (cluster.ends(cluster.outputs, committed=each) for each in (False, True))
+        ends, stable = (
+            cluster.ends(cluster.outputs, committed=committed) for committed in (False, True)
+        )
         if ends is None or stable is None:
             return None
         if ends == stable and None not in (seen := [store.look() for store in self._stores]):
@@ -308,7 +310,7 @@ class _Course:
         if read > self._read:
             self._read, self._moved = read, now
             self._ends_then = len(self._program.own_ends)
-            self._found.progress.append((now - self.began, read))
+            self._outcome.progress.append((now - self.began, read))
 
     def _look(self) -> None:
         """Start the program again if it has ended; give up if it ends repeatedly, or hangs."""

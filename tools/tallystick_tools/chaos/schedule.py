@@ -97,7 +97,7 @@ def plan(count: int, seed: int, kinds: Sequence[str]) -> tuple[Fault, ...]:
 
 def kinds_for(
     brokers: int,
-    asked: Collection[str],
+    named_kinds: Collection[str],
     uses_parallelism: bool,
     has_object_store: bool = False,
     has_clock: bool = False,
@@ -106,7 +106,7 @@ def kinds_for(
 
     Args:
         brokers: The number of brokers; 0: a given cluster.
-        asked: The kinds that the user named; none: all that fit.
+        named_kinds: The kinds that the user named; none: all that fit.
         uses_parallelism: Whether the command line names {parallelism}.
         has_object_store: Whether the checkpoint is in an object store.
         has_clock: Whether the program can have a clock of its own: see `clock.find_compiler`.
@@ -114,7 +114,7 @@ def kinds_for(
     Raises:
         OptionError: There is no such kind, or it cannot happen here.
     """
-    for kind in asked:
+    for kind in named_kinds:
         if kind not in KINDS:
             raise OptionError(f"there is no fault {kind!r}; expected {', '.join(KINDS)}")
         if kind in NEEDS_OWN_BROKERS and not brokers:
@@ -131,8 +131,8 @@ def kinds_for(
             raise OptionError(
                 f"the fault {kind!r} needs a C compiler: apt-get install gcc libc6-dev"
             )
-    if asked:
-        return tuple(kind for kind in KINDS if kind in asked)
+    if named_kinds:
+        return tuple(kind for kind in KINDS if kind in named_kinds)
     without = NOT_CHOSEN_BY_ITSELF - ({"parallelism"} if uses_parallelism else set())
     without |= NEEDS_THREE_BROKERS if brokers < 3 else set()
     without |= set() if has_object_store else NEEDS_OBJECT_STORE
@@ -143,7 +143,7 @@ def kinds_for(
 
 def as_json(faults: Sequence[Fault]) -> str:
     """Return a schedule as text."""
-    return json.dumps([asdict(each) for each in faults], indent=1)
+    return json.dumps([asdict(fault) for fault in faults], indent=1)
 
 
 def read_schedule(path: Path) -> tuple[Fault, ...]:
@@ -153,7 +153,7 @@ def read_schedule(path: Path) -> tuple[Fault, ...]:
         OptionError: The file cannot be read, or is no schedule with at least one fault.
     """
     try:
-        faults = tuple(Fault(**each) for each in json.loads(path.read_text()))
+        faults = tuple(Fault(**fields) for fields in json.loads(path.read_text()))
         assert faults, "it is empty"
     except (OSError, ValueError, TypeError, AssertionError) as error:
         raise OptionError(f"{path} is no schedule of faults: {error!r}") from error

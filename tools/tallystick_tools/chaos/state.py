@@ -25,7 +25,7 @@ def state_of(checkpoint: str, servers: str) -> dict[str, list[str]]:
         manifest = newest_committed(storage, asking(KafkaConfig(servers))).manifest
     except OptionError:  # a query of Structured Streaming, with state of Spark's own
         return {}
-    found: dict[str, list[str]] = {}
+    keys_of_step: dict[str, list[str]] = {}
     for step in manifest.state:
         texts = []
         for part in chunks_of(step, key_group_range(step.max_parallelism, 1, 0)):
@@ -33,5 +33,5 @@ def state_of(checkpoint: str, servers: str) -> dict[str, list[str]]:
             if entries.num_rows:
                 rows = table_of(step, entries).to_pylist()
                 texts += [str({k: v for k, v in row.items() if k != KEY_GROUP}) for row in rows]
-        found[step.uid] = sorted(texts)
-    return found
+        keys_of_step[step.uid] = sorted(texts)
+    return keys_of_step

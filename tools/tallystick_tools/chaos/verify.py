@@ -120,16 +120,20 @@ def question_of(
 
 
 def _comparison(named: str) -> Comparison:
-    for each in COMPARISONS:
-        if each == named:
-            return each
+    for comparison in COMPARISONS:
+        if comparison == named:
+            return comparison
     raise OptionError(f"compare={named!r}: expected one of {', '.join(COMPARISONS)}")
 
 
-def _kinds_for(job: Job, asked: Collection[str]) -> tuple[str, ...]:
+def _kinds_for(job: Job, named_kinds: Collection[str]) -> tuple[str, ...]:
     uses_parallelism = any("{parallelism}" in argument for argument in job.command)
     return kinds_for(
-        job.brokers, asked, uses_parallelism, bool(job.checkpoint), find_compiler() is not None
+        job.brokers,
+        named_kinds,
+        uses_parallelism,
+        bool(job.checkpoint),
+        find_compiler() is not None,
     )
 
 
@@ -140,12 +144,12 @@ def _stores(
         raise OptionError("a program is judged by its output: expected a topic, files or a table")
     if bool(tables) != bool(postgres):
         raise OptionError("tables and the DSN of their database belong together")
-    found: list[Callable[[Path], Store]] = []
+    stores: list[Callable[[Path], Store]] = []
     if writes_files:
-        found.append(lambda folder: ParquetFiles(folder / FILES))
+        stores.append(lambda folder: ParquetFiles(folder / FILES))
     if tables:
-        found.append(lambda folder: Tables(postgres, [*tables]))
-    return tuple(found)
+        stores.append(lambda folder: Tables(postgres, [*tables]))
+    return tuple(stores)
 
 
 def _brokers(brokers: int, transaction_version: int | None, bootstrap_servers: str) -> int:
@@ -177,7 +181,7 @@ class Verdict:
     Args:
         question: The question.
         expected: The undisturbed run.
-        found: The run with faults.
+        disturbed: The run with faults.
         differences: The differences between their outputs.
         problems: All other errors: in state, seen by readers, a program that hangs.
         explanation: Of the differences; "": no differences.
@@ -187,7 +191,7 @@ class Verdict:
 
     question: Question
     expected: Run
-    found: Run
+    disturbed: Run
     differences: list[Difference] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     explanation: str = ""
@@ -202,20 +206,20 @@ class Verdict:
     @property
     def hits(self) -> list[InjectedFault]:
         """The faults that hit a target."""
-        return [each for each in self.found.injected if each.hit]
+        return [injected for injected in self.disturbed.injected if injected.hit]
 
     @property
     def compared_state(self) -> dict[str, list[str]] | None:
         """The state of the disturbed run; None: the state was not compared."""
-        return None if self.expected.state is None else self.found.state
+        return None if self.expected.state is None else self.disturbed.state
 
     def around(self, difference: Difference) -> list[InjectedFault]:
         """Return the faults shortly before the time at which a reader saw a row."""
         place = difference.topic, difference.partition, difference.offset
-        at = self.found.seen_at.get(place)
+        at = self.disturbed.seen_at.get(place)
         if at is None:
             return []
-        return [each for each in self.hits if each.began_s - 1 <= at <= each.ended_s + AROUND_S]
+        return [hit for hit in self.hits if hit.began_s - 1 <= at <= hit.ended_s + AROUND_S]
 
 
 def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verdict:
@@ -229,7 +233,7 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
     say("undisturbed run")
     expected = run(question.job, (), folder / "undisturbed", say)
     if expected.problems:
-        problems = [UNDISTURBED + each for each in expected.problems]
+        problems = [UNDISTURBED + problem for problem in expected.problems]
         return Verdict(question, expected, Run(), problems=problems)
     if not expected.records:
         what = "it wrote nothing into its output"
@@ -237,18 +241,18 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
             what += f" ({', '.join(question.job.outputs)})"
         return Verdict(question, expected, Run(), problems=[UNDISTURBED + what])
     say(f"{len(expected.records):,} records of output; now with {len(question.faults)} faults")
-    found = run(question.job, question.faults, folder / "faults", say)
-    verdict = judged(question, expected, found)
-    if not verdict.is_exact and not found.problems:
+    disturbed = run(question.job, question.faults, folder / "faults", say)
+    verdict = judged(question, expected, disturbed)
+    if not verdict.is_exact and not disturbed.problems:
         say("there are differences; a second undisturbed run tells whether there always are")
         parts = len(question.faults) + 1  # other epochs than in the first run
         again = run(question.job, (), folder / "undisturbed-again", say, parts)
         if not again.problems:
             drop_unlike_state(expected, again)
-            verdict = judged(question, expected, found)
+            verdict = judged(question, expected, disturbed)
         if verdict.differences and not again.problems:
             verdict.explanation = explain(
-                expected.records, again.records, found.records, question.comparison
+                expected.records, again.records, disturbed.records, question.comparison
             )
     if not verdict.is_exact and question.shrink:
         verdict.smallest = shrink(
@@ -260,13 +264,13 @@ def verify(question: Question, folder: Path, say: Callable[[str], None]) -> Verd
     return verdict
 
 
-def judged(question: Question, expected: Run, found: Run) -> Verdict:
+def judged(question: Question, expected: Run, disturbed: Run) -> Verdict:
     """Compare a run with the undisturbed one."""
-    verdict = Verdict(question, expected, found, problems=list(found.problems))
-    if not found.problems:
-        verdict.differences = differences(expected.records, found.records, question.comparison)
-        if expected.state is not None and found.state is not None:
-            verdict.problems += state_differences(expected.state, found.state)
+    verdict = Verdict(question, expected, disturbed, problems=list(disturbed.problems))
+    if not disturbed.problems:
+        verdict.differences = differences(expected.records, disturbed.records, question.comparison)
+        if expected.state is not None and disturbed.state is not None:
+            verdict.problems += state_differences(expected.state, disturbed.state)
     return verdict
 
 

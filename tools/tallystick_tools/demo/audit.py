@@ -58,45 +58,46 @@ def read_all(bootstrap_servers: str, topic: str) -> pd.DataFrame:
         read = read_to_end(consumer, IDLE_S)
     finally:
         consumer.close()
-    found = pd.DataFrame([json.loads(each.value()) for each in read])
-    return found.assign(
-        _partition=[each.partition() for each in read], _key=[each.key().decode() for each in read]
+    rows = pd.DataFrame([json.loads(message.value()) for message in read])
+    return rows.assign(
+        _partition=[message.partition() for message in read],
+        _key=[message.key().decode() for message in read],
     )
 
 
-def audit(found: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") -> Verdict:
+def audit(output: pd.DataFrame, expected: pd.DataFrame, *, key: str = "carrier") -> Verdict:
     """Compare the output with the expected rows.
 
     Args:
-        found: as `read_all` gives it.
+        output: as `read_all` gives it.
         expected: by id.
         key: the column that is the output's key; flights by "dest" are counted in `nth`.
     """
-    if found.empty:
+    if output.empty:
         return Verdict(0, len(expected), 0, 0, 0)
-    first = found.drop_duplicates("id").set_index("id")
+    first = output.drop_duplicates("id").set_index("id")
     both = expected.index.intersection(first.index)
     columns = list(expected.columns)
     same = (first.loc[both, columns] == expected.loc[both, columns]).all(axis=1)
     same &= first.loc[both, "_key"] == expected.loc[both, key]
     strangers = len(first.index.difference(expected.index))
     wrong = int((~same).sum()) + strangers
-    behind = found.groupby(["_key", "carrier"])["id"].diff() <= 0
+    behind = output.groupby(["_key", "carrier"])["id"].diff() <= 0
     if key == "dest":
         step = first["nth"] - first.groupby("_key")["nth"].shift(fill_value=0)
         wrong += int((step != 1).sum())
     return Verdict(
-        output=len(found),
+        output=len(output),
         lost=len(expected.index.difference(first.index)),
-        duplicated=len(found) - len(first),
+        duplicated=len(output) - len(first),
         wrong=wrong,
         out_of_order=int(behind.sum()),
     )
 
 
-def audit_state(found: Mapping[str, int], expected: Mapping[str, int]) -> int:
+def audit_state(actual: Mapping[str, int], expected: Mapping[str, int]) -> int:
     """Return the number of keys with a wrong count in the state."""
-    return sum(found.get(key) != expected.get(key) for key in found.keys() | expected.keys())
+    return sum(actual.get(key) != expected.get(key) for key in actual.keys() | expected.keys())
 
 
 def read_counts(checkpoint: Path, log: Path) -> dict[str, int] | None:
@@ -109,8 +110,8 @@ def read_counts(checkpoint: Path, log: Path) -> dict[str, int] | None:
     command = [sys.executable, "-m", __name__, str(checkpoint)]
     with log.open("a") as file:
         read = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, text=True)
-    found = [line for line in read.stdout.splitlines() if line.startswith("{")]
-    counts: dict[str, int] | None = json.loads(found[-1]) if read.returncode == 0 else None
+    lines = [line for line in read.stdout.splitlines() if line.startswith("{")]
+    counts: dict[str, int] | None = json.loads(lines[-1]) if read.returncode == 0 else None
     return counts
 
 

@@ -47,8 +47,8 @@ def demo(
     console = Console()
     console.print("making kernels ready: about 25 s at the first time on a machine")
     with waiting("compiling kernels, then archiving classes"):
-        for made in warm_up():  # the first epoch would wait for it, maybe beyond STALL_S
-            console.print(made)
+        for line in warm_up():  # the first epoch would wait for it, maybe beyond STALL_S
+            console.print(line)
     try:
         jars.fetch_kafka(counted)
         exact = run_demo(DemoOptions(kills, records, rate, seed, stateless, ui_port), console)

@@ -132,12 +132,12 @@ def main() -> None:
     parser.add_argument("--die-at", choices=sorted(FACTS))
     parser.add_argument("--die-epoch", type=int, default=1)
     arguments = parser.parse_args()
-    made = pipeline(
+    flights_pipeline = pipeline(
         arguments.bootstrap_servers,
         arguments.epoch_records,
         None if arguments.stateless else arguments.parallelism,
     )
-    query = made.start(
+    query = flights_pipeline.start(
         checkpoint=arguments.checkpoint,
         listener=Reporter(arguments.die_at, arguments.die_epoch),
         ui_port=arguments.ui_port,

@@ -72,8 +72,8 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         feed = Feed(kafka.bootstrap_servers, data, options.rate)
         kills = survive(kafka.bootstrap_servers, feed, options, folder, console)
         console.print("auditing with confluent-kafka, read_committed, against the source data")
-        found = read_all(kafka.bootstrap_servers, flights.TOPIC_OUT)
-        verdict = audit(found, wanted, key="carrier" if options.stateless else "dest")
+        output = read_all(kafka.bootstrap_servers, flights.TOPIC_OUT)
+        verdict = audit(output, wanted, key="carrier" if options.stateless else "dest")
         if not options.stateless:
             verdict = _with_state(verdict, wanted, folder, console)
     _print_table(verdict, len(data), len(wanted), kills, console)

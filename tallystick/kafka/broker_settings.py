@@ -21,7 +21,7 @@ CLOCK_PATIENCE_S = 1.0
 """The longest wait of a start for the cluster's time: without a controller there is no answer."""
 
 
-def outlook(client: Client, facts: ClusterFacts) -> Iterator[CheckFinding]:
+def check_broker_settings(client: Client, facts: ClusterFacts) -> Iterator[CheckFinding]:
     """Make every check of this module.
 
     Args:

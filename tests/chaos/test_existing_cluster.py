@@ -22,7 +22,7 @@ from tallystick_tools.chaos.addresses import (
     readdressed,
 )
 from tallystick_tools.chaos.cluster import read_all
-from tallystick_tools.chaos.given import given
+from tallystick_tools.chaos.existing_cluster import existing
 from tallystick_tools.chaos.proxy import APIS, PRODUCE
 from tallystick_tools.chaos.schedule import KINDS, kinds_for
 from tallystick_tools.chaos.verify import question_of
@@ -46,7 +46,7 @@ def answer_with(api: int, *addresses: tuple[str, int]):
     its_class = CLASSES[api]
     if api == FIND_COORDINATOR:
         (host, port), *_ = addresses
-        each = [
+        coordinators = [
             its_class.Coordinator(
                 key="k" * 200, node_id=n, host=h, port=p, error_code=0, error_message=None
             )
@@ -54,7 +54,7 @@ def answer_with(api: int, *addresses: tuple[str, int]):
         ]
         return its_class(
             throttle_time_ms=7, error_code=0, error_message="none", node_id=5, host=host, port=port,
-            coordinators=each,
+            coordinators=coordinators,
         )  # fmt: skip
     broker_class = (
         its_class.MetadataResponseBroker if api == METADATA else its_class.DescribeClusterBroker
@@ -77,7 +77,7 @@ def as_bytes(api: int, version: int, *addresses: tuple[str, int]) -> bytes:
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
 def test_addresses_that_are_known_are_replaced_in_every_version(api, version):
-    old, new = (as_bytes(api, version, each, STRANGE) for each in (OLD, NEW))
+    old, new = (as_bytes(api, version, addresses, STRANGE) for addresses in (OLD, NEW))
     assert old != new
     assert readdressed(api, version, old, {OLD: NEW}) == new
     assert readdressed(api, version, old, {}) == old
@@ -95,7 +95,7 @@ def names(kafka) -> set[str]:
 
 def test_clients_come_through_the_proxies_and_topics_are_gone_afterwards(kafka):
     for _ in range(2):  # the same names again
-        with given(kafka.bootstrap_servers, ["in"], ["out"], 2) as cluster:
+        with existing(kafka.bootstrap_servers, ["in"], ["out"], 2) as cluster:
             options = {"bootstrap.servers": cluster.proxies.bootstrap_servers, "log_level": 0}
             assert options["bootstrap.servers"] != kafka.bootstrap_servers
             trap = cluster.proxies.set_trap("lose-reply", [PRODUCE])
@@ -120,21 +120,21 @@ def test_clients_come_through_the_proxies_and_topics_are_gone_afterwards(kafka):
 def test_a_topic_that_exists_is_refused_and_left_alone(kafka):
     kafka.create_topic("mine")
     with pytest.raises(OptionError, match="has mine already"):
-        given(kafka.bootstrap_servers, ["in"], ["mine"], 2).__enter__()
+        existing(kafka.bootstrap_servers, ["in"], ["mine"], 2).__enter__()
     assert "mine" in names(kafka)
     assert "in" not in names(kafka)
 
 
 def test_a_topic_that_cannot_be_made_leaves_none_behind(kafka):
     with pytest.raises(OptionError, match="'no name' cannot be made"):
-        given(kafka.bootstrap_servers, ["in"], ["no name"], 2).__enter__()
+        existing(kafka.bootstrap_servers, ["in"], ["no name"], 2).__enter__()
     wait_until(lambda: "in" not in names(kafka), "the topic of the input is still there")
 
 
 def test_a_cluster_that_does_not_answer_in_plain_text_is_named(monkeypatch):
-    monkeypatch.setattr("tallystick_tools.chaos.given.ANSWER_S", 1.0)
+    monkeypatch.setattr("tallystick_tools.chaos.existing_cluster.ANSWER_S", 1.0)
     with pytest.raises(OptionError, match=r"127\.0\.0\.1:1 in plain text.*TLS"):
-        given("127.0.0.1:1", ["in"], ["out"], 2).__enter__()
+        existing("127.0.0.1:1", ["in"], ["out"], 2).__enter__()
 
 
 def test_brokers_of_a_given_cluster_are_cut_off_but_not_killed():
@@ -146,8 +146,8 @@ def test_brokers_of_a_given_cluster_are_cut_off_but_not_killed():
     }
     with pytest.raises(OptionError, match="given cluster"):
         kinds_for(0, ["broker-pause"], False)
-    asked = partial(question_of, ["late"], inputs={}, outputs=["out"], bootstrap_servers="here:1")
-    assert (asked().job.servers, asked().job.brokers) == ("here:1", 0)
+    pose = partial(question_of, ["late"], inputs={}, outputs=["out"], bootstrap_servers="here:1")
+    assert (pose().job.servers, pose().job.brokers) == ("here:1", 0)
     for its_own in ({"brokers": 3}, {"transaction_version": 2}):
         with pytest.raises(OptionError, match="its own"):
-            asked(**its_own)
+            pose(**its_own)

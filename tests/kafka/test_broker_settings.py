@@ -9,7 +9,7 @@ import pytest
 from fake_broker import CODES, SILENCE, FakeBroker, answer, part
 from test_preflight import FACTS
 
-from tallystick.kafka import cluster, connection, outlook
+from tallystick.kafka import broker_settings, cluster, connection
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
@@ -22,12 +22,12 @@ CLOCK_PATIENCE_SLACK_S = 3.0
 
 @pytest.mark.parametrize(("minutes", "is_short"), [(1439, True), (1440, False), (None, False)])
 def test_tokens_must_outlive_a_night(minutes: int | None, is_short: bool) -> None:
-    found = list(outlook.retention(replace(FACTS, offsets_retention_minutes=minutes)))
+    findings = list(broker_settings.retention(replace(FACTS, offsets_retention_minutes=minutes)))
 
-    assert [each.is_logged for each in found] == [True] * is_short
-    for each in found:
-        assert "offsets.retention.minutes is 1439" in str(each)
-        assert "Set offsets.retention.minutes=1440" in str(each)
+    assert [finding.is_logged for finding in findings] == [True] * is_short
+    for finding in findings:
+        assert "offsets.retention.minutes is 1439" in str(finding)
+        assert "Set offsets.retention.minutes=1440" in str(finding)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_tokens_must_outlive_a_night(minutes: int | None, is_short: bool) -> Non
     ],
 )
 def test_rows_must_outlive_a_broker(replication: Replication, severities: list[Severity]) -> None:
-    found = list(outlook.copies("out", replication))
+    findings = list(broker_settings.copies("out", replication))
 
-    assert [each.severity for each in found] == severities
-    assert all("'out'" in each.found for each in found)
+    assert [finding.severity for finding in findings] == severities
+    assert all("'out'" in finding.found for finding in findings)
 
 
 def test_a_finding_is_one_line_with_its_remedy() -> None:
@@ -60,47 +60,47 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for() -> None:
     with FakeBroker({"DescribeQuorum": lambda _: SILENCE}) as broker:
         client = Client(broker.config(delivery_timeout_ms="60000"))
         begun_s = time.monotonic()
-        (found,) = outlook.clock(client)
+        (finding,) = broker_settings.clock(client)
         took_s = time.monotonic() - begun_s
         client.close()
-        assert broker.asked("DescribeQuorum")
+        assert broker.requests_of("DescribeQuorum")
 
-    assert not found.is_logged
-    assert "does not tell its time" in found.found
-    assert took_s < outlook.CLOCK_PATIENCE_S + CLOCK_PATIENCE_SLACK_S
+    assert not finding.is_logged
+    assert "does not tell its time" in finding.found
+    assert took_s < broker_settings.CLOCK_PATIENCE_S + CLOCK_PATIENCE_SLACK_S
 
 
 @pytest.mark.broker
 def test_a_start_asks_one_question_more_and_connects_no_more_often(
     config: KafkaConfig, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: Counter[str] = Counter()
+    requests: Counter[str] = Counter()
     post, connect = connection.Network.post, connection.Connection
 
     def counted_post(
         self: connection.Network, node: int, request: object, deadline: float
     ) -> object:
-        asked[type(request).__name__] += 1
+        requests[type(request).__name__] += 1
         return post(self, node, request, deadline)
 
     def counted_connect(*given: object) -> object:
-        asked["connections"] += 1
+        requests["connections"] += 1
         return connect(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(connection.Network, "post", counted_post)
     monkeypatch.setattr(connection, "Connection", counted_connect)
 
     def counts() -> Counter[str]:
-        asked.clear()
+        requests.clear()
         sink = SinkCluster(KafkaOutput(config, topic, topic))
         try:
             preflight(sink, "quick", {}, None)
         finally:
             sink.broker.close()
-        return Counter(asked)
+        return Counter(requests)
 
     with monkeypatch.context() as patched:
-        patched.setattr("tallystick.pipeline.sinks.outlook", lambda *_: ())
+        patched.setattr("tallystick.pipeline.sinks.check_broker_settings", lambda *_: ())
         before = counts()
     after = counts()
 
@@ -115,16 +115,18 @@ def test_a_topic_whose_settings_are_secret_does_not_hide_the_others() -> None:
     def settings(request: Any) -> Any:
         result = part(request, "DescribeConfigsResult")
         entry = result.DescribeConfigsResourceResult
-        found = [
+        results = [
             result(
-                error_code=CODES["TopicAuthorizationFailed"] if each.resource_name == "b" else 0,
-                resource_type=each.resource_type,
-                resource_name=each.resource_name,
-                configs=[entry(name=name, value="2") for name in each.configuration_keys],
+                error_code=CODES["TopicAuthorizationFailed"]
+                if resource.resource_name == "b"
+                else 0,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+                configs=[entry(name=name, value="2") for name in resource.configuration_keys],
             )
-            for each in request.resources
+            for resource in request.resources
         ]
-        return answer(request, results=found)
+        return answer(request, results=results)
 
     with FakeBroker({"DescribeConfigs": settings}) as broker:
         broker.partitions = {"a": 2, "b": 2}
@@ -134,4 +136,4 @@ def test_a_topic_whose_settings_are_secret_does_not_hide_the_others() -> None:
 
     assert facts.replication == {"a": Replication(1, 1, 1, 2), "b": Replication(1, 1, 1, None)}
     assert facts.message_bytes_max == 2
-    assert len(broker.asked("DescribeConfigs")) == 1
+    assert len(broker.requests_of("DescribeConfigs")) == 1

@@ -20,7 +20,7 @@ POLL_S = 0.2
 
 
 @contextmanager
-def given(
+def existing(
     servers: str, inputs: Sequence[str], outputs: Sequence[str], partitions: int
 ) -> Iterator[Cluster]:
     """Yield a given cluster with new topics, behind proxies; delete the topics afterwards.
@@ -37,32 +37,32 @@ def given(
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     topics = list(dict.fromkeys((*inputs, *outputs)))
     try:
-        found = admin.list_topics(timeout=ANSWER_S)
+        metadata = admin.list_topics(timeout=ANSWER_S)
     except KafkaException as error:
         raise OptionError(
             f"no Kafka answers at {servers} in plain text: {error.args[0]}. A cluster that wants "
             f"TLS or SASL cannot be used, since proxies have to read the requests"
         ) from error
-    if there := [topic for topic in topics if topic in found.topics]:
+    if there := [topic for topic in topics if topic in metadata.topics]:
         raise OptionError(
             f"{servers} has {', '.join(there)} already: the topics are made for a run and deleted "
             f"after it, so none of yours is taken"
         )
-    brokers = [(each.host, each.port) for each in found.brokers.values()]
+    brokers = [(broker.host, broker.port) for broker in metadata.brokers.values()]
     proxies = Proxies(free_ports(len(brokers), HOST), brokers, readdress=True)
-    made: list[str] = []
+    created: list[str] = []
     try:
-        _make(admin, topics, partitions, made)
+        _make(admin, topics, partitions, created)
         cluster = Cluster(None, proxies, servers, tuple(inputs), tuple(outputs), partitions)
         with contextlib.closing(cluster):
             _wait(lambda: cluster.positions() == {}, "offsets of deleted topics are there")
             yield cluster
     finally:
         proxies.close()
-        _delete(admin, made)
+        _delete(admin, created)
 
 
-def _make(admin: AdminClient, topics: Sequence[str], partitions: int, made: list[str]) -> None:
+def _make(admin: AdminClient, topics: Sequence[str], partitions: int, created: list[str]) -> None:
     """Create topics, and note each created one in `made`."""
     answers = admin.create_topics([NewTopic(topic, partitions) for topic in topics])
     for topic, answer in answers.items():
@@ -70,14 +70,14 @@ def _make(admin: AdminClient, topics: Sequence[str], partitions: int, made: list
             answer.result(ANSWER_S)
         except KafkaException as error:
             raise OptionError(f"the topic {topic!r} cannot be made: {error.args[0]}") from error
-        made.append(topic)
+        created.append(topic)
 
     def are_led() -> bool:
         known = admin.list_topics(timeout=ANSWER_S).topics
         return all(
             topic in known
             and len(known[topic].partitions) == partitions
-            and all(each.leader >= 0 for each in known[topic].partitions.values())
+            and all(partition.leader >= 0 for partition in known[topic].partitions.values())
             for topic in topics
         )
 
