@@ -62,7 +62,7 @@ def _(original: Any) -> Any:
     return shared_values
 
 
-@rescaled("lists of readers that there are no longer stay", operator_state, "gone")
+@rescaled("lists of readers that there are no longer stay", operator_state, "deletions_beyond")
 def _(_: Any) -> Any:
     return lambda entries, parallelism: ENTRIES.empty_table().to_batches()[0]
 
