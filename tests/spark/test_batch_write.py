@@ -5,12 +5,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -77,11 +77,13 @@ def assert_nothing_came(kafka: EmbeddedKafka, topic: str) -> None:
     assert open_ids(kafka) == set()
 
 
-def test_a_consumer_reads_the_rows_where_kafkas_partitioner_puts_them(spark, kafka, topic):
+def test_a_consumer_reads_the_rows_where_kafkas_partitioner_puts_them(
+    spark, kafka, topic, tmp_path, monkeypatch
+):
     kafka.create_topic(f"{topic}-other", PARTITIONS)
     produce(kafka.confluent_options(), f"{topic}-other", numbered(500, keys=40))
     rows = spark.createDataFrame(numbered(500, keys=40), "key string, value string").coalesce(1)
-    folders = set(Path(gettempdir()).glob("tallystick-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of this process alone
 
     save(rows, kafka, topic)
 
@@ -91,7 +93,7 @@ def test_a_consumer_reads_the_rows_where_kafkas_partitioner_puts_them(spark, kaf
     assert {(r.key, r.partition) for r in written} == {(r.key, r.partition) for r in others}
     assert len({r.partition for r in written}) == PARTITIONS
     assert open_ids(kafka) == set()
-    assert set(Path(gettempdir()).glob("tallystick-*")) == folders, "its checkpoint is deleted"
+    assert list(tmp_path.iterdir()) == [], "the checkpoint of the write is deleted"
 
 
 def test_two_writes_append_what_they_have_if_anything(spark, kafka, topic):
