@@ -39,6 +39,7 @@ from tests.spark.topics import (
     read_committed,
     read_group_offsets,
 )
+from tests.waiting import wait_until
 
 pytestmark = MARKS
 TIMEOUT_MS = 30_000
@@ -74,6 +75,10 @@ def test_every_number_of_a_running_pipeline_is_true(flow: Flow, browser: Browser
 
         # What librdkafka says of the topics, and of the group.
         input_ends = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)
+        wait_until(  # Kafka shows the group's offsets once it has written the markers
+            lambda: sum(positions(flow).values()) == 60,
+            lambda: f"the group is at {positions(flow)}, and 60 records are done",
+        )
         done = positions(flow)
         sources = browser.rows("sources")
         assert {int(row[1]): [number(cell) for cell in row[2:]] for row in sources} == {

@@ -16,9 +16,9 @@ from tallystick.testing.process import ProcessGroup, free_ports
 from tests.spark.topics import produce, read_committed
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 
 def commands() -> tuple[str, str, str]:
