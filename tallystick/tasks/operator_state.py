@@ -31,9 +31,9 @@ One task writes files again for all: merged changelogs and snapshots.
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -338,24 +338,29 @@ class TableFunction:
         return self.function.join(rows, self.plan.content)
 
 
-Function = TypeVar("Function", bound=BatchFunction)
-
-
 def with_tables(
     functions: tuple[BatchFunction, ...], plans: Sequence[TablePlan]
 ) -> tuple[BatchFunction, ...]:
     """Return functions with the tables of an epoch; the same ones where none has any."""
-    by_uid = {plan.step.uid: plan for plan in plans}
+    return _filled(functions, TableFunction, "plan", {plan.step.uid: plan for plan in plans})
 
-    def bound(function: BatchFunction) -> BatchFunction:
-        match function:
-            case TableFunction(uid=uid):
-                return replace(function, plan=by_uid[uid])
-            case DeclaredFunction(function=TableFunction() as inner):
-                return replace(function, function=bound(inner))
+
+def _filled(
+    functions: tuple[BatchFunction, ...],
+    kind: "type[TableFunction] | type[ListFunction]",
+    field: str,
+    values: Mapping[str, Any],
+) -> tuple[BatchFunction, ...]:
+    """Return functions, a field of those of one kind set to the value under the uid."""
+
+    def filled(function: BatchFunction) -> BatchFunction:
+        if isinstance(function, kind):
+            return replace(function, **{field: values[function.uid]})
+        if isinstance(function, DeclaredFunction) and isinstance(function.function, kind):
+            return replace(function, function=filled(function.function))
         return function
 
-    return tuple(map(bound, functions)) if plans else functions
+    return tuple(map(filled, functions)) if values else functions
 
 
 def tables_after(plans: Sequence[TablePlan], notes: Iterable[dict[str, Any]]) -> list[StepState]:
@@ -625,17 +630,7 @@ def with_lists(
     functions: tuple[BatchFunction, ...], opened: Sequence[tuple[str, OpenList]]
 ) -> tuple[BatchFunction, ...]:
     """Return functions with the lists of one attempt of a task."""
-    by_uid = dict(opened)
-
-    def bound(function: BatchFunction) -> BatchFunction:
-        match function:
-            case ListFunction(uid=uid):
-                return replace(function, opened=by_uid[uid])
-            case DeclaredFunction(function=ListFunction() as inner):
-                return replace(function, function=bound(inner))
-        return function
-
-    return tuple(map(bound, functions)) if opened else functions
+    return _filled(functions, ListFunction, "opened", dict(opened))
 
 
 def lists_after(plans: Sequence[ListPlan], notes: Iterable[dict[str, Any]]) -> list[StepState]:
