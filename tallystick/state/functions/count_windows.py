@@ -103,7 +103,7 @@ def count_window(size: int, *, every: int | None = None) -> CountWindows:
 
 @dataclass(frozen=True)
 class CountFunction:
-    """Aggregates over count windows, as a processor; see `GridFunction` for its fields."""
+    """Aggregates over count windows, as a processor; see `WindowFunction` for its fields."""
 
     windows: CountWindows
     folds: Folds

@@ -12,7 +12,7 @@ the pane's column `$timer`. A due pane that no bounds name is deleted with its t
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tallystick.state.entries import distinct_keys
 from tallystick.state.functions import fold_kernels
-from tallystick.state.functions.folds import LATEST, Folds, picked
+from tallystick.state.functions.folds import LATEST, picked
 from tallystick.state.functions.keyed_batch import Int64Array
 from tallystick.state.functions.processing import (
     COLUMNS,
@@ -30,15 +30,18 @@ from tallystick.state.functions.processing import (
     StateDeclaration,
     Work,
 )
-from tallystick.state.functions.vectorised import beside_key
-from tallystick.state.functions.window_engine import Due, Panes, numbered, panes_declaration
+from tallystick.state.functions.window_engine import (
+    Due,
+    Panes,
+    WindowFunction,
+    numbered,
+    panes_declaration,
+)
 from tallystick.state.functions.windows import (
     NEVER,
     US_PER_MS,
     WINDOW_END,
-    Clock,
     Sessions,
-    WindowOutput,
 )
 from tallystick.state.keys import KeyCodec
 from tallystick.state.numpy_columns import explode, lists_of
@@ -57,21 +60,14 @@ BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class SessionFunction:
-    """Aggregates over sessions, as a processor; see `GridFunction` for its fields."""
+class SessionFunction(WindowFunction):
+    """Aggregates over sessions, as a processor.
 
-    sessions: Sessions
-    folds: Folds
-    clock: Clock
-    result: WindowOutput
-    reads: frozenset[str] | None
-    has_timers: bool = True
-    judges_lateness: bool = True
+    Args:
+        sessions: the windows.
+    """
 
-    @property
-    def time_mode(self) -> str:
-        """See `Processor.time_mode`."""
-        return self.clock.time_mode
+    sessions: Sessions = field(kw_only=True)
 
     @cached_property
     def codec(self) -> ColumnsCodec:
@@ -82,14 +78,6 @@ class SessionFunction:
         """Return the state of the sessions, and of the bounds of each key's sessions."""
         bounds = StateDeclaration(BOUNDS, COLUMNS, "", text_of(_BOUNDS_CODEC.schema))
         return (panes_declaration(self.sessions.text, self.codec, self.folds), bounds)
-
-    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
-        """See `Processor.output`."""
-        return beside_key(key, [], self.result.columns(self.folds))
-
-    def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
-        """Return the output of late rows, with all their columns; none if they are dropped."""
-        return self.clock.outputs(rows)
 
     def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int] | None:
         """See `PutsOutTimes`; a session may have begun at any time."""

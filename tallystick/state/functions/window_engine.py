@@ -20,7 +20,7 @@ is to be read. After its last window a pane waits for late rows, and goes.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -237,18 +237,16 @@ Output = Iterator[pa.RecordBatch | SideRows]
 
 
 @dataclass(frozen=True)
-class GridFunction:
-    """Aggregates over windows on a grid, as a processor.
+class WindowFunction:
+    """The part of a processor that all windows of time share.
 
     Args:
-        windows: on the grid.
         folds: the aggregates.
         clock: by which windows close.
         result: the columns of the output, and whether open windows are put out.
         reads: as `Processor.reads`.
     """
 
-    windows: Windows
     folds: Folds
     clock: Clock
     result: WindowOutput
@@ -261,6 +259,25 @@ class GridFunction:
         """See `Processor.time_mode`."""
         return self.clock.time_mode
 
+    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        """See `Processor.output`."""
+        return beside_key(key, [], self.result.columns(self.folds))
+
+    def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
+        """Return the output of late rows, with all their columns; none if they are dropped."""
+        return self.clock.outputs(rows)
+
+
+@dataclass(frozen=True)
+class GridFunction(WindowFunction):
+    """Aggregates over windows on a grid, as a processor.
+
+    Args:
+        windows: on the grid.
+    """
+
+    windows: Windows = field(kw_only=True)
+
     @cached_property
     def codec(self) -> ColumnsCodec:
         """The storage format of a pane's accumulators."""
@@ -269,14 +286,6 @@ class GridFunction:
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the state of the panes."""
         return (panes_declaration(self.windows.text, self.codec, self.folds),)
-
-    def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
-        """See `Processor.output`."""
-        return beside_key(key, [], self.result.columns(self.folds))
-
-    def outputs(self, key: pa.Schema, rows: pa.Schema) -> dict[str, pa.Schema]:
-        """Return the output of late rows, with all their columns; none if they are dropped."""
-        return self.clock.outputs(rows)
 
     def lags_ms(self, key: Collection[str], times: Mapping[str, int]) -> Mapping[str, int] | None:
         """See `PutsOutTimes`: no window is put out that an earlier watermark closed."""

@@ -83,8 +83,8 @@ def windowed(
     def make(rows: pa.Schema) -> GridFunction | SessionFunction:
         folds = _folds(aggregates, rows)
         if isinstance(windows, Sessions):
-            return SessionFunction(windows, folds, clock, result, reads)
-        return GridFunction(windows, folds, clock, result, reads)
+            return SessionFunction(folds, clock, result, reads, sessions=windows)
+        return GridFunction(folds, clock, result, reads, windows=windows)
 
     return ByColumns(make, reads, clock.time_mode, has_timers=True)
 
