@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import pytest
 
 import tallystick as ts
-from tallystick.options.source import parse_source_options
 from tallystick.source.subscription import LATEST, AtTime
 from tallystick.values import TopicPartition
 
@@ -15,7 +14,7 @@ SERVERS = "host:9092"
 
 def parsed(**settings):
     source = ts.KafkaSource(SERVERS, **{"topics": ["t"], **settings})
-    return parse_source_options(source.to_options("p"), streaming=True)
+    return source.read_options("p")
 
 
 def test_the_flags_of_a_pattern_come_along():
@@ -37,7 +36,7 @@ def test_losses_and_values_become_options():
     )
     assert "secret" not in repr(options) + repr(ts.KafkaSource(SERVERS, topics=["t"]))
     assert options.metadata_prefix == "k_"
-    assert parsed(value=ts.Text()).value_format == "string"
+    assert parsed(value=ts.Text()).value == ts.Text()
 
 
 def test_a_key_is_read_as_the_value_is_in_the_same_mode():
