@@ -132,16 +132,14 @@ class KafkaSource:
 
     def _arguments(self, pipeline: str, texts: ParsedOptions) -> dict[str, tuple[str, Any]]:
         """Return the argument that each option stands for, and its setting; None: it is not set."""
-        topics, pattern = self.topics, None
-        if isinstance(topics, re.Pattern):
-            topics, pattern = None, _pattern_text(topics)
+        is_pattern = isinstance(self.topics, re.Pattern)
         time_ms, times_ms = _start_times(self.starting_time)
         has_fallback = self.starting_time is not None and FALLBACK_OPTION not in texts
         group = default_prefix(pipeline) if self.group_id is None else self.group_id
         form = self.value or self.key
         return {
-            "subscribe": ("topics", topics),
-            "subscribePattern": ("topics", pattern),
+            "subscribe": ("topics", None if is_pattern else self.topics),
+            "subscribePattern": ("topics", _pattern_text(self.topics)),
             "assign": ("assignment", self.assignment),
             "startingOffsets": ("starting_offsets", self.starting_offsets),
             "startingTimestamp": ("starting_time", time_ms),
@@ -177,8 +175,10 @@ def _set_twice(name: str) -> OptionError:
     return OptionError(f"options: {name!r} is set by an argument already: say it once")
 
 
-def _pattern_text(pattern: re.Pattern[str]) -> str:
-    """Return the text of a pattern with the flags inside: the option is a text alone."""
+def _pattern_text(pattern: object) -> str | None:
+    """Return the text of a pattern with the flags inside; None: topics are named otherwise."""
+    if not isinstance(pattern, re.Pattern):
+        return None
     if not isinstance(pattern.pattern, str):
         raise OptionError(f"topics={pattern!r}: expected a pattern of text, re.compile('…')")
     letters = {re.I: "i", re.M: "m", re.S: "s", re.X: "x", re.A: "a"}

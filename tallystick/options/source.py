@@ -392,7 +392,7 @@ class SourceOptions:
 
     @property
     def takes_all(self) -> bool:
-        """True if the user says that an epoch has all records that are there."""
+        """True if the user wants all readable records in one epoch."""
         return self.is_bounded and self.offset_count_max is None
 
     @property
@@ -403,7 +403,7 @@ class SourceOptions:
 
     @property
     def value_schema(self) -> str | None:
-        """The fields of the value as DDL; None: it becomes one column, or its registry names them."""
+        """The fields of the value as DDL; None: the value is one column, or a registry has them."""
         return None if self.value is None or isinstance(self.value, Text) else self.value.schema
 
     @property
