@@ -217,6 +217,11 @@ def _per_partition(
     return numbers
 
 
+def _kind_of_json(words: str, accept: Callable[[Any], Any]) -> Kind:
+    """Return the type of an option whose texts are JSON of its values."""
+    return Kind(words, lambda text: accept(_json(text)), accept)
+
+
 def _json(text: str) -> Any:
     """Return the value of a JSON text, or None for another text."""
     try:
@@ -272,9 +277,7 @@ def _read_columns(text: str) -> tuple[str, ...]:
 _PER_PARTITION = "JSON: topic → partition → "
 _OFFSETS = choices("earliest", "latest", COMMITTED) + f", or {_PER_PARTITION}offset"
 _TIME = whole("ms since 1970", 0, "milliseconds")
-_TIMES = Kind(
-    f"{_PER_PARTITION}{_TIME.words}", lambda text: _accept_times(_json(text)), _accept_times
-)
+_TIMES = _kind_of_json(f"{_PER_PARTITION}{_TIME.words}", _accept_times)
 _WHAT = "What to read"
 _START = "Where to start and stop"
 _RATE = "How much at a time"
@@ -297,7 +300,7 @@ SOURCE = OptionTable((
     Option("subscribePattern", Kind("regular expression (Python's)", _read_pattern), None,
            "Read every topic whose whole name matches, also those that are created later. Kafka's internal topics never match.",
            "flights-.*", _WHAT, "one of three"),
-    Option("assign", Kind("JSON: topic → partitions", lambda text: _accept_assignment(_json(text)), _accept_assignment), None, "Read exactly these partitions.",
+    Option("assign", _kind_of_json("JSON: topic → partitions", _accept_assignment), None, "Read exactly these partitions.",
            '{"flights": [0, 1]}', _WHAT, "one of three"),
     Option("partition.discovery.interval.ms", whole("ms", unit="milliseconds"), DISCOVERY_INTERVAL_MS,
            "How often to look for new partitions and topics; 0 or less: only when a query starts. What is found later is read from its first offset.",
