@@ -168,11 +168,7 @@ class KafkaSource:
         names = {name.lower() for name in (*arguments, "kafka.bootstrap.servers")}
         for name in self.options:
             if name.lower() in names:
-                raise _set_twice(name)
-
-
-def _set_twice(name: str) -> OptionError:
-    return OptionError(f"options: {name!r} is set by an argument already: say it once")
+                raise OptionError(f"options: {name!r} is set by an argument already: say it once")
 
 
 def _pattern_text(pattern: object) -> str | None:
@@ -264,6 +260,9 @@ def _completed(part: str, form: Form, texts: ParsedOptions) -> Form:
     for name in named:
         login = LOGIN_OPTIONS.get(name.removeprefix(f"{part}."), "")
         if getattr(form, login, "") is not None:
-            raise _set_twice(name)
+            raise OptionError(
+                f"options: {name!r}: the format of the {part} is set by an argument already, "
+                f"{part}={type(form).__name__}(…): say it there"
+            )
         form = replace(form, **{login: texts[name]})
     return form

@@ -129,13 +129,14 @@ VALUE_OPTIONS = (
 
 
 def _read_topics(text: str) -> TopicList:
-    return _accept_topics([topic.strip() for topic in text.split(",") if topic.strip()])
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return _accept_topics(names, "'flights,orders'")
 
 
-def _accept_topics(names: Iterable[str]) -> TopicList:
+def _accept_topics(names: Iterable[str], example: str = "['flights', 'orders']") -> TopicList:
     topics = tuple(dict.fromkeys(names))
     if not topics:
-        raise ValueError("names no topic: expected e.g. 'flights,orders'")
+        raise ValueError(f"names no topic: expected e.g. {example}")
     _check_topics(topics)
     return TopicList(topics)
 

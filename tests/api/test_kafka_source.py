@@ -207,7 +207,7 @@ def test_the_group_is_the_pipelines_own_unless_named_or_switched_off():
         ({"options": {"partition.discovery": "1"}}, "did you mean 'partition.discovery.interval"),
         ({"assignment": {}, "topics": None}, "names no partition"),
         ({"assignment": {"t": "01"}, "topics": None}, "assignment={'t': '01'}: expected {"),
-        ({"topics": []}, "topics=[]: names no topic"),
+        ({"topics": []}, "topics=[]: names no topic: expected e.g. ['flights', 'orders']"),
         ({"topics": ["a b"]}, "topics: 'a b': expected a topic's name"),
         ({"starting_offsets": "first"}, "starting_offsets='first': expected"),
         ({"starting_offsets": {"t": {0: 1.5}}}, "starting_offsets={'t': {0: 1.5}}: expected"),
