@@ -141,7 +141,7 @@ class Option:
     """Its effect, in a sentence or two."""
     example: str
     section: str
-    """The heading of the docs that it stands under."""
+    """The heading of the option in the docs."""
     shown_default: str = ""
     """The default in words; "": the value says it."""
     field: str = ""
