@@ -240,7 +240,7 @@ def _by_index(numbers: Any) -> dict[int, int]:
 
 
 def _integer(number: Any) -> int:
-    if not isinstance(number, Integral) or isinstance(number, bool):
+    if isinstance(number, bool) or not isinstance(number, Integral):
         raise TypeError
     return int(number)
 

@@ -60,7 +60,7 @@ def whole(words: str, least: int | None = None, unit: str = "") -> Kind:
     expected = f"expected a whole number{bound}{unit and f' ({unit})'}"
 
     def accept(number: object) -> int:
-        if not isinstance(number, Integral) or isinstance(number, bool):
+        if isinstance(number, bool) or not isinstance(number, Integral):
             raise ValueError(expected)
         if least is not None and int(number) < least:
             raise ValueError(expected)
