@@ -1,14 +1,29 @@
 """Texts that all layers share: spans of time as users give them, and long lists, cut.
 
-A span of time is whole milliseconds, or a text such as "10 seconds".
+A span of time is whole milliseconds, or a text such as "10 seconds". All texts have one grammar:
+
+    span   = ["interval "] part {part}           1 second, 500ms, interval 2 minutes 30 s
+    part   = number unit                         spaces may stand around both
+    number = digits ["." digits]
+    unit   = ms, msec, millisecond, s, sec, second, m, min, minute, h, hour, day
+
+A unit may end in "s", and case does not matter. The sum is rounded to whole milliseconds.
 """
 
+import re
 from collections.abc import Iterable
 
 from tallystick.errors import OptionError
 
-_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000}
-_UNITS_MS |= {"day": 24 * _UNITS_MS["hour"]}
+_NAMES_BY_UNIT_MS = {
+    1: ("ms", "msec", "millisecond"),
+    1000: ("s", "sec", "second"),
+    60_000: ("m", "min", "minute"),
+    3_600_000: ("h", "hour"),
+    86_400_000: ("day",),
+}
+_UNITS_MS = {name: ms for ms, names in _NAMES_BY_UNIT_MS.items() for name in names}
+_PART = re.compile(r"\s*(\d+)(\.\d+)?\s*([a-z]+)\s*")
 SIGNED_MAX_MS = 1 << 52
 """The most that a signed span may be: as far as event times themselves may be from 1970."""
 
@@ -18,6 +33,23 @@ def shortened(names: Iterable[object], shown_max: int = 5, more: str = "more") -
     texts = [str(name) for name in names]
     left_out = len(texts) - shown_max
     return ", ".join(texts[:shown_max]) + (f" and {left_out} {more}" if left_out > 0 else "")
+
+
+def span_ms(text: str) -> int | None:
+    """Return the milliseconds of a span of time, or None for a text that the grammar refuses."""
+    remaining = text.lower().strip().removeprefix("interval ")
+    total_ms: float = 0
+    is_empty = True
+    while remaining:
+        part = _PART.match(remaining)
+        name = "" if part is None else part[3]
+        unit_ms = _UNITS_MS.get(name) or _UNITS_MS.get(name.removesuffix("s"))
+        if part is None or unit_ms is None:
+            return None
+        # Without a fraction the sum stays a whole number: exact, however large.
+        total_ms += (int(part[1]) if part[2] is None else float(part[1] + part[2])) * unit_ms
+        remaining, is_empty = remaining[part.end() :], False
+    return None if is_empty else round(total_ms)
 
 
 def duration_ms(name: str, duration: str | int) -> int:
@@ -32,10 +64,9 @@ def duration_ms(name: str, duration: str | int) -> int:
     """
     if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0:
         return duration
-    words = str(duration).lower().split()
-    unit = _UNITS_MS.get(words[1].removesuffix("s")) if len(words) == 2 else None
-    if isinstance(duration, str) and unit is not None and words[0].isdecimal():
-        return int(words[0]) * unit
+    duration_text_ms = span_ms(duration) if isinstance(duration, str) else None
+    if duration_text_ms is not None:
+        return duration_text_ms
     raise OptionError(
         f"{name}={duration!r}: expected whole ms from 0, or a text such as '10 seconds' "
         f"(milliseconds, seconds, minutes, hours, days)"

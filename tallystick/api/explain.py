@@ -10,6 +10,7 @@ from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
+from tallystick.options.source import SourceOptions
 from tallystick.pipeline.compiled import PipelineRun, newest_manifest
 from tallystick.pipeline.input_planning import by_input, check_none_gone
 from tallystick.pipeline.inputs import PipelineInput
@@ -68,7 +69,7 @@ def _inputs(
     is_one = len(sources) == 1 and not run.inputs[0].name
     for pipeline_input, source in zip(run.inputs, sources, strict=True):
         yield "source", f"{'' if is_one else f'{pipeline_input.text}: '}{_source(source)}"
-        yield "", _values(pipeline_input, source)
+        yield "", _values(pipeline_input.options)
         if pipeline_input.name and pipeline_input.uid != pipeline_input.name:
             yield "", f"its positions are those of uid {pipeline_input.uid!r}"
         for step in pipeline_input.steps:
@@ -118,13 +119,12 @@ def _source(source: KafkaSource) -> str:
     return f"{what} at {source.bootstrap_servers}"
 
 
-def _values(pipeline_input: PipelineInput, source: KafkaSource) -> str:
-    options = pipeline_input.options
+def _values(options: SourceOptions) -> str:
     group = f"group {options.shown_group}" if options.shown_group else "no group"
-    if source.value is None:
+    if options.value is None:
         return f"values stay binary; {group} shows how far it is read"
-    kind = type(source.value).__name__
-    fallback = "as the registry says" if isinstance(source.value, JsonSchema) else "string"
+    kind = type(options.value).__name__
+    fallback = "as the registry says" if isinstance(options.value, JsonSchema) else "string"
     return (
         f"values are parsed: {kind}, mode {options.value_mode}, {options.value_schema or fallback}"
         f"; {group} shows how far it is read"

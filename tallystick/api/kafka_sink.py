@@ -250,7 +250,7 @@ class KafkaSink:
         assert token_topic is not None, "one of them is set"
         given = {name: getattr(self, name) for name in _KINDS}
         checked: dict[str, Any] = {
-            name: None if value is None else _KINDS[name].value(name, str(value))
+            name: None if value is None else _KINDS[name].value(name, value)
             for name, value in given.items()
         }
         return KafkaOutput(

@@ -1,21 +1,28 @@
 """`KafkaSource`: the topics that a pipeline reads, as a value."""
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from tallystick.codec.formats import Avro, Format, Json, JsonSchema, Protobuf, Text
+from tallystick.codec.formats import Format, Json, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
-from tallystick.kafka.config import KafkaConfig
-from tallystick.options.source import KEY_PREFIX, parse_source_options
-from tallystick.options.table import GROUP_OPTION, KAFKA_PREFIX, client_config
+from tallystick.options.source import (
+    KEY_PREFIX,
+    LOSS_OPTIONS,
+    SOURCE,
+    SourceOptions,
+    source_options,
+)
+from tallystick.options.table import GROUP_OPTION, ParsedOptions
 from tallystick.source.subscription import LossPolicy, topic_problem
 
 FALLBACK_OPTION = "startingOffsetsByTimestampStrategy"
+LOGIN_OPTIONS = {"registry.user.info": "user_info", "registry.ca": "ca"}
+"""Options that may complete a format, beside the kafka.* settings of the same kind; its fields."""
+Form = TypeVar("Form", bound=Format | Text)
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
 Times = datetime | Mapping[str, Mapping[int, datetime]]
@@ -91,71 +98,83 @@ class KafkaSource:
         for topic in () if isinstance(self.topics, re.Pattern) else self.topics or ():
             if problem := topic_problem(topic):
                 raise OptionError(f"topics: {topic!r}: {problem}")
-        parse_source_options(self.to_options("check"), streaming=True)
-        _ = self.config
+        _check_formats(self.value, self.key)
+        self.read_options("check")
 
-    def to_options(self, pipeline: str) -> dict[str, str]:
-        """Return the source as options of `readStream.format("tallystick")`."""
-        given = {
-            "kafka.bootstrap.servers": self.bootstrap_servers,
-            **self._what(),
-            **self._where(),
-            **_loss_options(self.losses),
-            GROUP_OPTION: default_prefix(pipeline) if self.group_id is None else self.group_id,
-            "includeHeaders": str(self.headers),
-            "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
-            "maxBytesPerTask": self.max_bytes_per_task,
-            "minPartitions": self.min_partitions,
-            **_value_options(self.value, self.metadata_prefix),
-            **_key_options(self.key, self.key_prefix, self.value),
+    def read_options(self, pipeline: str) -> SourceOptions:
+        """Return the options of the source, checked.
+
+        Args:
+            pipeline: the name of the pipeline, by default in the name of the consumer group.
+
+        Raises:
+            OptionError: a setting is of the wrong type, or contradicts another.
+        """
+        texts = SOURCE.parse(self.options)
+        arguments = {
+            option: SOURCE[option].kind.value(argument, setting)
+            for option, (argument, setting) in self._arguments(pipeline, texts).items()
+            if setting is not None
         }
-        own = {name: str(value) for name, value in given.items() if value is not None}
-        if owner := token_owner(own[GROUP_OPTION]):
+        if owner := token_owner(arguments[GROUP_OPTION]):
             raise OptionError(
-                f"group {own[GROUP_OPTION]!r} is that in which pipeline {owner!r} keeps its token: "
-                f"positions in it would stop that one for good. Give this KafkaSource another "
-                f"group_id= ('' for none), or rename the pipeline"
+                f"group {arguments[GROUP_OPTION]!r} is that in which pipeline {owner!r} keeps its "
+                f"token: positions in it would stop that one for good. Give this KafkaSource "
+                f"another group_id= ('' for none), or rename the pipeline"
             )
-        _refuse_twice(own, self.options)
-        return {**own, **self.options}
+        self._refuse_twice(arguments)
+        return source_options(
+            texts.with_arguments(arguments, self.bootstrap_servers),
+            streaming=True,
+            value=None if self.value is None else _completed("value", self.value, texts),
+            key=None if self.key is None else _completed("key", self.key, texts),
+        )
 
-    def _what(self) -> dict[str, str | None]:
-        if isinstance(self.topics, re.Pattern):
-            topics = {"subscribePattern": _pattern_text(self.topics)}
-        else:
-            topics = {} if self.topics is None else {"subscribe": ",".join(self.topics)}
-        if self.assignment is None:
-            return dict(topics)
+    def _arguments(self, pipeline: str, texts: ParsedOptions) -> dict[str, tuple[str, Any]]:
+        """Return the argument that each option stands for, and its setting; None: it is not set."""
+        is_pattern = isinstance(self.topics, re.Pattern)
+        time_ms, times_ms = _start_times(self.starting_time)
+        has_fallback = self.starting_time is not None and FALLBACK_OPTION not in texts
+        group = default_prefix(pipeline) if self.group_id is None else self.group_id
+        form = self.value or self.key
         return {
-            **topics,
-            "assign": json.dumps({t: list(ps) for t, ps in self.assignment.items()}),
+            "subscribe": ("topics", None if is_pattern else self.topics),
+            "subscribePattern": ("topics", _pattern_text(self.topics)),
+            "assign": ("assignment", self.assignment),
+            "startingOffsets": ("starting_offsets", self.starting_offsets),
+            "startingTimestamp": ("starting_time", time_ms),
+            "startingOffsetsByTimestamp": ("starting_time", times_ms),
+            FALLBACK_OPTION: (
+                "starting_time_fallback",
+                self.starting_time_fallback if has_fallback else None,
+            ),
+            "endingOffsets": ("ending_offsets", self.ending_offsets),
+            **{
+                option: ("losses", getattr(self.losses, name))
+                for name, option in LOSS_OPTIONS.items()
+                if getattr(self.losses, name) != getattr(LossPolicy(), name)
+            },
+            GROUP_OPTION: ("group_id", group),
+            "includeHeaders": ("headers", None if "includeHeaders" in texts else self.headers),
+            "maxOffsetsPerTrigger": ("max_offsets_per_trigger", self.max_offsets_per_trigger),
+            "maxBytesPerTask": ("max_bytes_per_task", self.max_bytes_per_task),
+            "minPartitions": ("min_partitions", self.min_partitions),
+            "metadata.prefix": ("metadata_prefix", self.metadata_prefix or None),
+            "value.mode": ("mode", None if form is None else form.mode),
+            "key.prefix": ("key_prefix", None if self.key is None else self.key_prefix),
         }
 
-    def _where(self) -> dict[str, str | None]:
-        where = {
-            "startingOffsets": _offsets_text(self.starting_offsets),
-            "endingOffsets": _offsets_text(self.ending_offsets),
-        }
-        if self.starting_time is None:
-            return where
-        if not any(name.lower() == FALLBACK_OPTION.lower() for name in self.options):
-            where[FALLBACK_OPTION] = self.starting_time_fallback
-        match self.starting_time:
-            case datetime():
-                return {**where, "startingTimestamp": str(_ms(self.starting_time))}
-            case times:
-                by_topic = {t: {p: _ms(at) for p, at in ps.items()} for t, ps in times.items()}
-                return {**where, "startingOffsetsByTimestamp": json.dumps(by_topic)}
-
-    @property
-    def config(self) -> KafkaConfig:
-        """The configuration of the cluster's client."""
-        client = {name: v for name, v in self.options.items() if name.startswith(KAFKA_PREFIX)}
-        return client_config(self.bootstrap_servers, client)
+    def _refuse_twice(self, arguments: Collection[str]) -> None:
+        names = {name.lower() for name in (*arguments, "kafka.bootstrap.servers")}
+        for name in self.options:
+            if name.lower() in names:
+                raise OptionError(f"options: {name!r} is set by an argument already: say it once")
 
 
-def _pattern_text(pattern: re.Pattern[str]) -> str:
-    """Return the text of a pattern with the flags inside: the option is a text alone."""
+def _pattern_text(pattern: object) -> str | None:
+    """Return the text of a pattern with the flags inside; None: topics are named otherwise."""
+    if not isinstance(pattern, re.Pattern):
+        return None
     if not isinstance(pattern.pattern, str):
         raise OptionError(f"topics={pattern!r}: expected a pattern of text, re.compile('…')")
     letters = {re.I: "i", re.M: "m", re.S: "s", re.X: "x", re.A: "a"}
@@ -163,8 +182,18 @@ def _pattern_text(pattern: re.Pattern[str]) -> str:
     return f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
 
 
-def _offsets_text(offsets: Offsets | None) -> str | None:
-    return offsets if offsets is None or isinstance(offsets, str) else json.dumps(offsets)
+def _start_times(start: Times | None) -> tuple[int | None, dict[str, dict[int, int]] | None]:
+    """Return a start's time of all partitions, and its times by topic and partition, in ms."""
+    match start:
+        case None:
+            return None, None
+        case datetime():
+            return _ms(start), None
+        case by_topic:
+            return None, {
+                topic: {partition: _ms(at) for partition, at in times.items()}
+                for topic, times in by_topic.items()
+            }
 
 
 def _ms(at: datetime) -> int:
@@ -175,28 +204,21 @@ def _ms(at: datetime) -> int:
     return round(at.timestamp() * 1000)
 
 
-def _loss_options(losses: LossPolicy) -> dict[str, str | None]:
-    """Return the options that differ from the default, so that `options` may set the others."""
-    names = {
-        "when.expired": "expired",
-        "when.removed": "removed",
-        "when.removed.keep.ms": "keep_ms",
-        "when.recreated": "recreated",
-        "when.truncated": "truncated",
-        "when.unreadable": "unreadable",
-    }
-    return {
-        name: str(getattr(losses, field_name))
-        for name, field_name in names.items()
-        if getattr(losses, field_name) != getattr(LossPolicy(), field_name)
-    }
+def _check_formats(value: Format | Text | None, key: Format | None) -> None:
+    """Refuse formats that cannot be read, or not together.
 
-
-def _key_options(
-    key: Format | None, prefix: str, value: Format | Text | None
-) -> dict[str, str | None]:
+    Raises:
+        OptionError: a format lacks its schema, or has options for writing; or the modes differ.
+    """
+    if value is not None:
+        if not isinstance(value, Format | Text):
+            raise OptionError(
+                f"value={value!r}: expected Json(...), Avro(...), JsonSchema(...), Protobuf(...) "
+                f"or Text(); without one it is bytes, in column value"
+            )
+        _check_for_reading(value)
     if key is None:
-        return {}
+        return
     if not isinstance(key, Format):
         raise OptionError(
             f"key={key!r}: expected Json(...), Avro(...), JsonSchema(...) or Protobuf(...); "
@@ -211,58 +233,36 @@ def _key_options(
             f"key={type(key).__name__}(mode={key.mode!r}), and the value has mode {value.mode!r}: "
             f"a record has one mode. Give both the same"
         )
-    read = {
-        name.replace("value.", "key.", 1): text for name, text in _value_options(key, "").items()
-    }
-    mode = read.pop("key.mode")
-    return {**read, "value.mode": mode, "key.prefix": prefix}
+    _check_for_reading(key)
 
 
-def _value_options(value: Format | Text | None, prefix: str) -> dict[str, str | None]:
-    form: dict[str, str | None]
-    prefixed = {"metadata.prefix": prefix or None}
-    match value:
-        case None:
-            return prefixed
-        case Text(mode):
-            return {"value.format": "string", "value.mode": mode, **prefixed}
+def _check_for_reading(form: Format | Text) -> None:
+    match form:
+        case Text():
+            return
         case Json(None):
             raise OptionError(
                 'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
             )
-        case Json(schema, mode):
-            form = {"value.format": "json"}
-        case JsonSchema(schema, registry, subject, _, mode, user_info, ca):
-            value.check_for_reading()
-            form = {
-                "value.format": "json_schema",
-                "value.registry.url": registry,
-                "value.registry.subject": subject,
-                "value.registry.user.info": user_info,
-                "value.registry.ca": ca,
-            }
-        case Protobuf(schema, registry, _, _, mode, user_info, ca):
-            value.check_for_reading()
-            form = {
-                "value.format": "protobuf",
-                "value.registry.url": registry,
-                "value.registry.user.info": user_info,
-                "value.registry.ca": ca,
-            }
-        case Avro(schema, registry, schemas, mode, user_info, ca):
-            value.check_for_reading()
-            form = {
-                "value.format": "avro",
-                "value.registry.url": registry,
-                "value.registry.file": schemas,
-                "value.registry.user.info": user_info,
-                "value.registry.ca": ca,
-            }
-    return {**form, "value.schema": schema, "value.mode": mode, **prefixed}
+        case Json():
+            return
+        case _:
+            form.check_for_reading()
 
 
-def _refuse_twice(own: Mapping[str, str], options: Mapping[str, str]) -> None:
-    arguments = {name.lower(): name for name in own}
-    for name in options:
-        if name.lower() in arguments and name.lower() != "includeheaders":
-            raise OptionError(f"options: {name!r} is set by an argument already: say it once")
+def _completed(part: str, form: Form, texts: ParsedOptions) -> Form:
+    """Return the format of a value or key with the login at its registry that `options` name.
+
+    Raises:
+        OptionError: `options` name another part, or one that the format has.
+    """
+    named = [name for name in texts.given if name.startswith(f"{part}.")]
+    for name in named:
+        login = LOGIN_OPTIONS.get(name.removeprefix(f"{part}."), "")
+        if getattr(form, login, "") is not None:
+            raise OptionError(
+                f"options: {name!r}: the format of the {part} is set by an argument already, "
+                f"{part}={type(form).__name__}(…): say it there"
+            )
+        form = replace(form, **{login: texts[name]})
+    return form

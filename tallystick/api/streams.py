@@ -44,7 +44,7 @@ class BroadcastTable:
 
     def declared(self, pipeline: str) -> TableDeclaration:
         """Return the declaration of the table, for a run of a pipeline."""
-        options = self.stream.source.to_options(f"{pipeline}/{self.uid}")
+        options = self.stream.source.read_options(f"{pipeline}/{self.uid}")
         declaration = InputDeclaration(self.uid, options, self.stream.steps)
         return TableDeclaration(declaration, self.key, self.delete)
 
@@ -281,7 +281,7 @@ class Stream:
             uid: of the input's positions.
         """
         owner = pipeline if uid == ONLY_INPUT else f"{pipeline}/{uid}"
-        return InputDeclaration(uid, self.source.to_options(owner), self.steps, name)
+        return InputDeclaration(uid, self.source.read_options(owner), self.steps, name)
 
 
 def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:

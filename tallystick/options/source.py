@@ -1,16 +1,29 @@
-"""The options of the data source: their table, and the values they make.
+"""The options of a source of Kafka: `SourceOptions`, and the table of their names and texts.
+
+    texts, of `readStream.options(…)` ────────────┐
+    texts, of `KafkaSource(options=…)` ───────────┴─► SOURCE.parse ─┬─► source_options ─► SourceOptions
+    values, the other arguments of `KafkaSource` ───────────────────┘
 
 Settings of the Kafka client itself carry the prefix `kafka.` and go to `kafka.config`.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from numbers import Integral
 from typing import Any
 
-from tallystick.codec.formats import FAILFAST, MODES, Avro, Format, Json, JsonSchema, Protobuf
+from tallystick.codec.formats import (
+    FAILFAST,
+    MODES,
+    Avro,
+    Format,
+    Json,
+    JsonSchema,
+    Protobuf,
+    Text,
+)
 from tallystick.codec.layout import METADATA
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -50,12 +63,14 @@ from tallystick.source.subscription import (
     TopicPattern,
     topic_problem,
 )
+from tallystick.text import span_ms
 from tallystick.values import TopicPartition
 
 VALUES = "What a record becomes"
 """The heading of the docs that these options stand under."""
-WITH_SCHEMA = ("json", "avro", "json_schema", "protobuf")
 _OF_REGISTRY = ("avro", "json_schema", "protobuf")
+_NAMES = {Json: "json", Avro: "avro", JsonSchema: "json_schema", Protobuf: "protobuf"}
+WITH_SCHEMA = tuple(_NAMES.values())
 KEY_PREFIX = "key_"
 _NOT_SET = "not set"
 DISCOVERY_INTERVAL_MS = 300_000
@@ -70,13 +85,18 @@ that does 5,000 a second; the fixed cost of an epoch, 0.2 s, is a tenth or less 
 """
 TASK_BYTES_MAX = 64 << 20
 MAX_OFFSETS, ALL = "maxOffsetsPerTrigger", "all"
-TICK_INTERVAL = "internal.tick.interval.ms"
-TICK_COUNT = "internal.tick.count"
-"""Options with which a pipeline with timers instructs its planner; for no other use."""
 COMMITTED = "committed"
 _MARKERS = {"earliest": EARLIEST, "latest": LATEST}
 _FALLBACKS: dict[str, int | None] = {"fail": None, "error": None, **_MARKERS}
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+LOSS_OPTIONS = {
+    "expired": "when.expired",
+    "removed": "when.removed",
+    "keep_ms": "when.removed.keep.ms",
+    "recreated": "when.recreated",
+    "truncated": "when.truncated",
+    "unreadable": "when.unreadable",
+}
+"""The option of each field of `LossPolicy`."""
 
 
 def _registry_options(part: str) -> tuple[Option, ...]:
@@ -92,112 +112,31 @@ def _registry_options(part: str) -> tuple[Option, ...]:
 
 VALUE_OPTIONS = (
     Option("value.format", one_of("raw", "string", *WITH_SCHEMA), "raw",
-           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`, `json_schema`, `protobuf`: the fields of `value.schema` become columns (the last three in Confluent's wire format).", "json", VALUES, field="value_format"),
+           "`raw`: the value stays binary; `string`: UTF-8 text; `json`, `avro`, `json_schema`, `protobuf`: the fields of `value.schema` become columns (the last three in Confluent's wire format).", "json", VALUES),
     Option("value.schema", text_of("Spark DDL"), None, "The fields to read; `json`, `avro` and `protobuf` need it; with `json_schema` the newest schema of `value.registry.subject` may say them instead. What a record has beyond them is ignored, what it lacks is null.",
-           "dest string, dep_delay double", VALUES, "none", "value_schema"),
+           "dest string, dep_delay double", VALUES, "none"),
     Option("value.mode", one_of(*MODES), FAILFAST,
            "What a malformed value or key does. `failfast`: stop, and name the record; `permissive`: a row of nulls with the bytes in `_corrupt_record`, those of a key in `_corrupt_key`; `dropmalformed`: leave it out, counted in the log; `deadletter`: write it to the sink's dead-letter topic in the same transaction (pipelines only).",
-           "permissive", VALUES, field="value_mode"),
+           "permissive", VALUES),
     *_registry_options("value"),
     Option("value.registry.subject", text_of("subject"), None, "For `value.format=json_schema`, instead of `value.schema`: the subject whose newest schema says the fields, looked up when the query starts.", "orders-value", VALUES, _NOT_SET),
     Option("key.format", one_of("raw", *WITH_SCHEMA), "raw",
            "`raw`: the key stays binary; else the fields of `key.schema` become columns in the place of `key`.", "json", VALUES),
-    Option("key.schema", text_of("Spark DDL"), None, "The fields of the key; every format but `raw` needs it.", "user string, day date", VALUES, "none", "key_schema"),
+    Option("key.schema", text_of("Spark DDL"), None, "The fields of the key; every format but `raw` needs it.", "user string, day date", VALUES, "none"),
     Option("key.prefix", text_of("text"), KEY_PREFIX, "Put before the names of the key's columns; the value often has fields of the same names.", "k_", VALUES, f"`{KEY_PREFIX}`", "key_prefix"),
     *_registry_options("key"),
 )  # fmt: skip
 
 
-def check_values(parsed: ParsedOptions) -> None:
-    """Refuse options of values and keys that contradict each other.
-
-    Raises:
-        OptionError: the way out is named.
-    """
-    value_format = parsed["value.format"]
-    _check_part(parsed, "value", "dest string")
-    _check_part(parsed, "key", "user string")
-    if value_format == parsed["key.format"] == "raw" and "value.mode" in parsed:
-        raise OptionError("value.mode is for a value.format: raw takes any bytes; remove it")
-    if value_format not in WITH_SCHEMA and parsed["metadata.prefix"]:
-        raise OptionError(
-            f"metadata.prefix is for values that become several columns, and "
-            f"value.format={value_format} becomes one: remove it"
-        )
-    if parsed["key.format"] == "raw":
-        if "key.prefix" in parsed:
-            raise OptionError("key.prefix is for a key.format: raw is one column, key; remove it")
-    elif "key" not in parsed["metadata.columns"]:
-        raise OptionError(
-            f"key.format={parsed['key.format']} reads the key, which metadata.columns leaves out: "
-            f"name key there, or remove key.format"
-        )
-
-
-def _check_part(parsed: ParsedOptions, part: str, example: str) -> None:
-    form = parsed[f"{part}.format"]
-    has_schema = f"{part}.schema" in parsed or (
-        "value.registry.subject" in parsed and part == "value"
-    )
-    if (form in WITH_SCHEMA) != has_schema:
-        raise OptionError(
-            f"{part}.format=json, avro or protobuf needs {part}.schema, and {part}.schema needs "
-            f"{part}.format=json, avro or protobuf: "
-            f'give both, e.g. .option("{part}.format", "json").option("{part}.schema", "{example}")'
-        )
-    registry = [name for name in parsed.given if name.startswith(f"{part}.registry.")]
-    if registry and form not in _OF_REGISTRY:
-        raise OptionError(
-            f"{', '.join(registry)}: {part}.format={form} needs no registry: set it to avro, or "
-            f"remove that"
-        )
-
-
-def format_of(parsed: ParsedOptions, part: str) -> Format | None:
-    """Return the format that gives the value or the key columns of its own, or None.
-
-    Args:
-        parsed: checked by `check_values`.
-        part: "value" or "key".
-    """
-    mode, schema = parsed["value.mode"], parsed[f"{part}.schema"]
-    if parsed[f"{part}.format"] == "json":
-        return Json(schema, mode)
-    if parsed[f"{part}.format"] == "json_schema":
-        form = JsonSchema(
-            schema,
-            parsed[f"{part}.registry.url"],
-            parsed["value.registry.subject"] if part == "value" else None,
-            mode=mode,
-            user_info=parsed[f"{part}.registry.user.info"],
-            ca=parsed[f"{part}.registry.ca"],
-        )
-        form.check_for_reading()
-        return form
-    if parsed[f"{part}.format"] == "protobuf":
-        return Protobuf(
-            schema,
-            parsed[f"{part}.registry.url"],
-            mode=mode,
-            user_info=parsed[f"{part}.registry.user.info"],
-            ca=parsed[f"{part}.registry.ca"],
-        )
-    if parsed[f"{part}.format"] != "avro":
-        return None
-    return Avro(
-        schema,
-        registry=parsed[f"{part}.registry.url"],
-        schemas=parsed[f"{part}.registry.file"],
-        mode=mode,
-        user_info=parsed[f"{part}.registry.user.info"],
-        ca=parsed[f"{part}.registry.ca"],
-    )
-
-
 def _read_topics(text: str) -> TopicList:
-    topics = tuple(dict.fromkeys(topic.strip() for topic in text.split(",") if topic.strip()))
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return _accept_topics(names, "'flights,orders'")
+
+
+def _accept_topics(names: Iterable[str], example: str = "['flights', 'orders']") -> TopicList:
+    topics = tuple(dict.fromkeys(names))
     if not topics:
-        raise ValueError("names no topic: expected e.g. 'flights,orders'")
+        raise ValueError(f"names no topic: expected e.g. {example}")
     _check_topics(topics)
     return TopicList(topics)
 
@@ -216,77 +155,117 @@ def _read_pattern(text: str) -> TopicPattern:
     return TopicPattern(text)
 
 
-def _read_assignment(text: str) -> Assignment:
-    def partitions(listed: Any) -> dict[int, int]:
-        if not isinstance(listed, list):
+def _accept_assignment(partitions_by_topic: Mapping[str, Collection[int]]) -> Assignment:
+    def partitions(numbers: Any) -> dict[int, int]:
+        if isinstance(numbers, str | Mapping):
             raise TypeError
-        return {_integer(partition): 0 for partition in listed}
+        return {_integer(partition): 0 for partition in numbers}
 
-    assigned = _per_partition(text, '{"topic": [0, 1]}', partitions)
+    assigned = _per_partition(partitions_by_topic, '{"topic": [0, 1]}', partitions)
     if not assigned:
         raise ValueError("names no partition")
     _check_topics(partition.topic for partition in assigned)
     return Assignment(tuple(sorted(assigned)))
 
 
-def _read_offsets(words: tuple[str, ...], text: str) -> str | dict[TopicPartition, int]:
-    """Read one of a few words, or offsets per partition."""
-    word = text.strip().lower()
-    if word in words:
-        return word
-    expected = '"earliest", "latest" or {"topic": {"0": 23, "1": -2}} (-2 earliest, -1 latest)'
-    offsets = _per_partition(text, expected, _by_index)
-    if wrong := {p: offset for p, offset in offsets.items() if offset < EARLIEST}:
-        raise ValueError(f"{wrong}: expected an offset, -2 (earliest) or -1 (latest)")
-    return offsets
+def _kind_of_offsets(words: str, *markers: str) -> Kind:
+    """Return the type of an option that takes one of a few words, or offsets per partition."""
+
+    def accept(by_topic: object) -> dict[TopicPartition, int]:
+        expected = '"earliest", "latest" or {"topic": {"0": 23, "1": -2}} (-2 earliest, -1 latest)'
+        offsets = _per_partition(by_topic, expected, _by_index)
+        if wrong := {p: offset for p, offset in offsets.items() if offset < EARLIEST}:
+            raise ValueError(f"{wrong}: expected an offset, -2 (earliest) or -1 (latest)")
+        return offsets
+
+    def read(text: str) -> str | dict[TopicPartition, int]:
+        word = text.strip().lower()
+        return word if word in markers else accept(_json(text))
+
+    return Kind(words, read, accept)
 
 
-def _read_times(text: str) -> dict[TopicPartition, int]:
-    times = _per_partition(text, '{"topic": {"0": 1700000000000}} (ms since 1970)', _by_index)
+def _accept_times(by_topic: object) -> dict[TopicPartition, int]:
+    times = _per_partition(by_topic, '{"topic": {"0": 1700000000000}} (ms since 1970)', _by_index)
     if min(times.values(), default=0) < 0:
         raise ValueError("expected ms since 1970, from 0")
     return times
 
 
 def _per_partition(
-    text: str, expected: str, read: Callable[[Any], dict[int, int]]
+    by_topic: Any, expected: str, numbers_of: Callable[[Any], dict[int, int]]
 ) -> dict[TopicPartition, int]:
+    """Return a number per partition, of what a user says by topic.
+
+    Args:
+        by_topic: a mapping of topics' names.
+        expected: the form, for the error.
+        numbers_of: makes numbers by partition of the value of a topic.
+
+    Raises:
+        ValueError: it has another form.
+    """
     try:
-        offsets = {
-            TopicPartition(topic, partition): offset
-            for topic, column in json.loads(text).items()
-            for partition, offset in read(column).items()
+        numbers = {
+            TopicPartition(topic, partition): number
+            for topic, value in by_topic.items()
+            for partition, number in numbers_of(value).items()
         }
     except (ValueError, AttributeError, TypeError):
         raise ValueError(f"expected {expected}") from None
-    if any(partition < 0 for _, partition in offsets):
+    if any(partition < 0 for _, partition in numbers):
         raise ValueError(f"partitions are numbered from 0: expected {expected}")
-    return offsets
+    return numbers
 
 
-def _by_index(column: Any) -> dict[int, int]:
-    return {int(partition): _integer(number) for partition, number in column.items()}
+def _kind_of_json(words: str, accept: Callable[[Any], Any]) -> Kind:
+    """Return the type of an option whose texts are JSON of its values."""
+    return Kind(words, lambda text: accept(_json(text)), accept)
+
+
+def _json(text: str) -> Any:
+    """Return the value of a JSON text, or None for another text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _by_index(numbers: Any) -> dict[int, int]:
+    """Return numbers by partition; JSON has numbers of partitions as texts."""
+    return {
+        int(partition) if isinstance(partition, str) else _integer(partition): _integer(number)
+        for partition, number in numbers.items()
+    }
 
 
 def _integer(number: Any) -> int:
-    if not isinstance(number, int) or isinstance(number, bool):
+    if isinstance(number, bool) or not isinstance(number, Integral):
         raise TypeError
-    return number
+    return int(number)
 
 
 def _read_limit(text: str) -> int | None:
     if text.strip().lower() == ALL:
         return None
-    if not text.strip().isdecimal() or int(text) < 1:
+    return _accept_limit(int(text) if text.strip().isdecimal() else 0)
+
+
+def _accept_limit(number: object) -> int:
+    try:
+        count = _integer(number)
+    except TypeError:
+        count = 0
+    if count < 1:
         raise ValueError(f"expected a whole number from 1, or {ALL!r}")
-    return int(text)
+    return count
 
 
 def _read_duration(text: str) -> int:
-    match = re.fullmatch(r"(\d+) ?(ms|s|m|min|h)", text.strip().lower())
-    if match is None:
+    duration_ms = span_ms(text)
+    if duration_ms is None:
         raise ValueError("expected a duration such as 500ms, 30s, 15m or 1h")
-    return int(match[1]) * _UNIT_MS[match[2]]
+    return duration_ms
 
 
 def _read_columns(text: str) -> tuple[str, ...]:
@@ -299,7 +278,7 @@ def _read_columns(text: str) -> tuple[str, ...]:
 _PER_PARTITION = "JSON: topic → partition → "
 _OFFSETS = choices("earliest", "latest", COMMITTED) + f", or {_PER_PARTITION}offset"
 _TIME = whole("ms since 1970", 0, "milliseconds")
-_TIMES = Kind(f"{_PER_PARTITION}{_TIME.words}", _read_times)
+_TIMES = _kind_of_json(f"{_PER_PARTITION}{_TIME.words}", _accept_times)
 _WHAT = "What to read"
 _START = "Where to start and stop"
 _RATE = "How much at a time"
@@ -316,18 +295,18 @@ PASSED_OVER = {
 """Options of Spark's connector that no row depends on, and why they have no effect."""
 
 SOURCE = OptionTable((
-    Option("subscribe", Kind("topic names, by comma", _read_topics), None,
+    Option("subscribe", Kind("topic names, by comma", _read_topics, _accept_topics), None,
            "Read these topics, all partitions. One of `subscribe`, `subscribePattern` and `assign` has to be given.",
            "flights,orders", _WHAT, "one of three"),
     Option("subscribePattern", Kind("regular expression (Python's)", _read_pattern), None,
            "Read every topic whose whole name matches, also those that are created later. Kafka's internal topics never match.",
            "flights-.*", _WHAT, "one of three"),
-    Option("assign", Kind("JSON: topic → partitions", _read_assignment), None, "Read exactly these partitions.",
+    Option("assign", _kind_of_json("JSON: topic → partitions", _accept_assignment), None, "Read exactly these partitions.",
            '{"flights": [0, 1]}', _WHAT, "one of three"),
     Option("partition.discovery.interval.ms", whole("ms", unit="milliseconds"), DISCOVERY_INTERVAL_MS,
            "How often to look for new partitions and topics; 0 or less: only when a query starts. What is found later is read from its first offset.",
            "10000", _WHAT, field="discovery_interval_ms", only="stream"),
-    Option("startingOffsets", Kind(_OFFSETS, partial(_read_offsets, ("earliest", "latest", COMMITTED))), None,
+    Option("startingOffsets", _kind_of_offsets(_OFFSETS, "earliest", "latest", COMMITTED), None,
            "Where a new query starts; a restarted one goes on where it was. In JSON -2 means earliest and -1 latest; partitions that it leaves out start at the default. `committed`: where `kafka.group.id` stands.",
            '{"flights": {"0": 23, "1": -2}}', _START, "latest for a stream, earliest for a batch"),
     Option("committed.fallback", one_of("fail", "earliest", "latest"), "fail",
@@ -338,14 +317,14 @@ SOURCE = OptionTable((
            "Start at the first record at or after a time of each partition.", '{"flights": {"0": 1700000000000}}', _START, _NOT_SET),
     Option("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
            "What to do where no record of a partition is as late as the starting time: refuse the start, or begin at the end that the partition has then, which the checkpoint remembers. (`KafkaSource` says it as `starting_time_fallback`, and there `latest` is the default, as in Flink.)", "latest", _START),
-    Option("endingOffsets", Kind(choices("latest") + f", or {_PER_PARTITION}offset", partial(_read_offsets, ("earliest", "latest"))), None,
+    Option("endingOffsets", _kind_of_offsets(choices("latest") + f", or {_PER_PARTITION}offset", "earliest", "latest"), None,
            "Where reading ends, this offset not included. A stream remembers it in its checkpoint and, under the trigger `availableNow`, ends there; partitions found later are not read.",
            '{"flights": {"0": 50, "1": -1}}', _START, "latest for a batch, never for a stream"),
     Option("endingTimestamp", _TIME, None, "End before the first record at or after this time, in every partition; at the end of the log where there is none.",
            "1700000000000", _START, _NOT_SET),
     Option("endingOffsetsByTimestamp", _TIMES, None, "The same, with a time of each partition.",
            '{"flights": {"0": 1700000000000}}', _START, _NOT_SET),
-    Option(MAX_OFFSETS, Kind(f"{COUNT.words}, or `all`", _read_limit), OFFSETS_MAX,
+    Option(MAX_OFFSETS, Kind(f"{COUNT.words}, or `all`", _read_limit, _accept_limit), OFFSETS_MAX,
            "The most that one micro-batch spans; a backlog becomes several. Each partition gets its share in proportion to what it has waiting, and at least one offset. `all`: no limit, as in Spark's connector by default.", "100000", _RATE,
            f"{OFFSETS_MAX}; in a pipeline what fits into a second, or into the trigger's interval", "offset_count_max", "stream"),
     Option("maxBytesPerTask", COUNT, TASK_BYTES_MAX,
@@ -376,17 +355,12 @@ SOURCE = OptionTable((
            "The consumer group under which Kafka's own tools see positions and lag. Nobody joins it.", "billing", _GROUP, "none; in a pipeline `tallystick-<name>`", "group"),
     Option("commit.offsets.on.checkpoint", FLAG, True,
            "Commit the positions to the group: inside the epoch's transaction where the sink is `KafkaSink` on the same cluster, else right after the micro-batch was committed.", "false", _GROUP, "true", "commit_offsets", "stream"),
-    Option(TICK_INTERVAL, whole("ms", 0), 0, "How often to plan an epoch without records; 0: never.", "1000", "", field="tick_interval_ms"),
-    Option(TICK_COUNT, whole("whole number", 0), 0, "How many of them at once after one with records; 0: none.", "1", "", field="tick_count_max"),
 ), PASSED_OVER)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a `readStream` or `read`, typed; each is explained in `SOURCE`.
-
-    `tick_interval_ms` and `tick_count_max` are a pipeline's own.
-    """
+    """The options of a source, typed; what each of them means stands in `SOURCE`."""
 
     subscription: Subscription
     config: KafkaConfig
@@ -395,28 +369,46 @@ class SourceOptions:
     stop: Bound | None
     """The end of reading; None: there is none."""
     policy: LossPolicy
-    value: Format | None
-    """The format of the value, if it becomes several columns; None: it does not."""
+    value: Format | Text | None
+    """The format of the value; None: it stays binary."""
     key: Format | None
     """The format of the key; None: it stays binary."""
     group: str
     commit_offsets: bool
     discovery_interval_ms: int
     offset_count_max: int | None
+    """The most offsets that an epoch spans; None: no limit."""
+    is_bounded: bool
+    """True if the user says how many offsets an epoch spans, or that there is no limit."""
     task_bytes_max: int
     offset_count_min: int
     trigger_delay_max_ms: int
     split_count_min: int | None
     headers: bool
-    value_format: str
-    value_schema: str | None
-    key_schema: str | None
     key_prefix: str
-    value_mode: str
     metadata_prefix: str
     metadata_columns: tuple[str, ...]
-    tick_interval_ms: int
-    tick_count_max: int
+
+    @property
+    def own_count_max(self) -> int | None:
+        """The most offsets that an epoch spans, as the user says; None: unlimited, or not said."""
+        return self.offset_count_max if self.is_bounded else None
+
+    @property
+    def takes_all(self) -> bool:
+        """True if the user wants all readable records in one epoch."""
+        return self.is_bounded and self.offset_count_max is None
+
+    @property
+    def value_mode(self) -> str:
+        """The treatment of malformed values and keys."""
+        form = self.value or self.key
+        return FAILFAST if form is None else form.mode
+
+    @property
+    def value_schema(self) -> str | None:
+        """The fields of the value as DDL; None: the value is one column, or a registry has them."""
+        return None if self.value is None or isinstance(self.value, Text) else self.value.schema
 
     @property
     def asks_registry(self) -> bool:
@@ -432,34 +424,135 @@ class SourceOptions:
 def parse_source_options(
     options: Mapping[str, str], *, streaming: bool | None = None
 ) -> SourceOptions:
-    """Check the options of a query and give them their types.
+    """Check the options of a query, which Spark has as texts, and give them their types.
 
     Args:
         options: as Spark hands them over; names in any case.
-        streaming: `readStream` (starts at latest by default) or `read` (at earliest, to latest);
-            None: not known yet, so an option that only one of them has is let through.
+        streaming: see `source_options`.
 
     Raises:
         OptionError: an option is unknown, missing, contradictory, or not of its type.
     """
-    parsed = SOURCE.parse(options)
+    return source_options(SOURCE.parse(options), streaming=streaming)
+
+
+def source_options(
+    parsed: ParsedOptions,
+    *,
+    streaming: bool | None = None,
+    value: Format | Text | None = None,
+    key: Format | None = None,
+) -> SourceOptions:
+    """Check options against each other, and return them as one value.
+
+    Args:
+        parsed: the options by their names, typed.
+        streaming: `readStream` (starts at latest by default) or `read` (at earliest, to latest);
+            None: not known yet, so an option that only one of them has is let through.
+        value: the format of the value, if it is an argument, and no option names its parts.
+        key: the same of the key.
+
+    Raises:
+        OptionError: options are missing, or contradict each other.
+    """
+    if not parsed.client.get("bootstrap.servers"):
+        raise OptionError(
+            "kafka.bootstrap.servers is missing: expected the brokers to start from, "
+            'e.g. .option("kafka.bootstrap.servers", "host1:9092,host2:9092")'
+        )
     _refuse_misplaced(parsed, streaming)
-    check_values(parsed)
+    if value is None:
+        value = format_named(parsed, "value")
+    if key is None:
+        key_format = format_named(parsed, "key")
+        assert not isinstance(key_format, Text), "the option of a key's format has no such word"
+        key = key_format
+    _check_columns(parsed, value, key)
     return SourceOptions(
         **parsed.fields,
         subscription=_subscription(parsed),
         config=KafkaConfig.from_options(parsed.client),
         start=_start(parsed, streaming),
         stop=_stop(parsed, streaming=bool(streaming)),
+        is_bounded=MAX_OFFSETS in parsed,
         policy=_policy(parsed),
-        value=format_of(parsed, "value"),
-        key=format_of(parsed, "key"),
+        value=value,
+        key=key,
     )
 
 
-def is_bounded(options: Mapping[str, str]) -> bool:
-    """True if the options of a source say how many offsets an epoch spans, or `all`."""
-    return any(name.lower() == MAX_OFFSETS.lower() for name in options)
+def format_named(parsed: ParsedOptions, part: str) -> Format | Text | None:
+    """Return the format whose parts the options of the value or the key name; None: it is binary.
+
+    Args:
+        parsed: the options.
+        part: "value" or "key".
+
+    Raises:
+        OptionError: parts are missing, or contradict each other.
+    """
+    _check_parts(parsed, part, "dest string" if part == "value" else "user string")
+    schema, mode = parsed[f"{part}.schema"], parsed["value.mode"]
+    registry: dict[str, Any] = {
+        "registry": parsed[f"{part}.registry.url"],
+        "user_info": parsed[f"{part}.registry.user.info"],
+        "ca": parsed[f"{part}.registry.ca"],
+    }
+    form: Avro | Protobuf | JsonSchema
+    match parsed[f"{part}.format"]:
+        case "raw":
+            return None
+        case "string":
+            return Text(mode)
+        case "json":
+            return Json(schema, mode)
+        case "avro":
+            form = Avro(schema, schemas=parsed[f"{part}.registry.file"], mode=mode, **registry)
+        case "protobuf":
+            form = Protobuf(schema, mode=mode, **registry)
+        case _:
+            subject = parsed["value.registry.subject"] if part == "value" else None
+            form = JsonSchema(schema, subject=subject, mode=mode, **registry)
+    form.check_for_reading()
+    return form
+
+
+def _check_parts(parsed: ParsedOptions, part: str, example: str) -> None:
+    form = parsed[f"{part}.format"]
+    has_schema = f"{part}.schema" in parsed or (
+        "value.registry.subject" in parsed and part == "value"
+    )
+    if (form in WITH_SCHEMA) != has_schema:
+        raise OptionError(
+            f"{part}.format=json, avro or protobuf needs {part}.schema, and {part}.schema needs "
+            f"{part}.format=json, avro or protobuf: "
+            f'give both, e.g. .option("{part}.format", "json").option("{part}.schema", "{example}")'
+        )
+    registry = [name for name in parsed.given if name.startswith(f"{part}.registry.")]
+    if registry and form not in _OF_REGISTRY:
+        raise OptionError(
+            f"{', '.join(registry)}: {part}.format={form} needs no registry: set it to avro, or "
+            f"remove that"
+        )
+
+
+def _check_columns(parsed: ParsedOptions, value: Format | Text | None, key: Format | None) -> None:
+    """Refuse options of columns that have no effect with the formats of value and key."""
+    if value is None and key is None and "value.mode" in parsed:
+        raise OptionError("value.mode is for a value.format: raw takes any bytes; remove it")
+    if (value is None or isinstance(value, Text)) and parsed["metadata.prefix"]:
+        raise OptionError(
+            f"metadata.prefix is for values that become several columns, and value.format="
+            f"{'raw' if value is None else 'string'} becomes one: remove it"
+        )
+    if key is None:
+        if "key.prefix" in parsed:
+            raise OptionError("key.prefix is for a key.format: raw is one column, key; remove it")
+    elif "key" not in parsed["metadata.columns"]:
+        raise OptionError(
+            f"key.format={_NAMES[type(key)]} reads the key, which metadata.columns leaves out: "
+            f"name key there, or remove key.format"
+        )
 
 
 def _refuse_misplaced(parsed: ParsedOptions, streaming: bool | None) -> None:
@@ -544,7 +637,5 @@ def _at_offsets(parsed: ParsedOptions, name: str, default: str) -> AtOffsets:
 
 def _policy(parsed: ParsedOptions) -> LossPolicy:
     base = LossPolicy() if parsed["failOnDataLoss"] else LENIENT
-    ways = ("expired", "removed", "recreated", "truncated", "unreadable")
-    names = {way: f"when.{way}" for way in ways} | {"keep_ms": "when.removed.keep.ms"}
-    given = {way: parsed[name] for way, name in names.items() if name in parsed}
+    given = {way: parsed[name] for way, name in LOSS_OPTIONS.items() if name in parsed}
     return replace(base, **given)

@@ -1,17 +1,20 @@
 """Declare an option once: its name, type, default and doc.
 
-Parsing, the messages of errors and the options pages of the docs follow from the declaration. The
-table stands with the values that it makes, in `options.source`. Names are those of Spark's own
-Kafka connector where it has the option, else Flink's, so that a query needs one word changed.
-Settings of the Kafka client, with `kafka.` before their names, pass through.
+Parsing, the messages of errors and the options pages of the docs follow from the declaration. Spark
+hands options over as texts, and so do users in `KafkaSource(options=…)`; arguments of `KafkaSource`
+and `KafkaSink` are values, and only checked. The table of the source stands in `options.source`.
+Names are those of Spark's own Kafka connector where it has the option, else Flink's, so that a
+query needs one word changed. Settings of the Kafka client, with `kafka.` before their names, pass
+through.
 """
 
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from numbers import Integral
+from typing import Any, Self
 
 from tallystick.epoch.transactional_ids import text_problem
 from tallystick.errors import OptionError
@@ -31,30 +34,45 @@ class Kind:
     """The type and its unit, for the docs."""
     read: Callable[[str], Any]
     """Return the value of a text; a ValueError says what was expected."""
+    accept: Callable[[Any], Any] | None = None
+    """Return a value that is no text, as the option has it; a ValueError says what was expected.
 
-    def value(self, name: str, text: str) -> Any:
-        """Return the value of the setting `name`, given as text.
+    None: the option's values are texts.
+    """
+
+    def value(self, name: str, setting: object) -> Any:
+        """Return the value of the setting `name`, given as a text or as a value.
 
         Raises:
-            OptionError: the text is not of this type.
+            OptionError: the text or the value is not of this type.
         """
         try:
-            return self.read(text)
+            if self.accept is None or isinstance(setting, str):
+                return self.read(str(setting))
+            return self.accept(setting)
         except ValueError as error:
-            raise OptionError(f"{name}={text!r}: {error}") from None
+            raise OptionError(f"{name}={setting!r}: {error}") from None
 
 
 def whole(words: str, least: int | None = None, unit: str = "") -> Kind:
     """Return the type of an option that takes a whole number."""
+    bound = "" if least is None else f" from {least}"
+    expected = f"expected a whole number{bound}{unit and f' ({unit})'}"
+
+    def accept(number: object) -> int:
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise ValueError(expected)
+        if least is not None and int(number) < least:
+            raise ValueError(expected)
+        return int(number)
 
     def read(text: str) -> int:
         text = text.strip()
-        if not re.fullmatch(r"-?[0-9]+", text) or (least is not None and int(text) < least):
-            bound = "" if least is None else f" from {least}"
-            raise ValueError(f"expected a whole number{bound}{unit and f' ({unit})'}")
-        return int(text)
+        if not re.fullmatch(r"-?[0-9]+", text):
+            raise ValueError(expected)
+        return accept(int(text))
 
-    return Kind(words, read)
+    return Kind(words, read, accept)
 
 
 def one_of(*names: str) -> Kind:
@@ -100,7 +118,13 @@ def _read_flag(text: str) -> bool:
     return word == "true"
 
 
-FLAG = Kind(choices("true", "false"), _read_flag)
+def _accept_flag(flag: object) -> bool:
+    if not isinstance(flag, bool):
+        raise ValueError("expected true or false")
+    return flag
+
+
+FLAG = Kind(choices("true", "false"), _read_flag, _accept_flag)
 COUNT = whole("whole number from 1", 1)
 
 
@@ -117,7 +141,7 @@ class Option:
     """Its effect, in a sentence or two."""
     example: str
     section: str
-    """The heading of the docs that it stands under; "": it is not for users."""
+    """The heading of the option in the docs."""
     shown_default: str = ""
     """The default in words; "": the value says it."""
     field: str = ""
@@ -144,7 +168,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOptions:
-    """The options of a query, with their types; `in` says which of them are set."""
+    """The settings of a source with their types, by the names of options; `in` says which are set.
+
+    Some come from texts, others from arguments of `KafkaSource`.
+    """
 
     table: "OptionTable"
     given: Mapping[str, Any] = field(repr=False)
@@ -156,6 +183,11 @@ class ParsedOptions:
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
+
+    def with_arguments(self, arguments: Mapping[str, Any], bootstrap_servers: str) -> Self:
+        """Return the settings with those that are arguments, typed, and with the brokers."""
+        client = {**self.client, "bootstrap.servers": bootstrap_servers}
+        return replace(self, given={**self.given, **arguments}, client=client)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -175,13 +207,13 @@ class OptionTable:
         return next(option for option in self.options if option.name == name)
 
     def parse(self, options: Mapping[str, str]) -> ParsedOptions:
-        """Convert options to their types.
+        """Convert texts to their types.
 
         Args:
             options: as Spark hands them over; names in any case.
 
         Raises:
-            OptionError: an option is unknown or not of its type, or no brokers are named.
+            OptionError: an option is unknown or not of its type.
         """
         by_name = {option.name.lower(): option for option in self.options}
         without_effect = {name.lower(): name for name in self.passed_over}
@@ -197,15 +229,10 @@ class OptionTable:
                 say_passed_over(without_effect[name], self.passed_over[without_effect[name]])
             else:
                 raise OptionError(f"unknown option {name!r} of the tallystick {self._hint(name)}")
-        if not client.get("bootstrap.servers"):
-            raise OptionError(
-                "kafka.bootstrap.servers is missing: expected the brokers to start from, "
-                'e.g. .option("kafka.bootstrap.servers", "host1:9092,host2:9092")'
-            )
         return ParsedOptions(self, given, client)
 
     def _hint(self, name: str) -> str:
-        known = {option.name.lower(): option.name for option in self.options if option.section}
+        known = {option.name.lower(): option.name for option in self.options}
         if near := difflib.get_close_matches(name, known, n=1):
             return f"source: did you mean {known[near[0]]!r}?"
         return f"source: known: {', '.join([*known.values(), 'kafka.*'])}"
@@ -213,10 +240,9 @@ class OptionTable:
     def page(self) -> str:
         """Return the part of the docs that lists the options, a table per section."""
         head = "| option | type, unit | default | example |\n| --- | --- | --- | --- |"
-        shown = (option for option in self.options if option.section)
         return "\n\n".join(
             "\n".join([f"### {section}", "", head, *(option.row for option in options)])
-            for section, options in groupby(shown, key=lambda option: option.section)
+            for section, options in groupby(self.options, key=lambda option: option.section)
         )
 
 

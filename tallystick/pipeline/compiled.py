@@ -18,7 +18,6 @@ from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
-from tallystick.options.source import TICK_COUNT, TICK_INTERVAL
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
     InputDeclaration,
@@ -138,7 +137,6 @@ class PipelineRun:
                 event_time=self.keyed.event_time,
                 source_time=None if has_transform else source.source_time(keyed, self._stages),
             )
-            source.ticking(_ticks(self.keyed))
         self._split_count_mins = {
             source.uid: self._pieces(source.options.split_count_min) for source in self.inputs
         }
@@ -413,12 +411,6 @@ class PipelineRun:
         """Return an epoch's rows after the `transform` steps."""
         rows = read_frame(self.cluster.session, unread, frames.ddl, broadcast_plans)
         return transformed(frames.functions, rows)
-
-
-def _ticks(keyed: PipelinePlan) -> dict[str, str]:
-    """Return the planner's options for timers; empty where there are none."""
-    given = {TICK_INTERVAL: keyed.tick_interval_ms, TICK_COUNT: keyed.tick_count}
-    return {name: str(value) for name, value in given.items() if value}
 
 
 def check_checkpoint(storage: FileStorage, name: str) -> Manifest | None:

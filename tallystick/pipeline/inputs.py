@@ -19,7 +19,7 @@ from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.preflight import missing_rights, refuse, rights_to_read
-from tallystick.options.source import is_bounded, parse_source_options
+from tallystick.options.source import SourceOptions
 from tallystick.pipeline.keyed import columns_of, lean_layout
 from tallystick.pipeline.sinks import with_columns
 from tallystick.pipeline.topics import (
@@ -59,13 +59,13 @@ class InputDeclaration:
 
     Args:
         uid: of its positions.
-        options: of the source.
+        options: the settings of the source, checked.
         steps: the functions that rows pass through before they meet rows of other inputs.
         name: of an input that stays apart from others; "": no name.
     """
 
     uid: str
-    options: Mapping[str, str]
+    options: SourceOptions
     steps: tuple[MapBatches, ...] = ()
     name: str = ""
 
@@ -86,10 +86,7 @@ class PipelineInput:
         self.name = declared.name
         steps = with_columns(cluster, declared.steps)
         self.steps = tuple(step for step in steps if isinstance(step, MapBatches))
-        self.given: Mapping[str, str] = declared.options
-        self.options = parse_source_options(declared.options, streaming=True)
-        self.is_bounded = is_bounded(declared.options)
-        """Whether the user says how many offsets an epoch spans, or `all`."""
+        self.options = declared.options
         self.config = self.options.config
         self.ddl = columns_ddl(self.options)
         """The columns of the source's rows."""
@@ -113,11 +110,6 @@ class PipelineInput:
             return None
         name = self.event_time if self.name else steps[0].event_time
         return name if name in self.read.layout.schema.names else None
-
-    def ticking(self, ticks: Mapping[str, str]) -> None:
-        """Take the planner's options for timers in."""
-        self.given = {**self.given, **ticks}
-        self.options = parse_source_options(self.given, streaming=True)
 
     @property
     def text(self) -> str:
@@ -403,8 +395,7 @@ class PipelineTable:
                 f"dead letters: choose mode 'failfast' or 'dropmalformed' for its value"
             )
         options = self.input.options
-        is_bounded = self.input.is_bounded and options.offset_count_max is not None
-        if is_bounded or options.offset_count_min > 1:
+        if options.own_count_max is not None or options.offset_count_min > 1:
             raise OptionError(
                 f"{what}: an epoch has all of the table that is there when it is planned, or its "
                 f"rows would meet half of it: leave out max_offsets_per_trigger and "

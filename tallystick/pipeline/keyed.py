@@ -168,17 +168,9 @@ def _step(
         declared=declared,
         output=output_of(uid, given, known),
         functions=stage.functions,
-        max_parallelism=step.max_parallelism,
-        parallelism=step.parallelism,
-        event_time=step.event_time,
-        watermark_delay_ms=step.watermark_delay_ms,
-        idle_after_ms=step.idle_after_ms,
         outputs=outputs,
-        max_drift_ms=step.max_drift_ms,
-        watermark_column=step.watermark_column,
-        idle_advance=step.idle_advance,
-        event_time_max_ahead_ms=step.event_time_max_ahead_ms,
         input_times=_input_times(step, columns),
+        **step.settings,
     )
 
 

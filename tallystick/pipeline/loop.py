@@ -460,9 +460,9 @@ def _texts(positions: Positions) -> tuple[str, ...]:
 def _sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
     """Return the sizes of a run's epochs; None if the user wants all records in one epoch."""
     inputs = run.inputs
-    counts = [source.options.offset_count_max if source.is_bounded else None for source in inputs]
-    if all(source.is_bounded and source.options.offset_count_max is None for source in inputs):
+    if all(source.options.takes_all for source in inputs):
         return None
+    counts = [source.options.own_count_max for source in inputs]
     known = [count for count in counts if count is not None]
     limits = SizeLimits(
         interval_s=when.interval_ms / 1000,
@@ -481,10 +481,14 @@ def _planners_of(
         [
             InputPlanner(
                 uid=source.uid,
-                planner=StreamPlanner(brokers[source.config], source.options),
-                offset_count_max=source.options.offset_count_max if source.is_bounded else None,
-                takes_all=not source.waits
-                or (source.is_bounded and source.options.offset_count_max is None),
+                planner=StreamPlanner(
+                    brokers[source.config],
+                    source.options,
+                    tick_interval_ms=run.keyed.tick_interval_ms,
+                    tick_count_max=run.keyed.tick_count,
+                ),
+                offset_count_max=source.options.own_count_max,
+                takes_all=not source.waits or source.options.takes_all,
                 waits=source.is_timed,
             )
             for source in run.all_inputs

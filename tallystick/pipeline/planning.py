@@ -55,11 +55,21 @@ class StreamPlanner:
     Args:
         broker: the cluster.
         options: of the source.
+        tick_interval_ms: the interval of epochs without records, for timers; 0: none are planned.
+        tick_count_max: the number of them that follow at once after an epoch with records.
     """
 
-    def __init__(self, broker: KafkaBroker, options: SourceOptions) -> None:
+    def __init__(
+        self,
+        broker: KafkaBroker,
+        options: SourceOptions,
+        *,
+        tick_interval_ms: int = 0,
+        tick_count_max: int = 0,
+    ) -> None:
         self._broker = broker
         self._options = options
+        self._tick_interval_ms, self._tick_count_max = tick_interval_ms, tick_count_max
         self._enumerator = Enumerator(options.subscription, options.policy)
         self._initial: SourceOffsets | None = None
         self._is_bounded_by_now = False
@@ -321,9 +331,9 @@ class StreamPlanner:
         """
         if start.initial:
             return False
-        if start.tick < self._options.tick_count_max:
+        if start.tick < self._tick_count_max:
             return True
-        interval_ms = self._options.tick_interval_ms
+        interval_ms = self._tick_interval_ms
         if not interval_ms or self._is_bounded_by_now:
             return False
         now = time.monotonic()

@@ -7,7 +7,15 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from tallystick.codec.avro.reader import AvroReader
-from tallystick.codec.formats import DEADLETTER, PERMISSIVE, Format, Json, JsonSchema, Protobuf
+from tallystick.codec.formats import (
+    DEADLETTER,
+    PERMISSIVE,
+    Format,
+    Json,
+    JsonSchema,
+    Protobuf,
+    Text,
+)
 from tallystick.codec.json.read import FramedJsonReader, JsonReader
 from tallystick.codec.layout import Layout, ddl
 from tallystick.codec.protobuf.reader import ProtobufReader
@@ -301,7 +309,7 @@ def columns_ddl(options: SourceOptions) -> str:
         mode=options.value_mode,
         prefix=options.metadata_prefix,
         headers=options.headers,
-        text=options.value_format == "string",
+        text=isinstance(options.value, Text),
         metadata=options.metadata_columns,
         key_ddl=None if options.key is None else ddl_of(_prefixed(options)),
     )
@@ -326,7 +334,7 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
             "whether _corrupt_record is null"
         )
     value: ValueReader | None = None
-    if options.value_format == "string":
+    if isinstance(options.value, Text):
         value = TextReader()
     elif options.value is not None:
         value = _reader(options.value, _value_schema(options, schema))
@@ -361,8 +369,9 @@ def _value_schema(options: SourceOptions, schema: pa.Schema) -> pa.Schema:
 
 def _key_schema(options: SourceOptions) -> pa.Schema:
     """Return the fields that the key becomes, without their prefix."""
-    assert options.key_schema is not None, "checked by options.values"
-    return schema_of(options.key_schema, "key.schema")
+    assert options.key is not None, "asked for with a key only"
+    assert options.key.schema is not None, "checked with the options"
+    return schema_of(options.key.schema, "key.schema")
 
 
 def _prefixed(options: SourceOptions) -> pa.Schema:

@@ -5,7 +5,6 @@ what an epoch is and whether it happened; the loop only asks for the next one.
 """
 
 import logging
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from tallystick.errors import OptionError, RetriableError, StorageError, Tallyst
 from tallystick.ports import EpochSource
 from tallystick.run.driver import Driver
 from tallystick.run.part_times import profile_text
+from tallystick.text import span_ms
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +30,6 @@ IDLE_SHARE = 0.25
 """The extra wait of records, at most, as a share of the time that went by without any."""
 LOOK_SHARE = 0.1
 """The share of a core that looks may take: one of thousands of partitions takes its time."""
-_PARTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
-_UNITS_MS = {
-    "millisecond": 1,
-    "msec": 1,
-    "ms": 1,
-    "second": 1_000,
-    "sec": 1_000,
-    "minute": 60_000,
-    "min": 60_000,
-    "hour": 3_600_000,
-    "day": 86_400_000,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +69,19 @@ class Trigger:
         )
 
 
-def interval_ms(text: str) -> int:
+def interval_ms(text: object) -> int:
     """Read an interval as Spark writes it, such as `1 second` or `2 minutes 500 ms`.
 
     Raises:
         OptionError: it is none.
     """
-    remaining, total = text.removeprefix("interval "), 0.0
-    while remaining:
-        part = _PARTS.match(remaining)
-        name = "" if part is None else part[2].lower()
-        unit = _UNITS_MS.get(name) or _UNITS_MS.get(name.removesuffix("s"))
-        if part is None or unit is None:
-            total = -1
-            break
-        total += float(part[1]) * unit
-        remaining = remaining[part.end() :]
-    if total < 0 or not text.strip():
+    ms = span_ms(text) if isinstance(text, str) else None
+    if ms is None:
         raise OptionError(
             f"processingTime={text!r} is no interval: expected a number and a unit, such as "
             f"'500 milliseconds', '1 second' or '2 minutes'"
         )
-    return round(total)
+    return ms
 
 
 class LoopSource(EpochSource, Protocol):

@@ -14,9 +14,9 @@ import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import IO, ClassVar, NamedTuple, Protocol, Self
+from typing import IO, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -218,8 +218,40 @@ OVERTAKEN_MAX = 5
 """A task gives its epoch up once other processes have moved its local copy on so often."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyedSettings:
+    """The settings of a keyed step that are in use as the user declares them."""
+
+    max_parallelism: int | None = None
+    """The number of key groups; None: as the state has it, or by Flink's formula."""
+    parallelism: int | None = None
+    """The number of tasks; None: as many as Spark runs at a time."""
+    event_time: str | None = None
+    """The column that holds a row's event time; None: rows have none."""
+    watermark_delay_ms: int = 0
+    """The time by which a row may come later than the latest row of its partition."""
+    idle_after_ms: int = 0
+    """The time for which a partition that is read to its end is waited for."""
+    max_drift_ms: int = 0
+    """The time by which a partition with unread records may be ahead of the slowest such one.
+
+    Beyond it the partition is not read on; 0: as far as it gets.
+    """
+    watermark_column: str | None = None
+    """The column of producers' watermarks; None: they follow from event times."""
+    idle_advance: bool = False
+    """The watermark goes on with the epochs' clock where all partitions are idle."""
+    event_time_max_ahead_ms: int | None = None
+    """The time by which a row may be ahead of the epoch's clock; None: as far as it says."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by their names, for another class that has them."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(KeyedSettings)}
+
+
 @dataclass(frozen=True)
-class KeyedStep:
+class KeyedStep(KeyedSettings):
     """A keyed step, checked and with all types known.
 
     Args:
@@ -229,20 +261,8 @@ class KeyedStep:
         processor: the step's function.
         declared: the states that the function uses.
         output: the columns of the main output.
-        outputs: the columns of the side outputs.
         functions: the functions that the main output passes through.
-        max_parallelism: how many key groups; None: as the state has it.
-        parallelism: how many tasks; None: as many as Spark runs at a time.
-        event_time: the column that holds a row's event time; None: rows have none.
-        watermark_delay_ms: how much later than the latest row of its partition another row may
-            come.
-        idle_after_ms: how long a partition that is read to its end is waited for.
-        max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
-            before it is not read on; 0: as far as it gets.
-        watermark_column: the column of producers' watermarks; None: they follow from event times.
-        idle_advance: see `WatermarkRule`.
-        event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
-            as far as it says.
+        outputs: the columns of the side outputs.
         input_times: the column of event times of each named input that has one.
     """
 
@@ -253,16 +273,7 @@ class KeyedStep:
     declared: tuple[StateDeclaration, ...]
     output: pa.Schema
     functions: tuple[BatchFunction, ...] = ()
-    max_parallelism: int | None = None
-    parallelism: int | None = None
-    event_time: str | None = None
-    watermark_delay_ms: int = 0
-    idle_after_ms: int = 0
-    max_drift_ms: int = 0
     outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
-    watermark_column: str | None = None
-    idle_advance: bool = False
-    event_time_max_ahead_ms: int | None = None
     input_times: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -20,6 +20,7 @@ from tallystick.errors import OptionError
 from tallystick.state.catalog import PLAIN_NAME
 from tallystick.state.functions.processing import Processor
 from tallystick.state.key_groups import MAX_PARALLELISM_MAX
+from tallystick.tasks.keyed import KeyedSettings
 from tallystick.tasks.read import BatchFunction
 
 FrameFunction = Callable[[DataFrame], DataFrame]
@@ -71,7 +72,7 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Process:
+class Process(KeyedSettings):
     """A keyed step: rows go to the tasks that own their keys, and a function with state there.
 
     Args:
@@ -79,18 +80,6 @@ class Process:
         key: the columns of the key.
         processor: the function.
         output: the columns of the output; None: as the processor says.
-        max_parallelism: how many key groups; None: as the state has it, or by Flink's formula.
-        parallelism: how many tasks; None: as many as Spark runs at a time.
-        event_time: the column that holds a row's event time; None: rows have none.
-        watermark_delay_ms: how much later than the latest row of its partition another row may
-            come.
-        idle_after_ms: how long a partition that is read to its end is waited for.
-        max_drift_ms: how far a partition with unread records may be ahead of the slowest such one,
-            before it is not read on; 0: as far as it gets.
-        watermark_column: the column of producers' watermarks; None: they follow from event times.
-        idle_advance: the watermark goes on with the epochs' clock where all partitions are idle.
-        event_time_max_ahead_ms: how far a row's event time may be ahead of the epoch's clock; None:
-            as far as it says.
         inputs: the key and the event time of each named input; none where rows come in one stream.
     """
 
@@ -98,15 +87,6 @@ class Process:
     key: tuple[str, ...]
     processor: Processor
     output: Columns | None
-    max_parallelism: int | None = None
-    parallelism: int | None = None
-    event_time: str | None = None
-    watermark_delay_ms: int = 0
-    idle_after_ms: int = 0
-    max_drift_ms: int = 0
-    watermark_column: str | None = None
-    idle_advance: bool = False
-    event_time_max_ahead_ms: int | None = None
     inputs: tuple[tuple[tuple[str, ...], str | None], ...] = ()
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import tallystick as ts
 from tallystick.errors import OptionError
+from tallystick.source.subscription import EARLIEST, AtOffsets
 from tallystick.spark.cluster import Cluster
 
 NOWHERE = "localhost:1"
@@ -52,7 +53,7 @@ def test_a_table_is_an_input_of_its_own_that_begins_at_the_beginning():
     assert [read_input.uid for read_input in run.all_inputs] == ["input-1", "people"]
     table_input = run.all_inputs[1]
     assert table_input.options.group == "tallystick-p/people"
-    assert table_input.given["startingOffsets"] == "earliest"
+    assert table_input.options.start == AtOffsets(EARLIEST)
     (table,) = run.tables
     assert table.step.codec.columns == pa.schema([("id", pa.int64()), ("name", pa.string())])
     latest = ts.broadcast(source("people", PEOPLE, starting_offsets="latest"), key="id", uid="x")

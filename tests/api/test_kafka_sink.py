@@ -12,9 +12,9 @@ import tallystick as ts
     [
         ({"topic": " "}, "topic=' ': expected a topic's name"),
         ({"compression": "brotli"}, "compression='brotli': expected one of none, gzip"),
-        ({"batch_bytes": 10}, "batch_bytes='10': expected a whole number from 1024"),
-        ({"transaction_timeout_ms": 999}, "transaction_timeout_ms='999': expected a whole number"),
-        ({"transactions": "task", "max_recovery_ms": -1}, "max_recovery_ms='-1': expected"),
+        ({"batch_bytes": 10}, "batch_bytes=10: expected a whole number from 1024"),
+        ({"transaction_timeout_ms": 999}, "transaction_timeout_ms=999: expected a whole number"),
+        ({"transactions": "task", "max_recovery_ms": -1}, "max_recovery_ms=-1: expected"),
         ({"options": {"kafka.acks": "1"}}, "kafka.acks is '1': it must be one of all, -1"),
     ],
 )

@@ -20,7 +20,6 @@ from tallystick.epoch.transactional_ids import (
 from tallystick.epoch.two_phase import Owner
 from tallystick.errors import OptionError
 from tallystick.files.drafts import hidden_folder
-from tallystick.options.table import GROUP_OPTION
 from tallystick.postgres.names import application_prefix, owner_prefix
 
 NAMES = st.text("ab01._-", min_size=1, max_size=6)
@@ -54,7 +53,7 @@ def names_in_kafka(pipeline: str, sink: str, lineage: str) -> tuple[set[str], se
     own = default_prefix(pipeline)
     prefix = checkpoint_prefix(own, lineage)
     ids = {own, *(transactional_id(prefix, sink, task, slot) for task in (0, 1) for slot in (0, 1))}
-    return {source.to_options(pipeline)[GROUP_OPTION], *map(token_group, ids)}, ids
+    return {source.read_options(pipeline).group, *map(token_group, ids)}, ids
 
 
 @given(PIPELINES, PIPELINES, st.booleans(), NAMES, NAMES)
@@ -91,7 +90,7 @@ def test_a_name_that_ends_in_token_is_accepted_with_another_group() -> None:
     """So a checkpoint of that name can go on: its ids are as they were."""
     source = KafkaSource("host:9092", topics=["t"], group_id="tallystick-orders-token/positions")
 
-    assert source.to_options("orders-token")[GROUP_OPTION] == "tallystick-orders-token/positions"
+    assert source.read_options("orders-token").group == "tallystick-orders-token/positions"
 
 
 @given(st.text(max_size=20) | st.text("a/0-", max_size=12))

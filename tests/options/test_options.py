@@ -11,7 +11,6 @@ from tallystick.options.source import (
     OFFSETS_MAX,
     PASSED_OVER,
     SOURCE,
-    is_bounded,
     parse_source_options,
 )
 from tallystick.source.subscription import (
@@ -237,8 +236,10 @@ def test_epochs_are_bounded_unless_all_is_asked_for():
     assert parse(maxOffsetsPerTrigger="All").offset_count_max is None
     for limit, count in ((None, OFFSETS_MAX), ("all", None), ("7", 7)):
         own = {**GOOD} if limit is None else {**GOOD, "MAXOFFSETSPERTRIGGER": limit}
-        assert parse_source_options(own).offset_count_max == count
-        assert is_bounded(own) == (limit is not None)
+        options = parse_source_options(own)
+        assert (options.offset_count_max, options.is_bounded) == (count, limit is not None)
+        assert options.own_count_max == (7 if limit == "7" else None)
+        assert options.takes_all == (limit == "all")
 
 
 @pytest.mark.parametrize(

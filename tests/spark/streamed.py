@@ -20,6 +20,25 @@ from tallystick.spark.streaming.registration import register
 from tallystick.storage.file_storage import FileStorage
 
 
+def texts_of(source: ts.KafkaSource, group: str) -> dict[str, str]:
+    """The options of `readStream` that say what a source of these tests says."""
+    assert isinstance(source.topics, list)
+    texts = {
+        "kafka.bootstrap.servers": source.bootstrap_servers,
+        "subscribe": ",".join(source.topics),
+        "startingOffsets": str(source.starting_offsets),
+        "kafka.group.id": group,
+        **source.options,
+    }
+    if source.max_offsets_per_trigger is not None:
+        texts["maxOffsetsPerTrigger"] = str(source.max_offsets_per_trigger)
+    if source.value is None:
+        return texts
+    assert isinstance(source.value, ts.Json)
+    assert source.value.schema is not None
+    return {**texts, "value.format": "json", "value.schema": source.value.schema}
+
+
 def streamed(
     pipeline: ts.Pipeline,
     spark: SparkSession,
@@ -46,7 +65,7 @@ def streamed(
     runner = EpochRunner(run.name, make_driver, run.make_engine, frozenset(), run.close)
     query = (
         spark.readStream.format(FORMAT)
-        .options(**run.inputs[0].given)
+        .options(**texts_of(pipeline.inputs.sources[0], run.inputs[0].options.group))
         .load()
         .writeStream.queryName(run.name)
         .option("checkpointLocation", str(checkpoint))

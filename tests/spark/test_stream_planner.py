@@ -16,7 +16,7 @@ import tallystick as ts
 from tallystick.codec.layout import Layout
 from tallystick.errors import BrokerUnavailableError, DataLossError, OptionError
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.options.source import OFFSETS_MAX, TICK_COUNT, TICK_INTERVAL, parse_source_options
+from tallystick.options.source import OFFSETS_MAX, SourceOptions, parse_source_options
 from tallystick.pipeline import planning, topics
 from tallystick.pipeline.planning import StreamPlanner
 from tallystick.source.offsets import SourceOffsets, from_json, next_tick
@@ -38,11 +38,13 @@ def planner(kafka: EmbeddedKafka) -> Iterator[NewPlanner]:
     """Makes the planner of a query run, as Spark's source process has one."""
     brokers = []
 
-    def make(**options: str) -> StreamPlanner:
+    def make(
+        typed: SourceOptions | None = None, *, ticks: dict[str, int] | None = None, **options: str
+    ) -> StreamPlanner:
         source_options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **options}
-        parsed = parse_source_options(source_options, streaming=True)
+        parsed = typed or parse_source_options(source_options, streaming=True)
         brokers.append(KafkaBroker(parsed.config))
-        return StreamPlanner(brokers[-1], parsed)
+        return StreamPlanner(brokers[-1], parsed, **(ticks or {}))
 
     yield make
     for broker in brokers:
@@ -285,10 +287,10 @@ def test_a_partition_without_a_record_as_late_as_the_start_begins_at_its_end_for
     strict = replace(source, starting_time_fallback="error")
 
     with pytest.raises(OptionError, match=rf"{topic}-1, {topic}-2: no record as late as its time"):
-        _begun(planner(**strict.to_options("p")))
+        _begun(planner(strict.read_options("p")))
     with pytest.raises(OptionError, match=rf"{topic}-1, {topic}-2: no record as late as its time"):
         _begun(planner(subscribe=topic, startingTimestamp="2000"))  # Spark's default: an error
-    first = _begun(planner(**source.to_options("p")))
+    first = _begun(planner(source.read_options("p")))
     assert first.starts == {Partition(topic, 0): 1, Partition(topic, 1): 2, Partition(topic, 2): 0}
     assert "no record is as late as the time, so each is at its end now" in caplog.text
     assert f"{topic}-1 at 2, {topic}-2 at 0" in caplog.text
@@ -296,7 +298,7 @@ def test_a_partition_without_a_record_as_late_as_the_start_begins_at_its_end_for
     for partition in (1, 2):  # older than the start, and behind it all the same
         producer.produce(topic, value="late", timestamp=1700, partition=partition)
     producer.flush(WAIT_S)
-    again = planner(**source.to_options("p"))
+    again = planner(source.read_options("p"))
     assert [
         (s.partition, s.start_offset, s.stop_offset)
         for s in plan_splits(first, again.next(first, None))
@@ -352,7 +354,7 @@ def test_timers_of_the_clock_get_epochs_without_records_that_read_nothing_twice(
     planner: NewPlanner, kafka: EmbeddedKafka, tallystick_topic: NewTopic
 ) -> None:
     topic = tallystick_topic("ticks")
-    ticking = planner(subscribe=topic, startingOffsets="earliest", **{TICK_INTERVAL: "1"})
+    ticking = planner(subscribe=topic, startingOffsets="earliest", ticks={"tick_interval_ms": 1})
     produce(kafka.confluent_options(), topic, numbered(3))
     begun = ticking.next(ticking.first(), None)
     assert begun.starts
@@ -369,7 +371,7 @@ def test_timers_of_the_clock_get_epochs_without_records_that_read_nothing_twice(
     read = planner(subscribe=topic).next(later, None)
     assert [(s.start_offset, s.stop_offset) for s in plan_splits(later, read)] == [(3, 5)]
     assert not read.tick
-    bounded = planner(subscribe=topic, **{TICK_INTERVAL: "1"})
+    bounded = planner(subscribe=topic, ticks={"tick_interval_ms": 1})
     bounded.stop_at_what_is_there()
     assert bounded.next(read, None) is read
 
@@ -379,7 +381,7 @@ def test_event_time_gets_as_many_epochs_behind_records_as_steps_can_move_each_ot
 ) -> None:
     topic = tallystick_topic("event-time")
     produce(kafka.confluent_options(), topic, numbered(1))
-    moving = planner(subscribe=topic, startingOffsets="earliest", **{TICK_COUNT: "2"})
+    moving = planner(subscribe=topic, startingOffsets="earliest", ticks={"tick_count_max": 2})
     moving.stop_at_what_is_there()
 
     offsets = [moving.next(moving.first(), None)]
