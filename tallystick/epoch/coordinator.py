@@ -65,30 +65,30 @@ from tallystick.epoch.micro_batches import second_call
 from tallystick.epoch.phases import (
     NEXT_PHASES,
     Abortable,
-    Committing,
-    Completed,
-    Confirming,
+    AnyPhase,
+    CommittingPhase,
+    CompletedPhase,
+    ConfirmingPhase,
     EpochGoal,
-    Fencing,
+    FencingPhase,
     Goal,
-    Idle,
-    Opening,
+    IdlePhase,
+    OpeningPhase,
     Phase,
-    PhaseState,
-    Planned,
-    Planning,
-    Prepared,
-    Ready,
-    Recovering,
+    PlannedGoal,
+    PlanningPhase,
+    PreparedPhase,
+    ReadyPhase,
+    RecoveringPhase,
     Repeatable,
-    Requested,
-    Restoring,
-    Running,
-    Settling,
-    Stopped,
-    Stopping,
-    Unplanned,
-    Unsettled,
+    RequestedGoal,
+    RestoringPhase,
+    RunningPhase,
+    SettlingPhase,
+    StoppedPhase,
+    StoppingPhase,
+    UnplannedGoal,
+    UnsettledGoal,
 )
 from tallystick.epoch.protocol import Action, Event
 from tallystick.epoch.two_phase import Committable, Lost
@@ -100,7 +100,7 @@ RECOVER_EVERY = 10
 ATTEMPTS_MAX = 3
 """The times an epoch is run before its last error is raised; each client call retries by itself."""
 
-InPhase = TypeVar("InPhase", bound=PhaseState)
+InPhase = TypeVar("InPhase", bound=AnyPhase)
 
 
 class Coordinator:
@@ -118,7 +118,7 @@ class Coordinator:
         self._identity = identity
         self._decided_by = decided_by
         self._has_participants = has_participants
-        self._state: PhaseState = Idle()
+        self._state: AnyPhase = IdlePhase()
         self._owner: Producer | None = None  # the newest producer that Kafka gave this run
         self._committed: CommittedEpoch | None = None
         self._prepared: tuple[Committable, ...] = ()
@@ -148,7 +148,7 @@ class Coordinator:
             case protocol.ActionFailed(error):
                 return self._broken(error)
             case protocol.TransactionAborted():
-                return self._stop(self._in(Stopping).error)
+                return self._stop(self._in(StoppingPhase).error)
             case _:
                 assert_never(event)
 
@@ -159,17 +159,17 @@ class Coordinator:
             case protocol.EpochRequested(request, logged):
                 return self._start(request, logged)
             case protocol.EpochWanted():
-                return self._want(Unplanned())
+                return self._want(UnplannedGoal())
             case protocol.RecoveryWanted():
-                return self._want(Unplanned(only_recovers=True))
+                return self._want(UnplannedGoal(only_recovers=True))
             case protocol.EpochPlanned():
                 return self._planned(event)
 
     def _start(self, request: Request, logged: tuple[str, ...] | None) -> Action:
-        goal = Requested(request)
-        if isinstance(self._state, Idle):
+        goal = RequestedGoal(request)
+        if isinstance(self._state, IdlePhase):
             return self._fence(goal)
-        before = self._in(Ready).request
+        before = self._in(ReadyPhase).request
         assert before is not None, "a query is ready after its first epoch"
         if before.checkpoint_id == request.checkpoint_id:
             return self._stop(second_call(self._identity.pipeline, request.checkpoint_id))
@@ -179,32 +179,32 @@ class Coordinator:
         )
         return self._decide(goal)
 
-    def _want(self, goal: Unplanned) -> Action:
+    def _want(self, goal: UnplannedGoal) -> Action:
         """Answer our own loop: find out what is committed first, then plan."""
-        if isinstance(self._state, Idle):
+        if isinstance(self._state, IdlePhase):
             return self._fence(goal)
-        self._in(Ready)
+        self._in(ReadyPhase)
         return self._plan(goal)
 
     def _fence(self, goal: Goal) -> Action:
         """Take the pipeline over; or, once this run owned it, prove that it still does."""
-        self._become(Fencing(goal))
+        self._become(FencingPhase(goal))
         return protocol.FenceProducer(self._owner)
 
     def _restore(self, producer: Producer) -> Action:
-        goal = self._in(Fencing).goal
+        goal = self._in(FencingPhase).goal
         self._owner, self._is_recovered = producer, False
-        self._become(Restoring(goal.after_fence()))
+        self._become(RestoringPhase(goal.after_fence()))
         return protocol.ReadCommitted()
 
     def _restored(self, committed: CommittedEpoch) -> Action:
-        goal = self._in(Restoring).goal
+        goal = self._in(RestoringPhase).goal
         # A loop of our own looks back in any case, whether or not a call has failed.
-        failed = committed.has_failed and isinstance(goal, Requested)
+        failed = committed.has_failed and isinstance(goal, RequestedGoal)
         self._committed = replace(committed, decided_by=self._decided_by, has_failed=failed)
-        return self._look_back(goal) if isinstance(goal, Unplanned) else self._decide(goal)
+        return self._look_back(goal) if isinstance(goal, UnplannedGoal) else self._decide(goal)
 
-    def _look_back(self, goal: Unplanned) -> Action:
+    def _look_back(self, goal: UnplannedGoal) -> Action:
         """Settle the newest epoch, if a run may not have done so; then plan the next."""
         match verdict.look_back(self._known, self._identity):
             case verdict.Refusal(error):
@@ -212,25 +212,25 @@ class Coordinator:
             case None:
                 return self._plan(goal)
             case Request() as newest:
-                return self._decide(Unsettled(newest, goal.only_recovers, goal.tries))
+                return self._decide(UnsettledGoal(newest, goal.only_recovers, goal.tries))
 
-    def _plan(self, goal: Unplanned) -> Action:
+    def _plan(self, goal: UnplannedGoal) -> Action:
         if goal.only_recovers:
             return self._end_without_epoch(goal)
-        self._become(Planning(goal))
+        self._become(PlanningPhase(goal))
         return protocol.PlanEpoch(*verdict.following(self._known, self._identity))
 
-    def _end_without_epoch(self, goal: Unplanned) -> Action:
+    def _end_without_epoch(self, goal: UnplannedGoal) -> Action:
         """Abort what no decided manifest names, unless done already; then end without an epoch."""
         if self._has_participants and not self._is_recovered:
-            self._become(Recovering(goal))
+            self._become(RecoveringPhase(goal))
             return protocol.RecoverParticipants(self._producer, (), self._named)
-        if not isinstance(self._state, Ready):
-            self._become(Ready(None))
+        if not isinstance(self._state, ReadyPhase):
+            self._become(ReadyPhase(None))
         return protocol.EndEpoch(None)
 
     def _planned(self, event: protocol.EpochPlanned) -> Action:
-        goal, sources, start = self._in(Planning).goal, event.sources, event.start
+        goal, sources, start = self._in(PlanningPhase).goal, event.sources, event.start
         epoch = verdict.following(self._known, self._identity).checkpoint_id
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
@@ -238,9 +238,9 @@ class Coordinator:
             self._is_recovered = self._is_recovered and not event.looks_through
             return self._end_without_epoch(goal)
         if sources is None and not isinstance(judged, verdict.Open):
-            self._become(Ready(None))  # what lingers may be another's
+            self._become(ReadyPhase(None))  # what lingers may be another's
             return protocol.EndEpoch(None)
-        return self._decide(Planned(request, goal.tries))
+        return self._decide(PlannedGoal(request, goal.tries))
 
     def _decide(self, goal: EpochGoal) -> Action:
         """Run, skip or refuse the goal's epoch, in the light of what Kafka committed."""
@@ -252,18 +252,18 @@ class Coordinator:
                 is_settled = isinstance(judged, verdict.Run) and not known.has_failed
                 decided, settled = ((), self._named) if is_settled else (self._named, ())
                 if self._is_to_recover(goal) and (decided or self._has_participants):
-                    self._become(Recovering(goal))
+                    self._become(RecoveringPhase(goal))
                     return protocol.RecoverParticipants(self._producer, decided, settled)
                 return self._resume_own_epoch(goal, judged)
             case verdict.Refusal(error):
-                if self._named and known.has_failed and isinstance(self._state, Restoring):
-                    self._become(Recovering(goal))  # a timeout would not wait for the person
+                if self._named and known.has_failed and isinstance(self._state, RestoringPhase):
+                    self._become(RecoveringPhase(goal))  # a timeout would not wait for the person
                     return protocol.RecoverParticipants(self._producer, self._named)
                 return self._refuse(goal, error)
 
     def _open(self, goal: EpochGoal, base_path: str) -> Action:
         """Begin a lineage: after a base, or with a manifest of where its first epoch reads from."""
-        self._become(Opening(goal))
+        self._become(OpeningPhase(goal))
         before = goal.request.checkpoint_id - 1
         if goal.request.start and not base_path:
             beginning = self._identity.manifest(
@@ -301,8 +301,8 @@ class Coordinator:
                 return self._after_settling(lost)
 
     def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
-        goal, known = self._in(Recovering).goal, self._known
-        if isinstance(goal, Unplanned):
+        goal, known = self._in(RecoveringPhase).goal, self._known
+        if isinstance(goal, UnplannedGoal):
             return self._end_without_epoch(goal)
         judged = verdict.judge(goal.request, known, self._identity)
         if isinstance(judged, verdict.Refusal):
@@ -325,13 +325,13 @@ class Coordinator:
         return self._run(goal, self._known.manifest, "" if token is None else token.manifest_path)
 
     def _run(self, goal: EpochGoal, base: Manifest | None, base_path: str) -> Action:
-        self._become(Running(goal, base_path))
+        self._become(RunningPhase(goal, base_path))
         epoch, sources = goal.request.checkpoint_id, goal.request.sources
         state, start = ((), goal.request.start) if base is None else (base.state, base.sources)
         return protocol.RunEpoch(epoch, self._producer, state, start, sources)
 
     def _prepare(self, ran: protocol.EpochRan) -> Action:
-        running = self._in(Running)
+        running = self._in(RunningPhase)
         epoch, sources = running.goal.request.checkpoint_id, running.goal.request.sources
         manifest = replace(
             self._identity.manifest(epoch, sources, self._producer, self._decided_by),
@@ -341,47 +341,48 @@ class Coordinator:
             base_path=running.base_path,
         )
         self._prepared = manifest.committables
-        self._become(Prepared(running.goal, manifest, ran.has_strays))
+        self._become(PreparedPhase(running.goal, manifest, ran.has_strays))
         return protocol.WriteManifest(manifest)
 
     def _complete(self, path: str) -> Action:
-        if isinstance(self._state, Opening):
+        if isinstance(self._state, OpeningPhase):
             token = self._identity.token(self._state.goal.request.checkpoint_id - 1, path)
             return protocol.CommitTransaction(self._producer, token, opens=True)
-        prepared = self._in(Prepared)
+        prepared = self._in(PreparedPhase)
         manifest = prepared.manifest
         token = self._identity.token(manifest.checkpoint_id, path)
         self._committed = CommittedEpoch(token, manifest, manifest_exists=True)
-        self._become(Completed(prepared.goal, manifest, prepared.has_strays, token))
+        self._become(CompletedPhase(prepared.goal, manifest, prepared.has_strays, token))
         return protocol.CountOutput(
             self._producer, manifest.produced, token, manifest.sources, manifest.committables
         )
 
     def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
         """Commit only what the reporting tasks wrote: Kafka cannot distinguish their attempts."""
-        completed = self._in(Completed)
+        completed = self._in(CompletedPhase)
         manifest = completed.manifest
         reported = {p.topic_partition: p.last_sequence for p in manifest.produced}
         if last_sequences is not None and dict(last_sequences) != reported:
             error = refusals.miscount(manifest.checkpoint_id, reported, last_sequences)
             return self._broken(error)
-        self._become(Committing(completed.goal, manifest, completed.has_strays))
+        self._become(CommittingPhase(completed.goal, manifest, completed.has_strays))
         return protocol.CommitTransaction(self._producer, completed.token)
 
     def _after_commit(self, next_producer: Producer) -> Action:
         self._owner = next_producer
-        if isinstance(self._state, Opening):
-            self._become(Restoring(self._state.goal.after_fence()))
+        if isinstance(self._state, OpeningPhase):
+            self._become(RestoringPhase(self._state.goal.after_fence()))
             return protocol.ReadCommitted()
-        decided = self._in(Committing)
+        decided = self._in(CommittingPhase)
         committables = decided.manifest.committables
         if committables:
-            self._become(Settling(decided.goal, decided.manifest))
+            self._become(SettlingPhase(decided.goal, decided.manifest))
             return protocol.CommitParticipants(committables, next_producer, decided.has_strays)
         return self._confirm(decided.goal, decided.manifest)
 
     def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
-        goal, manifest = self._in(Settling).goal, self._in(Settling).manifest
+        settling = self._in(SettlingPhase)
+        goal, manifest = settling.goal, settling.manifest
         if lost and not refusals.is_accepted(self._identity, manifest):
             # A recovery finds it lost again: it runs it again, or refuses to.
             error = refusals.lost_repeatedly(self._identity, manifest, lost)
@@ -390,18 +391,19 @@ class Coordinator:
 
     def _confirm(self, goal: EpochGoal, manifest: Manifest) -> Action:
         self._prepared = manifest.committables
-        self._become(Confirming(goal, manifest))
+        self._become(ConfirmingPhase(goal, manifest))
         return protocol.ConfirmOutput(manifest.producer, manifest.produced)
 
     def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
-        goal, epoch = self._in(Confirming).goal, self._in(Confirming).manifest.checkpoint_id
+        confirming = self._in(ConfirmingPhase)
+        goal, epoch = confirming.goal, confirming.manifest.checkpoint_id
         if foreign_rows and refusals.foreign_rows_word(epoch) not in self._identity.accepted:
             return self._stop(refusals.foreign_rows_found(epoch, foreign_rows))
         if epoch < goal.request.checkpoint_id:
             return self._run_after_newest(goal)
-        self._become(Ready(goal.request))
-        if isinstance(goal, Unsettled):
-            return self._plan(Unplanned(goal.only_recovers, goal.tries))
+        self._become(ReadyPhase(goal.request))
+        if isinstance(goal, UnsettledGoal):
+            return self._plan(UnplannedGoal(goal.only_recovers, goal.tries))
         return protocol.EndEpoch(goal.request)
 
     # --- an end without a commit --------------------------------------------------------------
@@ -423,13 +425,13 @@ class Coordinator:
         if may_pass and isinstance(state, Repeatable) and self._may_try_again(state):
             return self._fence_again(state.goal, error)
         if isinstance(state, Abortable):
-            self._become(Stopping(error))
+            self._become(StoppingPhase(error))
             return protocol.AbortTransaction(self._producer)
-        return self._stop(state.error if isinstance(state, Stopping) else error)
+        return self._stop(state.error if isinstance(state, StoppingPhase) else error)
 
     def _may_try_again(self, state: Repeatable) -> bool:
-        is_unanswered = isinstance(state, Committing)  # only Kafka knows what became of the commit
-        return is_unanswered or state.goal.tries.attempt < ATTEMPTS_MAX
+        # What became of an unanswered commit only Kafka knows, so it is asked in any case.
+        return isinstance(state, CommittingPhase) or state.goal.tries.attempt < ATTEMPTS_MAX
 
     def _fence_again(self, goal: Goal, error: Exception) -> Action:
         tries = goal.tries.again()
@@ -438,7 +440,7 @@ class Coordinator:
         return self._fence(replace(goal, tries=tries))
 
     def _stop(self, error: Exception) -> protocol.Stop:
-        self._become(Stopped())
+        self._become(StoppedPhase())
         return protocol.Stop(error)
 
     # --- what is known ------------------------------------------------------------------------
@@ -457,7 +459,7 @@ class Coordinator:
     @property
     def committed_manifest(self) -> Manifest | None:
         """The manifest of the epoch that Kafka committed last, as far as this run knows."""
-        known = self._committed if isinstance(self._state, Ready) else None
+        known = self._committed if isinstance(self._state, ReadyPhase) else None
         return None if known is None else known.manifest
 
     @property
@@ -490,7 +492,7 @@ class Coordinator:
         assert isinstance(state, phase), f"{self.phase.name}: expected {phase.phase.name}"
         return state
 
-    def _become(self, state: PhaseState) -> None:
+    def _become(self, state: AnyPhase) -> None:
         """Take the one way from a phase to the next: all transitions come through here."""
         before, after = self.phase, state.phase
         assert after in NEXT_PHASES[before], f"{before.name} -> {after.name}"

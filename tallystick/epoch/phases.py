@@ -6,8 +6,8 @@ PREPARED to CONFIRMING, the first error in STOPPING. What outlives phases (the p
 decision, whether other sinks were looked through) belongs to the coordinator.
 
 Until its epoch is done, each phase carries the goal: what Structured Streaming or our own loop has
-asked for. Our loop has three of them one after the other: `Unplanned`, then perhaps `Unsettled` for
-the newest epoch, then `Planned`.
+asked for. Our loop has three of them one after the other: `UnplannedGoal`, then perhaps
+`UnsettledGoal` for the newest epoch, then `PlannedGoal`.
 """
 
 from dataclasses import dataclass, replace
@@ -100,19 +100,19 @@ class Tries:
 
 
 @dataclass(frozen=True, slots=True)
-class Requested:
-    """Structured Streaming has requested the epoch, and logged its end offsets."""
+class RequestedGoal:
+    """The caller has named the epoch and its end offsets, the same in each attempt."""
 
     request: Request
     tries: Tries = Tries()
 
-    def after_fence(self) -> "Requested":
+    def after_fence(self) -> "RequestedGoal":
         """Return the goal itself: the epoch stays the same in each attempt."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Unplanned:
+class UnplannedGoal:
     """Our own loop wants the next epoch, which is planned once the committed epoch is known.
 
     Args:
@@ -122,53 +122,53 @@ class Unplanned:
     only_recovers: bool = False
     tries: Tries = Tries()
 
-    def after_fence(self) -> "Unplanned":
+    def after_fence(self) -> "UnplannedGoal":
         """Return the goal itself."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class UnsettledGoal:
     """The newest epoch may not be settled: our own loop looks after it before it plans the next."""
 
     request: Request
     only_recovers: bool = False
     tries: Tries = Tries()
 
-    def after_fence(self) -> Unplanned:
+    def after_fence(self) -> UnplannedGoal:
         """Return the goal of a new attempt: which epoch is the newest may have changed."""
-        return Unplanned(self.only_recovers, self.tries)
+        return UnplannedGoal(self.only_recovers, self.tries)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedGoal:
     """Our own loop has planned the next epoch."""
 
     request: Request
     tries: Tries = Tries()
 
-    def after_fence(self) -> Unplanned:
+    def after_fence(self) -> UnplannedGoal:
         """Return the goal of a new attempt: a plan that is not decided by now did not happen."""
-        return Unplanned(tries=self.tries)
+        return UnplannedGoal(tries=self.tries)
 
 
-EpochGoal = Requested | Unsettled | Planned
+EpochGoal = RequestedGoal | UnsettledGoal | PlannedGoal
 """A goal whose epoch is known."""
-Goal = EpochGoal | Unplanned
+Goal = EpochGoal | UnplannedGoal
 
 
 # Phases with their data.
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdlePhase:
     """The run has begun, and nothing was asked of it yet."""
 
     phase: ClassVar[Phase] = Phase.IDLE
 
 
 @dataclass(frozen=True, slots=True)
-class Fencing:
+class FencingPhase:
     """Earlier producers are being fenced, before or again for a goal."""
 
     phase: ClassVar[Phase] = Phase.FENCING
@@ -176,23 +176,23 @@ class Fencing:
 
 
 @dataclass(frozen=True, slots=True)
-class Restoring:
+class RestoringPhase:
     """The newest decision is being read; a plan from before the fence is forgotten."""
 
     phase: ClassVar[Phase] = Phase.RESTORING
-    goal: Requested | Unplanned
+    goal: RequestedGoal | UnplannedGoal
 
 
 @dataclass(frozen=True, slots=True)
-class Planning:
+class PlanningPhase:
     """Our own loop is planning the next epoch."""
 
     phase: ClassVar[Phase] = Phase.PLANNING
-    goal: Unplanned
+    goal: UnplannedGoal
 
 
 @dataclass(frozen=True, slots=True)
-class Recovering:
+class RecoveringPhase:
     """Other sinks are being recovered; with an unplanned goal, no epoch follows."""
 
     phase: ClassVar[Phase] = Phase.RECOVERING
@@ -200,7 +200,7 @@ class Recovering:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpeningPhase:
     """The token of the epoch before the goal's is being committed, as the first of a lineage."""
 
     phase: ClassVar[Phase] = Phase.OPENING
@@ -208,7 +208,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningPhase:
     """The tasks of an epoch are running.
 
     Args:
@@ -222,7 +222,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPhase:
     """The manifest of an epoch whose tasks have ended is being written.
 
     Args:
@@ -238,13 +238,13 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class CompletedPhase:
     """The output of an epoch with a durable manifest is being counted.
 
     Args:
         goal: with the epoch that ran.
         manifest: of the epoch.
-        has_strays: see `Prepared`.
+        has_strays: see `PreparedPhase`.
         token: names the manifest; its commit decides the epoch.
     """
 
@@ -256,13 +256,13 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Committing:
+class CommittingPhase:
     """The decision of an epoch is being committed.
 
     Args:
         goal: with the epoch that ran.
         manifest: of the epoch.
-        has_strays: see `Prepared`.
+        has_strays: see `PreparedPhase`.
     """
 
     phase: ClassVar[Phase] = Phase.COMMITTING
@@ -272,7 +272,7 @@ class Committing:
 
 
 @dataclass(frozen=True, slots=True)
-class Settling:
+class SettlingPhase:
     """The committables of a decided manifest are being committed."""
 
     phase: ClassVar[Phase] = Phase.SETTLING
@@ -281,7 +281,7 @@ class Settling:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirming:
+class ConfirmingPhase:
     """The log behind the committed rows of a manifest is being read.
 
     Args:
@@ -295,7 +295,7 @@ class Confirming:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyPhase:
     """No epoch is in flight.
 
     Args:
@@ -307,7 +307,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
+class StoppingPhase:
     """The open transaction is being aborted after an error.
 
     Args:
@@ -319,16 +319,23 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StoppedPhase:
     """The run is over."""
 
     phase: ClassVar[Phase] = Phase.STOPPED
 
 
-Abortable = Running | Prepared | Completed
+Abortable = RunningPhase | PreparedPhase | CompletedPhase
 """A transaction may be open, and was certainly not asked to commit."""
 Repeatable = (
-    Fencing | Restoring | Planning | Recovering | Opening | Abortable | Committing | Settling
+    FencingPhase
+    | RestoringPhase
+    | PlanningPhase
+    | RecoveringPhase
+    | OpeningPhase
+    | Abortable
+    | CommittingPhase
+    | SettlingPhase
 )
 """The goal is tried again after an error that may pass; later it is reached, or given up."""
-PhaseState = Idle | Repeatable | Confirming | Ready | Stopping | Stopped
+AnyPhase = IdlePhase | Repeatable | ConfirmingPhase | ReadyPhase | StoppingPhase | StoppedPhase

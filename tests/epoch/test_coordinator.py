@@ -12,11 +12,11 @@ from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest, Origin
 from tallystick.epoch.phases import (
     NEXT_PHASES,
-    Completed,
-    Confirming,
+    CompletedPhase,
+    ConfirmingPhase,
     Phase,
-    Ready,
-    Stopping,
+    ReadyPhase,
+    StoppingPhase,
 )
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
@@ -208,7 +208,7 @@ def request_of(state: Coordinator) -> Request | None:
 
 def comparable(value: object) -> object:
     """Return what is equal for equal values; errors are only the same."""
-    outcome = value.error if isinstance(value, c.Stop | Stopping) else value
+    outcome = value.error if isinstance(value, c.Stop | StoppingPhase) else value
     return repr(outcome) if isinstance(outcome, Exception) else value
 
 
@@ -303,7 +303,7 @@ def test_rows_are_committed_after_a_durable_manifest_and_a_matching_count(steps)
             assert action.token == order.token
             assert action.sources == state._state.manifest.sources
             assert isinstance(event, c.OutputCounted)
-            assert isinstance(state._state, Completed)
+            assert isinstance(state._state, CompletedPhase)
             assert action.committables == state._state.manifest.committables
             counted = {w.topic_partition: w.last_sequence for w in action.produced}
             assert event.last_sequences in (None, counted)
@@ -346,7 +346,7 @@ def test_a_lineage_begins_with_a_token_that_names_its_seed_and_with_no_rows(step
 def test_the_error_that_stops_a_run_is_the_first_one(all_steps):
     """What goes wrong while giving up does not hide why."""
     for state, _, event, order in all_steps:
-        if isinstance(state._state, Stopping):
+        if isinstance(state._state, StoppingPhase):
             assert order == c.Stop(state._state.error)
         elif isinstance(order, c.Stop) and isinstance(event, c.ActionFailed):
             assert order.error is event.error
@@ -508,8 +508,8 @@ def test_with_other_sinks_no_epoch_runs_before_they_are_recovered(steps):
     count = 0
     for state, action, event, order in steps:
         if isinstance(order, c.RunEpoch) and state._has_participants:
-            is_confirmed = isinstance(state._state, Confirming) and state._known.has_failed
-            is_settled = isinstance(state._state, Ready) or is_confirmed
+            is_confirmed = isinstance(state._state, ConfirmingPhase) and state._known.has_failed
+            is_settled = isinstance(state._state, ReadyPhase) or is_confirmed
             assert isinstance(action, c.RecoverParticipants) or is_settled
             count += isinstance(event, c.ParticipantsRecovered)
     assert count
@@ -559,7 +559,7 @@ def test_now_and_then_a_healthy_run_looks_for_what_lost_attempts_left():
     due = []
     for epoch in range(1, 3 * RECOVER_EVERY):
         token = Token(epoch - 1, OURS.lineage, OURS.checkpoint, "")
-        steady._state = Ready(Request(epoch - 1, ("{}",), may_skip=False))
+        steady._state = ReadyPhase(Request(epoch - 1, ("{}",), may_skip=False))
         steady._committed = CommittedEpoch(token, None, manifest_exists=False)
         order = steady.step(c.EpochRequested(Request(epoch, ("{}",), may_skip=False)))
         due += [epoch] if isinstance(order, c.RecoverParticipants) else []

@@ -6,7 +6,7 @@ from typing import Any
 
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
-from tallystick.epoch.phases import Restoring, Running
+from tallystick.epoch.phases import RestoringPhase, RunningPhase
 from tallystick.errors import EpochAbortedError
 from tallystick.spark.gang.inbox import CANCELLED, CUT, FAILED, Inbox, Replies
 from tallystick.tasks.epoch_plan import PipelinePlan
@@ -108,9 +108,9 @@ def _not_fenced(is_its: Callable[[Exception], bool]) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def broken(self: Any, error: Exception) -> c.Action:
             state = self._state
-            if isinstance(state, Running) and is_its(error) and state.goal.tries.attempt < 3:
+            if isinstance(state, RunningPhase) and is_its(error) and state.goal.tries.attempt < 3:
                 goal = replace(state.goal, tries=state.goal.tries.again())
-                self._state = Restoring(goal.after_fence())
+                self._state = RestoringPhase(goal.after_fence())
                 return c.ReadCommitted()
             return original(self, error)
 

@@ -21,7 +21,7 @@ from tallystick.epoch import micro_batches, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import CommittedEpoch
-from tallystick.epoch.phases import Committing, Fencing, Ready, Running
+from tallystick.epoch.phases import CommittingPhase, FencingPhase, ReadyPhase, RunningPhase
 from tallystick.epoch.tokens import Token, encode_token
 from tallystick.errors import (
     DataLossError,
@@ -227,7 +227,7 @@ def _after_commit(decider: Any, commit: Callable[[], None]) -> None:
 def _when_commit_fails(do: Callable[[Any, Exception], c.Action]) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def broken(self: Any, error: Exception) -> c.Action:
-            if isinstance(self._state, Committing) and isinstance(error, RetriableError):
+            if isinstance(self._state, CommittingPhase) and isinstance(error, RetriableError):
                 return do(self, error)
             return original(self, error)
 
@@ -239,7 +239,7 @@ def _when_commit_fails(do: Callable[[Any, Exception], c.Action]) -> Callable[[An
 def _run_again(self: Any, _: Exception) -> c.Action:
     """The next answer to what is committed is the one from before the commit."""
     self.deaf_in = self._state
-    self._state = Fencing(self._state.goal)
+    self._state = FencingPhase(self._state.goal)
     return c.FenceProducer(self._owner)
 
 
@@ -248,11 +248,11 @@ def _deaf_step(original: Any) -> Any:
 
     def step(self: Any, event: c.Event) -> c.Action:
         match event:
-            case c.ActionFailed(error) if isinstance(self._state, Committing):
+            case c.ActionFailed(error) if isinstance(self._state, CommittingPhase):
                 return broken(self, error)
             case c.CommittedRead(_) if getattr(self, "deaf_in", None):
                 undecided, self.deaf_in = self.deaf_in, None
-                self._state = Running(undecided.goal, undecided.manifest.base_path)
+                self._state = RunningPhase(undecided.goal, undecided.manifest.base_path)
                 return c.RunEpoch(undecided.manifest.checkpoint_id, self._producer)
         return original(self, event)
 
@@ -459,7 +459,7 @@ def _(_: Any) -> Any:
 def _(original: Any) -> Any:
     def start(self: Any, request: Any, logged: Any) -> c.Action:
         match self._state:
-            case Ready(before) if before.checkpoint_id == request.checkpoint_id:
+            case ReadyPhase(before) if before.checkpoint_id == request.checkpoint_id:
                 return c.EndEpoch(request)
         return original(self, request, logged)
 

@@ -11,7 +11,7 @@ from tallystick.epoch import micro_batches, refusals, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
-from tallystick.epoch.phases import Recovering
+from tallystick.epoch.phases import RecoveringPhase
 from tallystick.epoch.two_phase import Outcome, Settlement, to_abort
 from tallystick.errors import ManifestError, OptionError, RetriableError
 from tallystick.run import driver as driver_module
@@ -198,7 +198,7 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     def run(self: Any, goal: Any, base: Any, base_path: str) -> c.Action:
-        is_again = isinstance(self._state, Recovering) and base is self._known.before
+        is_again = isinstance(self._state, RecoveringPhase) and base is self._known.before
         token = self._known.token
         forgotten = token.manifest_path if is_again and token else base_path
         return original(self, goal, base, forgotten)
