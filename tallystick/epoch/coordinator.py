@@ -10,11 +10,11 @@
                │           │            │           │            │    └─ SETTLING ─┘       │
                └───────────┴── broken ──┴───────────┴─ unknown ──┘         next epoch ─► RUNNING
 
-Structured Streaming gives the epoch's number and its logged end offsets. Our own loop asks for the
-next epoch, which is planned after RESTORING or READY (PLANNING): after the fence, and from the
-committed epoch. When our loop starts, it settles the newest epoch once more and aborts lingering
-transactions, even if there is nothing to read (later too, now and again); a recovery alone ends
-there.
+A caller with a plan of its own requests an epoch by its number and end offsets. Our own loop asks
+for the next epoch, which is planned after RESTORING or READY (PLANNING): after the fence, and from
+the committed epoch. When our loop starts, it settles the newest epoch once more and aborts
+lingering transactions, even if there is nothing to read (later too, now and again); a recovery
+alone ends there.
 
 One Kafka transaction per epoch carries the rows *and* the path of their manifest. So whether an
 epoch happened is a single fact, which Kafka keeps; without such a transaction, the checkpoint's log
@@ -32,18 +32,19 @@ Invariants:
     * No epoch runs before everything that a decided manifest names is committed, and every other
       lingering transaction is aborted. Lingering transactions are aborted only if this run, after
       listing them, has proved that no newer run replaced it: else they could be a successor's.
-    * Spark hears that an epoch is done only after SETTLING, so a logged epoch is settled in all
-      sinks.
-    * So a sink may be taken out of a pipeline once the last epoch with it is logged.
-    * A function of foreachBatch that catches a sink's error breaks this; but the failure was noted,
-      so the committables of the decided epoch are committed again.
+    * A caller hears that an epoch is done only after SETTLING, so an epoch before the requested one
+      is settled in all sinks.
+    * So a sink may be taken out of a pipeline once the epoch after the last one with it is
+      requested.
+    * A caller that goes on after an error breaks this; but the failure was noted, so the
+      committables of the decided epoch are committed again.
     * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
       not if a person stated to go on without it.
     * Before a person is asked to decide, this run proves again that no newer run has replaced it.
-    * No epoch follows one whose end offsets in Spark's log differ from its manifest: the log can be
-      replaced or lost, the manifest of a committed epoch cannot.
-    * An epoch is requested once in a run. A second request is not a replay but a second call, with
-      other rows; it is refused, and noted for the next run.
+    * No epoch follows one of which the caller has other end offsets than its manifest: the log of a
+      caller can be replaced or lost, the manifest of a committed epoch cannot.
+    * An epoch is requested once in a run: a second request would not be a replay, but a call with
+      other rows. The caller refuses it, and notes it for the next run.
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
     * A lineage begins with a committed token, before its first row. So if an epoch has left a
       manifest and Kafka holds no token, Kafka forgot the token: this is never a first run.
@@ -61,7 +62,6 @@ from typing import TypeVar, assert_never
 from tallystick.epoch import protocol, refusals, verdict
 from tallystick.epoch.facts import CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import KAFKA, Manifest
-from tallystick.epoch.micro_batches import second_call
 from tallystick.epoch.phases import (
     NEXT_PHASES,
     Abortable,
@@ -104,7 +104,7 @@ InPhase = TypeVar("InPhase", bound=AnyPhase)
 
 
 class Coordinator:
-    """Drives one epoch after the other, and every recovery, as a loop or Spark asks for them.
+    """Drives one epoch after the other, and every recovery, as its caller asks for them.
 
     Args:
         identity: of the pipeline that runs.
@@ -170,10 +170,9 @@ class Coordinator:
         if isinstance(self._state, IdlePhase):
             return self._fence(goal)
         before = self._in(ReadyPhase).request
-        assert before is not None, "a query is ready after its first epoch"
-        if before.checkpoint_id == request.checkpoint_id:
-            return self._stop(second_call(self._identity.pipeline, request.checkpoint_id))
-        # Spark asks for all epochs in order, and this run heard of all that its query ran.
+        assert before is not None, "a run is ready after its first epoch"
+        assert before.checkpoint_id != request.checkpoint_id, "an epoch is requested once in a run"
+        # Epochs are requested in order, and this run heard of all that were requested.
         self._committed = replace(
             self._known, logged=logged, begun=(), is_partial=False, has_failed=False
         )

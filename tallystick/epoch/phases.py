@@ -68,7 +68,7 @@ NEXT_PHASES = {
     Phase.COMMITTING: {Phase.SETTLING, Phase.CONFIRMING, *_GIVEN_UP},
     Phase.SETTLING: {Phase.CONFIRMING, *_GIVEN_UP},
     Phase.CONFIRMING: {Phase.RUNNING, Phase.READY, Phase.STOPPED},
-    Phase.READY: {Phase.PLANNING, Phase.RECOVERING, Phase.RUNNING, *_GIVEN_UP},
+    Phase.READY: {Phase.PLANNING, Phase.RECOVERING, Phase.RUNNING, Phase.FENCING},
     Phase.STOPPING: {Phase.STOPPED},
     Phase.STOPPED: set(),
 }

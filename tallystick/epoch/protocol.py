@@ -17,9 +17,9 @@ from tallystick.values import ProducedRange, Producer, TopicPartition
 # Events: facts, in the past tense.
 @dataclass(frozen=True, slots=True)
 class EpochRequested:
-    """Spark has requested an epoch, and repeats the request until the epoch is logged as done.
+    """The caller has requested an epoch: the next one, or in a new run the newest one once more.
 
-    `logged`: the end offsets that Spark's log has now of this run's newest committed epoch, if any.
+    `logged`: the end offsets that the caller has now of this run's newest committed epoch, if any.
     """
 
     request: Request
@@ -247,7 +247,7 @@ class CommitTransaction:
 class RecoverParticipants:
     """Commit a decided manifest's committables in other sinks, and abort all else that lingers.
 
-    `settled` was committed before Spark logged its epoch; its sinks may be gone from the pipeline.
+    `settled` was committed before the epoch was told to be done; its sinks may be gone by now.
     """
 
     producer: Producer

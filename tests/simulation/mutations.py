@@ -21,7 +21,7 @@ from tallystick.epoch import micro_batches, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import CommittedEpoch
-from tallystick.epoch.phases import CommittingPhase, FencingPhase, ReadyPhase, RunningPhase
+from tallystick.epoch.phases import CommittingPhase, FencingPhase, RunningPhase
 from tallystick.epoch.tokens import Token, encode_token
 from tallystick.errors import (
     DataLossError,
@@ -33,6 +33,7 @@ from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import TransactionDecider
 from tallystick.source.offsets import shown
+from tallystick.spark.streaming import micro_batch
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer
@@ -455,20 +456,19 @@ def _(_: Any) -> Any:
     return lambda request, token, *_: token.checkpoint_id < request.checkpoint_id
 
 
-@mutation("a second call is taken for a replay", Coordinator, "_start", Fault.CALLED_TWICE)
+@mutation("a second call is taken for a replay", micro_batch, "run_micro_batch", Fault.CALLED_TWICE)
 def _(original: Any) -> Any:
-    def start(self: Any, request: Any, logged: Any) -> c.Action:
-        match self._state:
-            case ReadyPhase(before) if before.checkpoint_id == request.checkpoint_id:
-                return c.EndEpoch(request)
-        return original(self, request, logged)
+    def run_micro_batch(driver: Driver, folder: Any, request: Any, engine: Any) -> None:
+        newest = driver.coordinator.committed_manifest
+        if newest is None or newest.checkpoint_id != request.checkpoint_id:
+            original(driver, folder, request, engine)
 
-    return start
+    return run_micro_batch
 
 
-@mutation("a second call is not noted", Driver, "_before_stop", Fault.CALLED_TWICE)
+@mutation("a second call is not noted", micro_batch, "_note_second_call", Fault.CALLED_TWICE)
 def _(_: Any) -> Any:
-    return lambda self, error: None
+    return lambda driver, folder, batch_id: micro_batch.second_call(driver.pipeline, batch_id)
 
 
 @mutation("a call that failed leaves no trace", micro_batches, "traces_between", *FAILS)
