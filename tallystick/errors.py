@@ -85,7 +85,7 @@ class FencedError(TallystickError):
 class SparkLogError(RetriableError):
     """Spark's log has other offsets than the manifest of a committed epoch.
 
-    The driver puts the log right, as the manifest has it, before it raises this: start again.
+    The log is put right, as the manifest has it, before this is raised: start again.
     """
 
     def __init__(self, message: str, checkpoint_id: int, sources: tuple[str, ...]) -> None:
@@ -112,6 +112,30 @@ class ManifestError(DataLossError):
 
 class StateFileError(ManifestError):
     """A file of keyed state that a manifest names is missing or damaged."""
+
+
+class OtherOffsetsError(ManifestError):
+    """The caller has other end offsets of a committed epoch than its manifest.
+
+    Args:
+        committed: the pipeline, the epoch and the manifest, as the beginning of a sentence.
+        checkpoint_id: the epoch.
+        sources: the end offsets in the manifest.
+        logged: the end offsets that the caller has.
+    """
+
+    def __init__(
+        self,
+        committed: str,
+        checkpoint_id: int,
+        sources: tuple[str, ...],
+        logged: tuple[str, ...] | None,
+    ) -> None:
+        super().__init__(f"{committed}, but {logged} was asked for")
+        self.committed = committed
+        self.checkpoint_id = checkpoint_id
+        self.sources = sources
+        self.logged = logged
 
 
 class RecordsExpiredError(DataLossError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.kills import summary as peers
-from tallystick.epoch.protocol import NEXT_PHASES, Phase
+from tallystick.epoch.phases import NEXT_PHASES, Phase
 from tallystick.ops import metrics, remedies
 from tallystick.options.source import SOURCE
 from tests import matrix

@@ -31,6 +31,8 @@ SIMULATED_TOO = {
     PACKAGE / "pipeline" / "__init__.py",
     STREAMING.parent / "gang" / "__init__.py",
     STREAMING.parent / "__init__.py",  # looks at PySpark's version
+    STREAMING / "__init__.py",  # the same
+    STREAMING / "micro_batch.py",
 }
 """Modules of Spark's side that touch neither Spark nor Kafka, so that the simulator runs them."""
 FUNCTION_LINES_MAX = 70
@@ -593,6 +595,13 @@ def test_nobody_else_knows_paths_below_a_checkpoint(module):
                 and ast.unparse(target).rpartition(".")[2].strip("_") in ("storage", "checkpoint")
             ):
                 raise AssertionError(f"{place(path)}:{node.lineno} calls {name} of a checkpoint")
+
+
+def test_the_core_knows_nothing_of_sparks_log(module):
+    """Callers have end offsets of epochs; that Spark's log has them is for `spark/streaming`."""
+    path, _, text = module
+    if layer_of(path) in ("epoch", "run"):
+        assert not re.search(r"SparkLog|spark_log|folder\.log\b", text), f"{place(path)} does"
 
 
 def test_only_programs_print(module):

@@ -20,7 +20,13 @@ from dataclasses import dataclass
 
 from tallystick.epoch.manifest import FOLDER, decode, epoch_of
 from tallystick.epoch.manifest import manifests as manifest_paths
-from tallystick.errors import UNREADABLE, DataLossError, OptionError
+from tallystick.errors import (
+    UNREADABLE,
+    DataLossError,
+    OptionError,
+    OtherOffsetsError,
+    SparkLogError,
+)
 from tallystick.ports import Storage
 
 logger = logging.getLogger(__name__)
@@ -64,6 +70,18 @@ def replaced(location: str, batch_id: int, logged: Sequence[str], read: Sequence
         f"micro-batch {batch_id} up to {tuple(read)}: another query writes the same checkpoint, or "
         f"the file was replaced. Nothing of the micro-batch is committed. See that only one query "
         f"runs, then start it again: it goes on exactly."
+    )
+
+
+def entry_put_right(location: str, differing: OtherOffsetsError) -> SparkLogError:
+    """Return the error for a start whose log was put right, as the manifest has it."""
+    epoch = differing.checkpoint_id
+    return SparkLogError(
+        f"{differing.committed}, but {_path(OFFSETS, epoch)} in checkpoint {location} has "
+        f"{differing.logged}: it was lost and planned again, or replaced. It was put right, as the "
+        f"manifest has it. Nothing is lost or repeated: start the query again.",
+        epoch,
+        differing.sources,
     )
 
 

@@ -10,11 +10,11 @@
                │           │            │           │            │    └─ SETTLING ─┘       │
                └───────────┴── broken ──┴───────────┴─ unknown ──┘         next epoch ─► RUNNING
 
-Structured Streaming gives the epoch's number and its logged end offsets. Our own loop asks for the
-next epoch, which is planned after RESTORING or READY (PLANNING): after the fence, and from the
-committed epoch. When our loop starts, it settles the newest epoch once more and aborts lingering
-transactions, even if there is nothing to read (later too, now and again); a recovery alone ends
-there.
+A caller with a plan of its own requests an epoch by its number and end offsets. Our own loop asks
+for the next epoch, which is planned after RESTORING or READY (PLANNING): after the fence, and from
+the committed epoch. When our loop starts, it settles the newest epoch once more and aborts
+lingering transactions, even if there is nothing to read (later too, now and again); a recovery
+alone ends there.
 
 One Kafka transaction per epoch carries the rows *and* the path of their manifest. So whether an
 epoch happened is a single fact, which Kafka keeps; without such a transaction, the checkpoint's log
@@ -32,18 +32,19 @@ Invariants:
     * No epoch runs before everything that a decided manifest names is committed, and every other
       lingering transaction is aborted. Lingering transactions are aborted only if this run, after
       listing them, has proved that no newer run replaced it: else they could be a successor's.
-    * Spark hears that an epoch is done only after SETTLING, so a logged epoch is settled in all
-      sinks.
-    * So a sink may be taken out of a pipeline once the last epoch with it is logged.
-    * A function of foreachBatch that catches a sink's error breaks this; but the failure was noted,
-      so the committables of the decided epoch are committed again.
+    * A caller hears that an epoch is done only after SETTLING, so an epoch before the requested one
+      is settled in all sinks.
+    * So a sink may be taken out of a pipeline once the epoch after the last one with it is
+      requested.
+    * A caller that goes on after an error breaks this; but the failure was noted, so the
+      committables of the decided epoch are committed again.
     * A decided epoch runs again only if all of its output is lost, so that nothing is repeated; and
       not if a person stated to go on without it.
     * Before a person is asked to decide, this run proves again that no newer run has replaced it.
-    * No epoch follows one whose end offsets in Spark's log differ from its manifest: the log can be
-      replaced or lost, the manifest of a committed epoch cannot.
-    * An epoch is requested once in a run. A second request is not a replay but a second call, with
-      other rows; it is refused, and noted for the next run.
+    * No epoch follows one of which the caller has other end offsets than its manifest: the log of a
+      caller can be replaced or lost, the manifest of a committed epoch cannot.
+    * An epoch is requested once in a run: a second request would not be a replay, but a call with
+      other rows. The caller refuses it, and notes it for the next run.
     * An unanswered commit is never followed by an abort: fence as the current owner, then ask.
     * A lineage begins with a committed token, before its first row. So if an epoch has left a
       manifest and Kafka holds no token, Kafka forgot the token: this is never a first run.
@@ -56,13 +57,40 @@ This module does no IO, reads no clock and draws no random number; the simulator
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from tallystick.epoch import protocol, refusals, verdict
 from tallystick.epoch.facts import CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import KAFKA, Manifest
-from tallystick.epoch.micro_batches import second_call
-from tallystick.epoch.protocol import Action, Event, Phase
+from tallystick.epoch.phases import (
+    NEXT_PHASES,
+    Abortable,
+    AnyPhase,
+    CommittingPhase,
+    CompletedPhase,
+    ConfirmingPhase,
+    EpochGoal,
+    FencingPhase,
+    Goal,
+    IdlePhase,
+    OpeningPhase,
+    Phase,
+    PlannedGoal,
+    PlanningPhase,
+    PreparedPhase,
+    ReadyPhase,
+    RecoveringPhase,
+    Repeatable,
+    RequestedGoal,
+    RestoringPhase,
+    RunningPhase,
+    SettlingPhase,
+    StoppedPhase,
+    StoppingPhase,
+    UnplannedGoal,
+    UnsettledGoal,
+)
+from tallystick.epoch.protocol import Action, Event
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import RetriableError, TallystickError
 from tallystick.values import Producer, TopicPartition
@@ -72,9 +100,11 @@ RECOVER_EVERY = 10
 ATTEMPTS_MAX = 3
 """The times an epoch is run before its last error is raised; each client call retries by itself."""
 
+InPhase = TypeVar("InPhase", bound=AnyPhase)
+
 
 class Coordinator:
-    """Drives one epoch after the other, and every recovery, as a loop or Spark asks for them.
+    """Drives one epoch after the other, and every recovery, as its caller asks for them.
 
     Args:
         identity: of the pipeline that runs.
@@ -85,23 +115,14 @@ class Coordinator:
     def __init__(
         self, identity: Identity, decided_by: str = KAFKA, *, has_participants: bool = False
     ) -> None:
-        self.phase = Phase.IDLE
         self._identity = identity
         self._decided_by = decided_by
         self._has_participants = has_participants
-        self._base_path = ""  # of the manifest that the epoch in flight goes on from
-        self._request: Request | None = None
-        self._attempt = 0
+        self._state: AnyPhase = IdlePhase()
         self._owner: Producer | None = None  # the newest producer that Kafka gave this run
         self._committed: CommittedEpoch | None = None
-        self._manifest: Manifest | None = None  # of the epoch in flight
-        self._has_strays = False
-        self._error: Exception | None = None
-        self._refused_before = False
+        self._prepared: tuple[Committable, ...] = ()
         self._is_recovered = False  # nothing of an earlier run lingers in other sinks
-        self._has_loop = False  # of our own, which has no log: epochs are planned after the fence
-        self._is_settling = False  # the newest epoch is looked after, before the next is planned
-        self._only_recovers = False  # no epoch is planned after that
 
     def step(self, event: Event) -> Action:
         """Take a fact about the epoch and return the next action."""
@@ -113,10 +134,7 @@ class Coordinator:
             case protocol.ProducerFenced(producer):
                 return self._restore(producer)
             case protocol.CommittedRead(committed):
-                # A loop of our own looks back in any case, whether or not a call has failed.
-                failed = committed.has_failed and not self._has_loop
-                self._committed = replace(committed, decided_by=self._decided_by, has_failed=failed)
-                return self._look_back() if self._request is None else self._decide()
+                return self._restored(committed)
             case protocol.EpochRan():
                 return self._prepare(event)
             case protocol.ManifestWritten(path):
@@ -130,148 +148,147 @@ class Coordinator:
             case protocol.ActionFailed(error):
                 return self._broken(error)
             case protocol.TransactionAborted():
-                assert self._error is not None
-                return self._stop(self._error)
+                return self._stop(self._in(StoppingPhase).error)
             case _:
                 assert_never(event)
 
-    def _restore(self, producer: Producer) -> Action:
-        self._owner, self._is_recovered = producer, False
-        if self._has_loop:
-            self._request = None  # what is not decided by now did not happen
-        self._become(Phase.RESTORING)
-        return protocol.ReadCommitted()
+    # --- until an epoch is to run -----------------------------------------------------------
 
     def _take_up(self, event: protocol.Beginning) -> Action:
         match event:
             case protocol.EpochRequested(request, logged):
                 return self._start(request, logged)
-            case protocol.EpochWanted() | protocol.RecoveryWanted():
-                self._only_recovers = isinstance(event, protocol.RecoveryWanted)
-                return self._want()
+            case protocol.EpochWanted():
+                return self._want(UnplannedGoal())
+            case protocol.RecoveryWanted():
+                return self._want(UnplannedGoal(only_recovers=True))
             case protocol.EpochPlanned():
                 return self._planned(event)
 
     def _start(self, request: Request, logged: tuple[str, ...] | None) -> Action:
-        assert self.phase in (Phase.IDLE, Phase.READY), f"epoch requested while {self.phase.name}"
-        before, self._request = self._request, request
-        self._attempt, self._refused_before = 1, False
-        if self.phase is Phase.READY:
-            assert before is not None, "a run is ready after its first epoch"
-            if before.checkpoint_id == request.checkpoint_id:
-                return self._stop(second_call(self._identity.pipeline, request.checkpoint_id))
-            # Spark asks for all epochs in order, and this run heard of all that its query ran.
-            self._committed = replace(
-                self._known, logged=logged, begun=(), is_partial=False, has_failed=False
-            )
-            return self._decide()
-        self._become(Phase.FENCING)
-        return protocol.FenceProducer(current=None)
+        goal = RequestedGoal(request)
+        if isinstance(self._state, IdlePhase):
+            return self._fence(goal)
+        before = self._in(ReadyPhase).request
+        assert before is not None, "a run is ready after its first epoch"
+        assert before.checkpoint_id != request.checkpoint_id, "an epoch is requested once in a run"
+        # Epochs are requested in order, and this run heard of all that were requested.
+        self._committed = replace(
+            self._known, logged=logged, begun=(), is_partial=False, has_failed=False
+        )
+        return self._decide(goal)
 
-    def _want(self) -> Action:
+    def _want(self, goal: UnplannedGoal) -> Action:
         """Answer our own loop: find out what is committed first, then plan."""
-        assert self.phase in (Phase.IDLE, Phase.READY), f"epoch wanted while {self.phase.name}"
-        self._has_loop, self._attempt, self._refused_before = True, 1, False
-        if self.phase is Phase.READY:
-            return self._plan()
-        self._become(Phase.FENCING)
-        return protocol.FenceProducer(current=None)
+        if isinstance(self._state, IdlePhase):
+            return self._fence(goal)
+        self._in(ReadyPhase)
+        return self._plan(goal)
 
-    def _look_back(self) -> Action:
+    def _fence(self, goal: Goal) -> Action:
+        """Take the pipeline over; or, once this run owned it, prove that it still does."""
+        self._become(FencingPhase(goal))
+        return protocol.FenceProducer(self._owner)
+
+    def _restore(self, producer: Producer) -> Action:
+        goal = self._in(FencingPhase).goal
+        self._owner, self._is_recovered = producer, False
+        self._become(RestoringPhase(goal.after_fence()))
+        return protocol.ReadCommitted()
+
+    def _restored(self, committed: CommittedEpoch) -> Action:
+        goal = self._in(RestoringPhase).goal
+        # A loop of our own looks back in any case, whether or not a call has failed.
+        failed = committed.has_failed and isinstance(goal, RequestedGoal)
+        self._committed = replace(committed, decided_by=self._decided_by, has_failed=failed)
+        return self._look_back(goal) if isinstance(goal, UnplannedGoal) else self._decide(goal)
+
+    def _look_back(self, goal: UnplannedGoal) -> Action:
         """Settle the newest epoch, if a run may not have done so; then plan the next."""
-        unsettled = verdict.look_back(self._known, self._identity)
-        if isinstance(unsettled, verdict.Refusal):
-            return self._refuse(unsettled.error)
-        self._is_settling, self._request = unsettled is not None, unsettled
-        return self._plan() if unsettled is None else self._decide()
+        match verdict.look_back(self._known, self._identity):
+            case verdict.Refusal(error):
+                return self._refuse(goal, error)
+            case None:
+                return self._plan(goal)
+            case Request() as newest:
+                return self._decide(UnsettledGoal(newest, goal.only_recovers, goal.tries))
 
-    def _plan(self) -> Action:
-        if self._only_recovers:
-            return self._end_without_epoch()
-        self._become(Phase.PLANNING)
-        self._request = None
+    def _plan(self, goal: UnplannedGoal) -> Action:
+        if goal.only_recovers:
+            return self._end_without_epoch(goal)
+        self._become(PlanningPhase(goal))
         return protocol.PlanEpoch(*verdict.following(self._known, self._identity))
 
-    def _end_without_epoch(self) -> Action:
+    def _end_without_epoch(self, goal: UnplannedGoal) -> Action:
         """Abort what no decided manifest names, unless done already; then end without an epoch."""
         if self._has_participants and not self._is_recovered:
-            self._become(Phase.RECOVERING)
+            self._become(RecoveringPhase(goal))
             return protocol.RecoverParticipants(self._producer, (), self._named)
-        if self.phase is not Phase.READY:
-            self._become(Phase.READY)
+        if not isinstance(self._state, ReadyPhase):
+            self._become(ReadyPhase(None))
         return protocol.EndEpoch(None)
 
     def _planned(self, event: protocol.EpochPlanned) -> Action:
-        sources, start = event.sources, event.start
+        goal, sources, start = self._in(PlanningPhase).goal, event.sources, event.start
         epoch = verdict.following(self._known, self._identity).checkpoint_id
         request = Request(epoch, sources or start, may_skip=False, start=start)
         judged = verdict.judge(request, self._known, self._identity)
         if sources is None and isinstance(judged, verdict.Run):
             self._is_recovered = self._is_recovered and not event.looks_through
-            return self._end_without_epoch()
+            return self._end_without_epoch(goal)
         if sources is None and not isinstance(judged, verdict.Open):
-            self._become(Phase.READY)  # what lingers may be another's
+            self._become(ReadyPhase(None))  # what lingers may be another's
             return protocol.EndEpoch(None)
-        self._request = request
-        return self._decide()
+        return self._decide(PlannedGoal(request, goal.tries))
 
-    def _decide(self) -> Action:
-        """Run, skip or refuse the requested epoch, in the light of what Kafka committed."""
-        known, wanted = self._known, self._wanted
-        match judged := verdict.judge(wanted, known, self._identity):
+    def _decide(self, goal: EpochGoal) -> Action:
+        """Run, skip or refuse the goal's epoch, in the light of what Kafka committed."""
+        known = self._known
+        match judged := verdict.judge(goal.request, known, self._identity):
             case verdict.Open(base_path):
-                self._become(Phase.OPENING)
-                if wanted.start and not base_path:
-                    beginning = self._identity.manifest(
-                        wanted.checkpoint_id - 1, wanted.start, self._producer, self._decided_by
-                    )
-                    return protocol.WriteManifest(beginning, is_seed=True)
-                # A user's function may have left out epochs after its base.
-                bases = {base.path: base.manifest.checkpoint_id for base in known.bases}
-                epoch = bases.get(base_path, wanted.checkpoint_id - 1)
-                token = self._identity.token(epoch, base_path)
-                return protocol.CommitTransaction(self._producer, token, opens=True)
+                return self._open(goal, base_path)
             case verdict.Run() | verdict.AlreadyCommitted():
                 is_settled = isinstance(judged, verdict.Run) and not known.has_failed
                 decided, settled = ((), self._named) if is_settled else (self._named, ())
-                if self._is_to_recover and (decided or self._has_participants):
-                    self._become(Phase.RECOVERING)
+                if self._is_to_recover(goal) and (decided or self._has_participants):
+                    self._become(RecoveringPhase(goal))
                     return protocol.RecoverParticipants(self._producer, decided, settled)
-                return self._resume_own_epoch(judged)
+                return self._resume_own_epoch(goal, judged)
             case verdict.Refusal(error):
-                if self._named and known.has_failed and self.phase is Phase.RESTORING:
-                    self._become(Phase.RECOVERING)  # a timeout would not wait for the person
+                if self._named and known.has_failed and isinstance(self._state, RestoringPhase):
+                    self._become(RecoveringPhase(goal))  # a timeout would not wait for the person
                     return protocol.RecoverParticipants(self._producer, self._named)
-                return self._refuse(error)
+                return self._refuse(goal, error)
 
-    @property
-    def _is_to_recover(self) -> bool:
+    def _open(self, goal: EpochGoal, base_path: str) -> Action:
+        """Begin a lineage: after a base, or with a manifest of where its first epoch reads from."""
+        self._become(OpeningPhase(goal))
+        before = goal.request.checkpoint_id - 1
+        if goal.request.start and not base_path:
+            beginning = self._identity.manifest(
+                before, goal.request.start, self._producer, self._decided_by
+            )
+            return protocol.WriteManifest(beginning, is_seed=True)
+        # A user's function may have left out epochs after its base.
+        epochs = {base.path: base.manifest.checkpoint_id for base in self._known.bases}
+        token = self._identity.token(epochs.get(base_path, before), base_path)
+        return protocol.CommitTransaction(self._producer, token, opens=True)
+
+    def _is_to_recover(self, goal: EpochGoal) -> bool:
         """At the start and after a failure; and now and then, for what failed attempts left."""
-        return not self._is_recovered or self._wanted.checkpoint_id % RECOVER_EVERY == 0
+        return not self._is_recovered or goal.request.checkpoint_id % RECOVER_EVERY == 0
 
-    def _resume_own_epoch(self, judged: verdict.Run | verdict.AlreadyCommitted) -> Action:
+    def _resume_own_epoch(
+        self, goal: EpochGoal, judged: verdict.Run | verdict.AlreadyCommitted
+    ) -> Action:
         match judged:
             case verdict.Run() if self._known.has_failed and self._known.manifest is not None:
-                return self._confirm(self._known.manifest)  # its finding may not have been reported
+                # Its finding may not have been reported.
+                return self._confirm(goal, self._known.manifest)
             case verdict.Run():
-                return self._run_after_newest()
+                return self._run_after_newest(goal)
             case verdict.AlreadyCommitted(manifest):
-                return self._confirm(manifest)
-
-    def _confirm(self, manifest: Manifest) -> Action:
-        self._manifest = manifest
-        self._become(Phase.CONFIRMING)
-        return protocol.ConfirmOutput(manifest.producer, manifest.produced)
-
-    def _run_after_newest(self) -> Action:
-        token = self._known.token
-        return self._run(self._known.manifest, "" if token is None else token.manifest_path)
-
-    def _run(self, base: Manifest | None, base_path: str) -> Action:
-        wanted, self._base_path = self._wanted, base_path
-        self._become(Phase.RUNNING)
-        state, start = ((), wanted.start) if base is None else (base.state, base.sources)
-        return protocol.RunEpoch(wanted.checkpoint_id, self._producer, state, start, wanted.sources)
+                return self._confirm(goal, manifest)
 
     def _after_participants(self, event: protocol.ParticipantsDone) -> Action:
         match event:
@@ -283,124 +300,154 @@ class Coordinator:
                 return self._after_settling(lost)
 
     def _after_recovery(self, lost: tuple[Lost, ...]) -> Action:
-        if self._request is None:
-            return self._end_without_epoch()
-        known = self._known
-        judged = verdict.judge(self._wanted, known, self._identity)
+        goal, known = self._in(RecoveringPhase).goal, self._known
+        if isinstance(goal, UnplannedGoal):
+            return self._end_without_epoch(goal)
+        judged = verdict.judge(goal.request, known, self._identity)
         if isinstance(judged, verdict.Refusal):
-            return self._refuse(judged.error)
+            return self._refuse(goal, judged.error)
         assert isinstance(judged, verdict.Run | verdict.AlreadyCommitted), "judged so before"
         manifest = known.manifest
         if not lost or (manifest is not None and refusals.is_accepted(self._identity, manifest)):
-            return self._resume_own_epoch(judged)
+            return self._resume_own_epoch(goal, judged)
         assert manifest is not None, "only what was decided is lost"
         is_logged = isinstance(judged, verdict.Run)
         if not is_logged and refusals.is_replayable(known, lost):
-            return self._run(known.before, manifest.base_path)
+            return self._run(goal, known.before, manifest.base_path)
         error = refusals.output_lost(self._identity, manifest, lost, is_logged=is_logged)
-        return self._refuse(error)
+        return self._refuse(goal, error)
+
+    # --- an epoch ---------------------------------------------------------------------------
+
+    def _run_after_newest(self, goal: EpochGoal) -> Action:
+        token = self._known.token
+        return self._run(goal, self._known.manifest, "" if token is None else token.manifest_path)
+
+    def _run(self, goal: EpochGoal, base: Manifest | None, base_path: str) -> Action:
+        self._become(RunningPhase(goal, base_path))
+        epoch, sources = goal.request.checkpoint_id, goal.request.sources
+        state, start = ((), goal.request.start) if base is None else (base.state, base.sources)
+        return protocol.RunEpoch(epoch, self._producer, state, start, sources)
+
+    def _prepare(self, ran: protocol.EpochRan) -> Action:
+        running = self._in(RunningPhase)
+        epoch, sources = running.goal.request.checkpoint_id, running.goal.request.sources
+        manifest = replace(
+            self._identity.manifest(epoch, sources, self._producer, self._decided_by),
+            produced=tuple(sorted(ran.produced)),
+            state=ran.state,
+            committables=tuple(sorted(ran.committables)),
+            base_path=running.base_path,
+        )
+        self._prepared = manifest.committables
+        self._become(PreparedPhase(running.goal, manifest, ran.has_strays))
+        return protocol.WriteManifest(manifest)
+
+    def _complete(self, path: str) -> Action:
+        if isinstance(self._state, OpeningPhase):
+            token = self._identity.token(self._state.goal.request.checkpoint_id - 1, path)
+            return protocol.CommitTransaction(self._producer, token, opens=True)
+        prepared = self._in(PreparedPhase)
+        manifest = prepared.manifest
+        token = self._identity.token(manifest.checkpoint_id, path)
+        self._committed = CommittedEpoch(token, manifest, manifest_exists=True)
+        self._become(CompletedPhase(prepared.goal, manifest, prepared.has_strays, token))
+        return protocol.CountOutput(
+            self._producer, manifest.produced, token, manifest.sources, manifest.committables
+        )
+
+    def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
+        """Commit only what the reporting tasks wrote: Kafka cannot distinguish their attempts."""
+        completed = self._in(CompletedPhase)
+        manifest = completed.manifest
+        reported = {p.topic_partition: p.last_sequence for p in manifest.produced}
+        if last_sequences is not None and dict(last_sequences) != reported:
+            error = refusals.miscount(manifest.checkpoint_id, reported, last_sequences)
+            return self._broken(error)
+        self._become(CommittingPhase(completed.goal, manifest, completed.has_strays))
+        return protocol.CommitTransaction(self._producer, completed.token)
+
+    def _after_commit(self, next_producer: Producer) -> Action:
+        self._owner = next_producer
+        if isinstance(self._state, OpeningPhase):
+            self._become(RestoringPhase(self._state.goal.after_fence()))
+            return protocol.ReadCommitted()
+        decided = self._in(CommittingPhase)
+        committables = decided.manifest.committables
+        if committables:
+            self._become(SettlingPhase(decided.goal, decided.manifest))
+            return protocol.CommitParticipants(committables, next_producer, decided.has_strays)
+        return self._confirm(decided.goal, decided.manifest)
 
     def _after_settling(self, lost: tuple[Lost, ...]) -> Action:
-        manifest = self._in_flight
+        settling = self._in(SettlingPhase)
+        goal, manifest = settling.goal, settling.manifest
         if lost and not refusals.is_accepted(self._identity, manifest):
-            self._attempt += 1  # a recovery finds it lost again: it runs it again, or refuses to
-            return self._fence_again(refusals.lost_repeatedly(self._identity, manifest, lost))
-        return self._confirm(manifest)
+            # A recovery finds it lost again: it runs it again, or refuses to.
+            error = refusals.lost_repeatedly(self._identity, manifest, lost)
+            return self._fence_again(goal, error)
+        return self._confirm(goal, manifest)
 
-    def _refuse(self, error: TallystickError) -> Action:
+    def _confirm(self, goal: EpochGoal, manifest: Manifest) -> Action:
+        self._prepared = manifest.committables
+        self._become(ConfirmingPhase(goal, manifest))
+        return protocol.ConfirmOutput(manifest.producer, manifest.produced)
+
+    def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
+        confirming = self._in(ConfirmingPhase)
+        goal, epoch = confirming.goal, confirming.manifest.checkpoint_id
+        if foreign_rows and refusals.foreign_rows_word(epoch) not in self._identity.accepted:
+            return self._stop(refusals.foreign_rows_found(epoch, foreign_rows))
+        if epoch < goal.request.checkpoint_id:
+            return self._run_after_newest(goal)
+        self._become(ReadyPhase(goal.request))
+        if isinstance(goal, UnsettledGoal):
+            return self._plan(UnplannedGoal(goal.only_recovers, goal.tries))
+        return protocol.EndEpoch(goal.request)
+
+    # --- an end without a commit --------------------------------------------------------------
+
+    def _refuse(self, goal: Goal, error: TallystickError) -> Action:
         """Stop for a person to decide; but prove first that this run still owns the pipeline.
 
         A successor that took over between the fence and the question leaves a token or a manifest
         that this run cannot explain. Nothing is lost then: this run is fenced, and has to say so.
         """
-        looked = self.phase in (Phase.RESTORING, Phase.PLANNING, Phase.RECOVERING, Phase.READY)
-        if looked and not self._refused_before:
-            self._refused_before = True
-            self._become(Phase.FENCING)
-            return protocol.FenceProducer(self._owner)
-        return self._stop(error)
-
-    def _prepare(self, ran: protocol.EpochRan) -> Action:
-        self._become(Phase.PREPARED)
-        self._has_strays = ran.has_strays
-        self._manifest = replace(
-            self._identity.manifest(
-                self._wanted.checkpoint_id, self._wanted.sources, self._producer, self._decided_by
-            ),
-            produced=tuple(sorted(ran.produced)),
-            state=ran.state,
-            committables=tuple(sorted(ran.committables)),
-            base_path=self._base_path,
-        )
-        return protocol.WriteManifest(self._manifest)
-
-    def _complete(self, path: str) -> Action:
-        if self.phase is Phase.OPENING:
-            token = self._identity.token(self._wanted.checkpoint_id - 1, path)
-            return protocol.CommitTransaction(self._producer, token, opens=True)
-        self._become(Phase.COMPLETED)
-        manifest = self._in_flight
-        token = self._identity.token(manifest.checkpoint_id, path)
-        self._committed = CommittedEpoch(token, manifest, manifest_exists=True)
-        return protocol.CountOutput(
-            self._producer, manifest.produced, token, self._wanted.sources, manifest.committables
-        )
-
-    def _check_count(self, last_sequences: Mapping[TopicPartition, int] | None) -> Action:
-        """Commit only what the reporting tasks wrote: Kafka cannot distinguish their attempts."""
-        epoch, token = self._wanted.checkpoint_id, self._known.token
-        assert token is not None, "the epoch's own, since its manifest is written"
-        reported = {p.topic_partition: p.last_sequence for p in self._in_flight.produced}
-        if last_sequences is not None and dict(last_sequences) != reported:
-            return self._broken(refusals.miscount(epoch, reported, last_sequences))
-        self._become(Phase.COMMITTING)
-        return protocol.CommitTransaction(self._producer, token)
-
-    def _after_commit(self, next_producer: Producer) -> Action:
-        self._owner = next_producer
-        if self.phase is Phase.OPENING:
-            self._become(Phase.RESTORING)
-            if self._has_loop:
-                self._request = None  # only where it begins is settled
-            return protocol.ReadCommitted()
-        if self.prepared:
-            self._become(Phase.SETTLING)
-            return protocol.CommitParticipants(self.prepared, next_producer, self._has_strays)
-        return self._confirm(self._in_flight)
-
-    def _finish(self, foreign_rows: Mapping[TopicPartition, int]) -> Action:
-        epoch = self._in_flight.checkpoint_id
-        if foreign_rows and refusals.foreign_rows_word(epoch) not in self._identity.accepted:
-            return self._stop(refusals.foreign_rows_found(epoch, foreign_rows))
-        if epoch < self._wanted.checkpoint_id:
-            return self._run_after_newest()
-        self._become(Phase.READY)
-        if self._is_settling:
-            self._is_settling = False
-            return self._plan()
-        return protocol.EndEpoch(self._wanted)
+        if goal.tries.was_refused:
+            return self._stop(error)
+        return self._fence(replace(goal, tries=goal.tries.refused()))
 
     def _broken(self, error: Exception) -> Action:
         """Fence and ask after an error that may pass; abort and raise after any other."""
-        again = self._attempt < ATTEMPTS_MAX or self.phase is Phase.COMMITTING
-        if isinstance(error, RetriableError) and self.phase not in protocol.FINAL and again:
-            self._attempt += 1
-            return self._fence_again(error)
-        if self.phase in protocol.ABORTABLE:
-            self._error = error
-            self._become(Phase.STOPPING)
+        state = self._state
+        may_pass = isinstance(error, RetriableError)
+        if may_pass and isinstance(state, Repeatable) and self._may_try_again(state):
+            return self._fence_again(state.goal, error)
+        if isinstance(state, Abortable):
+            self._become(StoppingPhase(error))
             return protocol.AbortTransaction(self._producer)
-        return self._stop(self._error or error)
+        return self._stop(state.error if isinstance(state, StoppingPhase) else error)
 
-    def _fence_again(self, error: Exception) -> Action:
-        if self._attempt > 2 * ATTEMPTS_MAX:  # commit after commit went unanswered
+    def _may_try_again(self, state: Repeatable) -> bool:
+        # What became of an unanswered commit only Kafka knows, so it is asked in any case.
+        return isinstance(state, CommittingPhase) or state.goal.tries.attempt < ATTEMPTS_MAX
+
+    def _fence_again(self, goal: Goal, error: Exception) -> Action:
+        tries = goal.tries.again()
+        if tries.attempt > 2 * ATTEMPTS_MAX:  # commit after commit went unanswered
             return self._stop(error)
-        self._become(Phase.FENCING)
-        return protocol.FenceProducer(self._owner)
+        return self._fence(replace(goal, tries=tries))
 
     def _stop(self, error: Exception) -> protocol.Stop:
-        self._become(Phase.STOPPED)
+        self._become(StoppedPhase())
         return protocol.Stop(error)
+
+    # --- what is known ------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the epoch in flight."""
+        return self._state.phase
 
     def manifest_path(self, checkpoint_id: int) -> str:
         """Return the path of an epoch's manifest if the newest known token names it, else ""."""
@@ -411,13 +458,13 @@ class Coordinator:
     @property
     def committed_manifest(self) -> Manifest | None:
         """The manifest of the epoch that Kafka committed last, as far as this run knows."""
-        known = self._committed if self.phase is Phase.READY else None
+        known = self._committed if isinstance(self._state, ReadyPhase) else None
         return None if known is None else known.manifest
 
     @property
     def prepared(self) -> tuple[Committable, ...]:
         """The committables of the newest epoch whose tasks have ended, decided or not."""
-        return () if self._manifest is None else self._manifest.committables
+        return self._prepared
 
     @property
     def producer(self) -> Producer:
@@ -435,19 +482,17 @@ class Coordinator:
         return self._committed
 
     @property
-    def _in_flight(self) -> Manifest:
-        assert self._manifest is not None, "tasks have ended before their output is counted"
-        return self._manifest
-
-    @property
     def _named(self) -> tuple[Committable, ...]:
         return () if self._known.manifest is None else self._known.manifest.committables
 
-    @property
-    def _wanted(self) -> Request:
-        assert self._request is not None, "an epoch runs only when it was asked for"
-        return self._request
+    def _in(self, phase: type[InPhase]) -> InPhase:
+        """Return the state, which is of the phase that an event belongs to."""
+        state = self._state
+        assert isinstance(state, phase), f"{self.phase.name}: expected {phase.phase.name}"
+        return state
 
-    def _become(self, phase: protocol.Phase) -> None:
-        assert phase in protocol.NEXT_PHASES[self.phase], f"{self.phase.name} -> {phase.name}"
-        self.phase = phase
+    def _become(self, state: AnyPhase) -> None:
+        """Take the one way from a phase to the next: all transitions come through here."""
+        before, after = self.phase, state.phase
+        assert after in NEXT_PHASES[before], f"{before.name} -> {after.name}"
+        self._state = state

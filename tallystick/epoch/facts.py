@@ -44,13 +44,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The epoch to run, with end offsets that Spark has logged or our own loop has planned.
+    """The epoch to run, with end offsets that a caller has or our own loop has planned.
 
     Args:
         checkpoint_id: the epoch.
         sources: its end offsets, a JSON text per source.
-        may_skip: a user's own function stands between Spark and the driver, and may have left out
-            epochs before this one.
+        may_skip: the caller may have left out epochs before this one.
         start: its start offsets, if our own loop has planned the epoch.
     """
 
@@ -74,7 +73,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """The newest decision, and the checkpoint's record of the epoch: manifests, notes, Spark's log.
+    """The newest decision, and what is known of the epoch: manifests, notes, the caller's plan.
 
     Args:
         token: None if Kafka holds none.
@@ -88,15 +87,15 @@ class CommittedEpoch:
         before: the manifest that the newest epoch went on from, where that epoch may have to be run
             again: if others than Kafka hold its output.
         decided_by: the decider that was asked for the token; for messages.
-        logged: the end offsets that Spark's log has of the token's epoch; None: it has none, Spark
-            removes those of a hundred micro-batches ago.
+        logged: the end offsets that the caller has of the token's epoch; None: it has none, or none
+            any more.
         begun: epochs between the token's, or the bases', and the requested one that have left a
             manifest or a note.
         is_partial: the token's epoch lacks the rows of a second call.
         is_set_back: a run has noted a later epoch than the token's as settled.
         is_settled: a run of our own loop has noted the token's epoch, or all bases, as settled.
-        has_failed: a call for the token's epoch failed, perhaps after its decision; the function
-            may have returned all the same.
+        has_failed: a call for the token's epoch failed, perhaps after its decision; the caller may
+            have gone on all the same.
     """
 
     token: Token | None

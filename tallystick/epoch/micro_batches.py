@@ -27,7 +27,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from tallystick.epoch.manifest import FOLDER, epoch_of, manifests
-from tallystick.errors import SecondCallError
 
 OWN_LOOP = f"{FOLDER}/own-loop"
 _NOTE = re.compile(rf"{FOLDER}/(partial|failed|settled)-(\d+)(?:-.+)?", re.ASCII)
@@ -107,15 +106,3 @@ def _notes(paths: Iterable[str]) -> Iterator[tuple[str, str, int]]:
     for path in paths:
         if note := _NOTE.fullmatch(path):
             yield path, note[1], int(note[2])
-
-
-def second_call(pipeline: str, checkpoint_id: int, whose: str = "the sink") -> SecondCallError:
-    """Return the refusal of another call in a micro-batch whose first call has been taken."""
-    return SecondCallError(
-        f"pipeline {pipeline!r}: the function of foreachBatch called {whose} a second time in "
-        f"micro-batch {checkpoint_id}. One call is one transaction: the first one's rows are "
-        f"committed, those of the second call are not written. Write all rows of a micro-batch "
-        f"with one call of one sink: union the DataFrames, with a column 'topic' where they go to "
-        f"several topics (topic=None, token_topic=…). The next start names what to do about "
-        f"micro-batch {checkpoint_id}."
-    )

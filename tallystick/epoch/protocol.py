@@ -1,11 +1,10 @@
-"""The values of the epoch protocol: the phases of an epoch, the facts, and the orders.
+"""The values of the epoch protocol: the facts, and the orders.
 
-The machine that turns facts into orders is `coordinator`.
+The machine that turns facts into orders is `coordinator`; its phases are in `phases`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from tallystick.epoch.facts import CommittedEpoch, Request
 from tallystick.epoch.manifest import Manifest
@@ -15,72 +14,12 @@ from tallystick.state.catalog import StepState
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 
-class Phase(Enum):
-    """The phase of the one epoch in flight."""
-
-    IDLE = auto()  # nothing is known of Kafka yet
-    FENCING = auto()  # earlier runs, or an earlier attempt, may still be writing
-    RESTORING = auto()  # earlier writers are fenced; Kafka is asked which epoch it committed last
-    PLANNING = auto()  # the committed epoch is known; the next one is being planned
-    RECOVERING = auto()  # decided output is being committed in other sinks, the rest aborted
-    OPENING = auto()  # the lineage is new: its first token is being committed
-    RUNNING = auto()  # tasks read and write into the open transaction
-    PREPARED = auto()  # all output is flushed, nothing is visible; the manifest is being written
-    COMPLETED = auto()  # the manifest is durable; the token is staged, then the output is counted
-    COMMITTING = auto()  # Kafka was asked to commit: from here on only Kafka knows
-    SETTLING = auto()  # decided; what tasks prepared in other sinks is being committed
-    CONFIRMING = auto()  # committed; what follows the reported rows in the log is being looked at
-    READY = auto()  # no epoch is in flight, and what Kafka committed last is known
-    STOPPING = auto()  # an error is final; the open transaction is being aborted
-    STOPPED = auto()  # a person, or a newer run, has to act
-
-
-_GIVEN_UP = {Phase.FENCING, Phase.STOPPED}
-_ABORTED = {Phase.FENCING, Phase.STOPPING}
-NEXT_PHASES = {
-    Phase.IDLE: {Phase.FENCING},
-    Phase.FENCING: {Phase.RESTORING, *_GIVEN_UP},
-    Phase.RESTORING: {
-        Phase.PLANNING,
-        Phase.OPENING,
-        Phase.RECOVERING,
-        Phase.RUNNING,
-        Phase.CONFIRMING,
-        Phase.READY,
-        *_GIVEN_UP,
-    },
-    Phase.PLANNING: {
-        Phase.OPENING,
-        Phase.RECOVERING,
-        Phase.RUNNING,
-        Phase.READY,
-        *_GIVEN_UP,
-    },
-    Phase.RECOVERING: {Phase.RUNNING, Phase.CONFIRMING, Phase.READY, *_GIVEN_UP},
-    Phase.OPENING: {Phase.RESTORING, *_GIVEN_UP},
-    Phase.RUNNING: {Phase.PREPARED, *_ABORTED},
-    Phase.PREPARED: {Phase.COMPLETED, *_ABORTED},
-    Phase.COMPLETED: {Phase.COMMITTING, *_ABORTED},
-    Phase.COMMITTING: {Phase.SETTLING, Phase.CONFIRMING, *_GIVEN_UP},
-    Phase.SETTLING: {Phase.CONFIRMING, *_GIVEN_UP},
-    Phase.CONFIRMING: {Phase.RUNNING, Phase.READY, Phase.STOPPED},
-    Phase.READY: {Phase.PLANNING, Phase.RECOVERING, Phase.RUNNING, *_GIVEN_UP},
-    Phase.STOPPING: {Phase.STOPPED},
-    Phase.STOPPED: set(),
-}
-"""Exactly the ways that exist; `tests/epoch/test_coordinator.py` takes each of them."""
-ABORTABLE = {Phase.RUNNING, Phase.PREPARED, Phase.COMPLETED}
-"""Phases in which a transaction may be open and was certainly not asked to commit."""
-FINAL = {Phase.CONFIRMING, Phase.READY, Phase.STOPPING}
-"""Phases in which running the epoch again would not help: it is committed, or being given up."""
-
-
 # Events: facts, in the past tense.
 @dataclass(frozen=True, slots=True)
 class EpochRequested:
-    """Spark has requested an epoch, and repeats the request until the epoch is logged as done.
+    """The caller has requested an epoch: the next one, or in a new run the newest one once more.
 
-    `logged`: the end offsets that Spark's log has now of this run's newest committed epoch, if any.
+    `logged`: the end offsets that the caller has now of this run's newest committed epoch, if any.
     """
 
     request: Request
@@ -308,7 +247,7 @@ class CommitTransaction:
 class RecoverParticipants:
     """Commit a decided manifest's committables in other sinks, and abort all else that lingers.
 
-    `settled` was committed before Spark logged its epoch; its sinks may be gone from the pipeline.
+    `settled` was committed before the epoch was told to be done; its sinks may be gone by now.
     """
 
     producer: Producer

@@ -12,7 +12,7 @@ from tallystick.errors import (
     ForeignRowsError,
     ManifestError,
     OptionError,
-    SparkLogError,
+    OtherOffsetsError,
 )
 from tallystick.source.offsets import parse_source
 from tallystick.text import shortened
@@ -260,16 +260,14 @@ def manifest_gone(token: Token, identity: Identity, committed: CommittedEpoch) -
 
 def other_offsets(
     identity: Identity, token: Token, manifest: Manifest, logged: tuple[str, ...] | None
-) -> SparkLogError:
-    """Spark's log has another end of the committed epoch than its manifest."""
-    return SparkLogError(
+) -> OtherOffsetsError:
+    """The caller has another end of the committed epoch than its manifest."""
+    return OtherOffsetsError(
         f"pipeline {identity.pipeline!r}: epoch {token.checkpoint_id} is committed with the source "
-        f"offsets {manifest.sources} (manifest {token.manifest_path}), but offsets/"
-        f"{token.checkpoint_id} in checkpoint {identity.checkpoint} has {logged}: it was lost and "
-        f"planned again, or replaced. It was put right, as the manifest has it. Nothing is lost or "
-        f"repeated: start the query again.",
+        f"offsets {manifest.sources} (manifest {token.manifest_path})",
         token.checkpoint_id,
         manifest.sources,
+        logged,
     )
 
 

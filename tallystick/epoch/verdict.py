@@ -1,6 +1,6 @@
 """The verdict about a requested epoch, by what Kafka committed last: run it, or not.
 
-The table, for requested epoch N (spark-facts: Spark asks for N again until it has logged it):
+The table, for requested epoch N (a caller asks for N again until it has heard that N is done):
 
     Kafka holds             this checkpoint has      verdict
     no token                nothing                  Open the lineage, then run N
@@ -11,12 +11,12 @@ The table, for requested epoch N (spark-facts: Spark asks for N again until it h
                                                      and not of a seed; else TokenLost, or the
                                                      decision was stated
     a token of ours, N-1    its manifest             Run N
-    a token of ours, N      its manifest             Done: only Spark's own log lacks it
-    a token of ours, before no trace of those        Run N: the user's function left them out
+    a token of ours, N      its manifest             Done: only the caller does not know
+    a token of ours, before no trace of those        Run N: the caller left them out
                               in between
     a token of ours, other  -                        OffBeat: one of the two was set back
-    a token of ours         another end of it in     OtherOffsets: the log is put right, as the
-                              Spark's log              manifest has it; start again
+    a token of ours         -, and the caller has    OtherOffsets: the caller's are wrong, as the
+                              another end of it        manifest cannot be
     a token of ours         a note: called twice     Partial: the second call's rows are missing
     the token of the seed's only that seed           Open at the seed: the name goes on exactly
       own manifest                                     where the savepoint was taken

@@ -52,8 +52,6 @@ from tallystick.epoch.two_phase import Committable, to_abort
 from tallystick.errors import (
     FencedError,
     RetriableError,
-    SecondCallError,
-    SparkLogError,
     StateFileError,
     StorageError,
 )
@@ -64,15 +62,21 @@ from tallystick.values import Producer
 logger = logging.getLogger(__name__)
 
 Worker = EpochSource | Engine
-"""Runs an epoch that Spark asked for, or plans the next epoch and runs it."""
+"""Runs a requested epoch, or plans the next epoch and runs it."""
 Listener = Callable[[Event], None]
 """A callback for each fact as it occurs; for metrics, and for tests that kill at a given point."""
+EndsOf = Callable[[int], tuple[str, ...] | None]
+"""Returns the end offsets that a caller has of an epoch; None: it has none, or none any more."""
 
 
 LAST_EPOCH = 10**12 - 1
 """The names of manifests have twelve digits."""
 RETRY_PAUSE_S = 0.5
 """Each call has its own deadline already; this only keeps a quick failure from spinning."""
+
+
+def no_ends(_: int) -> None:
+    """Return None: the caller has no log of its own with which a manifest could be compared."""
 
 
 class Driver:
@@ -112,10 +116,16 @@ class Driver:
         self._folder = CheckpointFolder(storage)
         self._clock = clock
         self._listener = listener
-        self._requested_epoch, self._may_skip, self._has_spark_log = 0, False, True
+        self._requested_epoch, self._may_skip = 0, False
+        self._ends_of: EndsOf = no_ends
         self.collection = Collection(self._folder, collect_every, deletes_at_a_time)
         self._seen_through = ""  # the manifest of the newest epoch that came to its end
         self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's name."""
+        return self._identity.pipeline
 
     @property
     def cluster_id(self) -> str:
@@ -126,17 +136,30 @@ class Driver:
         """See `ports.Decider.check_owner`."""
         return self._decider.check_owner()
 
-    def run_epoch(self, request: Request, engine: Engine) -> None:
-        """Run the requested epoch to its end, unless an earlier run has committed it.
+    def prove_owner(self) -> None:
+        """Fence with the run's producer, which fails if another run has taken over.
 
         Raises:
             FencedError: another run owns the pipeline.
+        """
+        self._decider.fence(self.coordinator.producer)
+
+    def run_epoch(self, request: Request, engine: Engine, ends_of: EndsOf = no_ends) -> None:
+        """Run the requested epoch to its end, unless an earlier run has committed it.
+
+        Args:
+            request: the epoch, which this run was not asked for before.
+            engine: runs the tasks.
+            ends_of: for a comparison with the manifest of the newest committed epoch.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+            OtherOffsetsError: the caller has other end offsets of the newest committed epoch.
             DataLossError: going on needs a person's decision.
-            SparkLogError: Spark's log was not that of the committed epochs, and is put right.
-            SecondCallError: the epoch was asked for in this run already.
             TallystickError, or what the user's function raised: the epoch was aborted.
         """
         self._requested_epoch, self._may_skip = request.checkpoint_id, request.may_skip
+        self._ends_of = ends_of
         logged = self._logged(self.coordinator.committed_manifest)
         self._follow(EpochRequested(request, logged), engine)
 
@@ -152,7 +175,7 @@ class Driver:
         Raises:
             TallystickError: as `run_epoch`.
         """
-        self._requested_epoch, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
+        self._requested_epoch, self._may_skip = LAST_EPOCH + 1, True
         return self._follow(EpochWanted(), source) is not None
 
     def recover_newest(self) -> int | None:
@@ -164,7 +187,7 @@ class Driver:
         Raises:
             TallystickError: as `run_epoch`.
         """
-        self._requested_epoch, self._may_skip, self._has_spark_log = LAST_EPOCH + 1, True, False
+        self._requested_epoch, self._may_skip = LAST_EPOCH + 1, True
         ended = self._follow(RecoveryWanted(), None)
         self.end()
         return ended.checkpoint_id if isinstance(ended, RunEpoch) else None
@@ -224,28 +247,13 @@ class Driver:
                 self._clock.sleep(RETRY_PAUSE_S)
 
     def _before_stop(self, error: Exception) -> None:
-        """Repair Spark's log, abort prepared output or note a second call, before the run stops.
-
-        The next run needs it, and cannot see what this one has seen.
-        """
-        match error:
-            case SparkLogError():
-                self._folder.log.put_right(error.checkpoint_id, error.sources, self._prove_owner)
-            case FencedError() if (sinks := self._participants) is not None:
-                prepared, decider = self.coordinator.prepared, self._decider
-                try:
-                    abort_undecided(prepared, decider, self._folder, sinks, self._identity)
-                except Exception as failure:  # the caller has to see that it was replaced
-                    logger.warning("what its tasks prepared is the newer run's: %s", failure)
-            case SecondCallError():
-                path = micro_batches.partial_path(
-                    self.coordinator.manifest_path(self._requested_epoch)
-                )
-                self._folder.note(path, str(error))
-
-    def _prove_owner(self) -> None:
-        """Raise FencedError where another run has taken over."""
-        self._decider.fence(self.coordinator.producer)
+        """Abort what a replaced run prepared: its successor may have no reason to look for it."""
+        if isinstance(error, FencedError) and (sinks := self._participants) is not None:
+            prepared, decider = self.coordinator.prepared, self._decider
+            try:
+                abort_undecided(prepared, decider, self._folder, sinks, self._identity)
+            except Exception as failure:  # the caller has to see that it was replaced
+                logger.warning("what its tasks prepared is the newer run's: %s", failure)
 
     def _attempt(self, action: Action, by: Worker | None) -> Event:
         try:
@@ -399,9 +407,7 @@ class Driver:
         return "" if (manifest := self._folder.manifest(path)) is None else manifest.base_path
 
     def _logged(self, manifest: Manifest | None) -> tuple[str, ...] | None:
-        if manifest is None or not self._has_spark_log:
-            return None
-        return self._folder.log.sources(manifest.checkpoint_id)
+        return None if manifest is None else self._ends_of(manifest.checkpoint_id)
 
     def _read_bases(self) -> CommittedEpoch:
         """Read the bases from the checkpoint: no decision names what this lineage goes on from."""

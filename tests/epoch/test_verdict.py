@@ -10,7 +10,7 @@ from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest, Origin
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.verdict import AlreadyCommitted, Open, Refusal, Run, judge, look_back
-from tallystick.errors import DataLossError, ManifestError, SparkLogError
+from tallystick.errors import DataLossError, ManifestError, OtherOffsetsError
 from tallystick.source.offsets import SourceOffsets
 from tallystick.state.catalog import StepState
 from tallystick.values import Producer, TopicPartition
@@ -102,13 +102,13 @@ def on_top_of(epoch: int, request: Request = REQUEST, word: str = "", **changes)
 
 
 @pytest.mark.parametrize("epoch", [N, N - 1, N - 3])
-def test_where_sparks_log_has_other_offsets_than_the_manifest_it_is_put_right(epoch):
+def test_no_epoch_follows_one_of_which_the_caller_has_other_offsets_than_the_manifest(epoch):
     refused = on_top_of(epoch, manifest=manifest(epoch, ("the truth",)))
 
     assert isinstance(refused, Refusal)
-    assert isinstance(refused.error, SparkLogError)
+    assert isinstance(refused.error, OtherOffsetsError)
     assert (refused.error.checkpoint_id, refused.error.sources) == (epoch, ("the truth",))
-    assert "start the query again" in str(refused.error)
+    assert refused.error.logged == ("ends",)
 
 
 def test_a_log_that_spark_has_shortened_is_not_compared():

@@ -6,6 +6,7 @@ from typing import Any
 
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
+from tallystick.epoch.phases import RestoringPhase, RunningPhase
 from tallystick.errors import EpochAbortedError
 from tallystick.spark.gang.inbox import CANCELLED, CUT, FAILED, Inbox, Replies
 from tallystick.tasks.epoch_plan import PipelinePlan
@@ -106,9 +107,10 @@ def _not_fenced(is_its: Callable[[Exception], bool]) -> Callable[[Any], Any]:
 
     def make(original: Any) -> Any:
         def broken(self: Any, error: Exception) -> c.Action:
-            if self.phase is c.Phase.RUNNING and is_its(error) and self._attempt < 3:
-                self._attempt += 1
-                self.phase, self._request = c.Phase.RESTORING, None
+            state = self._state
+            if isinstance(state, RunningPhase) and is_its(error) and state.goal.tries.attempt < 3:
+                goal = replace(state.goal, tries=state.goal.tries.again())
+                self._state = RestoringPhase(goal.after_fence())
                 return c.ReadCommitted()
             return original(self, error)
 

@@ -54,9 +54,9 @@ def _(original: Any) -> Any:
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:
-    def end(self: Any) -> Any:
-        self._is_recovered |= not self._only_recovers
-        return original(self)
+    def end(self: Any, goal: Any) -> Any:
+        self._is_recovered |= not goal.only_recovers
+        return original(self, goal)
 
     return end
 

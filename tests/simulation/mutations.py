@@ -21,6 +21,7 @@ from tallystick.epoch import micro_batches, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import CommittedEpoch
+from tallystick.epoch.phases import CommittingPhase, FencingPhase, RunningPhase
 from tallystick.epoch.tokens import Token, encode_token
 from tallystick.errors import (
     DataLossError,
@@ -32,6 +33,7 @@ from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import TransactionDecider
 from tallystick.source.offsets import shown
+from tallystick.spark.streaming import micro_batch
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import Producer
@@ -226,7 +228,7 @@ def _after_commit(decider: Any, commit: Callable[[], None]) -> None:
 def _when_commit_fails(do: Callable[[Any, Exception], c.Action]) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def broken(self: Any, error: Exception) -> c.Action:
-            if self.phase is c.Phase.COMMITTING and isinstance(error, RetriableError):
+            if isinstance(self._state, CommittingPhase) and isinstance(error, RetriableError):
                 return do(self, error)
             return original(self, error)
 
@@ -237,8 +239,8 @@ def _when_commit_fails(do: Callable[[Any, Exception], c.Action]) -> Callable[[An
 
 def _run_again(self: Any, _: Exception) -> c.Action:
     """The next answer to what is committed is the one from before the commit."""
-    self.deaf = True
-    self.phase = c.Phase.FENCING
+    self.deaf_in = self._state
+    self._state = FencingPhase(self._state.goal)
     return c.FenceProducer(self._owner)
 
 
@@ -247,12 +249,12 @@ def _deaf_step(original: Any) -> Any:
 
     def step(self: Any, event: c.Event) -> c.Action:
         match event:
-            case c.ActionFailed(error) if self.phase is c.Phase.COMMITTING:
+            case c.ActionFailed(error) if isinstance(self._state, CommittingPhase):
                 return broken(self, error)
-            case c.CommittedRead(_) if getattr(self, "deaf", False):
-                self.deaf = False
-                self.phase = c.Phase.RUNNING
-                return c.RunEpoch(self._wanted.checkpoint_id, self._producer)
+            case c.CommittedRead(_) if getattr(self, "deaf_in", None):
+                undecided, self.deaf_in = self.deaf_in, None
+                self._state = RunningPhase(undecided.goal, undecided.manifest.base_path)
+                return c.RunEpoch(undecided.manifest.checkpoint_id, self._producer)
         return original(self, event)
 
     return step
@@ -274,8 +276,8 @@ MUTATIONS["an unanswered commit counts as done"] = Mutation(
 
 @mutation("a live driver takes over", Coordinator, "_fence_again", Fault.TAKEOVER)
 def _(original: Any) -> Any:
-    def fence_again(self: Any, error: Exception) -> c.Action:
-        action = original(self, error)
+    def fence_again(self: Any, goal: Any, error: Exception) -> c.Action:
+        action = original(self, goal, error)
         return c.FenceProducer(None) if isinstance(action, c.FenceProducer) else action
 
     return fence_again
@@ -283,13 +285,15 @@ def _(original: Any) -> Any:
 
 @mutation("a replaced driver blames the checkpoint", Coordinator, "_refuse", Fault.TAKEOVER)
 def _(_: Any) -> Any:
-    return lambda self, error: self._stop(error)
+    return lambda self, goal, error: self._stop(error)
 
 
 @mutation("an epoch is tried for ever", Coordinator, "_broken", Fault.OUTAGE)
 def _(original: Any) -> Any:
     def broken(self: Any, error: Exception) -> c.Action:
-        self._attempt = 0
+        if goal := getattr(self._state, "goal", None):
+            endless = replace(goal, tries=replace(goal.tries, attempt=0))
+            self._state = replace(self._state, goal=endless)
         return original(self, error)
 
     return broken
@@ -452,20 +456,19 @@ def _(_: Any) -> Any:
     return lambda request, token, *_: token.checkpoint_id < request.checkpoint_id
 
 
-@mutation("a second call is taken for a replay", Coordinator, "_start", Fault.CALLED_TWICE)
+@mutation("a second call is taken for a replay", micro_batch, "run_micro_batch", Fault.CALLED_TWICE)
 def _(original: Any) -> Any:
-    def start(self: Any, request: Any, logged: Any) -> c.Action:
-        if self._request is not None and self._request.checkpoint_id == request.checkpoint_id:
-            self.phase = c.Phase.READY
-            return c.EndEpoch(request)
-        return original(self, request, logged)
+    def run_micro_batch(driver: Driver, folder: Any, request: Any, engine: Any) -> None:
+        newest = driver.coordinator.committed_manifest
+        if newest is None or newest.checkpoint_id != request.checkpoint_id:
+            original(driver, folder, request, engine)
 
-    return start
+    return run_micro_batch
 
 
-@mutation("a second call is not noted", Driver, "_before_stop", Fault.CALLED_TWICE)
+@mutation("a second call is not noted", micro_batch, "_note_second_call", Fault.CALLED_TWICE)
 def _(_: Any) -> Any:
-    return lambda self, error: None
+    return lambda driver, folder, batch_id: micro_batch.second_call(driver.pipeline, batch_id)
 
 
 @mutation("a call that failed leaves no trace", micro_batches, "traces_between", *FAILS)
@@ -524,7 +527,7 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     def check_count(self: Any, last_sequences: Mapping[Any, int] | None) -> c.Action:
-        known = {written.topic_partition for written in self._manifest.produced}
+        known = {written.topic_partition for written in self._state.manifest.produced}
         kept = {p: last for p, last in (last_sequences or {}).items() if p in known}
         return original(self, None if last_sequences is None else kept)
 

@@ -155,7 +155,7 @@ def _(original: Any) -> Any:
 def _(original: Any) -> Any:
     """So that timers which fired in the newest epoch fire again."""
 
-    def run(self: Any, base: Any, *arguments: Any) -> Any:
+    def run(self: Any, goal: Any, base: Any, *arguments: Any) -> Any:
         before = self._known.before
         is_first = not self.__dict__.get("has_run")
         self.has_run = True
@@ -163,7 +163,7 @@ def _(original: Any) -> Any:
             old = [step_state for step_state in before.state if step_state.uid == WINDOWS_UID]
             kept = [step_state for step_state in base.state if step_state.uid != WINDOWS_UID]
             base = replace(base, state=(*kept, *old))
-        return original(self, base, *arguments)
+        return original(self, goal, base, *arguments)
 
     return run
 
@@ -196,9 +196,9 @@ for decider in (KAFKA, CHECKPOINT):
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:
-    def run(self: Any, base: Any, *arguments: Any) -> Any:
+    def run(self: Any, goal: Any, base: Any, *arguments: Any) -> Any:
         known = self._known
         is_again = base is known.before and known.manifest is not None
-        return original(self, known.manifest if is_again else base, *arguments)
+        return original(self, goal, known.manifest if is_again else base, *arguments)
 
     return run

@@ -11,6 +11,7 @@ from tallystick.epoch import micro_batches, refusals, verdict
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tallystick.epoch.phases import RecoveringPhase
 from tallystick.epoch.two_phase import Outcome, Settlement, to_abort
 from tallystick.errors import ManifestError, OptionError, RetriableError
 from tallystick.run import driver as driver_module
@@ -50,8 +51,8 @@ def _(_: Any) -> Any:
 @mutation("prepared rows are committed before the decision", Driver, "_perform")
 def _(original: Any) -> Any:
     def perform(self: Any, action: c.Action, engine: Any) -> c.Event:
-        if isinstance(action, c.CommitTransaction) and self.coordinator._manifest is not None:
-            self._participants.commit(self.coordinator._manifest.committables)
+        if isinstance(action, c.CommitTransaction) and not action.opens:
+            self._participants.commit(self.coordinator.prepared)
         return original(self, action, engine)
 
     return perform
@@ -148,11 +149,11 @@ def _(original: Any) -> Any:
 
 @mutation("an epoch runs without a recovery", Coordinator, "_decide", Fault.CRASH_AFTER)
 def _(original: Any) -> Any:
-    def decide(self: Any) -> c.Action:
-        judged = verdict.judge(self._wanted, self._known, self._identity)
+    def decide(self: Any, goal: Any) -> c.Action:
+        judged = verdict.judge(goal.request, self._known, self._identity)
         if isinstance(judged, verdict.Run | verdict.AlreadyCommitted):
-            return self._resume_own_epoch(judged)
-        return original(self)
+            return self._resume_own_epoch(goal, judged)
+        return original(self, goal)
 
     return decide
 
@@ -179,12 +180,11 @@ def _(_: Any) -> Any:
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:
-    def run(self: Any, base: Any, base_path: str) -> c.Action:
+    def run(self: Any, goal: Any, base: Any, base_path: str) -> c.Action:
         known = self._known
         own = known.manifest is not None and known.manifest.checkpoint_id
-        return original(
-            self, known.manifest if own == self._wanted.checkpoint_id else base, base_path
-        )
+        is_own = own == goal.request.checkpoint_id
+        return original(self, goal, known.manifest if is_own else base, base_path)
 
     return run
 
@@ -197,10 +197,11 @@ def _(original: Any) -> Any:
     decided_by=CHECKPOINT,
 )
 def _(original: Any) -> Any:
-    def run(self: Any, base: Any, base_path: str) -> c.Action:
-        is_again = self.phase is c.Phase.RECOVERING and base is self._known.before
+    def run(self: Any, goal: Any, base: Any, base_path: str) -> c.Action:
+        is_again = isinstance(self._state, RecoveringPhase) and base is self._known.before
         token = self._known.token
-        return original(self, base, token.manifest_path if is_again and token else base_path)
+        forgotten = token.manifest_path if is_again and token else base_path
+        return original(self, goal, base, forgotten)
 
     return run
 
@@ -321,8 +322,8 @@ def _(original: Any) -> Any:
 
 @mutation("a sink can never be taken out", Coordinator, "_decide", Fault.SINK_GONE)
 def _(original: Any) -> Any:
-    def decide(self: Any) -> c.Action:
-        action = original(self)
+    def decide(self: Any, goal: Any) -> c.Action:
+        action = original(self, goal)
         if isinstance(action, c.RecoverParticipants):
             return replace(action, committables=(*action.committables, *action.settled))
         return action

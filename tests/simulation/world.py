@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tallystick.checkpoint.spark_log import SparkLog
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.epoch.tokens import Token, decode_token
@@ -22,6 +22,7 @@ from tallystick.ports import Decider, Engine
 from tallystick.run.driver import Driver
 from tallystick.run.epoch_clock import SteadyClock
 from tallystick.run.transaction_decider import Target, TransactionDecider
+from tallystick.spark.streaming import micro_batch
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.broker import SimulatedBroker
@@ -209,11 +210,13 @@ class World:
     def offer(self, process: Process, driver: Driver, epoch: int) -> None:
         """Ask a driver for one epoch that is in Spark's offset log."""
         process.offered = epoch
-        SparkLog(SimulatedStorage.of(self, process, self.checkpoint)).sync(epoch)
+        folder = CheckpointFolder(SimulatedStorage.of(self, process, self.checkpoint))
+        folder.log.sync(epoch)
         ends = self.checkpoint.offsets[epoch]
         texts = tuple(source.text(ends) for source in self.sources)
         request = Request(epoch, texts, may_skip=self.query.is_users)
-        driver.run_epoch(request, self.engine(process, self.checkpoint, epoch))
+        engine = self.engine(process, self.checkpoint, epoch)
+        micro_batch.run_micro_batch(driver, folder, request, engine)
 
     def engine(self, process: Process, checkpoint: Checkpoint, epoch: int) -> Engine:
         """What runs an epoch whose input a checkpoint tells."""

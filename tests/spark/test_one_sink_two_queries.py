@@ -26,6 +26,7 @@ class FakeCoordinator:
     """Knows the manifest of the newest epoch that was committed."""
 
     newest = -1
+    committed_manifest = None
 
     def manifest_path(self, checkpoint_id: int) -> str:
         """See `Coordinator.manifest_path`."""
@@ -41,7 +42,7 @@ class FakeDriver:
     cluster_id: str = "sink"
     coordinator: FakeCoordinator = field(default_factory=FakeCoordinator)
 
-    def run_epoch(self, request: Any, engine: Any) -> None:
+    def run_epoch(self, request: Any, engine: Any, ends_of: Any) -> None:
         self.coordinator.newest = request.checkpoint_id
         committed.append((self.pipeline, request.sources, engine.engine))
         engine.run_epoch(request.checkpoint_id, None, ())

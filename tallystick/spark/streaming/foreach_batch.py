@@ -22,7 +22,7 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import LoggedBatch, SparkLog
 from tallystick.epoch.facts import Identity, Request
-from tallystick.epoch.micro_batches import failed_path, partial_path, second_call
+from tallystick.epoch.micro_batches import failed_path, partial_path
 from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.transactional_ids import batch_name, check_name
 from tallystick.errors import DataLossError, OptionError, QueryEndedError, TallystickError
@@ -44,6 +44,7 @@ from tallystick.spark.streaming.executions import (
     runs_in,
     session_of,
 )
+from tallystick.spark.streaming.micro_batch import run_micro_batch, second_call
 from tallystick.spark.streaming.offset_reporter import at_end, listen
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
@@ -114,8 +115,7 @@ class _OpenRun:
     """The parts of a query run that all epochs share."""
 
     run_id: str
-    storage: FileStorage
-    log: SparkLog
+    folder: CheckpointFolder
     driver: Driver
 
 
@@ -269,14 +269,15 @@ class EpochRunner:
         if opened is None or opened.run_id != run_id:
             # Seen only when it is complete: parts of two runs must never be mixed.
             self._opened = opened = self._open(run_id, current_run(rows.sparkSession))
-        opened.log.sync(batch_id)
-        logged = opened.log.batch(batch_id)
-        check_is_read(rows.sparkSession, opened.storage.location, batch_id, logged.sources)
-        engine = _Witness(self._make_engine(Batch(rows, batch_id, logged, opened.log)))
+        folder, log = opened.folder, opened.folder.log
+        log.sync(batch_id)
+        logged = log.batch(batch_id)
+        check_is_read(rows.sparkSession, folder.location, batch_id, logged.sources)
+        engine = _Witness(self._make_engine(Batch(rows, batch_id, logged, log)))
         request = Request(batch_id, logged.sources)
-        opened.driver.run_epoch(request, engine)
+        run_micro_batch(opened.driver, folder, request, engine)
         shown_in_transaction(run_id, opened.driver.cluster_id)
-        if not engine.has_run and CheckpointFolder(opened.storage).has_sparks_state:
+        if not engine.has_run and folder.has_sparks_state:
             # Committed by an earlier run. Spark wants its own state of this micro-batch all the
             # same, and it comes about by running the plan; the rows of it are in Kafka already.
             rows.write.format("noop").mode("overwrite").save()
@@ -295,9 +296,8 @@ class EpochRunner:
             checkpoint=storage.location,
             accepted=self._accepted,
         )
-        log = SparkLog(storage)
         driver = self._make_driver(run, identity, storage)
-        return _OpenRun(run_id, storage, log, driver)
+        return _OpenRun(run_id, CheckpointFolder(storage), driver)
 
 
 def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -> None:

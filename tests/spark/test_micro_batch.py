@@ -1,4 +1,4 @@
-"""A run that is about to put Spark's log right may have been replaced: it leaves all as it is."""
+"""Micro-batches as epochs: what Spark's log is compared with, and that each is called for once."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from tallystick.checkpoint.decision_log import DecisionLog
+from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.spark_log import SparkLog
 from tallystick.epoch import manifest as m
 from tallystick.epoch import protocol as c
 from tallystick.epoch.protocol import EpochRan
-from tallystick.errors import FencedError, SparkLogError
+from tallystick.errors import DataLossError, FencedError, SecondCallError, SparkLogError
 from tallystick.run import driver as driver_module
+from tallystick.spark.streaming.micro_batch import run_micro_batch
 from tallystick.storage.file_storage import FileStorage, SystemClock
 
 
@@ -31,7 +33,9 @@ class Checkpoint:
         """As Spark does."""
         self.storage.put(f"offsets/{epoch}", f"v1\n{{}}\nends {end}".encode())
 
-    def run(self, epoch: int, listener: driver_module.Listener = lambda _: None) -> None:
+    def run(
+        self, epoch: int, listener: driver_module.Listener = lambda _: None, calls: int = 1
+    ) -> None:
         """Start anew, with the planned epoch."""
         identity = driver_module.Identity("q", "lineage", self.storage.location, frozenset())
         log = DecisionLog(self.storage, SystemClock(), "id")
@@ -42,8 +46,10 @@ class Checkpoint:
             SystemClock(),
             listener=listener,
         )
-        logged = SparkLog(self.storage).batch(epoch)
-        driver.run_epoch(driver_module.Request(epoch, logged.sources, may_skip=False), Engine())
+        folder = CheckpointFolder(self.storage)
+        request = driver_module.Request(epoch, folder.log.batch(epoch).sources, may_skip=False)
+        for _ in range(calls):
+            run_micro_batch(driver, folder, request, Engine())
         self.storage.put(f"commits/{epoch}", b"v1\n{}")
 
 
@@ -82,3 +88,16 @@ def test_what_a_successor_has_committed_meanwhile_is_left_alone(checkpoint):
     log = SparkLog(checkpoint.storage)
     assert [log.sources(epoch) for epoch in range(4)] == [(f"ends {epoch}",) for epoch in range(4)]
     checkpoint.run(3)
+
+
+def test_a_second_call_in_a_micro_batch_is_refused_and_the_next_start_sees_it(tmp_path):
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.plan(0, 0)
+    checkpoint.plan(1, 1)
+
+    with pytest.raises(SecondCallError, match=r"pipeline 'q'.*micro-batch 0"):
+        checkpoint.run(0, calls=2)
+
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="accept='partial-epoch-0'"):
+            checkpoint.run(1)
