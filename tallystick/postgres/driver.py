@@ -138,7 +138,7 @@ class PostgresCommitter:
         self, connection: Connection, committable: Committable, details: Details
     ) -> None:
         """Raise if others could run code through the tables beside the user's; see `commit`."""
-        problem = strangers_hand(connection, details.schema, details.table, "")
+        problem = strangers_hand(connection, details.schema, details.table)
         if problem:
             raise OptionError(
                 f"PostgreSQL: {committable.name!r} is decided, and is committed at the first start "
@@ -235,7 +235,7 @@ class PostgresCommitter:
         if table_id_of(connection, registry_of(mine.schema)):
             committables += self._registered(connection, owner, mine.schema)
         for schema in earlier_schemas(connection, mine.schema, self._plan.table):
-            problem = strangers_hand(connection, schema, mine.table, "")
+            problem = strangers_hand(connection, schema, mine.table)
             try:
                 if not problem:
                     committables += self._registered(connection, owner, schema)

@@ -13,13 +13,12 @@ Other roles may write into them. Invariants:
       code of others.
 """
 
-import json
 import re
-from hashlib import sha256
 
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import DataLossError, OptionError
 from tallystick.postgres.connection import Connection, query
+from tallystick.postgres.names import fingerprint
 from tallystick.postgres.schema import Table, registry_of, table_id_of, tokens_of
 from tallystick.postgres.transactions import Details
 
@@ -77,17 +76,19 @@ def is_table(text: str) -> bool:
     return _TABLE.fullmatch(text) is not None
 
 
-def strangers_hand(connection: Connection, schema: str, target: str, staging: str) -> str:
+def strangers_hand(
+    connection: Connection, schema: str, target: str, staging: str | None = None
+) -> str:
     """Describe the role whose code could run with our rights through earlier tables; or "".
 
     Args:
         connection: to the server.
         schema: of the tables, quoted.
         target: the user's table, as SQL, whose owner is trusted if it is in that schema.
-        staging: the table of staged rows that a row names, perhaps as SQL; empty: none is used.
+        staging: the table of staged rows that a row names, perhaps as SQL; None: none is used.
     """
     tables = [tokens_of(schema), registry_of(schema)]
-    if staging:
+    if staging is not None:
         is_ours = staging.startswith(f'{schema}."tallystick_staged_') and is_table(staging)
         if not is_ours or not table_id_of(connection, staging):
             return f"it names {staging[:_SHOWN_MAX]!r}, which is no table of staged rows"
@@ -136,9 +137,10 @@ def refuse_changed(
         registry_of(details.schema),
         row,
     )
-    content = json.dumps([target, staging, columns, key])
-    seal = sha256(content.encode()).hexdigest()[:32]
-    is_changed = target != details.table or details.fingerprint not in {"", seal}
+    is_changed = (target, fingerprint(target, staging, columns, key)) != (
+        details.table,
+        details.fingerprint,
+    )
     # What a recovery finds has the count of this very row.
     if is_changed or record_count != committable.record_count:
         raise DataLossError(

@@ -11,6 +11,7 @@ Invariants:
       savepoint is of, leaves the transactions of the other alone.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -116,6 +117,12 @@ def insert_token(
             lost,
         ],
     )
+
+
+def fingerprint(target: str, staging: str, columns: Sequence[str], key: Sequence[str]) -> str:
+    """Return a digest of a row of the registry, to detect a change by another role."""
+    content = json.dumps([target, staging, list(columns), list(key)])
+    return sha256(content.encode()).hexdigest()[:32]
 
 
 def move(

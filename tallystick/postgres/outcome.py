@@ -177,8 +177,13 @@ def commit_staged(
                 )
             connection.execute(USERS_PATH)
             moving = query(move(staging, target, columns, key))
-            # Planned only, it keeps both tables as they are, and needs no right that LOCK would.
-            connection.execute(query(f"EXPLAIN {moving}"), [number])
+            try:
+                with connection.transaction():
+                    # It keeps both tables as they are, and needs no right that LOCK would.
+                    connection.execute(query(f"EXPLAIN {moving}"), [number])
+            except errors.DatatypeMismatch:  # which column, and what to do, this tells
+                refuse_loss(connection, staging, target, columns, number)
+                raise
             changed = refuse_loss(connection, staging, target, columns, number)
             if key:
                 refuse_other_keys(connection, target, key)
@@ -222,7 +227,7 @@ def abort_staged(
     if not table_id_of(connection, registry):
         return
     if details.schema != mine.schema and (
-        problem := strangers_hand(connection, details.schema, mine.table, "")
+        problem := strangers_hand(connection, details.schema, mine.table)
     ):
         logger.warning("PostgreSQL: %r, which no epoch needs, stays: %s", name, problem)
         return

@@ -45,6 +45,7 @@ from tallystick.postgres.connection import (
 from tallystick.postgres.names import (
     application_of,
     deletion,
+    fingerprint,
     insert_token,
     move,
     name_of,
@@ -80,7 +81,8 @@ class Details:
         server: the system identifier of the server; empty: not known.
         database: the name of the database.
         tokens_id: the server's number of the table of tokens; 0: not known.
-        fingerprint: of the row in an earlier build's registry, see `earlier_tables`; else empty.
+        fingerprint: of the registry's row, see `names.fingerprint`; empty: there is no row, or its
+            right content is not known.
     """
 
     mode: str
@@ -353,6 +355,8 @@ class _StagedTransaction:
             ],
         )
         writing.end("COMMIT", "COMMIT")
+        seal = fingerprint(plan.table.sql, plan.staging, writing.columns, plan.key)
+        plan = replace(plan, details=replace(plan.details, fingerprint=seal))
         return [_committable(plan, self._place, self._name, writing, self._begun_ms)]
 
     def abort(self) -> None:
