@@ -47,7 +47,6 @@ _SCHEMA = """
             WHERE c.relnamespace = n.oid AND c.relowner <> n.nspowner)
     FROM pg_namespace n WHERE quote_ident(n.nspname) = $1
 """
-
 _CHECKS = """
     SELECT c.conname, pg_get_constraintdef(c.oid),
            EXISTS (SELECT FROM pg_attribute a
