@@ -34,7 +34,7 @@ def staging_of(postgres: PostgresServer, name: str, own: str = OWN) -> str:
     """The newest table of the rows that are staged for a table, whose name needs no quotes."""
     rows = postgres.query(
         "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = %s::regnamespace "
-        "AND relkind = 'r' AND starts_with(relname, %s) ORDER BY oid DESC",
+        "AND relkind = 'r' AND starts_with(relname, %s) ORDER BY pg_class.oid DESC",
         own,
         f"tallystick_staged_{name}_",
     )

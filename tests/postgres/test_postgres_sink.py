@@ -468,7 +468,10 @@ def test_rows_that_wait_are_not_cut_by_a_new_type(
     postgres.query(f"ALTER TABLE {name} DROP c, ADD c {new}")
 
     driver = opened(postgres.dsn, name, transactions="staged")
-    with pytest.raises(OptionError, match=r'tallystick_staged_.*column "c".*ALTER the column'):
+    # An explicit cast of bits there and back changes none: the insert itself refuses them.
+    is_bits = old.startswith("bit(")
+    refused = "bit string length" if is_bits else 'tallystick_staged_.*"c".*ALTER the column'
+    with pytest.raises(RecordError if is_bits else OptionError, match=refused):
         driver.commit(pending)
     driver.close()
     assert postgres.query(f"SELECT c::text FROM {staging}") == before
