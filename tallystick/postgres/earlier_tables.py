@@ -56,7 +56,7 @@ _REGISTRIES = """
       AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
     ORDER BY 1
 """
-"""The registry beside the sink's table, and registries that this role created for another table=."""
+"""The registry beside the sink's table, and those that this role created for another table=."""
 
 
 def earlier_schemas(connection: Connection, own: str, table: Table) -> list[str]:
