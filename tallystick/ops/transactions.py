@@ -231,7 +231,7 @@ def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[LingeringT
         RetriableError: there is no answer.
     """
     try:
-        from tallystick.postgres import connection, driver, schema, transactions
+        from tallystick.postgres import connection, driver, own_tables, schema, transactions
         from tallystick.postgres.outcome import identity
     except ImportError as error:
         if error.name is None or not error.name.startswith("psycopg"):
@@ -242,7 +242,7 @@ def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[LingeringT
     server, database = session.run("asking who it is", identity)
     details = transactions.Details(
         mode="prepared",
-        schema="public",
+        schema=session.run("looking for its own tables", own_tables.own_schema),
         table="(not known)",
         server=server,
         database=database,

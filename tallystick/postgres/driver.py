@@ -9,14 +9,15 @@ Invariants:
       settled: a transaction before the mark and without a token was committed, since the tokens of
       losses are kept.
     * A pending transaction is settled by its own details, independent of the sink's settings now.
-    * Text that other roles may write, into our tables, as names of prepared transactions or of
-      sessions, makes nothing run with our rights, and keeps nothing of ours from being settled: it
-      is named in a warning, and left alone or deleted.
+    * Text that other roles may write, as names of prepared transactions or of sessions, and into
+      tables of earlier builds, makes nothing run with our rights, and keeps nothing of ours from
+      being settled: it is named in a warning, and left alone or deleted.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import psycopg
 
@@ -31,6 +32,7 @@ from tallystick.epoch.two_phase import (
 from tallystick.errors import ManifestError, OptionError, RecordError, RetriableError
 from tallystick.host.stopwatch import now_ms
 from tallystick.postgres.connection import Connection, Session, query
+from tallystick.postgres.earlier_tables import earlier_schemas, is_table, strangers_hand
 from tallystick.postgres.names import (
     NAME_BYTES_MAX,
     application_prefix,
@@ -50,14 +52,7 @@ from tallystick.postgres.outcome import (
     commit_staged,
     prune,
 )
-from tallystick.postgres.schema import (
-    NO_TABLE,
-    lock_without_code,
-    registry_of,
-    staging_named,
-    strangers_hand,
-    table_at,
-)
+from tallystick.postgres.schema import registry_of, table_id_of
 from tallystick.postgres.transactions import Details, PostgresPlan
 
 logger = logging.getLogger(__name__)
@@ -65,18 +60,6 @@ logger = logging.getLogger(__name__)
 EPOCHS_PROVED = 100
 """The number of epochs whose tokens are kept; a checkpoint's manifests are kept for far fewer."""
 _EPOCHS_BETWEEN_PRUNINGS = 10
-_REGISTRIES = """
-    SELECT quote_ident(n.nspname), quote_ident(n.nspname) = $1
-           OR c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relname = 'tallystick_staged' AND c.relkind = 'r'
-      AND has_schema_privilege(n.oid, 'USAGE')
-      AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
-"""
-"""Ours are, besides the one of the sink's own schema, only those that this user has
-made: a row names tables that are then written to, and must not be another user's."""
-_LOOK_MS = 2_000
-"""The time limit for reading another role's table, which may be large."""
 
 
 class PostgresCommitter:
@@ -132,9 +115,12 @@ class PostgresCommitter:
         if details.mode == "open":
             raise RetriableError(f"PostgreSQL: {self.describe(committable)}: not prepared yet")
         way = commit_prepared if details.mode == "prepared" else commit_staged
+        mine = self._plan.details
 
         def work(connection: Connection) -> Outcome:
-            return way(connection, committable, details, until)
+            if details.schema != mine.schema:
+                self._refuse_strangers(connection, committable, details)
+            return way(connection, committable, details, mine, until)
 
         with self._lock:
             try:
@@ -144,9 +130,20 @@ class PostgresCommitter:
                     f"{error}. It stays as it is ({self.describe(committable)}) and is tried again "
                     f"at the next start: change the table, or the rows that are in the way"
                 ) from None
-            if outcome is Outcome.COMMITTED:
-                self._prune(committable, details, until)
+            if outcome is Outcome.COMMITTED and details.schema == mine.schema:
+                self._prune(committable, until)
         return outcome
+
+    def _refuse_strangers(
+        self, connection: Connection, committable: Committable, details: Details
+    ) -> None:
+        """Raise if others could run code through the tables beside the user's; see `commit`."""
+        problem = strangers_hand(connection, details.schema, details.table)
+        if problem:
+            raise OptionError(
+                f"PostgreSQL: {committable.name!r} is decided, and is committed at the first start "
+                f"after this is solved: {problem}"
+            )
 
     def abort(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abort`."""
@@ -158,12 +155,12 @@ class PostgresCommitter:
 
     def _abort(self, committable: Committable, until: float | None) -> None:
         details = Details.from_text(committable.details)
-        ways: dict[str, Callable[[Connection, Committable, Details, str, float | None], None]]
+        ways: dict[str, Callable[[Connection, Committable, Details, Details, float | None], None]]
         ways = {"prepared": abort_prepared, "staged": abort_staged, "open": abort_open}
-        way, target = ways[details.mode], self._target(details.schema)
+        way, mine = ways[details.mode], self._plan.details
 
         def work(connection: Connection) -> None:
-            way(connection, committable, details, target, until)
+            way(connection, committable, details, mine, until)
 
         with self._lock:
             self._session.run(f"aborting {committable.name}", work, until)
@@ -171,7 +168,7 @@ class PostgresCommitter:
     def lingering(self, owner: Owner) -> Iterable[Committable]:
         """See `TwoPhaseCommitSink.lingering`; of the owner's lineage, in this database.
 
-        Prepared and staged transactions, for any mode of the sink, in any schema. And transactions
+        Prepared and staged transactions, for any mode and table of the sink. And transactions
         that a session has open: the session's task, believed dead by the driver, could prepare the
         transaction after the recovery has looked. To abort such a transaction ends its session.
         """
@@ -201,7 +198,7 @@ class PostgresCommitter:
                 ),
                 [application_prefix(owner)],
             ).fetchall()
-        text = _details(self._plan.details, "open", self._plan.details.schema)
+        text = replace(self._plan.details, mode="open").to_text()
         return self._readable(
             (name_from(application, owner), owner.sink, text, 0, begun_ms)
             for application, begun_ms in rows
@@ -214,8 +211,7 @@ class PostgresCommitter:
             f"FROM pg_prepared_xacts WHERE starts_with(gid, $1) ORDER BY gid",
             [owner_prefix(owner)],
         ).fetchall()
-        mine = self._plan.details
-        text = _details(mine, "prepared", mine.schema)
+        text = replace(self._plan.details, mode="prepared").to_text()
         ours = []
         for name, here, database, prepared_ms, role, may_end in prepared:
             if not may_end:
@@ -234,85 +230,41 @@ class PostgresCommitter:
         return self._readable(ours)
 
     def _staged(self, connection: Connection, owner: Owner) -> list[Committable]:
+        mine = self._plan.details
         committables: list[Committable] = []
-        schemas = connection.execute(query(_REGISTRIES), [self._plan.details.schema]).fetchall()
-        for schema, is_ours in schemas:
-            registry, is_mine = registry_of(schema), schema == self._plan.details.schema
-            if not is_ours:
-                self._look_elsewhere(connection, registry, owner)
-                continue
-            if problem := strangers_hand(connection, registry, self._target(schema)):
-                self._warn(f"{problem}. What this pipeline staged there stays for now")
-                continue
+        if table_id_of(connection, registry_of(mine.schema)):
+            committables += self._registered(connection, owner, mine.schema)
+        for schema in earlier_schemas(connection, mine.schema, self._plan.table):
+            problem = strangers_hand(connection, schema, mine.table)
             try:
-                rows = connection.execute(
-                    query(
-                        f"SELECT name, record_count, begun_ms, target, staging FROM {registry} "
-                        f"WHERE starts_with(name, $1) ORDER BY name"
-                    ),
-                    [owner_prefix(owner)],
-                ).fetchall()
+                if not problem:
+                    committables += self._registered(connection, owner, schema)
             except psycopg.Error as error:
-                if connection.closed or is_mine:
+                if connection.closed:
                     raise
-                # The owner of that schema must not be able to stop this pipeline's recovery.
-                logger.warning(
-                    "%s cannot be read (%s): if this pipeline staged rows there, they stay for now",
-                    registry,
-                    error.diag.message_primary,
-                )
-                continue
-            looked_ms = now_ms()
-            for name, count, begun_ms, target, staging in rows:
-                known = self._known(connection, schema, target, staging)
-                text = _details(self._plan.details, "staged", schema, known)
-                begun_ms = begun_ms if 0 <= begun_ms <= looked_ms else 0
-                committables += self._readable([(name, owner.sink, text, count, begun_ms)])
+                # A role that may write there must not be able to stop this pipeline's recovery.
+                problem = f"{registry_of(schema)} cannot be read ({error.diag.message_primary})"
+            if problem:
+                self._warn(f"{problem}. What an earlier build staged there stays for now")
         return committables
 
-    def _look_elsewhere(self, connection: Connection, registry: str, owner: Owner) -> None:
-        """Warn of rows that an earlier run may have staged in a registry of another role."""
-        problem, rows = "it has triggers, rules or policies", None
-        try:
-            with connection.transaction():
-                connection.execute(query(f"SET LOCAL statement_timeout = {_LOOK_MS}"))
-                if lock_without_code(connection, registry, ("name", "text"), nowait=True):
-                    rows = connection.execute(
-                        query(
-                            f"SELECT name FROM ONLY {registry} WHERE starts_with(name, $1) LIMIT 1"
-                        ),
-                        [owner_prefix(owner)],
-                    ).fetchall()
-        except psycopg.Error as error:
-            if connection.closed:
-                raise
-            problem = str(error.diag.message_primary)
-        if rows is None:
-            self._warn(
-                f"{registry} belongs to another role, and cannot be looked into ({problem}): if "
-                f"this pipeline staged rows there, with another table=, they stay"
-            )
-        elif rows:
-            self._warn(
-                f"{registry} belongs to another role, and has rows of this pipeline, such as "
-                f"{rows[0][0][:NAME_BYTES_MAX]!r}: they stay. If it staged them itself, with "
-                f"another table=, run ALTER TABLE {registry} OWNER TO its role, and start again"
-            )
-
-    def _known(self, connection: Connection, schema: str, target: str, staging: str) -> str:
-        """Return the user's table that a row names, as SQL; empty: the name may be a trap."""
-        table, own = table_at(schema, target), self._target(schema)
-        if table is None or table.staging != staging:
-            return ""
-        if staging_named(connection, schema, staging) is None:
-            return ""
-        is_ours = not any(strangers_hand(connection, it, own) for it in (staging, table.sql))
-        return table.sql if is_ours else ""
-
-    def _target(self, schema: str) -> str:
-        """Return the user's table by the run's settings, for a schema; no row is trusted."""
-        target = self._plan.details.table
-        return NO_TABLE if table_at(schema, target) is None else target
+    def _registered(self, connection: Connection, owner: Owner, schema: str) -> list[Committable]:
+        rows = connection.execute(
+            query(
+                f"SELECT name, record_count, begun_ms, target FROM {registry_of(schema)} "
+                f"WHERE starts_with(name, $1) ORDER BY name"
+            ),
+            [owner_prefix(owner)],
+        ).fetchall()
+        looked_ms, committables = now_ms(), []
+        for name, count, begun_ms, target in rows:
+            table = target if is_table(target) else ""
+            details = replace(self._plan.details, mode="staged", schema=schema, table=table)
+            if schema != self._plan.details.schema:
+                details = replace(details, tokens_id=0)
+            begun_ms = begun_ms if 0 <= begun_ms <= looked_ms else 0
+            committables += self._readable([(name, owner.sink, details.to_text(), count, begun_ms)])
+        return committables
 
     def _readable(self, rows: Iterable[tuple[str, str, str, int, int]]) -> list[Committable]:
         """Return the committables of the rows with names of our tasks; warn of the others."""
@@ -359,23 +311,18 @@ class PostgresCommitter:
         with self._lock:
             self._session.close()
 
-    def _prune(self, committable: Committable, details: Details, until: float | None) -> None:
+    def _prune(self, committable: Committable, until: float | None) -> None:
         """Delete old tokens now and then; a failure does no harm, and is logged."""
         prefix, epoch = prefix_of(committable.name), committable.checkpoint_id
+        own = self._plan.details.schema
         if epoch < self._pruned_at.get(prefix, EPOCHS_PROVED):
             return
         self._pruned_at[prefix] = epoch + _EPOCHS_BETWEEN_PRUNINGS
         try:
             self._session.run(
                 "deleting old tokens",
-                lambda connection: prune(connection, prefix, details.schema, epoch - EPOCHS_PROVED),
+                lambda connection: prune(connection, prefix, own, epoch - EPOCHS_PROVED),
                 until,
             )
         except (RetriableError, OptionError, RecordError) as error:
             logger.warning("old tokens were not deleted: %s", error)
-
-
-def _details(mine: Details, mode: str, schema: str, table: str | None = None) -> str:
-    tokens_id = mine.tokens_id if schema == mine.schema else 0
-    table = mine.table if table is None else table
-    return Details(mode, schema, table, mine.server, mine.database, tokens_id).to_text()

@@ -1,12 +1,14 @@
 """The outcome of a committable: its commit, its abort, and the proof of either.
 
-Each function runs on a connection of the driver's, in autocommit, with its own search_path.
+Each function runs on a connection of the driver's, in autocommit, with its own search_path. The
+tables of tokens and of staged rows are those of the schema that a committable's details name: ours,
+or for a committable of an earlier build the user's, see `earlier_tables`.
 """
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, LiteralString
+from typing import LiteralString
 
 from psycopg import errors
 
@@ -20,10 +22,10 @@ from tallystick.postgres.connection import (
     seconds_until,
     transaction,
 )
+from tallystick.postgres.earlier_tables import refuse_changed, strangers_hand
 from tallystick.postgres.names import (
     application_of,
     deletion,
-    fingerprint,
     insert_token,
     move,
     prefix_of,
@@ -32,14 +34,10 @@ from tallystick.postgres.names import (
 from tallystick.postgres.own_tables import refuse_loss
 from tallystick.postgres.schema import (
     ID,
-    NO_TABLE,
-    Table,
-    lock_without_code,
+    read_tokens,
     refuse_other_keys,
     registry_of,
-    staging_named,
-    strangers_hand,
-    table_at,
+    table_id_of,
     tokens_of,
 )
 from tallystick.postgres.transactions import Details
@@ -48,15 +46,10 @@ logger = logging.getLogger(__name__)
 
 _PRUNED = "pruned"
 _END_MS = 10_000
-_SAID_MAX = 200
 _WAIT_LESS = """
     SELECT set_config('lock_timeout', least($1::bigint, nullif(
         extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0)::bigint)::text,
         true)
-"""
-_CHANGEABLE = """
-    SELECT 1 FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('r', 'p')
-    AND has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'DELETE')
 """
 _WAIT_FOR_STANDBYS = "SELECT pg_logical_emit_message(true, 'tallystick', ''::text)"
 """After a restart during the wait for a synchronous standby, a server shows a commit that perhaps
@@ -83,7 +76,11 @@ def as_who_connected(connection: Connection) -> Iterator[None]:
 
 
 def commit_prepared(
-    connection: Connection, committable: Committable, details: Details, until: float | None = None
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    _: Details,
+    until: float | None = None,
 ) -> Outcome:
     """Commit a prepared transaction, or prove its outcome; for `until` see `commit_staged`.
 
@@ -140,23 +137,22 @@ def abort_prepared(connection: Connection, committable: Committable, *_: object)
 
 
 def commit_staged(
-    connection: Connection, committable: Committable, details: Details, until: float | None = None
+    connection: Connection,
+    committable: Committable,
+    details: Details,
+    mine: Details,
+    until: float | None = None,
 ) -> Outcome:
     """Move staged rows into the user's table, or prove their outcome.
 
     Args:
         connection: to the server.
         committable: the rows.
-        details: of the committable.
+        details: of the committable; tables that are not of our schema were checked for strangers.
+        mine: the run's, with our schema.
         until: a point of `time.monotonic` up to which a lock is waited for; None: the usual time.
     """
-    name, table = committable.name, table_at(details.schema, details.table)
-    registry, target = registry_of(details.schema), NO_TABLE if table is None else table.sql
-    if problem := strangers_hand(connection, registry, target):
-        raise OptionError(
-            f"PostgreSQL: {name!r} is decided, and is committed at the first start after this is "
-            f"solved: {problem}"
-        )
+    name, registry = committable.name, registry_of(details.schema)
     with transaction(connection):
         _wait_less(connection, until)
         # Another process that commits or aborts it waits here, and then does not find it.
@@ -168,9 +164,10 @@ def commit_staged(
             [name],
         ).fetchone()
         if row is not None:
+            if details.schema != mine.schema:
+                refuse_changed(connection, committable, details, row)
             number = staged_id(name)
-            table, columns, key, record_count = _checked(connection, committable, details, row)
-            target, staging = table.sql, table.staging
+            target, staging, columns, key, record_count = row
             written = connection.execute(*_both(insert_token(details.schema, committable))).rowcount
             if written != 1:
                 raise DataLossError(
@@ -180,8 +177,13 @@ def commit_staged(
                 )
             connection.execute(USERS_PATH)
             moving = query(move(staging, target, columns, key))
-            # Planned only, it keeps both tables as they are, and needs no right that LOCK would.
-            connection.execute(query(f"EXPLAIN {moving}"), [number])
+            try:
+                with connection.transaction():
+                    # It keeps both tables as they are, and needs no right that LOCK would.
+                    connection.execute(query(f"EXPLAIN {moving}"), [number])
+            except errors.DatatypeMismatch:  # which column, and what to do, this tells
+                refuse_loss(connection, staging, target, columns, number)
+                raise
             changed = refuse_loss(connection, staging, target, columns, number)
             if key:
                 refuse_other_keys(connection, target, key)
@@ -204,70 +206,31 @@ def _wait_less(connection: Connection, until: float | None) -> None:
         connection.execute(_WAIT_LESS, [round(seconds_until(until) * 1000) or 1])
 
 
-def _checked(
-    connection: Connection, committable: Committable, details: Details, row: tuple[Any, ...]
-) -> tuple[Table, list[str], list[str], int]:
-    """Check that nobody has changed a row of the registry; return the content.
-
-    Returns:
-        The table, the columns, the columns of the key, and the number of rows.
-
-    Raises:
-        DataLossError: the row was changed since.
-        OptionError: a table was renamed or is gone, or strangers could run code in the staged one.
-    """
-    target, staging, columns, key, record_count = row
-    registry, table = registry_of(details.schema), table_at(details.schema, details.table)
-    seal = fingerprint(target, staging, columns, key)
-    changed = bool(details.fingerprint) and details.fingerprint != seal
-    # What a recovery finds has the count of this very row.
-    if changed or record_count != committable.record_count:
-        raise DataLossError(
-            f"PostgreSQL: row {committable.name!r} of {registry} is not as the task has written it "
-            f"({committable.record_count} rows for {details.table}): it says {record_count} rows "
-            f"from {staging!r} for {target!r}. Somebody has changed it. Nothing was committed, and "
-            f"no other table touched. See who may write into {registry}, and put the row right; to "
-            f"go on without its rows, delete it"
-        )
-    if table is None or (table.sql, table.staging) != (target, staging):
-        raise OptionError(
-            f"PostgreSQL: row {committable.name!r} of {registry} says that rows go from "
-            f"{staging!r} to {target!r}: expected a table of schema {details.schema} and its own "
-            f"staging table. It was not made by this pipeline, or tables were renamed since"
-        )
-    if staging_named(connection, details.schema, staging) is None:
-        raise OptionError(
-            f"PostgreSQL: {staging}, which holds the rows of {committable.name!r}, is gone"
-        )
-    if problem := strangers_hand(connection, staging, target):
-        raise OptionError(
-            f"PostgreSQL: {committable.name!r} is decided, and {record_count} rows of it wait in "
-            f"{staging}; they are committed at the first start after this is solved: {problem}"
-        )
-    return table, columns, key, record_count
-
-
 def abort_staged(
     connection: Connection,
     committable: Committable,
     details: Details,
-    target: str,
+    mine: Details,
     until: float | None = None,
 ) -> None:
-    """Delete staged rows; of a registry row by another user, only the row itself.
+    """Delete staged rows; of a row of an earlier registry that may be a trap, only the row itself.
 
     Args:
         connection: to the server.
         committable: the rows.
         details: of the committable.
-        target: the user's table, whose owner is trusted.
+        mine: the run's, with our schema, and with the sink's table, whose owner is trusted with
+            the tables of an earlier build beside it.
         until: see `commit_staged`.
     """
-    name, number, registry = (
-        committable.name,
-        staged_id(committable.name),
-        registry_of(details.schema),
-    )
+    name, registry = committable.name, registry_of(details.schema)
+    if not table_id_of(connection, registry):
+        return
+    if details.schema != mine.schema and (
+        problem := strangers_hand(connection, details.schema, mine.table)
+    ):
+        logger.warning("PostgreSQL: %r, which no epoch needs, stays: %s", name, problem)
+        return
     with transaction(connection):
         _wait_less(connection, until)
         row = connection.execute(
@@ -275,41 +238,27 @@ def abort_staged(
         ).fetchone()
         if row is None:
             return
-        staging = staging_named(connection, details.schema, row[0])
-        if staging is None:
+        if details.schema != mine.schema and (
+            problem := strangers_hand(connection, details.schema, mine.table, row[0])
+        ):
             logger.warning(
-                "PostgreSQL: row %r of %s says that its rows are in %r, which is no staging table "
-                "of ours in that schema: the row is deleted, and no other table touched. If this "
-                "pipeline did not write it, see who may write into %s",
+                "PostgreSQL: row %r of %s, which no epoch needs, is deleted, and no other table "
+                "touched: %s. Rows that belong to it have %s = %d",
                 name,
                 registry,
-                row[0][:_SAID_MAX],
-                registry,
+                problem,
+                ID,
+                staged_id(name),
             )
             return
-        problem = strangers_hand(connection, staging, target)
-        # As when table= is another one now, or its owner: what holds rows only is cleared anyway.
-        if not problem or lock_without_code(connection, staging, (ID, "int8")):
-            connection.execute(query(f"DELETE FROM ONLY {staging} WHERE {ID} = $1"), [number])
-        else:
-            logger.warning(
-                "PostgreSQL: row %r of %s, which no epoch needs, is deleted, and what may belong "
-                "to it in %r is not: %s. Then run DELETE FROM %s WHERE %s = %d",
-                name,
-                registry,
-                row[0][:_SAID_MAX],
-                problem,
-                staging,
-                ID,
-                number,
-            )
+        connection.execute(query(deletion(row[0])), [staged_id(name)])
 
 
 def abort_open(
     connection: Connection,
     committable: Committable,
     details: Details,
-    target: str,
+    mine: Details,
     until: float | None = None,
 ) -> None:
     """End the attempt's session, then abort the transaction it may have prepared or staged."""
@@ -329,11 +278,7 @@ def abort_open(
             f"PostgreSQL: the session that writes {committable.name} did not end in {_END_MS} ms"
         )
     abort_prepared(connection, committable)
-    # Where others could run their code in it, or we may not change it, the attempt staged nothing.
-    registry = registry_of(details.schema)
-    is_ours = connection.execute(_CHANGEABLE, [registry]).fetchone() is not None
-    if is_ours and not strangers_hand(connection, registry, target):
-        abort_staged(connection, committable, details, target, until)
+    abort_staged(connection, committable, details, mine, until)
 
 
 def _proved(
@@ -363,9 +308,9 @@ def _outcome_of_token(
     """Return the outcome proved by a token or by the mark; None: neither exists."""
     name, tokens = committable.name, tokens_of(details.schema)
     mark = prefix_of(name) + _PRUNED
-    known = {}
+    known: dict[str, tuple[bool, int]] = {}
     if table_id_of(connection, tokens):
-        known = dict(_tokens(connection, tokens, name, mark))
+        known = read_tokens(connection, tokens, [name, mark])
     is_behind = known.get(mark, (False, 0))[1] > committable.checkpoint_id
     if name not in known and not is_behind:
         return None
@@ -394,16 +339,6 @@ def _refuse_elsewhere(
         )
 
 
-def _tokens(
-    connection: Connection, tokens: str, name: str, mark: str
-) -> list[tuple[str, tuple[bool, int]]]:
-    found_rows = connection.execute(
-        query(f"SELECT name, lost, checkpoint_id FROM {tokens} WHERE name IN ($1, $2)"),
-        [name, mark],
-    ).fetchall()
-    return [(found_name, (lost, checkpoint_id)) for found_name, lost, checkpoint_id in found_rows]
-
-
 def _both(statement: tuple[str, list[object]]) -> tuple[LiteralString, list[object]]:
     return query(statement[0]), statement[1]
 
@@ -430,13 +365,6 @@ def prune(connection: Connection, prefix: str, schema: str, below: int) -> None:
         ),
         [prefix, below, prefix + _PRUNED, pipeline, sink, lineage],
     )
-
-
-def table_id_of(connection: Connection, table: str) -> int:
-    """Return the server's number of a table; a table created again has another; 0: no table."""
-    row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def identity(connection: Connection) -> tuple[str, str]:

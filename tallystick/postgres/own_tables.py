@@ -1,50 +1,60 @@
-"""The creation of our tables, and their change with the user's table; for their use see `schema`.
+"""Tallystick's own tables, in a schema that belongs to the pipeline's role: their creation.
+
+No other role can write into them, or put a trigger on them, without USAGE on the schema, which only
+its owner grants: what is read there was written by a pipeline of this role.
 
 Invariants:
-    * A start waits for no lock that any role may hold.
-    * Staged rows, which may be decided, keep their values, even if their columns change.
+    * Nothing in the schema is used before the server says that the schema and all tables in it
+      belong to this role, and that no other role may create anything there.
+    * A start waits for no lock that another role may hold.
+    * Staged rows, which may be decided, keep their values, even if the user's columns change.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
+from hashlib import sha256
 
 from psycopg import errors
 
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RetriableError
 from tallystick.postgres.binary_copy import TEXTS, TableColumn
 from tallystick.postgres.connection import (
     OWN_PATH_MEANWHILE,
     USERS_PATH,
     Connection,
-    literal,
     query,
     quoted,
 )
-from tallystick.postgres.names import NAME_BYTES_MAX, committable_of, prefix_of
 from tallystick.postgres.schema import (
     ID,
+    NAME_BYTES_MAX,
     POSITION,
     Table,
     columns_of,
     registry_of,
-    strangers_hand,
+    table_id_of,
     tokens_of,
 )
 
-_UNFIT_CHECKS = """
-    SELECT s.conname FROM pg_constraint s
-    WHERE s.conrelid = $1::regclass AND s.contype = 'c'
-      AND (EXISTS (SELECT 1 FROM pg_attribute a
-                   WHERE a.attrelid = s.conrelid AND a.attnum = ANY (s.conkey)
-                     AND a.attname = ANY ($3::text[]))
-           OR NOT EXISTS (SELECT 1 FROM pg_constraint t
-                          WHERE t.conrelid = $2::regclass AND t.contype = 'c'
-                            AND t.conname = s.conname
-                            AND split_part(pg_get_constraintdef(t.oid), ' NOT VALID', 1)
-                              = split_part(pg_get_constraintdef(s.oid), ' NOT VALID', 1)))
-    ORDER BY s.conname
+_SCHEMA = """
+    SELECT pg_get_userbyid(n.nspowner), pg_get_userbyid(n.nspowner) = current_user,
+           (SELECT min(CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_get_userbyid(a.grantee) END)
+            FROM aclexplode(n.nspacl) a
+            WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner),
+           (SELECT min(c.relname::text) FROM pg_class c
+            WHERE c.relnamespace = n.oid AND c.relowner <> n.nspowner)
+    FROM pg_namespace n WHERE quote_ident(n.nspname) = $1
 """
-"""A staging table's CHECKs of columns that the commit fills, and those that the user's lost."""
+_CHECKS = """
+    SELECT c.conname, pg_get_constraintdef(c.oid),
+           EXISTS (SELECT FROM pg_attribute a
+                   WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)
+                     AND a.attname = ANY ($2::text[]))
+    FROM pg_constraint c WHERE c.conrelid = $1::regclass AND c.contype = 'c' ORDER BY c.conname
+"""
+"""A table's CHECKs, and whether each is of a column that the commit fills."""
 _RETYPED = """
     SELECT t.attname, pg_catalog.format_type(t.atttypid, t.atttypmod),
            CASE WHEN t.attcollation OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN ''
@@ -59,113 +69,189 @@ _RETYPED = """
            OR s.attcollation OPERATOR(pg_catalog.<>) t.attcollation)
 """
 """Runs with the user's search_path, in which any role may have operators."""
-_DOMAIN_DEFAULTS = """
-    SELECT a.attname, pg_get_expr(d.adbin, d.adrelid)
-    FROM pg_attrdef d
-    JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
-    JOIN pg_type t ON t.oid = a.atttypid
-    WHERE d.adrelid = $1::regclass AND a.attgenerated = '' AND t.typtype = 'd'
-"""
 _TEXT_BY = dict.fromkeys(("date", "timestamp", "timestamptz"), ("DateStyle", "ISO")) | {
     "interval": ("IntervalStyle", "postgres"),
     "bytea": ("bytea_output", "hex"),
 }
 """The session's setting on which the text of such types depends, and its usual value."""
 _ZONED, _ZONELESS = {"timestamptz", "timetz"}, {"timestamp", "time", "date"}
-_WHOSE = """
-    SELECT r.name, r.id, count(*) FROM {staging} s LEFT JOIN {registry} r ON r.id = s.{id}
-    GROUP BY r.name, r.id ORDER BY r.name
-"""
-_OWNERS_SHOWN = 10
+_DIGEST = 16
+_BEGIN_BYTES = NAME_BYTES_MAX - _DIGEST - 1
 _MADE_MEANWHILE = (
     errors.UniqueViolation,  # in the catalogue
     errors.DuplicateTable,
     errors.DuplicateObject,
-    errors.DuplicateColumn,
 )
 _DELETES_ARE_PUBLISHED = "REPLICA IDENTITY FULL"
 """A publication FOR ALL TABLES lets nothing be deleted from a table without a primary key else."""
-_IS_REPLICATED = "SELECT FROM pg_class WHERE oid = to_regclass($1) AND relreplident = 'f'"
 
 
-def ensure_tokens(connection: Connection, table: Table) -> None:
-    """Create the table of tokens, where it is missing.
+def own_schema(connection: Connection) -> str:
+    """Return the name of the schema that holds the tables of this session's role, quoted.
 
     Raises:
-        OptionError: the role may not, and the message has the SQL to run by hand; or the table's
-            owner is not trusted.
+        OptionError: there is such a schema, and another role owns it or may put something there.
     """
-    schema = table.schema
+    row = connection.execute("SELECT current_user").fetchone()
+    assert row is not None
+    name = f"tallystick_{row[0]}"
+    if len(name.encode()) > NAME_BYTES_MAX:
+        digest = sha256(name.encode()).hexdigest()[:_DIGEST]
+        name = f"{name.encode()[:_BEGIN_BYTES].decode(errors='ignore')}_{digest}"
+    row = connection.execute("SELECT quote_ident($1)", [name]).fetchone()
+    assert row is not None
+    schema = str(row[0])
+    _refuse_strangers(connection, schema)
+    return schema
+
+
+def _refuse_strangers(connection: Connection, schema: str) -> None:
+    row = connection.execute(_SCHEMA, [schema]).fetchone()
+    if row is None:
+        return
+    owner, is_ours, creator, relation = row
+    problem = ""
+    if not is_ours:
+        problem = (
+            f"it belongs to role {owner!r}: look who created it, and have its owner run DROP "
+            f"SCHEMA {schema} CASCADE, or, if nothing is in it, ALTER SCHEMA {schema} OWNER TO "
+            f"this role"
+        )
+    elif creator is not None:
+        problem = (
+            f"role {creator!r} may create tables there: REVOKE CREATE ON SCHEMA {schema} FROM it"
+        )
+    elif relation is not None:
+        problem = (
+            f"{relation!r} in it belongs to another role, whose triggers and defaults would run "
+            f"with this role's rights: DROP it"
+        )
+    if problem:
+        raise OptionError(
+            f"PostgreSQL: schema {schema} is where Tallystick keeps its own tables for this role, "
+            f"and has to be its own: {problem}"
+        )
+
+
+def ensure_schema(connection: Connection, schema: str) -> None:
+    """Create the schema, the table of tokens and the registry, where they are missing.
+
+    Args:
+        connection: to the server, in autocommit.
+        schema: as `own_schema` returned it.
+
+    Raises:
+        OptionError: the role may not create the schema: the message has the SQL for the database's
+            owner; or another role has created it meanwhile.
+    """
+    tokens, registry = tokens_of(schema), registry_of(schema)
+    if table_id_of(connection, tokens) and table_id_of(connection, registry):
+        return
+    if connection.execute(_SCHEMA, [schema]).fetchone() is None:
+        try:
+            _create(connection, [f"CREATE SCHEMA {schema}"])
+        except (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction) as error:
+            raise _without_schema(connection, schema, str(error.diag.message_primary)) from None
+        _refuse_strangers(connection, schema)
     # The collation lets the primary key's index find all names that begin alike.
-    _ensure(
+    _create(
         connection,
-        table,
-        tokens_of(schema),
         [
-            f"""CREATE TABLE IF NOT EXISTS {tokens_of(schema)} (
+            f"""CREATE TABLE IF NOT EXISTS {tokens} (
     name text COLLATE "C" PRIMARY KEY,
     pipeline text NOT NULL, sink text NOT NULL, lineage text NOT NULL,
     checkpoint_id bigint NOT NULL, task integer NOT NULL,
     lost boolean NOT NULL DEFAULT false, written timestamptz NOT NULL DEFAULT now())"""
         ],
-        "INSERT, SELECT, UPDATE, DELETE",
     )
-
-
-def ensure_staging(connection: Connection, table: Table) -> None:
-    """Create the tables of staged rows, where they are missing, and bring them up to date.
-
-    Raises:
-        OptionError: the role may not, and the message has the SQL to run by hand; or a table's
-            owner is not trusted.
-    """
-    _ensure(
+    _create(
         connection,
-        table,
-        registry_of(table.schema),
         [
-            f"""CREATE TABLE IF NOT EXISTS {registry_of(table.schema)} (
+            f"""CREATE TABLE IF NOT EXISTS {registry} (
     name text COLLATE "C" PRIMARY KEY, id bigint NOT NULL UNIQUE,
     target text NOT NULL, staging text NOT NULL, columns text[] NOT NULL, key text[] NOT NULL,
     record_count bigint NOT NULL, begun_ms bigint NOT NULL)"""
         ],
-        "INSERT, SELECT, DELETE",
     )
-    # CHECKs come along: what breaks one is refused while it can still be, before the decision.
-    # NOT NULL does not, since a column that rows leave out gets its default at the commit only;
-    # for the same reason `_differences` takes CHECKs of such columns away.
-    loosened = [
-        f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(column.name)} DROP NOT NULL"
-        for column in _attributes_not_null(connection, table)
+
+
+def _without_schema(connection: Connection, schema: str, refused: str) -> OptionError:
+    row = connection.execute(
+        "SELECT quote_ident(current_user), quote_ident(current_database())"
+    ).fetchone()
+    assert row is not None
+    role, database = row
+    return OptionError(
+        f"PostgreSQL: the role may not create the schema of its own tables ({refused}): have the "
+        f"owner of the database create it, by the statement below, or let the role do it, by GRANT "
+        f"CREATE ON DATABASE {database} TO {role}:\nCREATE SCHEMA {schema} AUTHORIZATION {role};"
+    )
+
+
+def ensure_staging(connection: Connection, schema: str, table: Table) -> str:
+    """Create the table of rows that are staged for a user's table as it is now; return it, as SQL.
+
+    It is never altered. When the user's table has changed, rows that wait stay in the table of its
+    former shape, and are committed from there.
+
+    Args:
+        connection: to the server, in autocommit.
+        schema: our own, in which `ensure_schema` has created the other tables.
+        table: the user's.
+
+    Raises:
+        OptionError: the role may not read the user's table.
+        RetriableError: the user's table is changed at this moment.
+    """
+    checks = _checks(connection, table)
+    staging = f"{schema}.{quoted(_staging_name(table, checks))}"
+    if table_id_of(connection, staging):
+        return staging
+    # CHECKs come along: what breaks one is refused while it can still be, before the decision. NOT
+    # NULL does not, since a column that rows leave out gets its default at the commit only; for the
+    # same reason CHECKs of such columns do not.
+    ddl = [
+        f"CREATE TABLE {staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)",
+        *(
+            f"ALTER TABLE {staging} ALTER COLUMN {quoted(column.name)} DROP NOT NULL"
+            for column in _attributes_not_null(connection, table)
+        ),
+        *(
+            f"ALTER TABLE {staging} DROP CONSTRAINT {quoted(name)}"
+            for name, _, is_filled in checks
+            if is_filled
+        ),
+        f"ALTER TABLE {staging} "
+        f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL, "
+        f"{_DELETES_ARE_PUBLISHED}",
+        f"CREATE INDEX ON {staging} ({ID})",
     ]
-    _ensure(
-        connection,
-        table,
-        table.staging,
-        [
-            f"CREATE TABLE IF NOT EXISTS {table.staging} (LIKE {table.sql} INCLUDING CONSTRAINTS)",
-            *loosened,
-            f"ALTER TABLE {table.staging} "
-            f"ADD COLUMN {ID} bigint NOT NULL, ADD COLUMN {POSITION} bigint NOT NULL, "
-            f"{_DELETES_ARE_PUBLISHED}",
-            f"CREATE INDEX ON {table.staging} ({ID})",
-        ],
-        "INSERT, SELECT, DELETE",
-    )
-    if _differences(connection, table):
-        with connection.transaction():
-            connection.execute(query(f"LOCK TABLE {table.staging}"))
-            if connection.execute(query(f"SELECT FROM {table.staging} LIMIT 1")).rowcount:
-                _retype_rows(connection, table)
-            if changes := _differences(connection, table):
-                ddl = [f"ALTER TABLE {table.staging} {', '.join(changes)}"]
-                staged = columns_of(connection, table.staging)
-                ddl += [
-                    f"ALTER TABLE {table.staging} ALTER COLUMN {quoted(name)} DROP DEFAULT"
-                    for name in _domain_defaults(connection, table)
-                    if name not in staged
-                ]
-                _run_ddl(connection, ddl, table.staging)
+
+    def refuse_changed() -> None:  # by a name that tells its shape, it would be wrong for ever
+        columns = tuple(columns_of(connection, table.sql).values())
+        if (columns, _checks(connection, table)) != (table.columns, checks):
+            raise RetriableError(f"table {table.name} is being changed: start again")
+
+    try:
+        _create(connection, ddl, staging, refuse_changed)
+    except errors.InsufficientPrivilege as error:
+        raise OptionError(
+            f"the role may not create a table like {table.sql} for staged rows "
+            f"({error.diag.message_primary}): GRANT SELECT ON {table.sql} TO it"
+        ) from None
+    return staging
+
+
+def _checks(connection: Connection, table: Table) -> list[tuple[str, str, bool]]:
+    filled = [column.name for column in table.columns if column.has_default or column.generated]
+    return list(connection.execute(_CHECKS, [table.sql, filled]).fetchall())
+
+
+def _staging_name(table: Table, checks: Sequence[tuple[str, str, bool]]) -> str:
+    """Return the name of the table of staged rows: of the user's table, and of its shape."""
+    shape = sha256(json.dumps([table.sql, *map(astuple, table.columns), *checks]).encode())
+    begin = f"tallystick_staged_{table.schema}.{table.name}".encode()
+    return f"{begin[:_BEGIN_BYTES].decode(errors='ignore')}_{shape.hexdigest()[:_DIGEST]}"
 
 
 def _attributes_not_null(connection: Connection, table: Table) -> list[TableColumn]:
@@ -183,8 +269,7 @@ def refuse_loss(
 ) -> dict[str, str]:
     """Refuse the commit of staged rows whose values the user's table would change.
 
-    The table's columns may have been altered since the start, and a start with other transactions
-    does not look at staged rows.
+    Rows wait in a table that has the columns which the user's table had when they were staged.
 
     Returns:
         For each altered column, the SQL of the value that the user's table will have: its type and
@@ -216,64 +301,6 @@ def refuse_loss(
         name: f"{quoted(name)}::{now}" + (f" COLLATE {collation}" if collation else "")
         for name, now, collation in changed
     }
-
-
-def _retype_rows(connection: Connection, table: Table) -> None:
-    """Change columns of staged rows, which may be decided, to their new types.
-
-    Raises:
-        OptionError: a cast would cut, pad, round or shift a value, or there is no cast.
-    """
-    staged = columns_of(connection, table.staging)
-    for new in table.columns:
-        old = staged.get(new.name)
-        if old is not None and old.type_name != new.type_name:
-            # Without USING, since an explicit cast cuts and pads without a word.
-            change = f"ALTER COLUMN {quoted(new.name)} TYPE {new.declared}"
-            try:
-                with _lossless(connection, (table.staging, table.sql), old, new):
-                    _run_ddl(connection, [f"ALTER TABLE {table.staging} {change}"], table.staging)
-            except OptionError as error:
-                raise OptionError(f"{error}. {_whose(connection, table)}") from None
-
-
-def _whose(connection: Connection, table: Table) -> str:
-    """Return the owners of staged rows, and the statements that remove rows given up for good.
-
-    Pipelines share the table, and none can know which others live on, and from which checkpoint: a
-    person removes the rows of a checkpoint that was given up.
-    """
-    staging, registry = table.staging, registry_of(table.schema)
-    statement = _WHOSE.format(staging=staging, registry=registry, id=ID)
-    counts: dict[tuple[str, str], int] = {}
-    for name, number, count in connection.execute(query(statement)).fetchall():
-        whose = _removal(staging, registry, name, number)
-        counts[whose] = counts.get(whose, 0) + count
-    shown = list(counts)[:_OWNERS_SHOWN]
-    rows = "; ".join(f"{counts[whose]} rows of {whose[0]}" for whose in shown)
-    removals = "".join(f"\n{removal};" for _, removal in shown)
-    return (
-        f"The rows are: {rows}{'; and others' if len(shown) < len(counts) else ''}. Start each of "
-        f"these pipelines: its checkpoint's lineage, as a hash, follows its name and its sink's. "
-        f"Of a checkpoint that was given up, and of no transaction, rows are never committed; "
-        f"remove those, and only those:{removals}"
-    )
-
-
-def _removal(staging: str, registry: str, name: str | None, number: int) -> tuple[str, str]:
-    """Return the owner of the rows under a name, and the statement that removes all of them."""
-    if name is None:
-        known = f"SELECT FROM {registry} WHERE id = {staging}.{ID}"
-        return "no transaction", f"DELETE FROM {staging} WHERE NOT EXISTS ({known})"
-    whose, which = prefix_of(name), f"starts_with(name, {literal(prefix_of(name))})"
-    # Rows of others, whose name may be what the names of all begin with.
-    if committable_of(name, "", "") is None:
-        whose, which = name[:NAME_BYTES_MAX], f"id = {number}"
-    return repr(whose), (
-        f"WITH gone AS (DELETE FROM {registry} WHERE {which} "
-        f"AND staging = {literal(staging)} RETURNING id) "
-        f"DELETE FROM {staging} WHERE {ID} IN (SELECT id FROM gone)"
-    )
 
 
 @contextmanager
@@ -335,78 +362,33 @@ def _setting_between(connection: Connection, old: str, new: str) -> str:
     return "" if row == (usual,) else setting
 
 
-def _domain_defaults(connection: Connection, table: Table) -> dict[str, str]:
-    """Return the defaults in the user's table, as SQL, for new columns that refuse nulls.
-
-    Waiting rows do not have these columns, and their commit leaves the columns out.
-    """
-    defaults = connection.execute(_DOMAIN_DEFAULTS, [table.sql]).fetchall()
-    strict = {column.name for column in table.columns if column.not_null}
-    return {name: default for name, default in defaults if name in strict}
-
-
-def _differences(connection: Connection, table: Table) -> list[str]:
-    """Return the changes that bring the staging table up to date with the user's."""
-    staged = columns_of(connection, table.staging)
-    defaults = _domain_defaults(connection, table)
-    changes = []
-    for column in table.columns:
-        name, kind = quoted(column.name), column.type_name
-        if column.name not in staged:
-            if column.generated:
-                continue  # rows never have it, and it may be null nowhere
-            default = defaults.get(column.name)
-            filled_with = f" DEFAULT {default}" if default else ""
-            changes.append(f"ADD COLUMN {name} {column.declared}{filled_with}")
-        elif staged[column.name].declared != column.declared:
-            changes.append(f"ALTER COLUMN {name} TYPE {column.declared} USING {name}::{kind}")
-    filled = [column.name for column in table.columns if column.has_default or column.generated]
-    if not connection.execute(_IS_REPLICATED, [table.staging]).rowcount:
-        changes.append(_DELETES_ARE_PUBLISHED)
-    unfit = connection.execute(_UNFIT_CHECKS, [table.staging, table.sql, filled]).fetchall()
-    return changes + [f"DROP CONSTRAINT IF EXISTS {quoted(name)}" for (name,) in unfit]
-
-
-def _ensure(
-    connection: Connection, target: Table, table: str, ddl: Sequence[str], privileges: str
+def _create(
+    connection: Connection,
+    ddl: Sequence[str],
+    table: str = "",
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    if connection.execute("SELECT to_regclass($1)", [table]).fetchone() == (None,):
-        _run_ddl(connection, ddl, table)
-    if problem := strangers_hand(connection, table, target.sql):
-        raise OptionError(problem)
-    conditions = [
-        f"has_table_privilege({literal(table)}, {literal(privilege)})"
-        for privilege in privileges.split(", ")
-    ]
-    if connection.execute(query(f"SELECT {' AND '.join(conditions)}")).fetchone() != (True,):
-        raise OptionError(
-            f"the role lacks privileges on {table}: run GRANT {privileges} ON {table} TO it"
-        )
+    """Run statements that create something in one transaction; another driver may do the same.
 
+    Without a lock, which any role could hold: what another session creates meanwhile is waited for,
+    and is there then.
 
-def _run_ddl(connection: Connection, ddl: Sequence[str], table: str) -> None:
-    """Run statements in one transaction, unless the table to create exists by now.
-
-    Without a lock, which any role could hold: a table that another driver creates meanwhile is
-    waited for, and then found.
+    Args:
+        connection: to the server, in autocommit.
+        ddl: the statements.
+        table: the table to create, as SQL, unless it is there by now; empty: the statements say so.
+        check: called before the end of the transaction.
     """
     for is_last in (False, True):
         try:
             with connection.transaction():
-                known = connection.execute("SELECT to_regclass($1)", [table]).fetchone()
-                if ddl[0].startswith("ALTER") or known == (None,):
+                if not (table and table_id_of(connection, table)):
                     for statement in ddl:
                         connection.execute(query(statement))
+                    check()
+            return
+        except errors.DuplicateSchema:
             return
         except _MADE_MEANWHILE:
             if is_last:
                 raise
-        except (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction) as error:
-            refused = error.diag.message_primary
-            break
-    raise OptionError(
-        f"the role may not create or change {table} ({refused}): have its "
-        f"owner run, and grant the role INSERT, SELECT, UPDATE and DELETE on it:\n"
-        + ";\n".join(ddl)
-        + ";"
-    )

@@ -1,21 +1,15 @@
-"""The user's table, and Tallystick's own tables beside it in the same schema.
+"""The user's table as the server describes it, and the names of Tallystick's own tables.
 
-tallystick_committed        a token per committed transaction: the proof of what became of it
-tallystick_staged           a row per transaction that is staged and not committed
-tallystick_staged_<table>   the rows of staged transactions; the user's columns, and two of ours
+They are in a schema that belongs to the pipeline's role alone, see `own_tables`:
 
-Other roles may write into them, since several pipelines share them. Invariants:
-    * Nothing that is read from a row becomes SQL: a row names a table of staged rows, and it counts
-      only if the catalogue has one of exactly that name in the registry's own schema.
-    * A table of ours belongs to a role that could do harm anyway: to this one, to the owner of the
-      user's table or of the schema, or to a superuser. Its owner's triggers, defaults and policies
-      run with the rights of the role that writes into it.
+tallystick_committed      a token per committed transaction: the proof of its outcome
+tallystick_staged         a row per transaction that is staged and not committed
+tallystick_staged_<name>  the rows of staged transactions; the user's columns, and two of ours
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 from psycopg import errors
 
@@ -26,13 +20,12 @@ from tallystick.postgres.connection import OWN_PATH_MEANWHILE, USERS_PATH, Conne
 logger = logging.getLogger(__name__)
 
 ID, POSITION = "tallystick_id", "tallystick_position"
-NO_TABLE = "pg_catalog.tallystick_none"
-"""In place of the user's table where it is not known: no role is trusted as its owner."""
 STAGING_COLUMNS = (
     TableColumn(ID, "bigint", "int8", not_null=True),
     TableColumn(POSITION, "bigint", "int8", not_null=True),
 )
-_NAME_BYTES_MAX = 63
+NAME_BYTES_MAX = 63
+"""The server cuts the names of schemas and tables there."""
 _COLUMNS = """
     WITH RECURSIVE base AS (
         SELECT a.attnum, a.attname, t.oid, t.typbasetype, t.typtype, t.typname,
@@ -77,55 +70,6 @@ _TABLE = """
     WHERE c.oid = $1
 """
 
-
-_MAY_ACT = (
-    "CASE WHEN current_setting('server_version_num')::integer >= 160000 "
-    "THEN 'USAGE, SET' ELSE 'MEMBER' END"
-)
-"""The privilege to act as a role: from version 16 on, a member may be one without it."""
-
-
-def _trusted(role: str) -> str:
-    """Return the condition that a role is trusted; `$2`: the user's table, `n`: the schema."""
-    return (
-        f"({role} = (SELECT oid FROM pg_roles WHERE rolname = current_user) "
-        f"OR EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($2) AND relowner = {role}) "
-        f"OR pg_has_role({role}, n.nspowner, {_MAY_ACT}))"  # a superuser may as every role
-    )
-
-
-_STRANGERS_TRIGGER = f"""
-    (SELECT min(t.tgname) FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
-     WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
-       AND (NOT {_trusted("f.proowner")}
-            OR (t.tgqual IS NOT NULL AND starts_with(c.relname::text, 'tallystick_'))))
-"""
-"""A trigger has no owner: its WHEN, on a table of ours, may be of any role with TRIGGER."""
-_OURS = f"""
-    SELECT pg_get_userbyid(c.relowner), {_trusted("c.relowner")}, {_STRANGERS_TRIGGER}
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
-"""
-_STAGING = f"""
-    SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE quote_ident(n.nspname) = $1 AND c.relkind = 'r'
-      AND starts_with(c.relname::text, 'tallystick_staged_')
-      AND $2 = quote_ident(n.nspname) || '."' || replace(c.relname::text, '"', '""') || '"'
-      AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
-                  AND a.attname = '{ID}' AND a.atttypid = 'int8'::regtype)
-"""
-_WITHOUT_CODE = """
-    SELECT FROM pg_class c
-    WHERE c.oid = to_regclass($1) AND c.relkind = 'r'
-      AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
-      AND NOT (c.relhastriggers OR c.relhasrules OR c.relrowsecurity)
-      AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
-                  AND a.attname = $2 AND a.atttypid = $3::regtype)
-      AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid
-                      AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))
-      AND NOT EXISTS (SELECT FROM pg_statistic_ext x WHERE x.stxrelid = c.oid
-                      AND x.stxexprs IS NOT NULL)
-"""
-"""Expressions of indexes and statistics are evaluated, where they can be, while it is planned."""
 _UNIQUE = """
     SELECT i.indexrelid::regclass::text, NOT EXISTS (
         SELECT FROM unnest(i.indkey::int2[], i.indcollation::oid[], i.indclass::oid[])
@@ -186,23 +130,6 @@ class Table:
         """The table's name as SQL."""
         return f"{self.schema}.{quoted(self.name)}"
 
-    @property
-    def staging(self) -> str:
-        """The table of the staged rows, as SQL."""
-        name = f"tallystick_staged_{self.name}"
-        if len(name.encode()) > _NAME_BYTES_MAX:
-            digest = sha256(self.name.encode()).hexdigest()[:16]
-            kept = self.name.encode()[: _NAME_BYTES_MAX - 35].decode(errors="ignore")
-            name = f"tallystick_staged_{kept}_{digest}"
-        return f"{self.schema}.{quoted(name)}"
-
-
-def table_at(schema: str, sql: str) -> Table | None:
-    """Parse a `Table.sql` back into a table without columns; None: the text has another form."""
-    name = sql.removeprefix(f'{schema}."').removesuffix('"').replace('""', '"')
-    table = Table(schema, name, ())
-    return table if name and table.sql == sql else None
-
 
 def tokens_of(schema: str) -> str:
     """Return the table of tokens, as SQL."""
@@ -212,6 +139,30 @@ def tokens_of(schema: str) -> str:
 def registry_of(schema: str) -> str:
     """Return the registry, the table of staged transactions, as SQL."""
     return f"{schema}.tallystick_staged"
+
+
+def table_id_of(connection: Connection, table: str) -> int:
+    """Return the server's number of a table; a table created again has another; 0: no table."""
+    row = connection.execute("SELECT coalesce(to_regclass($1)::oid::bigint, 0)", [table]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def read_tokens(
+    connection: Connection, tokens: str, names: Sequence[str]
+) -> dict[str, tuple[bool, int]]:
+    """Return the tokens of some names: whether each says "lost", and its checkpoint.
+
+    Args:
+        connection: to the server.
+        tokens: the table, as SQL.
+        names: of transactions, and of the mark of deleted tokens.
+    """
+    rows = connection.execute(
+        query(f"SELECT name, lost, checkpoint_id FROM {tokens} WHERE name = ANY ($1::text[])"),
+        [list(names)],
+    ).fetchall()
+    return {name: (lost, checkpoint_id) for name, lost, checkpoint_id in rows}
 
 
 def read_table(connection: Connection, table: str, key: Sequence[str]) -> Table:
@@ -331,73 +282,3 @@ def refuse_other_keys(connection: Connection, target: str, key: Sequence[str]) -
     connection.execute(USERS_PATH)
     if problems:
         raise OptionError(f"table {target} " + "; and ".join(problems))
-
-
-def strangers_hand(connection: Connection, ours: str, target: str) -> str:
-    """Describe the role whose code could run with our rights through a table of ours; or "".
-
-    Args:
-        connection: to the server.
-        ours: a table of ours, as SQL.
-        target: the user's table, as SQL.
-    """
-    row = connection.execute(query(_OURS), [ours, target]).fetchone()
-    if row is None:
-        return ""
-    owner, is_trusted, trigger = row
-    if not is_trusted:
-        return (
-            f"{ours} belongs to role {owner!r}, whose triggers and defaults would run with this "
-            f"role's rights: expected it to belong to this role, to the owner of {target} or of "
-            f"its schema, or to a superuser. Look who made it, and what is in it; then ALTER "
-            f"TABLE {ours} OWNER TO one of them, or DROP it if no pipeline has anything in it"
-        )
-    if trigger is not None:
-        return (
-            f"{ours} has trigger {trigger!r}, which would run with this role's rights, and whose "
-            f"function belongs to neither this role nor the owner of {target} or of its schema, or "
-            f"which has a WHEN, which may be anybody's: DROP it, or put its WHEN into its function"
-        )
-    return ""
-
-
-def staging_named(connection: Connection, schema: str, staging: str) -> str | None:
-    """Return the staging table that a row names, as SQL; None: the schema has no such table.
-
-    `strangers_hand` checks its owner.
-
-    Args:
-        connection: to the server.
-        schema: of the registry, quoted.
-        staging: the name in the row, as `Table.staging`; compared letter by letter.
-    """
-    row = connection.execute(query(_STAGING), [schema, staging]).fetchone()
-    return None if row is None else f"{schema}.{quoted(row[0])}"
-
-
-def lock_without_code(
-    connection: Connection, table: str, column: tuple[str, str], *, nowait: bool = False
-) -> bool:
-    """Return whether reads of a table, and deletions, by one column run no code; lock it if so.
-
-    Independent of the table's owner: by the lock, no code is added until the transaction ends. The
-    answer is for `ONLY` the table.
-
-    Args:
-        connection: in a transaction.
-        table: as SQL.
-        column: by which rows are found: its name and its type, one of PostgreSQL's own.
-        nowait: fail rather than wait for a lock.
-    """
-    # Where it is on, planning a query evaluates what CHECKs call.
-    connection.execute("SET LOCAL constraint_exclusion = off")
-    for is_locked in (False, True):
-        parameters = [table, *column]
-        if not connection.execute(query(_WITHOUT_CODE), parameters).rowcount:
-            return False
-        if not is_locked:
-            # Against new statistics and indexes; then against triggers, and so all stronger locks.
-            for mode in ("SHARE UPDATE EXCLUSIVE", "ROW EXCLUSIVE"):
-                lock = f"LOCK TABLE ONLY {table} IN {mode} MODE{' NOWAIT' if nowait else ''}"
-                connection.execute(query(lock))
-    return True

@@ -100,14 +100,21 @@ class PostgresSink:
         return self.guarantee == Guarantee.EXACTLY_ONCE.value
 
     def open(self, owner: Owner, facts: RunFacts) -> TwoPhaseCommitSink:
-        """See `Sink`. Creates the tables of tokens and of staged rows where they are missing.
+        """See `Sink`. Creates the role's own schema and the tables in it where they are missing.
 
         Raises:
             OptionError: a setting, the server or the table does not fit.
             RetriableError: the server cannot be reached now.
         """
         try:
-            from tallystick.postgres import connection, driver, outcome, schema, transactions
+            from tallystick.postgres import (
+                connection,
+                driver,
+                outcome,
+                own_tables,
+                schema,
+                transactions,
+            )
         except ImportError as error:
             if error.name is None or not error.name.startswith(("psycopg", "pgpq")):
                 raise
@@ -119,22 +126,26 @@ class PostgresSink:
             table = session.run(
                 f"checking table {self.table}", lambda conn: self._checked(conn, facts)
             )
+            own = session.run("looking for its own tables", own_tables.own_schema)
+            staging = session.run(
+                "creating its own tables", lambda conn: self._ensure(conn, own, table)
+            )
             server, database = session.run("asking who it is", outcome.identity)
-            tokens = schema.tokens_of(table.schema)
-            tokens_id = session.run("asking", lambda conn: outcome.table_id_of(conn, tokens))
+            tokens = schema.tokens_of(own)
+            tokens_id = session.run("asking", lambda conn: schema.table_id_of(conn, tokens))
         except BaseException:
             session.close()
             raise
         details = transactions.Details(
-            self.transactions, table.schema, table.sql, server, database, tokens_id
+            self.transactions, own, table.sql, server, database, tokens_id
         )
         plan = transactions.PostgresPlan(
-            self.dsn, table, tuple(self.key), details, Guarantee(self.guarantee)
+            self.dsn, table, tuple(self.key), details, Guarantee(self.guarantee), staging
         )
         return driver.PostgresCommitter(session, plan, owner)
 
     def _checked(self, connection: "Connection", facts: RunFacts) -> "Table":
-        from tallystick.postgres import own_tables, schema
+        from tallystick.postgres import schema
 
         version = connection.info.server_version
         problems = []
@@ -158,11 +169,17 @@ class PostgresSink:
             problems.append(str(error))
         if problems:
             raise OptionError(f"PostgreSQL: {'; '.join(problems)}")
-        if self._exact:
-            own_tables.ensure_tokens(connection, table)
-            if self.transactions == STAGED:
-                own_tables.ensure_staging(connection, table)
         return table
+
+    def _ensure(self, connection: "Connection", own: str, table: "Table") -> str:
+        """Create the tables that the settings need; return that of staged rows, as SQL, or ""."""
+        from tallystick.postgres import own_tables
+
+        if self._exact:
+            own_tables.ensure_schema(connection, own)
+            if self.transactions == STAGED:
+                return own_tables.ensure_staging(connection, own, table)
+        return ""
 
 
 def _setting(connection: "Connection", name: str) -> str:

@@ -75,7 +75,8 @@ class Details:
 
     Args:
         mode: `prepared` or `staged`; `open`: a task may still be writing.
-        schema: where our tables are, quoted.
+        schema: the schema of our tables, quoted: the role's own; in the details of earlier builds
+            the schema of the user's table, see `earlier_tables`.
         table: the user's, as SQL.
         server: the system identifier of the server; empty: not known.
         database: the name of the database.
@@ -126,13 +127,23 @@ class Details:
 
 @dataclass(frozen=True)
 class PostgresPlan:
-    """The settings of a run for its tasks; see `PostgresSink` for their meaning."""
+    """The settings of a run for its tasks; see `PostgresSink` for their meaning.
+
+    Args:
+        dsn: how to connect.
+        table: the user's.
+        key: of an upsert.
+        details: of the run's committables.
+        guarantee: of the sink.
+        staging: the table of staged rows, as SQL; empty: rows are not staged.
+    """
 
     dsn: str = field(repr=False)
     table: Table
     key: tuple[str, ...]
     details: Details
     guarantee: Guarantee
+    staging: str = ""
 
     def begin(self, place: Place) -> Transaction:
         """See `TransactionPlan`. A name is of one attempt only: no other attempt is touched."""
@@ -297,8 +308,8 @@ class _PreparedTransaction:
         writing.flush()
         if writing.run(*insert_token(self._plan.details.schema, self._committable(name))) != 1:
             raise RetriableError(
-                f"PostgreSQL: somebody else has written a token under the name {name}, which would "
-                f"say what became of it"
+                f"PostgreSQL: a token says already what became of {name}: this attempt was given "
+                f"up, or somebody has written the token by hand"
             )
         writing.end(f"PREPARE TRANSACTION {literal(name)}", "PREPARE TRANSACTION")
         return [self._committable(name)]
@@ -316,42 +327,36 @@ class _StagedTransaction:
     def __init__(self, plan: PostgresPlan, place: Place) -> None:
         self._plan, self._place, self._begun_ms = plan, place, now_ms()
         self._name = name_of(place)
-        self._writing = _OpenTransaction(plan, plan.table.staging, self._name)
+        self._writing = _OpenTransaction(plan, plan.staging, self._name)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writing.write(rows, _positions(staged_id(self._name), self._writing, rows))
 
     def prepare(self) -> Sequence[Committable]:
-        writing, table = self._writing, self._plan.table
+        writing, plan = self._writing, self._plan
         writing.flush()
         # The commit's own statements, planned only: privileges that it lacks are seen before the
         # decision, and not at each commit after it.
-        moved = move(table.staging, table.sql, writing.columns, self._plan.key)
-        for statement in (moved, deletion(table.staging)):
+        moved = move(plan.staging, plan.table.sql, writing.columns, plan.key)
+        for statement in (moved, deletion(plan.staging)):
             writing.run(f"EXPLAIN {statement}", [staged_id(self._name)])
-        registered = writing.run(
-            f"INSERT INTO {registry_of(self._plan.details.schema)} (name, id, target, staging, "
-            f"columns, key, record_count, begun_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) "
-            f"ON CONFLICT DO NOTHING",
+        writing.run(
+            f"INSERT INTO {registry_of(plan.details.schema)} (name, id, target, staging, "
+            f"columns, key, record_count, begun_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
             [
                 self._name,
                 staged_id(self._name),
-                table.sql,
-                table.staging,
+                plan.table.sql,
+                plan.staging,
                 list(writing.columns),
-                list(self._plan.key),
+                list(plan.key),
                 writing.record_count,
                 self._begun_ms,
             ],
         )
-        if registered != 1:
-            raise RetriableError(
-                f"PostgreSQL: somebody else has written a row under the name {self._name}, or its "
-                f"number, into {registry_of(self._plan.details.schema)}"
-            )
         writing.end("COMMIT", "COMMIT")
-        seal = fingerprint(table.sql, table.staging, writing.columns, self._plan.key)
-        plan = replace(self._plan, details=replace(self._plan.details, fingerprint=seal))
+        seal = fingerprint(plan.table.sql, plan.staging, writing.columns, plan.key)
+        plan = replace(plan, details=replace(plan.details, fingerprint=seal))
         return [_committable(plan, self._place, self._name, writing, self._begun_ms)]
 
     def abort(self) -> None:

@@ -35,6 +35,10 @@ def table(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
     for (gid,) in postgres.query("SELECT gid FROM pg_prepared_xacts"):
         postgres.query(f"ROLLBACK PREPARED '{gid}'")
     postgres.query(f"DROP SCHEMA {schema} CASCADE")
+    for (own,) in postgres.query(
+        "SELECT quote_ident(nspname) FROM pg_namespace WHERE starts_with(nspname, 'tallystick_')"
+    ):
+        postgres.query(f"DROP SCHEMA {own} CASCADE")
 
 
 @pytest.fixture(autouse=True)

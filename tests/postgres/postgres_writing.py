@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import (
     Committable,
@@ -19,6 +20,25 @@ from tallystick.postgres.sink import PostgresSink
 OWNER = Owner("late flights", "postgres-1", "7a1d5f1c-lineage")
 COLUMNS = "a bigint, b text"
 WAYS = ("prepared", "staged")
+
+
+def own_schema_of(role: str) -> str:
+    """The schema of our tables, for a role whose name needs no quotes."""
+    return f"tallystick_{role}"
+
+
+OWN = own_schema_of("postgres")
+
+
+def staging_of(postgres: PostgresServer, name: str, own: str = OWN) -> str:
+    """The newest table of the rows that are staged for a table, whose name needs no quotes."""
+    rows = postgres.query(
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = %s::regnamespace "
+        "AND relkind = 'r' AND starts_with(relname, %s) ORDER BY pg_class.oid DESC",
+        own,
+        f"tallystick_staged_{name}_",
+    )
+    return str(rows[0][0])
 
 
 def rows_of(*numbers: int, text: str = "row") -> pa.RecordBatch:

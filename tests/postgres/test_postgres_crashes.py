@@ -20,6 +20,7 @@ import pytest
 from dying_writer import ROWS
 from postgres_writing import (
     COLUMNS,
+    OWN,
     OWNER,
     WAYS,
     attempted,
@@ -411,8 +412,7 @@ def test_a_proof_that_has_little_time_left_waits_no_longer_for_a_task(
 
     with psycopg.connect(postgres.dsn) as other:
         other.execute(
-            f"INSERT INTO {name.split('.')[0]}.tallystick_committed "
-            f"VALUES (%s, 'p', 's', 'l', 1, 0, false)",
+            f"INSERT INTO {OWN}.tallystick_committed VALUES (%s, 'p', 's', 'l', 1, 0, false)",
             [committable.name],
         )
         with pytest.raises(RetriableError, match="55P03"):
@@ -476,7 +476,7 @@ def test_aborts_that_wait_for_a_lock_share_one_deadline(
     many = tuple(prepared(driver, rows_of(task), task=task)[0] for task in range(16))
 
     with psycopg.connect(postgres.dsn) as other:
-        other.execute(f"LOCK TABLE {name.split('.')[0]}.tallystick_staged")
+        other.execute(f"LOCK TABLE {OWN}.tallystick_staged")
         began = time.monotonic()
         with pytest.raises(RetriableError, match="55P03"):
             sinks.abort(many)

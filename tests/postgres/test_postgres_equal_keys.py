@@ -5,7 +5,7 @@ from collections.abc import Callable
 import psycopg
 import pyarrow as pa
 import pytest
-from postgres_writing import opened, place_of, prepared
+from postgres_writing import opened, place_of, prepared, staging_of
 from real_postgres import PostgresServer
 
 from tallystick import OptionError, RecordError
@@ -59,10 +59,7 @@ def test_staged_rows_take_a_new_collation(
 ) -> None:
     """Else keys are told apart by another rule than the index has, and one of two is dropped."""
     name = table("v bigint")
-    ci, staging = (
-        created_collation(postgres, name.split(".")[0]),
-        name.replace(".", ".tallystick_staged_"),
-    )
+    ci = created_collation(postgres, name.split(".")[0])
     postgres.query(f"ALTER TABLE {name} ADD k {old.format(ci=ci)} PRIMARY KEY")
     driver = opened(postgres.dsn, name, **UPSERTS)
     pending = list(prepared(driver, rows_of(*keys))) if waiting else []
@@ -71,6 +68,7 @@ def test_staged_rows_take_a_new_collation(
     postgres.query(f"ALTER TABLE {name} ADD c text COLLATE {ci}")
 
     driver = opened(postgres.dsn, name, **UPSERTS)
+    staging = staging_of(postgres, name)
     for column in ("k", "c"):
         assert collation_of(postgres, staging, column) == collation_of(postgres, name, column)
     pending = pending or list(prepared(driver, rows_of(*keys)))

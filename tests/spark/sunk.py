@@ -140,9 +140,10 @@ class Sunk:
         if self.postgres is not None:
             assert self.postgres.query("SELECT gid FROM pg_prepared_xacts") == []
             for (table,) in self.postgres.query(
-                f"SELECT relname FROM pg_class WHERE relname LIKE '{STAGED}%' AND relkind = 'r'"
+                f"SELECT oid::regclass::text FROM pg_class "
+                f"WHERE relname LIKE '{STAGED}%' AND relkind = 'r'"
             ):
-                assert self.postgres.query(f'SELECT * FROM "{table}"') == [], table
+                assert self.postgres.query(f"SELECT * FROM {table}") == [], table
 
     def counts(self) -> list[int]:
         """How many rows each sink shows."""

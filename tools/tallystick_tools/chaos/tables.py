@@ -21,7 +21,8 @@ class Tables:
     """The tables written by a program, which alone may write them or have prepared transactions.
 
     Args:
-        dsn: Of their database, for a role that may read, empty and lock them.
+        dsn: Of their database, for the program's role or a superuser, who may read, empty and lock
+            them, and see what is staged.
         names: As SQL has them: `schema.table`, quoted where need be.
 
     Raises:
