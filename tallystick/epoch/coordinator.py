@@ -186,7 +186,7 @@ class Coordinator:
         return self._plan(goal)
 
     def _fence(self, goal: Goal) -> Action:
-        """Take the pipeline over; or, once this run owned it, prove that it still does."""
+        """Take the pipeline over, or prove that this run still owns the pipeline."""
         self._become(FencingPhase(goal))
         return protocol.FenceProducer(self._owner)
 
