@@ -50,6 +50,10 @@ class StepMissingError(OptionError, AttributeError):
     """A pipeline lacks a step that the called method needs before it."""
 
 
+class UnknownNameError(TallystickError, AttributeError):
+    """A class, or the package, has no attribute of a name; the message says which is meant."""
+
+
 class QueryEndedError(TallystickError):
     """The streaming query that a call belongs to has ended: nothing was written."""
 

@@ -4,9 +4,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from tallystick.codec.formats import Format, Json, Text
+from tallystick.arguments import Settings, checked
+from tallystick.codec.formats import Format, Json, ReadFormat, ReadKeyFormat, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.options.source import (
@@ -25,10 +26,12 @@ LOGIN_OPTIONS = {"registry.user.info": "user_info", "registry.ca": "ca"}
 Form = TypeVar("Form", bound=Format | Text)
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
-Times = datetime | Mapping[str, Mapping[int, datetime]]
+Moment = Annotated[datetime, lambda given: _moment_of(given)]
+Times = Moment | Mapping[str, Mapping[int, Moment]]
 """A time for all partitions, or one per topic and partition."""
 
 
+@checked
 @dataclass(frozen=True)
 class KafkaSource:
     """Topics to read, as a pipeline's first step.
@@ -80,21 +83,16 @@ class KafkaSource:
     max_offsets_per_trigger: int | Literal["all"] | None = None
     max_bytes_per_task: int | None = None
     min_partitions: int | None = None
-    value: Format | Text | None = None
-    key: Format | None = None
+    value: ReadFormat | None = None
+    key: ReadKeyFormat | None = None
     key_prefix: str = KEY_PREFIX
     metadata_prefix: str = ""
     headers: bool = False
     losses: LossPolicy = field(default_factory=LossPolicy)
     group_id: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Settings = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.topics, str):
-            raise OptionError(
-                f"topics={self.topics!r}: expected a list, [{self.topics!r}], or a compiled "
-                f"pattern, re.compile({self.topics!r})"
-            )
         for topic in () if isinstance(self.topics, re.Pattern) else self.topics or ():
             if problem := topic_problem(topic):
                 raise OptionError(f"topics: {topic!r}: {problem}")
@@ -196,6 +194,16 @@ def _start_times(start: Times | None) -> tuple[int | None, dict[str, dict[int, i
             }
 
 
+def _moment_of(given: Any) -> Any:
+    """Return a time that is given as text; anything else as it is."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise ValueError("a datetime, or a text such as '2026-11-27T09:00:00Z'") from None
+
+
 def _ms(at: datetime) -> int:
     if at.tzinfo is None:
         raise OptionError(
@@ -211,19 +219,9 @@ def _check_formats(value: Format | Text | None, key: Format | None) -> None:
         OptionError: a format lacks its schema, or has options for writing; or the modes differ.
     """
     if value is not None:
-        if not isinstance(value, Format | Text):
-            raise OptionError(
-                f"value={value!r}: expected Json(...), Avro(...), JsonSchema(...), Protobuf(...) "
-                f"or Text(); without one it is bytes, in column value"
-            )
         _check_for_reading(value)
     if key is None:
         return
-    if not isinstance(key, Format):
-        raise OptionError(
-            f"key={key!r}: expected Json(...), Avro(...), JsonSchema(...) or Protobuf(...); "
-            f"without one it is bytes, in column key"
-        )
     if key.schema is None:
         raise OptionError(
             f"key={type(key).__name__}(): reading keys needs the schema=, e.g. 'user string'"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from tallystick.arguments import checked
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.tasks.outputs import MAIN, Batch, Predicate, Selection, check_output_name
@@ -22,6 +23,7 @@ class RoutedSink:
     functions: tuple[Function, ...] = ()
 
 
+@checked
 def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
     """Pass rows through a function on their way to a sink of `Pipeline.write`.
 
@@ -49,6 +51,7 @@ def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
     return replace(routed, functions=(function, *routed.functions))
 
 
+@checked
 def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
     """Let only some rows through to a sink of `Pipeline.write`.
 

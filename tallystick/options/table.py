@@ -8,7 +8,6 @@ query needs one word changed. Settings of the Kafka client, with `kafka.` before
 through.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from itertools import groupby
 from numbers import Integral
 from typing import Any, Self
 
+from tallystick.arguments import near
 from tallystick.epoch.transactional_ids import text_problem
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -81,7 +81,7 @@ def one_of(*names: str) -> Kind:
     def read(text: str) -> str:
         word = text.strip().lower()
         if word not in names:
-            raise ValueError(f"expected one of {', '.join(names)}")
+            raise ValueError(f"expected one of {', '.join(names)}.{near(word, names)}")
         return word
 
     return Kind(choices(*names), read)
@@ -233,9 +233,8 @@ class OptionTable:
 
     def _hint(self, name: str) -> str:
         known = {option.name.lower(): option.name for option in self.options}
-        if near := difflib.get_close_matches(name, known, n=1):
-            return f"source: did you mean {known[near[0]]!r}?"
-        return f"source: known: {', '.join([*known.values(), 'kafka.*'])}"
+        listed = f" known: {', '.join([*known.values(), 'kafka.*'])}"
+        return f"source:{near(name, known.values()) or listed}"
 
     def page(self) -> str:
         """Return the part of the docs that lists the options, a table per section."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tallystick.arguments import checked
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable, Timeout
@@ -84,6 +85,7 @@ class SourceProgress:
         return sum(stop - start for start, stop in self.skipped.values())
 
 
+@checked
 def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[SourceProgress]:
     """Return positions, lag and losses of each Tallystick source of a query.
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
+from tallystick.arguments import checked
 from tallystick.epoch.two_phase import (
     Guarantee,
     Owner,
@@ -32,6 +33,7 @@ _WITHHELD = """
 """The function by which `outcome` waits for standbys, if the role may not call it."""
 
 
+@checked
 @dataclass(frozen=True)
 class PostgresSink:
     """A table to write to, exactly once, with one transaction per task and epoch.

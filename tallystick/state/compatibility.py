@@ -11,6 +11,7 @@ nothing reads them, and the next snapshot leaves them out.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tallystick.codec.ddl import ddl_of
 from tallystick.errors import OptionError
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.functions.processing import (
@@ -31,7 +32,7 @@ from tallystick.state.key_groups import (
 )
 from tallystick.state.keys import HASH_VERSION
 from tallystick.state.meaning import changes
-from tallystick.state.schema import ddl_of, schema_from_text
+from tallystick.state.schema import schema_from_text
 
 STATE_ID_MAX = 0xEF
 """Ids above are the step's own: timers and the index of entries that expire."""

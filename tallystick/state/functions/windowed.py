@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
+from tallystick.arguments import checked, not_one_of
 from tallystick.errors import OptionError
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.count_windows import CountFunction, CountWindows
@@ -27,6 +28,7 @@ FINAL, UPDATE = "final", "update"
 _TIMES = {"event": EVENT_TIME, "processing": PROCESSING_TIME}
 
 
+@checked
 def windowed(
     windows: Windows | Sessions | CountWindows,
     aggregates: Mapping[str, Aggregate],
@@ -96,9 +98,9 @@ def _clock(time: str, emit: str, allowed_lateness: str | int, late: str) -> Cloc
         OptionError: an argument has a wrong type or value.
     """
     if time not in _TIMES:
-        raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")
+        raise not_one_of("time", time, _TIMES, of="windowed")
     if emit not in (FINAL, UPDATE):
-        raise OptionError(f"windowed: emit={emit!r}, expected {FINAL!r} or {UPDATE!r}")
+        raise not_one_of("emit", emit, (FINAL, UPDATE), of="windowed")
     if not late or not isinstance(late, str):
         raise OptionError(f"windowed: late={late!r}, expected {DROP!r} or the name of an output")
     lateness_ms = duration_ms("windowed: allowed_lateness", allowed_lateness)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tallystick.arguments import checked
 from tallystick.errors import OptionError
 from tallystick.state.functions.folds import Folds
 from tallystick.state.functions.keyed_batch import Int64Array
@@ -214,6 +215,7 @@ def windows_text(words: str) -> str:
     return words
 
 
+@checked
 def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = None) -> Windows:
     """Cut time into windows of equal size, without gaps or overlaps.
 
@@ -230,6 +232,7 @@ def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = 
     return Windows(TUMBLING, size_us, size_us, _offset_us("tumbling: offset", offset), time_zone)
 
 
+@checked
 def hopping(
     size: str | int,
     *,
@@ -254,6 +257,7 @@ def hopping(
     return Windows(HOPPING, size_us, every_us, _offset_us("hopping: offset", offset), time_zone)
 
 
+@checked
 def cumulative(
     size: str | int,
     *,
@@ -277,6 +281,7 @@ def cumulative(
     return Windows(CUMULATIVE, size_us, step_us, offset_us, time_zone)
 
 
+@checked
 def session(gap: str | int) -> Sessions:
     """Group a key's rows into sessions, each ended by a longer gap without rows.
 
