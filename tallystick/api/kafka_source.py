@@ -23,6 +23,7 @@ from tallystick.source.subscription import LossPolicy, topic_problem
 FALLBACK_OPTION = "startingOffsetsByTimestampStrategy"
 LOGIN_OPTIONS = {"registry.user.info": "user_info", "registry.ca": "ca"}
 """Options that may complete a format, beside the kafka.* settings of the same kind; its fields."""
+_WHAT_TO_READ = {"subscribe", "subscribepattern", "assign"}
 Form = TypeVar("Form", bound=Format | Text)
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
@@ -96,6 +97,13 @@ class KafkaSource:
         for topic in () if isinstance(self.topics, re.Pattern) else self.topics or ():
             if problem := topic_problem(topic):
                 raise OptionError(f"topics: {topic!r}: {problem}")
+        named = [name for name in ("topics", "assignment") if getattr(self, name) is not None]
+        in_options = {name.lower() for name in self.options} & _WHAT_TO_READ
+        if len(named) + len(in_options) != 1:
+            raise OptionError(
+                f"KafkaSource(): expected topics=['flights'], topics=re.compile('…') or "
+                f"assignment={{'flights': [0, 1]}}; {' and '.join(named) or 'none'} of them is set"
+            )
         _check_formats(self.value, self.key)
         self.read_options("check")
 
@@ -108,7 +116,10 @@ class KafkaSource:
         Raises:
             OptionError: a setting is of the wrong type, or contradicts another.
         """
-        texts = SOURCE.parse(self.options)
+        try:
+            texts = SOURCE.parse(self.options)
+        except OptionError as error:
+            raise OptionError(f"KafkaSource(options=…): {error}") from None
         arguments = {
             option: SOURCE[option].kind.value(argument, setting)
             for option, (argument, setting) in self._arguments(pipeline, texts).items()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tallystick.arguments import missing_column
 from tallystick.codec.spans import spans_of
-from tallystick.codec.values import ValueWriter
+from tallystick.codec.values import ValueWriter, nulls
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 
@@ -200,7 +200,7 @@ class RowLayout:
         if self.value is not None:
             at = columns.get_field_index("topic") if self.topic is None else -1
             self.value.check(columns.remove(at) if at >= 0 else columns)
-        rows = pa.RecordBatch.from_pylist([], schema=columns)
+        rows = nulls(columns, 0)
         try:
             list(self._by_topic(rows, self._records(rows)))
         except pa.ArrowException as error:

@@ -17,7 +17,7 @@ from tallystick.arguments import checked
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable, Timeout
-from tallystick.errors import FencedError, RetriableError, TallystickError
+from tallystick.errors import FencedError, OptionError, RetriableError, TallystickError
 from tallystick.host.stopwatch import now_ms
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
@@ -98,6 +98,10 @@ def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[S
     progress = query if isinstance(query, Mapping) else query.lastProgress
     if progress is None:
         return []
+    if "sources" not in progress:
+        raise OptionError(
+            "source_progress(query=…): this is no entry of recentProgress, which has sources"
+        )
     entries = (
         _source_progress_of(index, source) for index, source in enumerate(progress["sources"])
     )

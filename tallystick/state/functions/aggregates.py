@@ -120,6 +120,9 @@ def _same(kind: pa.DataType) -> pa.DataType:
 
 
 def _text(function: str, column: str) -> str:
+    """Return an aggregate in words, after a check that it has a column."""
+    if not column:
+        raise OptionError(f"{function}(column=''): expected the name of a column")
     return f"{function}({name_text(column)})"
 
 
