@@ -229,10 +229,14 @@ def _refused(
     if many is inspect.Parameter.VAR_POSITIONAL:
         place = argument
     elif many is inspect.Parameter.VAR_KEYWORD:
-        place = f"{argument}{unfit.place}" if unfit.place else argument
+        place = re.sub(r"^\['(\w+)'\]", r"\1", unfit.place) or argument
     shown = "…" if is_secret else _shown(unfit.given)
-    kind = "None" if unfit.given is None else _with_article(type(unfit.given).__name__)
-    return OptionError(f"{function}({place}={shown}): expected {unfit.expected}; this is {kind}")
+    of = type(unfit.given)
+    module = "" if of.__module__ == "builtins" else f"{of.__module__}."
+    kind = "None" if unfit.given is None else _with_article(f"{module}{of.__name__}")
+    is_word = isinstance(unfit.given, str) and unfit.expected.startswith("'")
+    end = "" if is_word else f"; this is {kind}"
+    return OptionError(f"{function}({place}={shown}): expected {unfit.expected}{end}")
 
 
 def fitted(given: Any, kind: Any) -> Any:
@@ -419,6 +423,7 @@ _NAMES: dict[Any, str] = {
     re.Pattern: "a compiled pattern, re.compile('…')",
     Callable: "a function, by its name alone (clean, not clean())",
 }
+_PROTOCOLS = {"Sink": "ts.KafkaSink(…), ts.PostgresSink(…), ts.FileSink(…)"}
 
 
 def _in_words(kind: Any) -> str:
@@ -442,6 +447,8 @@ def _in_words(kind: Any) -> str:
     name = getattr(plain, "__name__", str(plain))
     if not getattr(plain, "__module__", "").startswith("tallystick."):
         return _with_article(name)
+    if name in _PROTOCOLS:
+        return _PROTOCOLS[name]
     maker = re.search(r"made by `(\w+)`", plain.__doc__ or "")
     return f"ts.{maker[1] if maker else name}(…)"
 
@@ -455,7 +462,9 @@ def _with_article(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _or(kinds: Iterable[Any]) -> str:
+def _or(kinds: Collection[Any]) -> str:
+    if str in kinds and int in kinds:
+        return "whole ms from 0, or a text such as '10 seconds'"
     words = [word for word in dict.fromkeys(map(_in_words, kinds)) if word != "None"]
     return f"{', '.join(words[:-1])} or {words[-1]}" if words[:-1] else words[0]
 

@@ -37,7 +37,14 @@ from tallystick.kafka.output import (
     KafkaOutput,
 )
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.options.table import TOPIC, Kind, client_config, one_of, whole
+from tallystick.options.table import (
+    TOPIC,
+    Kind,
+    check_servers,
+    client_config,
+    one_of,
+    whole,
+)
 from tallystick.pipeline.topology import OutputTopology, SharingSink
 from tallystick.source.subscription import INTERNAL_TOPICS, topic_problem
 from tallystick.spark.streaming.foreach_batch import RunnerPerRun, foreach_batch_runner, write_batch
@@ -131,14 +138,16 @@ class KafkaSink:
     options: Settings = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        check_servers("KafkaSink", self.bootstrap_servers)
         if self.topic is None and self.token_topic is None:
             raise OptionError(
                 "rows name their topics themselves (topic is None), so token_topic= must name an "
                 "existing topic under which the pipeline's token is kept"
             )
         if (self.key or self.key_format) and self.value is None:
+            given = f"key={self.key!r}" if self.key else f"key_format={self.key_format!r}"
             raise OptionError(
-                f"key={self.key!r} names a column for value=Json() or another format; without it, "
+                f"{given} names a column for value=Json() or another format; without it, "
                 f"the record's key is the column 'key'"
             )
         self._check_key()

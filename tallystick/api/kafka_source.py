@@ -17,7 +17,7 @@ from tallystick.options.source import (
     SourceOptions,
     source_options,
 )
-from tallystick.options.table import GROUP_OPTION, ParsedOptions
+from tallystick.options.table import GROUP_OPTION, ParsedOptions, check_servers
 from tallystick.source.subscription import LossPolicy, topic_problem
 
 FALLBACK_OPTION = "startingOffsetsByTimestampStrategy"
@@ -97,9 +97,15 @@ class KafkaSource:
         for topic in () if isinstance(self.topics, re.Pattern) else self.topics or ():
             if problem := topic_problem(topic):
                 raise OptionError(f"topics: {topic!r}: {problem}")
+        check_servers("KafkaSource", self.bootstrap_servers)
+        if self.metadata_prefix and self.value is None:
+            raise OptionError(
+                f"KafkaSource(metadata_prefix={self.metadata_prefix!r}): it is for a value= that "
+                f"becomes several columns, and without one it becomes one: leave it out"
+            )
         named = [name for name in ("topics", "assignment") if getattr(self, name) is not None]
         in_options = {name.lower() for name in self.options} & _WHAT_TO_READ
-        if len(named) + len(in_options) != 1:
+        if len(named) == 2 or not (named or in_options):
             raise OptionError(
                 f"KafkaSource(): expected topics=['flights'], topics=re.compile('…') or "
                 f"assignment={{'flights': [0, 1]}}; {' and '.join(named) or 'none'} of them is set"

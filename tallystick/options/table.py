@@ -233,8 +233,8 @@ class OptionTable:
 
     def _hint(self, name: str) -> str:
         known = {option.name.lower(): option.name for option in self.options}
-        listed = f" known: {', '.join([*known.values(), 'kafka.*'])}"
-        return f"source:{near(name, known.values()) or listed}"
+        listed = f" Known: {', '.join([*known.values(), 'kafka.*'])}"
+        return f"source.{near(name, known.values()) or listed}"
 
     def page(self) -> str:
         """Return the part of the docs that lists the options, a table per section."""
@@ -242,6 +242,20 @@ class OptionTable:
         return "\n\n".join(
             "\n".join([f"### {section}", "", head, *(option.row for option in options)])
             for section, options in groupby(self.options, key=lambda option: option.section)
+        )
+
+
+def check_servers(what: str, servers: str) -> None:
+    """Refuse a text that is no list of brokers.
+
+    Raises:
+        OptionError: it is empty, or a broker has no port.
+    """
+    named = [server for server in servers.split(",") if server.strip()]
+    if not named or not all(re.search(r"\S:[0-9]+\s*$", server) for server in named):
+        raise OptionError(
+            f"{what}(bootstrap_servers={servers!r}): expected brokers, 'host:9092,host:9092'. If "
+            f"it comes from a variable of the environment, is that set?"
         )
 
 

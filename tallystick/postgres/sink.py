@@ -70,8 +70,6 @@ class PostgresSink:
     uid: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.key, str):
-            raise OptionError(f"key={self.key!r}: expected a list, [{self.key!r}]")
         object.__setattr__(self, "key", tuple(self.key))
         if len(set(self.key)) < len(self.key):
             raise OptionError(f"key={list(self.key)!r}: a column is named twice")

@@ -58,11 +58,6 @@ class MapBatches:
 
     def __post_init__(self) -> None:
         check_function("map_batches", self.function, 1)
-        if not isinstance(self.outputs, Mapping):
-            raise OptionError(
-                f"map_batches(outputs={self.outputs!r}): expected columns by the name of their "
-                f"output, {{'alerts': 'user string, why string'}}"
-            )
 
 
 @dataclass(frozen=True)
@@ -75,8 +70,8 @@ class Transform:
         check_function("transform", self.function, 1)
         if returns_nothing(self.function):
             raise OptionError(
-                f"transform: {place_of(self.function)} returns nothing: expected a function that "
-                f"returns a DataFrame. Has it no return?"
+                f"transform(function={place_of(self.function)}): it returns nothing: expected a "
+                f"function that returns a DataFrame. Has it no return?"
             )
 
 
@@ -129,7 +124,7 @@ class Process(KeyedSettings):
 Step = MapBatches | Transform | Process
 
 
-def check_function(step: str, function: object, count: int) -> None:
+def check_function(step: str, function: object, count: int, argument: str = "function") -> None:
     """Refuse a function that cannot be called with so many arguments, or returns no rows.
 
     Raises:
@@ -143,8 +138,8 @@ def check_function(step: str, function: object, count: int) -> None:
     takes = "the rows" if count == 1 else "the rows and the state= that the step names"
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
         raise OptionError(
-            f"{step}: {place_of(function)} has yield or async in it: expected a plain function, "
-            f"which returns its result"
+            f"{step}({argument}={place_of(function)}): it has yield or async in it: expected a "
+            f"plain function, which returns its result"
         )
     try:
         signature = inspect.signature(function)
@@ -154,8 +149,8 @@ def check_function(step: str, function: object, count: int) -> None:
         signature.bind(*[None] * count)
     except TypeError:
         raise OptionError(
-            f"{step}: {place_of(function)} takes the arguments {signature}: it is called with "
-            f"{count}, {takes}"
+            f"{step}({argument}={place_of(function)}): it takes the arguments {signature}, and is "
+            f"called with {count}, {takes}"
         ) from None
 
 

@@ -68,20 +68,10 @@ class Rows:
         main: rows for the next step; None: none.
         outputs: rows of side outputs, by the names that `map_batches(outputs=...)` declares; a
             name that is left out has none.
-
-    Raises:
-        OptionError: the outputs have no names.
     """
 
     main: Batch = None
     outputs: Mapping[str, Batch] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.outputs, Mapping):
-            raise OptionError(
-                f"Rows(outputs=...) is {type(self.outputs).__name__}: expected rows by the name of "
-                f"their output, {{'alerts': rows}}"
-            )
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ import re
 import sys
 from datetime import date, timedelta
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 import tallystick as ts
@@ -23,6 +25,7 @@ SINK = ts.KafkaSink("nowhere:9092", topic="out", value=ts.Json())
 PIPELINE = ts.Pipeline("p").read(SOURCE)
 WHOLE = PIPELINE.write(SINK)
 TABLE = ts.broadcast(SOURCE, key="id", uid="table")
+NO_SESSION = object.__new__(SparkSession)
 WINDOWS = ts.tumbling("1 minute")
 COUNTS = {"n": ts.count()}
 
@@ -59,12 +62,12 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Pipeline.map_batches": (PIPELINE.map_batches, {"function": rows}),
     "Pipeline.filter": (PIPELINE.filter, {"predicate": rows}),
     "Pipeline.transform": (PIPELINE.transform, {"function": rows}),
-    "Pipeline.key_by": (PIPELINE.key_by, {}),
+    "Pipeline.key_by": (partial(PIPELINE.key_by, "user"), {}),
     "Pipeline.start": (WHOLE.start, {"checkpoint": "/proc/none"}),
     "Pipeline.recover": (WHOLE.recover, {"checkpoint": "/proc/none"}),
     "Pipeline.explain": (WHOLE.explain, {}),
     "KeyedPipeline.process": (PIPELINE.key_by("user").process, {"function": ts.deduplicate()}),
-    "read_state": (ts.read_state, {"spark": None, "checkpoint": "/proc/none"}),
+    "read_state": (ts.read_state, {"spark": NO_SESSION, "checkpoint": "/proc/none"}),
     "source_progress": (ts.source_progress, {"query": {}}),
     "configure": (ts.configure, {"builder": None}),
     "register": (ts.register, {"spark": None}),
@@ -192,11 +195,12 @@ def nothing_starts(monkeypatch, tmp_path):
         """All checks are passed."""
 
     def started(*_: object, **__: object) -> None:
-        raise Started("recovers, name, config, builder, spark, master, app_name and all others")
+        raise Started
 
     monkeypatch.setattr("tallystick.api.pipeline.Cluster.of", started)
     monkeypatch.setattr("tallystick.api.pipeline.recover", started)
     monkeypatch.setattr("tallystick.api.pipeline.opened", lambda *_: None)
+    monkeypatch.setattr("tallystick.ops.state_table.FileStorage", started)
     monkeypatch.setattr("tallystick.spark.context.spark_java_home", started)
     return Started
 

@@ -136,7 +136,10 @@ def test_what_is_no_function_is_refused_where_it_is_written():
 def test_output_that_the_sink_cannot_write_is_told_with_the_columns_there_are(tmp_path: Path):
     counted = read().key_by("user").process(ts.aggregate({"n": ts.count()}))
     message = refused(counted, tmp_path, key="usr", value=ts.Json())
-    assert message == "KafkaSink(topic='out'): key='usr' is not among the columns ['user', 'n']"
+    assert message == (
+        "KafkaSink(topic='out'): key='usr': there is no column 'usr'. Did you mean 'user'? The "
+        "rows have user, n"
+    )
 
     message = refused(counted, tmp_path, compression="none")
     assert "no column 'value', only ['user', 'n']" in message

@@ -443,5 +443,13 @@ def comparable(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-min, max, avg, first, last = minimum, maximum, average, first_value, last_value
-"""The names that Spark and Polars have for them."""
+min = minimum
+"""The same as `minimum`, by its name in Spark and Polars."""
+max = maximum
+"""The same as `maximum`, by its name in Spark and Polars."""
+avg = average
+"""The same as `average`, by its name in Spark and Polars."""
+first = first_value
+"""The same as `first_value`, by its name in Spark and Polars."""
+last = last_value
+"""The same as `last_value`, by its name in Spark and Polars."""

@@ -78,8 +78,9 @@ class Windows:
             return
         if self.size_us % _DAY_US or self.every_us % _DAY_US:
             raise OptionError(
-                f"{what}: a time zone is for windows of whole days, which there have 23 to 25 "
-                f"hours; shorter ones are the same in each, up to an offset="
+                f"{what}, time_zone={self.time_zone!r}: a time zone is for windows of whole days, "
+                f"which there have 23 to 25 hours; shorter ones are the same in each, up to an "
+                f"offset="
             )
         try:
             _at_zone(np.zeros(1, np.int64), self.time_zone)
