@@ -473,7 +473,7 @@ class Query:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise the error of an attribute that is not there; it says which is meant."""
+            """Raise an error about an unknown attribute, with the name that is meant."""
             if name.startswith("_"):
                 raise AttributeError(f"'Query' object has no attribute {name!r}")
             raise unknown_name("Query", name, dir(self)) from None

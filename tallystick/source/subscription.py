@@ -117,7 +117,7 @@ INTERNAL_TOPICS = (
     "__share_group_state",
     "__cluster_metadata",
 )
-"""Topics in which Kafka keeps what is its own."""
+"""Topics of Kafka's own records."""
 
 
 def topic_problem(name: object) -> str:

@@ -1,6 +1,6 @@
-"""What users of pandas, Polars and Spark meet in functions of batches, and what to write instead.
+"""Hints for users of pandas, Polars and Spark about errors in their functions of batches.
 
-And functions that never return rows: mostly a `return` was forgotten, and every row is dropped.
+And warnings about functions that never return rows: mostly a `return` was forgotten.
 """
 
 import dis

@@ -1,4 +1,4 @@
-"""Mistakes in what a user writes: found without Kafka and without Spark, and what is meant named."""
+"""Mistakes in what a user writes, refused without Kafka and Spark, with the name that is meant."""
 
 import logging
 import subprocess
@@ -46,7 +46,7 @@ TYPO = ts.aggregate({"n": ts.sum("dep_dely")})
         ),
         (
             lambda: read().filter(late).write(ts.KafkaSink("k:1", topic="l")),
-            "no column 'value'|is ",
+            "no column 'value'",
         ),
         (
             lambda: read().map_batches(forgotten, schema="a int").write(SINK),
@@ -173,6 +173,4 @@ def test_python_without_asserts_is_refused_at_import():
     done = subprocess.run(
         [sys.executable, "-O", "-c", "import tallystick"], capture_output=True, text=True
     )
-    assert done.stderr.splitlines()[-1].startswith(
-        "ImportError: Tallystick does not run under pyth"
-    )
+    assert done.stderr.splitlines()[-1].startswith("ImportError: Tallystick does not run")

@@ -14,7 +14,7 @@ from tallystick.state.schema import schema_of
         (
             "at timestamp",
             '{"at": 1795000000000}',
-            "at: declared timestamp, found the number 1795000",
+            "at: declared timestamp, found the number 1795",
         ),
         ("at timestamp", '{"at": "noon"}', 'at: declared timestamp, found the text "noon"'),
         ("dest int", '{"dest": "JFK"}', 'found the text "JFK": declare it string'),
