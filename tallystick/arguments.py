@@ -126,11 +126,11 @@ def _wrapped(function: Any, target: Any, name: str) -> Any:
             if argument not in hints:
                 continue
             many = signature.parameters[argument].kind
-            kind = hints[argument]
+            kind: Any = hints[argument]
             if many is inspect.Parameter.VAR_POSITIONAL:
-                kind = tuple[kind, ...]
+                kind = types.GenericAlias(tuple, (kind, ...))
             elif many is inspect.Parameter.VAR_KEYWORD:
-                kind = Mapping[str, kind]
+                kind = types.GenericAlias(dict, (str, kind))
             try:
                 if many is inspect.Parameter.VAR_POSITIONAL:
                     given = _spread(given, kind)
@@ -215,11 +215,15 @@ class _UnfitError(Exception):
         place: of the value inside the argument; "": the argument itself.
         given: the value.
         expected: the kind, in words.
+        is_converters: the words are those of a converter, which knows more.
     """
 
-    def __init__(self, place: str, given: object, expected: str) -> None:
+    def __init__(
+        self, place: str, given: object, expected: str, *, is_converters: bool = False
+    ) -> None:
         super().__init__(place, given, expected)
         self.place, self.given, self.expected = place, given, expected
+        self.is_converters = is_converters
 
 
 def _refused(
@@ -254,7 +258,7 @@ def fitted(given: Any, kind: Any) -> Any:
             try:
                 given = convert(given)
             except ValueError as error:
-                raise _UnfitError("", given, str(error)) from None
+                raise _UnfitError("", given, str(error), is_converters=True) from None
         return fitted(given, kind)
     if origin in (Union, types.UnionType):
         return _one_of(given, get_args(kind))
@@ -289,8 +293,8 @@ def _one_of(given: Any, kinds: Sequence[Any]) -> Any:
             return given
     if results:
         return results[0]
-    inner = max(refusals, key=lambda unfit: len(unfit.place))
-    if inner.place:
+    inner = max(refusals, key=lambda unfit: (unfit.is_converters, len(unfit.place)))
+    if inner.place or inner.is_converters:
         raise inner
     raise _UnfitError("", given, _or(kinds))
 
@@ -374,20 +378,20 @@ def _text(given: Any) -> str:
     return given
 
 
-def _whole(given: Any) -> int:
+def _whole(given: Any) -> Any:
     if isinstance(given, timedelta):
         return given // timedelta(milliseconds=1)
     if isinstance(given, str) and re.fullmatch(r"\s*-?[0-9]+\s*", given):
         return int(given)
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise ValueError
-    return given if isinstance(given, int) else int(given)
+    return given if type(given) is int else int(given)
 
 
-def _number(given: Any) -> float:
+def _number(given: Any) -> Any:
     if isinstance(given, bool) or not isinstance(given, Real):
         raise ValueError
-    return given if isinstance(given, float | int) else float(given)
+    return given if type(given) in (int, float) else float(given)
 
 
 def _flag(given: Any) -> bool:
@@ -496,4 +500,4 @@ def _shown(given: object) -> str:
     """Return a value as text that is not too long for a line."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 80
-    return short.repr(given)
+    return " ".join(short.repr(given).split())

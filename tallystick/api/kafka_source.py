@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from tallystick.arguments import Settings, checked
 from tallystick.codec.formats import Format, Json, ReadFormat, ReadKeyFormat, Text
@@ -27,8 +27,8 @@ _WHAT_TO_READ = {"subscribe", "subscribepattern", "assign"}
 Form = TypeVar("Form", bound=Format | Text)
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
-Moment = Annotated[datetime, lambda given: _moment_of(given)]
-Times = Moment | Mapping[str, Mapping[int, Moment]]
+Moment: TypeAlias = Annotated[datetime, lambda given: _moment_of(given)]
+Times: TypeAlias = Moment | Mapping[str, Mapping[int, Moment]]
 """A time for all partitions, or one per topic and partition."""
 
 

@@ -451,9 +451,10 @@ def _columns_after(
         columns: of the rows before.
     """
     for function in functions:
-        if not isinstance(function, Filter):
-            is_declared = isinstance(function, DeclaredFunction | WithColumns)
-            columns = function.columns if is_declared else None
+        if isinstance(function, DeclaredFunction | WithColumns):
+            columns = function.columns
+        elif not isinstance(function, Filter):
+            columns = None
     return columns
 
 

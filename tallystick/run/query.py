@@ -83,7 +83,7 @@ def trigger_arguments(
     """Return the arguments of a trigger; an interval or a name alone says which are meant."""
     if given is None or isinstance(given, Mapping):
         return given
-    return {given: True} if given in _ONCE else {"processingTime": given}
+    return {str(given): True} if given in _ONCE else {"processingTime": given}
 
 
 def interval_ms(text: object) -> int:

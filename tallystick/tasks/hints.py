@@ -97,17 +97,18 @@ def returns_nothing(function: Callable[..., Any]) -> bool:
         return False
     instructions = [*dis.get_instructions(code)]
     returned = [
-        one.argval if one.opname == "RETURN_CONST" else _constant(before)
+        one.argval if one.opname == "RETURN_CONST" else _constant(before, one)
         for before, one in zip([None, *instructions], instructions, strict=False)
         if one.opname in ("RETURN_VALUE", "RETURN_CONST")
     ]
     return bool(returned) and all(value is None for value in returned)
 
 
-def _constant(instruction: dis.Instruction | None) -> object:
-    """Return the constant that an instruction loads, or something else than None."""
-    is_constant = instruction is not None and instruction.opname == "LOAD_CONST"
-    return instruction.argval if is_constant and instruction is not None else ...
+def _constant(before: dis.Instruction | None, returning: dis.Instruction) -> object:
+    """Return the constant that an instruction returns, or something else than None."""
+    if before is None or before.opname != "LOAD_CONST" or returning.is_jump_target:
+        return ...
+    return before.argval
 
 
 def warn_of_silence(step: str, function: object) -> None:

@@ -96,8 +96,10 @@ def test_a_filter_keeps_the_columns_that_are_known():
     ],
 )
 def test_words_of_others_in_a_function_have_a_hint(wrong, message):
-    with pytest.raises(Exception, match=message):
+    refused = (TypeError, KeyError, AttributeError, pa.ArrowNotImplementedError, ts.OptionError)
+    with pytest.raises(refused) as raised:
         list(apply([wrong], ROWS))
+    assert message in raised.value.args[0]
 
 
 def test_a_function_that_never_returns_rows_is_warned_about_once(caplog):
@@ -126,7 +128,15 @@ def test_a_function_that_never_returns_rows_is_warned_about_once(caplog):
         (lambda: read().write(SINK).start(), r"start\(\): checkpoint= is missing"),
         (lambda: ts.KafkaSource("k:1", topic="f"), "Did you mean 'topics'"),
         (lambda: ts.KafkaSource("k:1", topics=["f"], startingOffsets="x"), "'starting_offsets'"),
-        (lambda: ts.KafkaSource("k:1", topics=["f"], value="id bigit"), "Did you mean 'bigint'"),
+        (
+            lambda: (
+                ts.Pipeline("p")
+                .read(ts.KafkaSource("k:1", topics=["f"], value="id bigit"))
+                .write(SINK)
+                .explain()
+            ),
+            "Did you mean 'bigint'",
+        ),
         (lambda: ts.aggregate({"n": "count"}), "expected ts.count"),
     ],
 )
