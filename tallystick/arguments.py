@@ -383,15 +383,17 @@ def _whole(given: Any) -> Any:
         return given // timedelta(milliseconds=1)
     if isinstance(given, str) and re.fullmatch(r"\s*-?[0-9]+\s*", given):
         return int(given)
-    if isinstance(given, bool) or not isinstance(given, Integral):
+    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+    if not is_whole:
         raise ValueError
-    return given if type(given) is int else int(given)
+    return given if isinstance(given, int) else int(given)
 
 
 def _number(given: Any) -> Any:
-    if isinstance(given, bool) or not isinstance(given, Real):
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if not is_number:
         raise ValueError
-    return given if type(given) in (int, float) else float(given)
+    return given if isinstance(given, int | float) else float(given)
 
 
 def _flag(given: Any) -> bool:

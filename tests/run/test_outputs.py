@@ -230,7 +230,7 @@ def test_side_rows_that_are_not_as_declared_are_refused(outputs, error, message)
 
 def test_outputs_without_names_are_refused():
     rows = events(("a", 1))
-    with pytest.raises(OptionError, match=r"Rows.outputs=.*expected a dict"):
+    with pytest.raises(OptionError, match=r"Rows\(outputs=.*expected a dict"):
         Rows(rows, rows)
     with pytest.raises(OptionError, match=r"map_batches\(outputs='alerts'\): expected columns"):
         MapBatches(splitting, outputs="alerts")
