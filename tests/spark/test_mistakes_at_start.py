@@ -103,7 +103,7 @@ def test_functions_that_cannot_travel_to_tasks_are_named_with_what_is_in_the_way
 def test_a_state_that_cannot_be_read_is_named_with_its_step(tmp_path: Path):
     message = refused(by_hand(lambda handle: handle.getValueState("x", "n bigit")), tmp_path)
     assert message.startswith("step mine: state 'x': ")
-    assert "'bigit' is not a type that Spark has. Write it as" in message
+    assert "'bigit' is not a type that Spark has. Did you mean 'bigint'? Write it as" in message
 
     message = refused(by_hand(lambda handle: handle.getValueState("x", "n int", 1000)), tmp_path)
     assert message.startswith("step mine: state 'x' has a TTL")
