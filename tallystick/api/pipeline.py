@@ -22,6 +22,7 @@ After `process` the functions run in the task that owns the key.
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
@@ -50,7 +51,7 @@ from tallystick.api.streams import (
 from tallystick.arguments import checked
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
-from tallystick.errors import OptionError, StepMissingError
+from tallystick.errors import NeedsSparkError, OptionError, StepMissingError
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.loop import opened, start_loop
@@ -270,7 +271,8 @@ class Pipeline:
         Trigger.of(trigger)
         if spark is None and not Cluster.at_hand(None).is_there:  # it would have to be started
             opened(place, self.name)
-            self._run(Cluster.at_hand(None), execution, None, dropped)
+            with suppress(NeedsSparkError):
+                self._run(Cluster.at_hand(None), execution, None, dropped)
         self._warn_of_silence()
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         try:

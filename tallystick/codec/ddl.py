@@ -10,13 +10,14 @@ left to Spark; every error names the place in the text.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from tallystick.arguments import near
-from tallystick.errors import OptionError
+from tallystick.errors import NeedsSparkError, OptionError
 
 Json: TypeAlias = str | dict[str, Any]
 """A type in the form of Spark's `DataType.json()`."""
@@ -99,6 +100,10 @@ class DdlError(OptionError):
     """A text is no schema; Spark may accept more than this parser does."""
 
 
+class LeftToSparkError(DdlError, NeedsSparkError):
+    """A text is for Spark's own parser to judge."""
+
+
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -148,6 +153,17 @@ def columns(text: str, name: str, *, timestamp: str = "timestamp") -> dict[str, 
         DdlError: the text cannot be read.
     """
     return as_columns(parse(text, name, timestamp=timestamp))
+
+
+def check_fields(what: str, text: str | None) -> None:
+    """Refuse the fields to read of a format, unless they are for Spark to judge, or no DDL.
+
+    Raises:
+        DdlError: the text cannot be read.
+    """
+    if text is not None and not text.lstrip().startswith(("{", "[", '"')):  # a schema to write
+        with suppress(LeftToSparkError):
+            parse(text, what)
 
 
 def as_columns(kind: Json) -> dict[str, Any]:
@@ -210,7 +226,8 @@ def _error(text: str, name: str, refused: _MisplacedError) -> DdlError:
     rest = text[refused.at :]
     where = f"at {rest[:30]!r} (character {refused.at + 1})" if rest.strip() else "at its end"
     end = "" if refused.reason.endswith("?") else "."
-    return DdlError(
+    kind = LeftToSparkError if _LEFT_TO_SPARK in refused.reason else DdlError
+    return kind(
         f"{name}: {text!r} cannot be read {where}: {refused.reason}{end} Write it as Spark's DDL, "
         f"'name type, name type', or give a pyarrow.Schema"
     )

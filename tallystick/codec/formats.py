@@ -49,6 +49,7 @@ class Json:
                 "Json(schema=...) is empty: name the fields to read as Spark DDL, "
                 "e.g. 'dest string, dep_delay double'"
             )
+        ddl.check_fields("Json(schema)", self.schema)
 
 
 @checked
@@ -112,6 +113,7 @@ class Avro:
                 "Avro(schema=...) is empty: name the fields to read as Spark DDL, "
                 "e.g. 'dest string, delay double'"
             )
+        ddl.check_fields("Avro(schema)", self.schema)
         if self.subject is not None and not self.subject.strip():
             raise OptionError("Avro(subject='') is empty: name one, or leave it out")
         if self.register and self.schema is None:
@@ -190,6 +192,7 @@ class JsonSchema:
         for name, text in (("schema", self.schema), ("subject", self.subject)):
             if text is not None and not text.strip():
                 raise OptionError(f"JsonSchema({name}='') is empty: leave it out, or say which")
+        ddl.check_fields("JsonSchema(schema)", self.schema)
         if self.register and self.schema is None:
             raise OptionError("JsonSchema(register=True) needs the schema= to register")
         if self.registry is None and (self.user_info is not None or self.ca is not None):
@@ -261,6 +264,7 @@ class Protobuf:
             text = getattr(self, name)
             if text is not None and not text.strip():
                 raise OptionError(f"Protobuf({name}='') is empty: leave it out, or say which")
+        ddl.check_fields("Protobuf(schema)", self.schema)
         if self.registry is None:
             raise OptionError(
                 "Protobuf() needs the registry= that has the schemas, e.g. 'http://localhost:8081'"

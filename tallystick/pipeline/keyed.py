@@ -15,7 +15,7 @@ from tallystick.checkpoint.folder import state_path
 from tallystick.checkpoint.local.store import ROOT_VARIABLE, state_folder
 from tallystick.codec.ddl import ddl_of
 from tallystick.codec.layout import Layout
-from tallystick.errors import OptionError, RecordError
+from tallystick.errors import NeedsSparkError, OptionError, RecordError
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import transformed
 from tallystick.spark.gang.messages import dumps
@@ -215,6 +215,8 @@ def _named(uid: str) -> Iterator[None]:
     """Add the step's uid to errors, also to errors of the user's own `init`."""
     try:
         yield
+    except NeedsSparkError:
+        raise
     except OptionError as error:
         raise OptionError(f"step {uid}: {error}") from error
     except Exception as error:

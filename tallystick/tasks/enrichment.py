@@ -80,10 +80,7 @@ class Enrichment:
                 )
         for name in self.on:
             if mine.count(name) != 1:
-                raise OptionError(
-                    f"{self.__name__}: on names column {name!r}, and the rows have "
-                    f"{', '.join(mine)}"
-                )
+                raise missing_column(f"{self.__name__}: on={name!r}", name, mine)
         return pairs
 
 

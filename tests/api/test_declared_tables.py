@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "called": (lambda: bids().map_batches(None, state=people()), "by its name alone"),
     "no such key": (
         lambda: run_of(bids().map_batches(looked, state=people(key="ids"))),
-        "broadcast table 'people': key column 'ids': the rows have",
+        "broadcast table 'people': key='ids': there is no column 'ids'",
     ),
     "dead letters": (
         lambda: run_of(

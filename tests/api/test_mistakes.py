@@ -67,6 +67,25 @@ def test_columns_are_checked_before_spark_is_started(pipeline, message, monkeypa
         pipeline().start(checkpoint=tmp_path / "cp")
 
 
+def test_columns_that_only_spark_knows_are_left_to_it(monkeypatch, tmp_path):
+    """A start without a context would make one, and ask it; the check before it cannot."""
+
+    class StartedError(Exception):
+        """Spark would be started now."""
+
+    def started(*_: object, **__: object) -> None:
+        raise StartedError
+
+    monkeypatch.setattr("tallystick.api.pipeline.Cluster.of", started)
+    collated = ts.KafkaSource("k:1", topics=["f"], value="dest string collate utf8_lcase")
+    keyed = read().transform(lambda rows: rows).key_by("dest").process(ts.aggregate(COUNTS))
+    for pipeline in (ts.Pipeline("p").read(collated), keyed):
+        with pytest.raises(StartedError):
+            pipeline.write(ts.KafkaSink("k:1", topic="l", value=ts.Json())).start(
+                checkpoint=tmp_path / "cp"
+            )
+
+
 def test_a_filter_keeps_the_columns_that_are_known():
     pipeline = read().filter(late).key_by("dest").process(ts.aggregate(COUNTS)).write(SINK)
     (step, _) = pipeline.steps
