@@ -56,7 +56,8 @@ class KafkaSource:
         min_partitions: cut large partitions for at least this many readers. Order per partition is
             kept, so there is no cut where the readers write by themselves: no keyed step, and any
             sink but KafkaSink(transactions="epoch").
-        value: how values are parsed; None: they stay binary, in column `value`.
+        value: how values are parsed; columns alone, as DDL, are those of JSON. None: they stay
+            binary, in column `value`.
         key: how keys are parsed, as columns in the place of `key`, in the mode that the value has;
             None: they stay binary.
         key_prefix: put before the names of the columns that a key becomes.

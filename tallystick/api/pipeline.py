@@ -62,7 +62,7 @@ from tallystick.run.query import Query, Trigger, trigger_arguments
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
-from tallystick.storage.places import Place, resolved
+from tallystick.storage.places import Place, make_local, resolved
 from tallystick.tasks.hints import returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Predicate, Selection
@@ -136,8 +136,8 @@ class Pipeline:
                 `ts.enrich(…)` makes such a function. It must keep nothing between calls, except in
                 `state`, its second argument: batches may be cut elsewhere when an epoch is run
                 again, and any worker may get any batch.
-            schema: the columns of the returned rows, as DDL, by name; `transform` and `key_by` need
-                them.
+            schema: the columns of the returned rows, as DDL or as a schema, by name; `transform`
+                and `key_by` need them.
             outputs: the columns of the side outputs, whose rows are returned in a `ts.Rows`.
             state: a table of `ts.broadcast`, passed as a `pyarrow.Table`; or a list of
                 `ts.list_state`, passed as a batch of elements: the function returns a pair then,
@@ -273,6 +273,7 @@ class Pipeline:
             opened(place, self.name)
             with suppress(NeedsSparkError):
                 self._run(Cluster.at_hand(None), execution, None, dropped)
+            make_local(place, "checkpoint")
         self._warn_of_silence()
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         try:

@@ -26,8 +26,8 @@ class Json:
 
     Args:
         schema: the fields to read, as Spark DDL text such as `"dest string, dep_delay double"`;
-            fields that a record has beyond them are ignored, missing ones are null. A sink needs
-            none: it writes all columns.
+            fields that a record has beyond them are ignored, missing ones are null; a schema of
+            Arrow's or Spark's is taken as such a text. A sink needs none: it writes all columns.
         mode: the treatment of malformed records. `"failfast"` stops the query and names the
             record; `"permissive"` makes it a row of nulls with its raw bytes in the column
             `_corrupt_record`; `"dropmalformed"` leaves it out and counts it; `"deadletter"` writes
