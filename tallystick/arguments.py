@@ -137,6 +137,8 @@ def _wrapped(function: Any, target: Any, name: str) -> Any:
                 bound.arguments[argument] = fitted(given, kind)
             except _UnfitError as unfit:
                 raise _refused(name, argument, unfit, many, argument in secrets) from None
+            except OptionError as error:  # of what the argument was converted to
+                raise OptionError(f"{name}({argument}=…): {error}") from None
         return function(*bound.args, **bound.kwargs)
 
     return call

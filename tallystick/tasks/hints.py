@@ -19,10 +19,10 @@ from tallystick.arguments import near
 logger = logging.getLogger(__name__)
 
 SILENT_BATCHES_MAX = 10
-"""So many batches without a row, from the first on, are worth a warning."""
+"""The number of batches without a row, from the first on, that is worth a warning."""
 _silent_batches: dict[Any, int] = {}
-"""How many batches each function got so far without returning anything; -1: it has returned rows,
-or was warned about."""
+"""The batches for which each function returned nothing so far; -1: it has returned rows, or was
+warned about."""
 
 _WHOLE = (
     "a column of the batch is an Arrow array, which pyarrow.compute reckons with as a whole, e.g. "

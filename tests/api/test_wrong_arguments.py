@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Pipeline.filter": (PIPELINE.filter, {"predicate": rows}),
     "Pipeline.transform": (PIPELINE.transform, {"function": rows}),
     "Pipeline.key_by": (partial(PIPELINE.key_by, "user"), {}),
-    "Pipeline.start": (WHOLE.start, {"checkpoint": "/proc/none"}),
+    "Pipeline.start": (WHOLE.start, {"checkpoint": "cp"}),
     "Pipeline.recover": (WHOLE.recover, {"checkpoint": "/proc/none"}),
     "Pipeline.explain": (WHOLE.explain, {}),
     "KeyedPipeline.process": (PIPELINE.key_by("user").process, {"function": ts.deduplicate()}),
