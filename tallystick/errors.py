@@ -50,6 +50,14 @@ class StepMissingError(OptionError, AttributeError):
     """A pipeline lacks a step that the called method needs before it."""
 
 
+class NeedsSparkError(OptionError):
+    """Only a running Spark can tell whether a setting can work."""
+
+
+class UnknownNameError(TallystickError, AttributeError):
+    """A class, or the package, has no attribute of a name; the message says which is meant."""
+
+
 class QueryEndedError(TallystickError):
     """The streaming query that a call belongs to has ended: nothing was written."""
 

@@ -41,24 +41,26 @@ MODULE_LINES_MAX = 700
 # Layer: what its modules import besides itself, directly or through others.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "arguments": {"errors"},
     "values": set(),
     "text": {"errors"},
     "host": {"errors"},
-    "codec": {"errors", "values", "host"},
-    "source": {"errors", "values", "text"},
-    "state": {"errors", "text", "host", "codec"},
-    "epoch": {"errors", "values", "text", "host", "source", "state"},
+    "codec": {"errors", "arguments", "values", "host"},
+    "source": {"errors", "arguments", "values", "text"},
+    "state": {"errors", "arguments", "text", "host", "codec"},
+    "epoch": {"errors", "arguments", "values", "text", "host", "source", "state"},
 }
 MAY_IMPORT["ports"] = {*MAY_IMPORT} - {"text"}
 MAY_IMPORT["storage"] = {"errors"}
 MAY_IMPORT["checkpoint"] = {*MAY_IMPORT} - {"text"}
-MAY_IMPORT["kafka"] = {"errors", "values", "text", "host", "codec", "source", "epoch"}
-MAY_IMPORT["postgres"] = {"errors", "host", "epoch"}
-MAY_IMPORT["files"] = {"errors", "text", "host", "epoch", "storage"}
+MAY_IMPORT["kafka"] = MAY_IMPORT["epoch"] - {"state"} | {"codec", "epoch"}
+MAY_IMPORT["postgres"] = {"errors", "arguments", "host", "epoch"}
+MAY_IMPORT["files"] = {"errors", "arguments", "text", "host", "epoch", "storage"}
 MAY_IMPORT["options"] = {*MAY_IMPORT["kafka"], "kafka"}
 MAY_IMPORT["tasks"] = {*MAY_IMPORT} - {"storage", "kafka", "postgres", "files", "options"}
-MAY_IMPORT["run"] = {*MAY_IMPORT["tasks"]}
-MAY_IMPORT["spark"] = {*MAY_IMPORT} - {"storage", "postgres", "files", "options", "run"}
+MAY_IMPORT["spark"] = {*MAY_IMPORT} - {"storage", "postgres", "files", "options"}
+MAY_IMPORT["words"] = {"errors", "arguments"}
+MAY_IMPORT["run"] = {*MAY_IMPORT["tasks"], "words"}
 MAY_IMPORT["pipeline"] = {*MAY_IMPORT} - {"postgres", "files"}
 MAY_IMPORT["spark/streaming"] = {*MAY_IMPORT["pipeline"], "pipeline"}
 MAY_IMPORT["ops"] = {*MAY_IMPORT} - {"spark/streaming"}
@@ -73,6 +75,7 @@ MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "run",
     "tasks",
     "pipeline",
+    "words",
 }
 MAY_IMPORT["tools/demo"] = {*MAY_IMPORT} - {"tools/chaos"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
@@ -139,6 +142,7 @@ MAY_RUN_BYTES = {
 """What turns bytes or text into code. Nothing from Kafka, storage or the network may come there
 (docs/security.md)."""
 CACHES_OF_VALUES = {
+    "arguments.py": {"parameters"},
     "checkpoint/local/lmdb_environment.py": {"_open", "_looked_s"},  # LMDB's rules for forks
     "codec/avro/reader.py": {"_plan"},
     "codec/avro/writer.py": {"_tree"},
@@ -158,6 +162,7 @@ CACHES_OF_VALUES = {
     "ops/ui/server.py": {"_servers"},  # of the driver; a fork has no thread that serves
     "ops/ui/rendering.py": {"_environment"},
     "tasks/operator_state.py": {"_lists", "_tables"},
+    "tasks/hints.py": {"_silent_batches"},
     "source/subscription.py": {"_matches"},
     "spark/context.py": {"_warned"},
     "spark/gang/gang.py": {"_held_slots"},

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.codec.ddl import ddl_of
 from tallystick.codec.formats import JsonSchema
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
@@ -18,7 +19,6 @@ from tallystick.pipeline.keyed import state_places
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.spark.cluster import JOBS, is_local, members_max
 from tallystick.state.functions.processing import PANES
-from tallystick.state.schema import ddl_of
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.handed_on import HandedOn, handed_on

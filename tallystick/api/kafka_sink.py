@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from tallystick.codec.formats import REGISTERED, Format
+from tallystick.arguments import Settings, checked, not_one_of
+from tallystick.codec.formats import REGISTERED, WrittenFormat
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.epoch.transactional_ids import (
     ID_PREFIX,
@@ -26,6 +27,7 @@ from tallystick.epoch.two_phase import (
     guarantee_problem,
 )
 from tallystick.errors import OptionError
+from tallystick.files.sink import FileSink
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.output import (
     BATCH_BYTES,
@@ -35,9 +37,16 @@ from tallystick.kafka.output import (
     KafkaOutput,
 )
 from tallystick.kafka.task_sink import KafkaTaskSink
-from tallystick.options.table import TOPIC, Kind, client_config, one_of, whole
+from tallystick.options.table import (
+    TOPIC,
+    Kind,
+    check_servers,
+    client_config,
+    one_of,
+    whole,
+)
 from tallystick.pipeline.topology import OutputTopology, SharingSink
-from tallystick.source.subscription import topic_problem
+from tallystick.source.subscription import INTERNAL_TOPICS, topic_problem
 from tallystick.spark.streaming.foreach_batch import RunnerPerRun, foreach_batch_runner, write_batch
 from tallystick.tasks.outputs import OF_MAIN, Selection
 
@@ -53,6 +62,7 @@ _KINDS: Mapping[str, Kind] = {
 """The types of arguments that `KafkaSink.output` takes as they are."""
 
 
+@checked
 @dataclass(frozen=True)
 class KafkaSink:
     """A topic to write to, exactly once.
@@ -110,8 +120,8 @@ class KafkaSink:
     _: KW_ONLY
     topic: str | None = None
     key: str | Sequence[str] | None = None
-    key_format: Format | None = None
-    value: Format | None = None
+    key_format: WrittenFormat | None = None
+    value: WrittenFormat | None = None
     compression: str = COMPRESSION
     batch_bytes: int = BATCH_BYTES
     transactions: str = EPOCH
@@ -125,28 +135,24 @@ class KafkaSink:
     uid: str | None = None
     name: str | None = None
     accept: Collection[str] = ()
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Settings = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        check_servers("KafkaSink", self.bootstrap_servers)
         if self.topic is None and self.token_topic is None:
             raise OptionError(
                 "rows name their topics themselves (topic is None), so token_topic= must name an "
                 "existing topic under which the pipeline's token is kept"
             )
         if (self.key or self.key_format) and self.value is None:
+            given = f"key={self.key!r}" if self.key else f"key_format={self.key_format!r}"
             raise OptionError(
-                f"key={self.key!r} names a column for value=Json() or another format; without it, "
+                f"{given} names a column for value=Json() or another format; without it, "
                 f"the record's key is the column 'key'"
             )
         self._check_key()
         self._check_names()
         for form, part in ((self.value, "value"), (self.key_format, "key")):
-            if not isinstance(form, Format | None):
-                raise OptionError(
-                    f"the {part} of KafkaSink cannot be written as {form!r}: expected Json(), "
-                    f"Avro(...), JsonSchema(...) or Protobuf(...); text is a column, without a "
-                    f"format"
-                )
             if isinstance(form, REGISTERED):
                 form.check_for_writing()
                 if self.topic is None and form.subject is None:
@@ -156,7 +162,7 @@ class KafkaSink:
                         f"must name where the registry has the schema of the {part}"
                     )
         if self.transactions not in (EPOCH, TASK):
-            raise OptionError(f"transactions={self.transactions!r}: expected 'epoch' or 'task'")
+            raise not_one_of("transactions", self.transactions, (EPOCH, TASK), of="KafkaSink")
         if problem := guarantee_problem(self.guarantee):
             raise OptionError(problem)
         if not 0 < self.timeout_warning_share <= 1:
@@ -178,10 +184,17 @@ class KafkaSink:
 
     def _check_names(self) -> None:
         """Raise `OptionError` for a name that Kafka does not allow, or that cannot be seen."""
-        for name in ("token_topic", "dead_letter_topic"):
+        for name in ("topic", "token_topic", "dead_letter_topic"):
             topic = getattr(self, name)
-            if topic is not None and (problem := topic_problem(topic)):
+            if topic is None:
+                continue
+            if problem := topic_problem(topic):
                 raise OptionError(f"{name}={topic!r}: {problem}")
+            if topic in INTERNAL_TOPICS:
+                raise OptionError(
+                    f"KafkaSink({name}={topic!r}): this topic is Kafka's own, and takes records of "
+                    f"brokers only: name another"
+                )
         prefix = self.transactional_id_prefix
         if problem := text_problem(prefix):
             raise OptionError(f"transactional_id_prefix={prefix!r}: {problem}")
@@ -330,7 +343,7 @@ def check_for_pipeline(sinks: Sequence[Sink]) -> None:
 
 
 def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | None]) -> None:
-    """Refuse outputs whose rows cannot become records of their Kafka sink.
+    """Refuse outputs whose rows cannot become records or files of their sink.
 
     Args:
         topology: the sinks of a pipeline.
@@ -342,7 +355,7 @@ def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | No
     for uid, sink in topology.by_uid:
         selection = topology.selection(uid)
         known = None if selection.functions else columns.get(selection.output)
-        if isinstance(sink, KafkaSink) and known is not None:
+        if isinstance(sink, KafkaSink | FileSink) and known is not None:
             sink.check_columns(known)
 
 

@@ -4,9 +4,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from tallystick.codec.formats import Format, Json, Text
+from tallystick.arguments import Settings, checked
+from tallystick.codec.formats import Format, Json, ReadFormat, ReadKeyFormat, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.options.source import (
@@ -16,19 +17,22 @@ from tallystick.options.source import (
     SourceOptions,
     source_options,
 )
-from tallystick.options.table import GROUP_OPTION, ParsedOptions
+from tallystick.options.table import GROUP_OPTION, ParsedOptions, check_servers
 from tallystick.source.subscription import LossPolicy, topic_problem
 
 FALLBACK_OPTION = "startingOffsetsByTimestampStrategy"
 LOGIN_OPTIONS = {"registry.user.info": "user_info", "registry.ca": "ca"}
 """Options that may complete a format, beside the kafka.* settings of the same kind; its fields."""
+_WHAT_TO_READ = {"subscribe", "subscribepattern", "assign"}
 Form = TypeVar("Form", bound=Format | Text)
 Offsets = str | Mapping[str, Mapping[int, int]]
 """`"earliest"`, `"latest"`, `"committed"`, or offsets per topic and partition."""
-Times = datetime | Mapping[str, Mapping[int, datetime]]
+Moment: TypeAlias = Annotated[datetime, lambda given: _moment_of(given)]
+Times: TypeAlias = Moment | Mapping[str, Mapping[int, Moment]]
 """A time for all partitions, or one per topic and partition."""
 
 
+@checked
 @dataclass(frozen=True)
 class KafkaSource:
     """Topics to read, as a pipeline's first step.
@@ -52,7 +56,8 @@ class KafkaSource:
         min_partitions: cut large partitions for at least this many readers. Order per partition is
             kept, so there is no cut where the readers write by themselves: no keyed step, and any
             sink but KafkaSink(transactions="epoch").
-        value: how values are parsed; None: they stay binary, in column `value`.
+        value: how values are parsed; columns alone, as DDL, are those of JSON. None: they stay
+            binary, in column `value`.
         key: how keys are parsed, as columns in the place of `key`, in the mode that the value has;
             None: they stay binary.
         key_prefix: put before the names of the columns that a key becomes.
@@ -80,24 +85,32 @@ class KafkaSource:
     max_offsets_per_trigger: int | Literal["all"] | None = None
     max_bytes_per_task: int | None = None
     min_partitions: int | None = None
-    value: Format | Text | None = None
-    key: Format | None = None
+    value: ReadFormat | None = None
+    key: ReadKeyFormat | None = None
     key_prefix: str = KEY_PREFIX
     metadata_prefix: str = ""
     headers: bool = False
     losses: LossPolicy = field(default_factory=LossPolicy)
     group_id: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Settings = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.topics, str):
-            raise OptionError(
-                f"topics={self.topics!r}: expected a list, [{self.topics!r}], or a compiled "
-                f"pattern, re.compile({self.topics!r})"
-            )
         for topic in () if isinstance(self.topics, re.Pattern) else self.topics or ():
             if problem := topic_problem(topic):
                 raise OptionError(f"topics: {topic!r}: {problem}")
+        check_servers("KafkaSource", self.bootstrap_servers)
+        if self.metadata_prefix and self.value is None:
+            raise OptionError(
+                f"KafkaSource(metadata_prefix={self.metadata_prefix!r}): it is for a value= that "
+                f"becomes several columns, and without one it becomes one: leave it out"
+            )
+        named = [name for name in ("topics", "assignment") if getattr(self, name) is not None]
+        in_options = {name.lower() for name in self.options} & _WHAT_TO_READ
+        if len(named) == 2 or not (named or in_options):
+            raise OptionError(
+                f"KafkaSource(): expected topics=['flights'], topics=re.compile('…') or "
+                f"assignment={{'flights': [0, 1]}}; {' and '.join(named) or 'none'} of them is set"
+            )
         _check_formats(self.value, self.key)
         self.read_options("check")
 
@@ -110,7 +123,10 @@ class KafkaSource:
         Raises:
             OptionError: a setting is of the wrong type, or contradicts another.
         """
-        texts = SOURCE.parse(self.options)
+        try:
+            texts = SOURCE.parse(self.options)
+        except OptionError as error:
+            raise OptionError(f"KafkaSource(options=…): {error}") from None
         arguments = {
             option: SOURCE[option].kind.value(argument, setting)
             for option, (argument, setting) in self._arguments(pipeline, texts).items()
@@ -196,6 +212,16 @@ def _start_times(start: Times | None) -> tuple[int | None, dict[str, dict[int, i
             }
 
 
+def _moment_of(given: Any) -> Any:
+    """Return a time that is given as text; anything else as it is."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise ValueError("a datetime, or a text such as '2026-11-27T09:00:00Z'") from None
+
+
 def _ms(at: datetime) -> int:
     if at.tzinfo is None:
         raise OptionError(
@@ -211,19 +237,9 @@ def _check_formats(value: Format | Text | None, key: Format | None) -> None:
         OptionError: a format lacks its schema, or has options for writing; or the modes differ.
     """
     if value is not None:
-        if not isinstance(value, Format | Text):
-            raise OptionError(
-                f"value={value!r}: expected Json(...), Avro(...), JsonSchema(...), Protobuf(...) "
-                f"or Text(); without one it is bytes, in column value"
-            )
         _check_for_reading(value)
     if key is None:
         return
-    if not isinstance(key, Format):
-        raise OptionError(
-            f"key={key!r}: expected Json(...), Avro(...), JsonSchema(...) or Protobuf(...); "
-            f"without one it is bytes, in column key"
-        )
     if key.schema is None:
         raise OptionError(
             f"key={type(key).__name__}(): reading keys needs the schema=, e.g. 'user string'"

@@ -22,7 +22,9 @@ After `process` the functions run in the task that owns the key.
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
@@ -38,6 +40,7 @@ from tallystick.api.streams import (
     MapFunction,
     State,
     Stream,
+    filter_step,
     inputs_of,
     keys_of,
     lists_in,
@@ -45,23 +48,26 @@ from tallystick.api.streams import (
     tables_in,
     times_of,
 )
+from tallystick.arguments import checked
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
-from tallystick.errors import OptionError, StepMissingError
+from tallystick.errors import NeedsSparkError, OptionError, StepMissingError
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
-from tallystick.pipeline.loop import start_loop
+from tallystick.pipeline.loop import opened, start_loop
 from tallystick.pipeline.recovery import Recovery, recover
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
-from tallystick.run.query import Query
+from tallystick.run.query import Query, Trigger, trigger_arguments
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
-from tallystick.storage.places import Place, resolved
-from tallystick.tasks.keyed_step import Columns, FrameFunction, Process, Step, Transform
-from tallystick.tasks.outputs import MAIN, Selection
+from tallystick.storage.places import Place, make_local, resolved
+from tallystick.tasks.hints import returns_nothing, warn_of_silence
+from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
+from tallystick.tasks.outputs import MAIN, Predicate, Selection
 from tallystick.text import duration_ms
+from tallystick.words import unknown_name
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor  # PySpark 3.5 has none
@@ -72,6 +78,7 @@ if TYPE_CHECKING:
 NAME_LENGTH_MAX = 200
 
 
+@checked
 @dataclass(frozen=True)
 class Pipeline:
     """Kafka to Kafka and elsewhere, exactly once. Immutable: each step returns a new pipeline.
@@ -99,6 +106,7 @@ class Pipeline:
                 f"'.', '_' and '-'"
             )
 
+    @checked
     def read(self, *sources: KafkaSource | Stream, **named: KafkaSource | Stream) -> Self:
         """Name the sources; the first step.
 
@@ -112,11 +120,12 @@ class Pipeline:
         """
         return replace(self, inputs=inputs_of(sources, named, self.inputs))
 
+    @checked
     def map_batches(
         self,
         function: MapFunction,
         *,
-        schema: str | None = None,
+        schema: Columns | None = None,
         outputs: Mapping[str, Columns] | None = None,
         state: State | None = None,
     ) -> Self:
@@ -127,8 +136,8 @@ class Pipeline:
                 `ts.enrich(…)` makes such a function. It must keep nothing between calls, except in
                 `state`, its second argument: batches may be cut elsewhere when an epoch is run
                 again, and any worker may get any batch.
-            schema: the columns of the returned rows, as DDL, by name; `transform` and `key_by` need
-                them.
+            schema: the columns of the returned rows, as DDL or as a schema, by name; `transform`
+                and `key_by` need them.
             outputs: the columns of the side outputs, whose rows are returned in a `ts.Rows`.
             state: a table of `ts.broadcast`, passed as a `pyarrow.Table`; or a list of
                 `ts.list_state`, passed as a batch of elements: the function returns a pair then,
@@ -137,6 +146,18 @@ class Pipeline:
         self._refuse_named("map_batches")
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
+    @checked
+    def filter(self, predicate: Predicate) -> Self:
+        """Keep some rows, and all of their columns.
+
+        Args:
+            predicate: gets a `pyarrow.RecordBatch` and returns a column of booleans, one for each
+                row, such as `lambda rows: pc.greater(rows["delay"], 15)`; null is false.
+        """
+        self._refuse_named("filter")
+        return replace(self, steps=(*self.steps, filter_step(predicate)))
+
+    @checked
     def transform(self, function: FrameFunction) -> Self:
         """Pass the epoch's rows through Spark: any DataFrame code without streaming state.
 
@@ -153,6 +174,7 @@ class Pipeline:
                 f"read({self.inputs.names[0]}=ts.stream(source).map_batches(…, schema=…), …)"
             )
 
+    @checked
     def key_by(
         self,
         *columns: str,
@@ -177,6 +199,7 @@ class Pipeline:
             raise OptionError(f"key_by{columns}: {repeated[0]!r} is there more than once")
         return KeyedPipeline(self, columns, max_parallelism)
 
+    @checked
     def write(self, /, *sinks: AnySink, **outputs: AnySink | Sequence[AnySink]) -> Self:
         """Name the sinks; the last step.
 
@@ -197,12 +220,13 @@ class Pipeline:
         """The sinks by role: the decider, the sharers of its transaction, and each sink's rows."""
         return topology_of(self.sinks, self.selections, self.dropped)
 
+    @checked
     def start(
         self,
         spark: SparkSession | SparkContext | None = None,
         *,
         checkpoint: Place,
-        trigger: Mapping[str, Any] | None = None,
+        trigger: Mapping[str, Any] | str | timedelta | None = None,
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
         listener: Listener | None = None,
@@ -217,8 +241,8 @@ class Pipeline:
                 step has a session made of the context, which takes seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
             trigger: `{"processingTime": "10 seconds"}`, `{"availableNow": True}` or
-                `{"once": True}`, as for Spark's `DataStreamWriter.trigger`; None: an epoch begins
-                as soon as there is something to read.
+                `{"once": True}`, as for Spark's `DataStreamWriter.trigger`; an interval alone is
+                a processing time. None: an epoch begins as soon as there is something to read.
             accept: decisions to state, as an error message names them.
             allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
                 state may be given up.
@@ -239,11 +263,18 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        place, dropped = resolved(checkpoint), _uids_of(allow_dropped_state)
-        accepted = frozenset(accept)
+        place, dropped = resolved(checkpoint, "checkpoint"), frozenset(allow_dropped_state)
+        accepted, trigger = frozenset(accept), trigger_arguments(trigger)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
         self._check_whole(execution)
+        Trigger.of(trigger)
+        if spark is None and not Cluster.at_hand(None).is_there:  # it would have to be started
+            opened(place, self.name)
+            with suppress(NeedsSparkError):
+                self._run(Cluster.at_hand(None), execution, None, dropped)
+            make_local(place, "checkpoint")
+        self._warn_of_silence()
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         try:
             if ui_port is None:
@@ -258,6 +289,7 @@ class Pipeline:
             cluster.close()
             raise
 
+    @checked
     def recover(self, *, checkpoint: Place) -> Recovery:
         """Commit and abort the transactions of earlier runs, as `start` does first; run nothing.
 
@@ -278,8 +310,9 @@ class Pipeline:
                 the sinks until then is in the error's `__notes__`.
         """
         self._check_whole(None)
-        return recover(self.name, self.topology, resolved(checkpoint))
+        return recover(self.name, self.topology, resolved(checkpoint, "checkpoint"))
 
+    @checked
     def explain(
         self,
         spark: SparkSession | SparkContext | None = None,
@@ -305,7 +338,7 @@ class Pipeline:
             DataLossError: the checkpoint is another pipeline's.
         """
         self._check_whole(execution)
-        place = None if checkpoint is None else resolved(checkpoint)
+        place = None if checkpoint is None else resolved(checkpoint, "checkpoint")
         run = self._run(Cluster.at_hand(spark), execution)
         return explained(run, self.inputs.sources, self._all_steps, self.topology, place)
 
@@ -319,7 +352,11 @@ class Pipeline:
         if execution not in (None, RESIDENT, JOBS):
             raise OptionError(f"execution={execution!r}: expected 'resident', 'jobs' or None")
         if not self.inputs.streams or not self.sinks:
-            raise OptionError(f"pipeline {self.name!r}: call read() and write() before start()")
+            missing = "write(sink)" if self.inputs.streams else "read(source)"
+            raise OptionError(
+                f"pipeline {self.name!r}: {missing} is missing: call read() and write() before "
+                f"start()"
+            )
         self.inputs.check_joined(self.name, self.steps[0] if self.steps else None)
         check_for_pipeline(self.sinks)
         token = token_group(f"{self.topology.id_prefix}{self.name}")
@@ -328,6 +365,14 @@ class Pipeline:
                 f"group_id={token!r} of the KafkaSource is the group in which pipeline "
                 f"{self.name!r} keeps its token: name another"
             )
+
+    def _warn_of_silence(self) -> None:
+        """Warn of functions that never return rows, whatever they get."""
+        for step in (*self.inputs.steps, *self.steps):
+            function = step.function if isinstance(step, MapBatches) else None
+            function = getattr(function, "function", function)  # below one with state
+            if function is not None and returns_nothing(function):
+                warn_of_silence("map_batches", function)
 
     def _run(
         self,
@@ -361,7 +406,7 @@ class Pipeline:
                     f"pipeline {self.name!r}: process() needs key_by() before it, which says whose "
                     f"state it is, e.g. .key_by('user').process(...)"
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            _raise_unknown(self, name)
 
 
 @dataclass(frozen=True)
@@ -373,6 +418,7 @@ class KeyedPipeline:
     max_parallelism: int | None = None
     keys: tuple[tuple[str, ...], ...] = ()
 
+    @checked
     def process(
         self,
         function: "StatefulProcessor | Processor",
@@ -454,10 +500,18 @@ class KeyedPipeline:
                     f"key_by{self.columns}, which needs process() first: what is to be done with "
                     f"the rows of each key. Without state, leave key_by out"
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            _raise_unknown(self, name)
 
 
-_STEPS = ("read", "map_batches", "transform", "key_by", "write", "start", "recover")
+def _raise_unknown(owner: object, name: str) -> NoReturn:
+    """Raise the error of an attribute that is not there, for Python's own names as Python does."""
+    if name.startswith("_"):
+        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
+    known = {*dir(owner), *_STEPS, "process"}
+    raise unknown_name(type(owner).__name__, name, known) from None
+
+
+_STEPS = ("read", "map_batches", "filter", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
 
 
@@ -527,17 +581,6 @@ def _delays_ms(**delays: str | int) -> dict[str, int]:
 def _ahead_ms(given: str | int | None) -> int | None:
     """Return how far event times may be ahead of the clock, in ms; None: without limit."""
     return None if given is None else duration_ms("event_time_max_ahead", given)
-
-
-def _uids_of(uids: Collection[str]) -> frozenset[str]:
-    """Return the uids in `allow_dropped_state`.
-
-    Raises:
-        OptionError: a text was given instead of a list.
-    """
-    if isinstance(uids, str):
-        raise OptionError(f"allow_dropped_state={uids!r}: expected a list, [{uids!r}]")
-    return frozenset(uids)
 
 
 def _open_live_page(

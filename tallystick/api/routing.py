@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from tallystick.arguments import checked
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.tasks.outputs import MAIN, Batch, Predicate, Selection, check_output_name
@@ -15,13 +16,14 @@ Function = Callable[[pa.RecordBatch], Batch]
 
 @dataclass(frozen=True)
 class RoutedSink:
-    """A sink with a predicate or functions between the output's rows and the sink."""
+    """A sink behind a predicate or functions of the rows; made by `when` and `mapped`."""
 
     sink: Sink
     predicate: Predicate | None = None
     functions: tuple[Function, ...] = ()
 
 
+@checked
 def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
     """Pass rows through a function on their way to a sink of `Pipeline.write`.
 
@@ -31,24 +33,18 @@ def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
             `map_batches`. It runs in the tasks, must not keep state, and has no side outputs.
 
     Raises:
-        OptionError: the sink is one of `when`, or this is no function.
+        OptionError: the sink is one of `when`.
     """
-    if not callable(function):
-        raise OptionError(
-            f"mapped({function!r}): expected a function of a batch, by its name alone: "
-            f"mapped(sink, worded), and not mapped(sink, worded()), which calls it here"
-        )
     routed = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
     if routed.predicate is not None:
         raise OptionError(
             "mapped(when(...)): rows are chosen before they are mapped: write "
             "when(mapped(sink, function), predicate)"
         )
-    if not hasattr(routed.sink, "open"):
-        raise OptionError(f"mapped({sink!r}, ...): expected a sink first, and then the function")
     return replace(routed, functions=(function, *routed.functions))
 
 
+@checked
 def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
     """Let only some rows through to a sink of `Pipeline.write`.
 
@@ -59,18 +55,11 @@ def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
             batches than the output has.
 
     Raises:
-        OptionError: the sink has a predicate already, or this is no function.
+        OptionError: the sink has a predicate already.
     """
     routed = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
     if routed.predicate is not None:
         raise OptionError("when(when(...)): give one predicate: pc.and_(first, second)")
-    if not callable(predicate):
-        raise OptionError(
-            f"when({predicate!r}): expected a function of a batch, e.g. "
-            f"lambda rows: pc.greater(rows['delay'], 15)"
-        )
-    if not hasattr(routed.sink, "open"):
-        raise OptionError(f"when({sink!r}, ...): expected a sink first, and then the predicate")
     return replace(routed, predicate=predicate)
 
 
@@ -98,8 +87,8 @@ def routing_of(
         before: the sinks of an earlier call.
 
     Raises:
-        OptionError: a name cannot be an output's, an argument is no sink, or the main output has
-            none; or there was an earlier call, whose sinks would get nothing.
+        OptionError: a name cannot be an output's, or the main output has no sink; or there was an
+            earlier call, whose sinks would get nothing.
     """
     if before:
         raise OptionError(
@@ -128,11 +117,4 @@ def routing_of(
 
 def _routed(output: str, given: Any) -> tuple[Sink, Selection]:
     routed = given if isinstance(given, RoutedSink) else RoutedSink(given)
-    if not hasattr(routed.sink, "open"):
-        place = f"write({output}=...)" if output else "write()"
-        raise OptionError(
-            f"{place}: {given!r} is no sink: expected a KafkaSink, PostgresSink, FileSink, or one "
-            f"of your own; for several, "
-            + (f"a list, write({output}=[a, b])" if output else "one after the other, write(a, b)")
-        )
     return routed.sink, Selection(output, routed.predicate, routed.functions)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.arguments import checked, near, not_one_of
 from tallystick.errors import OptionError
 from tallystick.pipeline.inputs import InputDeclaration, ListDeclaration, TableDeclaration
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import PLAIN_NAME
 from tallystick.state.functions.inputs import TIME
 from tallystick.tasks.enrichment import HOW, Enrichment
-from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step
+from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step, check_function
 from tallystick.tasks.operator_state import (
     ListFunction,
     ListFunctionType,
@@ -22,10 +23,11 @@ from tallystick.tasks.operator_state import (
     TableFunctionType,
     UnionFunction,
 )
-from tallystick.tasks.outputs import Predicate
+from tallystick.tasks.outputs import Filter, Predicate
 from tallystick.tasks.read import BatchFunction
 
 
+@checked
 @dataclass(frozen=True)
 class BroadcastTable:
     """A table of a topic's rows, held by every task; made by `broadcast`.
@@ -49,6 +51,7 @@ class BroadcastTable:
         return TableDeclaration(declaration, self.key, self.delete)
 
 
+@checked
 @dataclass(frozen=True)
 class ListState:
     """A list of elements in each task that reads; made by `list_state`.
@@ -64,6 +67,7 @@ class ListState:
     union: UnionFunction | None = None
 
 
+@checked
 def list_state(columns: Columns, *, uid: str, union: UnionFunction | None = None) -> ListState:
     """Return a list state for a function of `map_batches`: each task has elements of its own.
 
@@ -78,13 +82,8 @@ def list_state(columns: Columns, *, uid: str, union: UnionFunction | None = None
             and the number of tasks; returns the elements of the task.
 
     Raises:
-        OptionError: the uid is no name, or `union` no function.
+        OptionError: the uid is no name.
     """
-    if union is not None and not callable(union):
-        raise OptionError(
-            f"list_state(union={union!r}): expected a function of all elements, the task's number "
-            f"and how many tasks there are"
-        )
     return ListState(columns, check_name("list_state: uid", uid), union)
 
 
@@ -96,6 +95,7 @@ class EnrichmentStep:
     function: Enrichment
 
 
+@checked
 def enrich(
     table: BroadcastTable,
     *,
@@ -117,8 +117,6 @@ def enrich(
     Raises:
         OptionError: an argument is not what it should be, or not all of the key is named.
     """
-    if not isinstance(table, BroadcastTable):
-        raise OptionError(f"enrich({table!r}): expected a table that ts.broadcast() has made")
     if isinstance(on, str):
         on = {on: on}
     pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in on}
@@ -129,9 +127,7 @@ def enrich(
             f"expected a column of the rows for each of these, so that there is one row at most"
         )
     if how not in HOW:
-        raise OptionError(f"enrich(how={how!r}): expected one of {', '.join(HOW)}")
-    if isinstance(columns, str):
-        raise OptionError(f"enrich(columns={columns!r}): expected a list, [{columns!r}]")
+        raise not_one_of("how", how, HOW, of="enrich")
     if columns is not None and not isinstance(columns, Mapping):
         columns = {name: name for name in columns}
     names = None if columns is None else tuple(columns.items())
@@ -146,14 +142,14 @@ State = BroadcastTable | ListState
 
 def map_step(
     function: MapFunction,
-    schema: str | None,
+    schema: Columns | None,
     outputs: Mapping[str, Columns] | None,
     state: State | None,
 ) -> MapBatches:
     """Return the arguments of `map_batches` as a step.
 
     Raises:
-        OptionError: `state` is neither a broadcast table nor a list state.
+        OptionError: the function cannot be called so, or has a table already.
     """
     if isinstance(function, EnrichmentStep):
         if state not in (None, function.table):
@@ -162,16 +158,18 @@ def map_step(
         return MapBatches(inner, schema, outputs or {}, function.table)
     if state is None:
         return MapBatches(cast(BatchFunction, function), schema, outputs or {})
-    MapBatches(cast(BatchFunction, function))  # checks it
+    check_function("map_batches", function, 2)
     if isinstance(state, ListState):
         with_list = ListFunction(cast(ListFunctionType, function), state.uid)
         return MapBatches(with_list, schema, outputs or {}, state)
-    if not isinstance(state, BroadcastTable):
-        raise OptionError(
-            f"map_batches(state={state!r}): expected a table of ts.broadcast(), or ts.list_state()"
-        )
     with_table = TableFunction(cast(TableFunctionType, function), state.uid)
     return MapBatches(with_table, schema, outputs or {}, state)
+
+
+def filter_step(predicate: Predicate) -> MapBatches:
+    """Return the argument of `filter` as a step."""
+    check_function("filter", predicate, 1, "predicate")
+    return MapBatches(Filter(predicate))
 
 
 def lists_in(steps: Iterable[object]) -> tuple[ListDeclaration, ...]:
@@ -233,6 +231,7 @@ NOT_A_NAME = "max_parallelism"
 """Another argument of `key_by`."""
 
 
+@checked
 @dataclass(frozen=True)
 class Stream:
     """A source and the functions that its rows pass through; immutable, as a pipeline.
@@ -248,16 +247,15 @@ class Stream:
     steps: tuple[MapBatches, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, KafkaSource):
-            raise OptionError(f"stream({self.source!r}): expected a KafkaSource")
         if self.uid is not None:
             check_name("uid", self.uid)
 
+    @checked
     def map_batches(
         self,
         function: MapFunction,
         *,
-        schema: str | None = None,
+        schema: Columns | None = None,
         outputs: Mapping[str, Columns] | None = None,
         state: State | None = None,
     ) -> Self:
@@ -272,6 +270,15 @@ class Stream:
         """
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
+    @checked
+    def filter(self, predicate: Predicate) -> Self:
+        """Keep some rows of the input, as `Pipeline.filter` does.
+
+        Args:
+            predicate: as for `Pipeline.filter`.
+        """
+        return replace(self, steps=(*self.steps, filter_step(predicate)))
+
     def declared(self, pipeline: str, name: str, uid: str) -> InputDeclaration:
         """Return the declaration of the input, for a run.
 
@@ -284,6 +291,7 @@ class Stream:
         return InputDeclaration(uid, self.source.read_options(owner), self.steps, name)
 
 
+@checked
 def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
     """Return an input of a pipeline, to give it steps of its own before it is merged with others.
 
@@ -298,6 +306,7 @@ def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
     return Stream(source, uid)
 
 
+@checked
 def broadcast(
     source: KafkaSource | Stream,
     *,
@@ -327,8 +336,6 @@ def broadcast(
     names = (key,) if isinstance(key, str) else tuple(key)
     if not names or len(set(names)) < len(names):
         raise OptionError(f"broadcast(key={key!r}): expected names of columns, each once")
-    if delete is not None and not callable(delete):
-        raise OptionError(f"broadcast(delete={delete!r}): expected a function of a batch")
     reads = stream.source
     if reads.assignment is None and (reads.starting_offsets, reads.starting_time) == (None, None):
         stream = replace(stream, source=replace(reads, starting_offsets="earliest"))
@@ -514,7 +521,8 @@ def times_of(
     times = dict(event_time or {})
     if unknown := sorted(times.keys() - set(names)):
         raise OptionError(
-            f"event_time={times!r}: there is no input {unknown[0]!r}, only {', '.join(names)}"
+            f"event_time={times!r}: there is no input {unknown[0]!r}, only {', '.join(names)}."
+            f"{near(unknown[0], names)}"
         )
     pairs = tuple((key, times.get(name)) for name, key in zip(names, keys, strict=True))
     return TIME if times else None, pairs

@@ -9,11 +9,15 @@ left to Spark; every error names the place in the text.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from tallystick.errors import OptionError
+import pyarrow as pa
+
+from tallystick.arguments import near
+from tallystick.errors import NeedsSparkError, OptionError
 
 Json: TypeAlias = str | dict[str, Any]
 """A type in the form of Spark's `DataType.json()`."""
@@ -43,6 +47,15 @@ PLAIN = {
 }
 """Types of one word that take nothing in brackets -> their names in JSON."""
 
+_OTHER_TYPES = dict.fromkeys(("str", "text", "utf8", "object"), " Did you mean 'string'?")
+_OTHER_TYPES |= dict.fromkeys(("int64", "uint32", "number", "i64"), " Did you mean 'bigint'?")
+_OTHER_TYPES |= dict.fromkeys(("int32", "i32"), " Did you mean 'int'?")
+_OTHER_TYPES |= dict.fromkeys(("float64", "f64"), " Did you mean 'double'?")
+_OTHER_TYPES |= {"float32": " Did you mean 'float'?", "bool": " Did you mean 'boolean'?"}
+_OTHER_TYPES |= {"datetime": " Did you mean 'timestamp'?", "bytes": " Did you mean 'binary'?"}
+_OTHER_TYPES |= {"list": " Did you mean 'array<…>'?", "dict": " Did you mean 'map<…>'?"}
+"""Names of types elsewhere -> the question about Spark's."""
+
 _DAY_TIME = ("day", "hour", "minute", "second")
 _YEAR_MONTH = ("year", "month")
 _LEFT_TO_SPARK = "is left to Spark's own parser, which needs a running SparkContext"
@@ -66,8 +79,29 @@ _ESCAPED = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
 _ESCAPED |= {"%": "\\%", "_": "\\_"}
 
 
+_DDL_NAMES = {
+    pa.bool_(): "boolean",
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.null(): "void",
+}
+
+
 class DdlError(OptionError):
     """A text is no schema; Spark may accept more than this parser does."""
+
+
+class LeftToSparkError(DdlError, NeedsSparkError):
+    """A text is for Spark's own parser to judge."""
 
 
 class _Token(NamedTuple):
@@ -121,6 +155,17 @@ def columns(text: str, name: str, *, timestamp: str = "timestamp") -> dict[str, 
     return as_columns(parse(text, name, timestamp=timestamp))
 
 
+def check_fields(what: str, text: str | None) -> None:
+    """Refuse the fields to read of a format, unless they are for Spark to judge, or no DDL.
+
+    Raises:
+        DdlError: the text cannot be read.
+    """
+    if text is not None and not text.lstrip().startswith(("{", "[", '"')):  # a schema to write
+        with suppress(LeftToSparkError):
+            parse(text, what)
+
+
 def as_columns(kind: Json) -> dict[str, Any]:
     """Return the columns of a type: a struct's fields, or a single column `value`."""
     if isinstance(kind, dict) and kind["type"] == "struct":
@@ -128,11 +173,62 @@ def as_columns(kind: Json) -> dict[str, Any]:
     return {"type": "struct", "fields": [_field("value", kind)]}
 
 
+def ddl_of(schema: pa.Schema) -> str:
+    """Return a schema as DDL for people, with Arrow's names for types that DDL does not know."""
+    return ", ".join(f"{_quoted(field.name)} {ddl_of_type(field.type)}" for field in schema)
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
+
+
+def ddl_of_type(kind: pa.DataType) -> str:
+    """Return a type as DDL, as `ddl_of` does."""
+    if pa.types.is_list(kind):
+        return f"array<{ddl_of_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{ddl_of_type(kind.key_type)}, {ddl_of_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        fields = (f"{_quoted(field.name)}: {ddl_of_type(field.type)}" for field in kind)
+        return f"struct<{', '.join(fields)}>"
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return _DDL_NAMES.get(kind, str(kind))
+
+
+def no_dict(columns: Any) -> Any:
+    """Return columns as they are.
+
+    Raises:
+        ValueError: a dict was given: the message says the text that is meant by it.
+    """
+    if isinstance(columns, Mapping):
+        meant = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        raise ValueError(f"the columns as a text, {meant!r}")
+    return columns
+
+
+def text_of(columns: Any) -> Any:
+    """Return columns, given as Spark's or Arrow's type, as DDL; anything else as it is.
+
+    Raises:
+        ValueError: see `no_dict`.
+    """
+    if isinstance(no_dict(columns), pa.Schema):
+        return ddl_of(columns)
+    fields = getattr(columns, "fields", None)
+    if isinstance(fields, list):  # a StructType of Spark, which is not imported for this
+        return ", ".join(f"{_quoted(one.name)} {one.dataType.simpleString()}" for one in fields)
+    return columns
+
+
 def _error(text: str, name: str, refused: _MisplacedError) -> DdlError:
     rest = text[refused.at :]
     where = f"at {rest[:30]!r} (character {refused.at + 1})" if rest.strip() else "at its end"
-    return DdlError(
-        f"{name}: {text!r} cannot be read {where}: {refused.reason}. Write it as Spark's DDL, "
+    end = "" if refused.reason.endswith("?") else "."
+    kind = LeftToSparkError if _LEFT_TO_SPARK in refused.reason else DdlError
+    return kind(
+        f"{name}: {text!r} cannot be read {where}: {refused.reason}{end} Write it as Spark's DDL, "
         f"'name type, name type', or give a pyarrow.Schema"
     )
 
@@ -220,7 +316,8 @@ class _Parser:
         if word in ("geometry", "geography"):
             raise self._refused(f"type {token.text!r} {_LEFT_TO_SPARK}")
         if word not in PLAIN and word not in self._types:
-            raise self._refused(f"{token.text!r} is not a type that Spark has")
+            hint = _OTHER_TYPES.get(word) or near(word, [*PLAIN, *self._types])
+            raise self._refused(f"{token.text!r} is not a type that Spark has.{hint}")
         self._next += 1
         return PLAIN[word] if word in PLAIN else self._types[word]()
 

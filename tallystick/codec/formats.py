@@ -1,8 +1,11 @@
 """Formats of a record's value, as a user declares them; readers and writers carry them out."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
+from tallystick.arguments import as_path, checked, not_one_of
+from tallystick.codec import ddl
 from tallystick.errors import OptionError
 
 FAILFAST = "failfast"
@@ -11,15 +14,20 @@ DROPMALFORMED = "dropmalformed"
 DEADLETTER = "deadletter"
 MODES = (FAILFAST, PERMISSIVE, DROPMALFORMED, DEADLETTER)
 
+Ddl: TypeAlias = Annotated[str, ddl.text_of]
+"""Columns as DDL; a schema of Arrow's or Spark's becomes such a text."""
+PathText: TypeAlias = Annotated[str, as_path]
 
+
+@checked
 @dataclass(frozen=True, slots=True)
 class Json:
     """One JSON object per record, as typed columns.
 
     Args:
         schema: the fields to read, as Spark DDL text such as `"dest string, dep_delay double"`;
-            fields that a record has beyond them are ignored, missing ones are null. A sink needs
-            none: it writes all columns.
+            fields that a record has beyond them are ignored, missing ones are null; a schema of
+            Arrow's or Spark's is taken as such a text. A sink needs none: it writes all columns.
         mode: the treatment of malformed records. `"failfast"` stops the query and names the
             record; `"permissive"` makes it a row of nulls with its raw bytes in the column
             `_corrupt_record`; `"dropmalformed"` leaves it out and counts it; `"deadletter"` writes
@@ -30,19 +38,21 @@ class Json:
         OptionError: the mode is unknown, or the schema is empty text.
     """
 
-    schema: str | None = None
+    schema: Ddl | None = None
     mode: str = FAILFAST
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise OptionError(f"Json(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+            raise not_one_of("mode", self.mode, MODES, of="Json")
         if self.schema is not None and not self.schema.strip():
             raise OptionError(
                 "Json(schema=...) is empty: name the fields to read as Spark DDL, "
                 "e.g. 'dest string, dep_delay double'"
             )
+        ddl.check_fields("Json(schema)", self.schema)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Text:
     """UTF-8 text, as column `value`.
@@ -58,9 +68,10 @@ class Text:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise OptionError(f"Text(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+            raise not_one_of("mode", self.mode, MODES, of="Text")
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Avro:
     """One Avro record per value, in Confluent's wire format, as typed columns.
@@ -85,23 +96,24 @@ class Avro:
         OptionError: not one of registry and schemas, an unknown mode, no URL, or empty text.
     """
 
-    schema: str | None = None
+    schema: Ddl | None = None
     registry: str | None = field(default=None, repr=False)
-    schemas: str | None = None
+    schemas: PathText | None = None
     mode: str = FAILFAST
     user_info: str | None = field(default=None, repr=False)
-    ca: str | None = None
+    ca: PathText | None = None
     subject: str | None = None
     register: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise OptionError(f"Avro(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+            raise not_one_of("mode", self.mode, MODES, of="Avro")
         if self.schema is not None and not self.schema.strip():
             raise OptionError(
                 "Avro(schema=...) is empty: name the fields to read as Spark DDL, "
                 "e.g. 'dest string, delay double'"
             )
+        ddl.check_fields("Avro(schema)", self.schema)
         if self.subject is not None and not self.subject.strip():
             raise OptionError("Avro(subject='') is empty: name one, or leave it out")
         if self.register and self.schema is None:
@@ -144,6 +156,7 @@ class Avro:
             )
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
     """One JSON object per value, in Confluent's wire format, with a schema in a registry.
@@ -165,20 +178,21 @@ class JsonSchema:
         OptionError: an unknown mode, no URL, or empty text.
     """
 
-    schema: str | None = None
+    schema: Ddl | None = None
     registry: str | None = field(default=None, repr=False)
     subject: str | None = None
     register: bool = False
     mode: str = FAILFAST
     user_info: str | None = field(default=None, repr=False)
-    ca: str | None = None
+    ca: PathText | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise OptionError(f"JsonSchema(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+            raise not_one_of("mode", self.mode, MODES, of="JsonSchema")
         for name, text in (("schema", self.schema), ("subject", self.subject)):
             if text is not None and not text.strip():
                 raise OptionError(f"JsonSchema({name}='') is empty: leave it out, or say which")
+        ddl.check_fields("JsonSchema(schema)", self.schema)
         if self.register and self.schema is None:
             raise OptionError("JsonSchema(register=True) needs the schema= to register")
         if self.registry is None and (self.user_info is not None or self.ca is not None):
@@ -211,6 +225,7 @@ class JsonSchema:
             )
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Protobuf:
     """One Protobuf message per value, in Confluent's wire format, as typed columns.
@@ -234,21 +249,22 @@ class Protobuf:
         OptionError: no registry, an unknown mode, no URL, or empty text.
     """
 
-    schema: str | None = None
+    schema: Ddl | None = None
     registry: str | None = field(default=None, repr=False)
     message: str | None = None
     subject: str | None = None
     mode: str = FAILFAST
     user_info: str | None = field(default=None, repr=False)
-    ca: str | None = None
+    ca: PathText | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise OptionError(f"Protobuf(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+            raise not_one_of("mode", self.mode, MODES, of="Protobuf")
         for name in ("schema", "message", "subject"):
             text = getattr(self, name)
             if text is not None and not text.strip():
                 raise OptionError(f"Protobuf({name}='') is empty: leave it out, or say which")
+        ddl.check_fields("Protobuf(schema)", self.schema)
         if self.registry is None:
             raise OptionError(
                 "Protobuf() needs the registry= that has the schemas, e.g. 'http://localhost:8081'"
@@ -278,8 +294,25 @@ class Protobuf:
 
 Format = Json | Avro | JsonSchema | Protobuf
 """A format with columns of its own."""
+ReadFormat: TypeAlias = Annotated[Format | Text, lambda given: _meant_by(given, is_read=True)]
+"""The format of values that are read; columns alone are those of Json."""
+ReadKeyFormat: TypeAlias = Annotated[Format, lambda given: _meant_by(given, is_read=True)]
+WrittenFormat: TypeAlias = Annotated[Format, lambda given: _meant_by(given, is_read=False)]
 REGISTERED = (Avro, JsonSchema, Protobuf)
 """Formats whose schemas are in a registry."""
+
+
+def _meant_by(given: Any, *, is_read: bool) -> Any:
+    """Return the format that is meant by the name of one, or by columns."""
+    word = given.strip().lower() if isinstance(given, str) else None
+    if word == "json" and not is_read:
+        return Json()
+    if word in ("text", "string") and is_read:
+        return Text()
+    if is_read and (word is None or " " in word):
+        text = ddl.text_of(given)
+        return Json(text) if isinstance(text, str) else given
+    return given
 
 
 def check_registry(url: str, user_info: str | None) -> None:

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tallystick.arguments import missing_column
 from tallystick.codec.spans import spans_of
-from tallystick.codec.values import ValueWriter
+from tallystick.codec.values import ValueWriter, nulls
 from tallystick.errors import OptionError, RecordError
 from tallystick.values import TopicPartition
 
@@ -199,7 +200,7 @@ class RowLayout:
         if self.value is not None:
             at = columns.get_field_index("topic") if self.topic is None else -1
             self.value.check(columns.remove(at) if at >= 0 else columns)
-        rows = pa.RecordBatch.from_pylist([], schema=columns)
+        rows = nulls(columns, 0)
         try:
             list(self._by_topic(rows, self._records(rows)))
         except pa.ArrowException as error:
@@ -234,7 +235,7 @@ class RowLayout:
             return pa.nulls(rows.num_rows, pa.binary())
         for name in names:
             if name not in rows.schema.names:
-                raise OptionError(f"key={name!r} is not among the columns {rows.schema.names}")
+                raise missing_column(f"key={name!r}", name, rows.schema.names)
         if self.key_format is not None:
             return _typed_key(rows.select(names), self.key_format)
         column = rows.column(names[0])

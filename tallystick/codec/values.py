@@ -75,7 +75,7 @@ def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: 
     rest = f" … ({len(record)} bytes)" if len(record) > SHOWN_BYTES_MAX else ""
     problem = f"{at}: the value is not {expected}"
     remedy = (
-        "Read that offset without value.format to see all of it. Mode permissive makes such a "
+        "Read without a format, the source shows all of its bytes. Mode permissive makes such a "
         "record a row of nulls with its bytes in _corrupt_record; dropmalformed leaves it out and "
         "counts it; deadletter, in a Pipeline, writes it to a topic of its own."
     )

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
+from tallystick.arguments import not_one_of
+
 
 class Guarantee(Enum):
     """A sink's promise; see "Writing exactly once" for what may happen after which fault."""
@@ -40,7 +42,7 @@ def guarantee_problem(guarantee: str) -> str | None:
     known = [member.value for member in Guarantee]
     if guarantee in known:
         return None
-    return f"guarantee={guarantee!r}: expected one of {', '.join(map(repr, known))}"
+    return str(not_one_of("guarantee", guarantee, known))
 
 
 class Outcome(Enum):

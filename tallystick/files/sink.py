@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tallystick.arguments import checked, missing_column, not_one_of
 from tallystick.epoch.two_phase import (
     Committable,
     Guarantee,
@@ -28,6 +29,7 @@ PROBE = "may-the-driver-write"
 """Begins the name of a file that is written to find out, and removed."""
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class FileSink:
     """A folder of Parquet files, hidden until their epoch is decided.
@@ -105,11 +107,21 @@ class FileSink:
         )
         return OpenFileSink(plan)
 
+    def check_columns(self, columns: pa.Schema) -> None:
+        """Refuse the columns of the last step if folders are to be named by another one.
+
+        Raises:
+            OptionError: a column of `partition_by` is missing.
+        """
+        for name in self.partition_by:
+            if name not in columns.names:
+                raise missing_column(f"{self!r}: partition_by", name, columns.names)
+
     def _wrong_values(self) -> Iterable[str]:
         if problem := guarantee_problem(self.guarantee):
             yield problem
         if self.compression not in COMPRESSIONS:
-            yield f"compression={self.compression!r}: expected one of {', '.join(COMPRESSIONS)}"
+            yield str(not_one_of("compression", self.compression, COMPRESSIONS))
         if self.row_group_rows < 1:
             yield f"row_group_rows={self.row_group_rows}: expected at least 1"
 

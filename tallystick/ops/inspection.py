@@ -21,6 +21,7 @@ from tallystick.checkpoint.newest import (
     never_committed,
     refuse_nothing_settled,
 )
+from tallystick.codec.ddl import ddl_of
 from tallystick.epoch.manifest import (
     CHECKPOINT,
     Manifest,
@@ -38,7 +39,7 @@ from tallystick.state.compatibility import is_operator_state, parts_of
 from tallystick.state.file_sets import collectable, due_merges, due_snapshots, needed
 from tallystick.state.functions.processing import COLUMNS, ELEMENTS, TABLE
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.schema import ddl_of, schema_from_text
+from tallystick.state.schema import schema_from_text
 
 LOOKS_MAX = 3
 """The number of looks at a checkpoint that a running pipeline changes meanwhile."""

@@ -1,6 +1,6 @@
 """`read_state`: the committed state of a step as a DataFrame."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from tallystick.arguments import Settings, checked, near
 from tallystick.checkpoint.newest import Ask, newest_committed
 from tallystick.checkpoint.state_files import chunks_of, contents_of
 from tallystick.epoch import savepoint
@@ -31,13 +32,14 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place
 
 
+@checked
 def read_state(
     spark: SparkSession,
     checkpoint: Place,
     step: str | None = None,
     *,
     bootstrap_servers: str | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Settings | None = None,
 ) -> DataFrame:
     """Return the state of a keyed step, a row per key.
 
@@ -105,7 +107,8 @@ def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
     if len(steps) != 1:
         names = ", ".join(repr(step.uid) for step in state) or "none"
         wanted = "name the step" if uid is None else f"there is no step {uid!r}"
-        raise OptionError(f"{storage.location}: {wanted}; its keyed steps are: {names}.")
+        hint = near(uid or "", [step.uid for step in state])
+        raise OptionError(f"{storage.location}: {wanted}; its keyed steps are: {names}.{hint}")
     return steps[0]
 
 

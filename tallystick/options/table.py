@@ -8,7 +8,6 @@ query needs one word changed. Settings of the Kafka client, with `kafka.` before
 through.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from itertools import groupby
 from numbers import Integral
 from typing import Any, Self
 
+from tallystick.arguments import near
 from tallystick.epoch.transactional_ids import text_problem
 from tallystick.errors import OptionError
 from tallystick.kafka.config import KafkaConfig
@@ -81,7 +81,7 @@ def one_of(*names: str) -> Kind:
     def read(text: str) -> str:
         word = text.strip().lower()
         if word not in names:
-            raise ValueError(f"expected one of {', '.join(names)}")
+            raise ValueError(f"expected one of {', '.join(names)}.{near(word, names)}")
         return word
 
     return Kind(choices(*names), read)
@@ -233,9 +233,8 @@ class OptionTable:
 
     def _hint(self, name: str) -> str:
         known = {option.name.lower(): option.name for option in self.options}
-        if near := difflib.get_close_matches(name, known, n=1):
-            return f"source: did you mean {known[near[0]]!r}?"
-        return f"source: known: {', '.join([*known.values(), 'kafka.*'])}"
+        listed = f" Known: {', '.join([*known.values(), 'kafka.*'])}"
+        return f"source.{near(name, known.values()) or listed}"
 
     def page(self) -> str:
         """Return the part of the docs that lists the options, a table per section."""
@@ -243,6 +242,20 @@ class OptionTable:
         return "\n\n".join(
             "\n".join([f"### {section}", "", head, *(option.row for option in options)])
             for section, options in groupby(self.options, key=lambda option: option.section)
+        )
+
+
+def check_servers(what: str, servers: str) -> None:
+    """Refuse a text that is no list of brokers.
+
+    Raises:
+        OptionError: it is empty, or a broker has no port.
+    """
+    named = [server for server in servers.split(",") if server.strip()]
+    if not named or not all(re.search(r"\S:[0-9]+\s*$", server) for server in named):
+        raise OptionError(
+            f"{what}(bootstrap_servers={servers!r}): expected brokers, 'host:9092,host:9092'. If "
+            f"it comes from a variable of the environment, is that set?"
         )
 
 

@@ -57,6 +57,8 @@ from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
 from tallystick.tasks.operator_state import parts_of
+from tallystick.tasks.outputs import DeclaredFunction, Filter
+from tallystick.tasks.read import BatchFunction
 
 logger = logging.getLogger(__name__)
 
@@ -151,16 +153,12 @@ class PipelineRun:
 
     def _known_columns(self) -> pa.Schema | None:
         """The columns of the rows that are written; None: nobody knows before there are some."""
-        steps, stages = self.keyed.steps, self._stages
+        steps, read = self.keyed.steps, self.inputs[0].read
         if steps:
-            return None if steps[-1].functions else steps[-1].output
-        if stages.before or stages.frames:
-            return None
-        joining = self.inputs[0].read.functions
-        conforming = next(
-            (function for function in joining if isinstance(function, WithColumns)), None
-        )
-        return self.inputs[0].read.layout.schema if conforming is None else conforming.columns
+            return _columns_after(steps[-1].functions, steps[-1].output)
+        if self._stages.frames:
+            return _columns_after(self._stages.after, None)
+        return _columns_after(read.functions, read.layout.schema)
 
     def _pieces(self, split_count_min: int | None) -> int | None:
         """Return how many pieces partitions may be cut into, as far as their order allows it.
@@ -441,6 +439,23 @@ def check_checkpoint(storage: FileStorage, name: str) -> Manifest | None:
             f"{name!r}: use that name, or a checkpoint folder of its own. Nothing was changed."
         )
     return manifest if logged else None
+
+
+def _columns_after(
+    functions: Sequence[BatchFunction], columns: pa.Schema | None
+) -> pa.Schema | None:
+    """Return the columns of rows that have passed through functions; None: nobody says.
+
+    Args:
+        functions: of `map_batches`, and those that conform rows to declared columns.
+        columns: of the rows before.
+    """
+    for function in functions:
+        if isinstance(function, DeclaredFunction | WithColumns):
+            columns = function.columns
+        elif not isinstance(function, Filter):
+            columns = None
+    return columns
 
 
 def newest_manifest(storage: FileStorage, name: str) -> Manifest | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from tallystick.codec import ddl
 from tallystick.codec.formats import DEADLETTER
 from tallystick.errors import OptionError
 from tallystick.kafka.broker import KafkaBroker
@@ -39,7 +40,7 @@ from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.operator_state import ListCodec, TableCodec
 from tallystick.tasks.frames import conform
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Stages, Step
+from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Stages, Step, maker_of_columns
 from tallystick.tasks.operator_state import (
     ListStep,
     TableStep,
@@ -305,13 +306,14 @@ def columns_after(source: PipelineInput) -> str:
     Raises:
         OptionError: the last function does not declare its columns.
     """
-    text = source.steps[-1].schema if source.steps else source.ddl
-    if text is None:
+    maker = maker_of_columns(source.steps)
+    columns = maker.schema if isinstance(maker, MapBatches) else source.ddl
+    if columns is None:
         raise OptionError(
             f"{source.text}: its last map_batches needs schema=, e.g. schema='dest string, n "
             f"bigint': what it returns meets the rows of other inputs"
         )
-    return text
+    return str(ddl.text_of(columns))
 
 
 def _functions(source: PipelineInput) -> tuple[BatchFunction, ...]:

@@ -10,10 +10,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from tallystick.arguments import missing_column, not_one_of
 from tallystick.checkpoint.folder import state_path
 from tallystick.checkpoint.local.store import ROOT_VARIABLE, state_folder
+from tallystick.codec.ddl import ddl_of
 from tallystick.codec.layout import Layout
-from tallystick.errors import OptionError, RecordError
+from tallystick.errors import NeedsSparkError, OptionError, RecordError
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.engine import transformed
 from tallystick.spark.gang.messages import dumps
@@ -31,7 +33,6 @@ from tallystick.state.functions.processing import (
 from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction
 from tallystick.state.keys import KeyCodec
 from tallystick.state.meaning import name_text
-from tallystick.state.schema import ddl_of
 from tallystick.tasks.event_times import check_time_column
 from tallystick.tasks.frames import conform
 from tallystick.tasks.handed_on import first_timed, noted_column
@@ -138,16 +139,11 @@ def _step(
     step, uid = stage.step, stage.uid
     missing = [name for name in step.key if name not in columns.names]
     if missing:
-        raise OptionError(
-            f"step {uid}: key_by({missing[0]!r}): the rows have no such column, only "
-            f"{columns.names}"
-        )
+        what = f"step {uid}: key_by({missing[0]!r})"
+        raise missing_column(what, missing[0], columns.names)
     unknown = sorted((step.processor.reads or frozenset()) - set(columns.names))
     if unknown:
-        raise OptionError(
-            f"step {uid}: its function reads column {unknown[0]!r}, and the rows have only "
-            f"{columns.names}"
-        )
+        raise missing_column(f"step {uid}: its function", unknown[0], columns.names)
     _check_time(uid, step, columns, names_times=names_times)
     processor = step.processor
     with _named(uid):
@@ -219,6 +215,8 @@ def _named(uid: str) -> Iterator[None]:
     """Add the step's uid to errors, also to errors of the user's own `init`."""
     try:
         yield
+    except NeedsSparkError:
+        raise
     except OptionError as error:
         raise OptionError(f"step {uid}: {error}") from error
     except Exception as error:
@@ -270,7 +268,7 @@ def _check_time(uid: str, step: Process, columns: pa.Schema, *, names_times: boo
     """
     mode = step.processor.time_mode
     if mode not in TIME_MODES:
-        raise OptionError(f"step {uid}: time_mode={mode!r}: expected one of {TIME_MODES}")
+        raise not_one_of(f"step {uid}: time_mode", mode, TIME_MODES)
     if step.event_time is None:
         if mode == EVENT_TIME:
             raise OptionError(

@@ -13,10 +13,11 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tallystick.arguments import checked
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable, Timeout
-from tallystick.errors import FencedError, RetriableError, TallystickError
+from tallystick.errors import FencedError, OptionError, RetriableError, TallystickError
 from tallystick.host.stopwatch import now_ms
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
@@ -84,6 +85,7 @@ class SourceProgress:
         return sum(stop - start for start, stop in self.skipped.values())
 
 
+@checked
 def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[SourceProgress]:
     """Return positions, lag and losses of each Tallystick source of a query.
 
@@ -96,6 +98,10 @@ def source_progress(query: StreamingQuery | Query | Mapping[str, Any]) -> list[S
     progress = query if isinstance(query, Mapping) else query.lastProgress
     if progress is None:
         return []
+    if "sources" not in progress:
+        raise OptionError(
+            "source_progress(query=…): this is no entry of recentProgress, which has sources"
+        )
     entries = (
         _source_progress_of(index, source) for index, source in enumerate(progress["sources"])
     )

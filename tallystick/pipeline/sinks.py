@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from tallystick.arguments import near
 from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.codec.rows import RowLayout
@@ -543,9 +544,9 @@ def _check_written(outputs: Mapping[str, pa.Schema], topology: OutputTopology) -
     for name in sorted({*written, *topology.dropped} - outputs.keys()):
         known = f"the pipeline's are {', '.join(outputs)}" if outputs else "the pipeline has none"
         raise OptionError(
-            f"write({name}=...): no step has an output {name!r}: {known}. Declare it where its "
-            f"rows come from: vectorised(..., outputs={{{name!r}: 'user string, why string'}}) or "
-            f"map_batches(..., outputs=...)"
+            f"write({name}=...): no step has an output {name!r}: {known}.{near(name, outputs)} "
+            f"Declare it where its rows come from: map_batches(..., outputs=...) or "
+            f"vectorised(..., outputs={{{name!r}: 'user string, why string'}})"
         )
     for name in outputs:
         if name not in written and name not in topology.dropped:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from tallystick.codec.avro.reader import AvroReader
+from tallystick.codec.ddl import ddl_of
 from tallystick.codec.formats import (
     DEADLETTER,
     PERMISSIVE,
@@ -43,7 +44,7 @@ from tallystick.source.subscription import (
     Subscription,
     TopicPattern,
 )
-from tallystick.state.schema import ddl_of, schema_of
+from tallystick.state.schema import schema_of
 from tallystick.text import shortened
 from tallystick.values import TopicPartition
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
+from tallystick.arguments import checked
 from tallystick.epoch.two_phase import (
     Guarantee,
     Owner,
@@ -32,6 +33,7 @@ _WITHHELD = """
 """The function by which `outcome` waits for standbys, if the role may not call it."""
 
 
+@checked
 @dataclass(frozen=True)
 class PostgresSink:
     """A table to write to, exactly once, with one transaction per task and epoch.
@@ -68,8 +70,6 @@ class PostgresSink:
     uid: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.key, str):
-            raise OptionError(f"key={self.key!r}: expected a list, [{self.key!r}]")
         object.__setattr__(self, "key", tuple(self.key))
         if len(set(self.key)) < len(self.key):
             raise OptionError(f"key={list(self.key)!r}: a column is named twice")

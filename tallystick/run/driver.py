@@ -105,8 +105,6 @@ class Driver:
         collect_every: int = COLLECT_EVERY,
         deletes_at_a_time: int = 1,
     ) -> None:
-        if not __debug__:
-            raise RuntimeError("Tallystick does not run under python -O: its checks are asserts")
         self.coordinator = Coordinator(
             identity, decider.name.decided_by, has_participants=participants is not None
         )

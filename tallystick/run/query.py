@@ -4,22 +4,25 @@ The loop begins an epoch when one is due, until it is stopped or has read all. T
 what an epoch is and whether it happened; the loop only asks for the next one.
 """
 
+import atexit
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from tallystick.arguments import checked, near
 from tallystick.errors import OptionError, RetriableError, StorageError, TallystickError
 from tallystick.ports import EpochSource
 from tallystick.run.driver import Driver
 from tallystick.run.part_times import profile_text
 from tallystick.text import span_ms
+from tallystick.words import unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,10 @@ IDLE_SHARE = 0.25
 """The extra wait of records, at most, as a share of the time that went by without any."""
 LOOK_SHARE = 0.1
 """The share of a core that looks may take: one of thousands of partitions takes its time."""
+
+
+_ONCE = ("availableNow", "once")
+_NAMES = ("processingTime", *_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class Trigger:
     is_available_now: bool = False
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any] | None) -> "Trigger":
+    def of(cls, arguments: Mapping[str, Any] | str | timedelta | None) -> "Trigger":
         """Read the arguments of Spark's `DataStreamWriter.trigger`.
 
         Args:
@@ -54,19 +61,29 @@ class Trigger:
         Raises:
             OptionError: the argument is another, or its text is no interval.
         """
-        given = dict(arguments or {})
+        given = dict(trigger_arguments(arguments) or {})
         if not given:
             return cls()
         if len(given) == 1:
             (name, value), *_ = given.items()
-            if name in ("availableNow", "once") and value is True:
+            if name in _ONCE and value is True:
                 return cls(is_available_now=True)
             if name == "processingTime":
                 return cls(interval_ms=interval_ms(value))
+        hint = "" if {*given} & {*_NAMES} else near(next(iter(given)), _NAMES)
         raise OptionError(
-            f"trigger {given!r}: expected one of processingTime='1 second', availableNow=True or "
-            f"once=True, which reads the same as availableNow"
+            f"trigger={given!r}: expected {{'processingTime': '1 second'}}, "
+            f"{{'availableNow': True}} or {{'once': True}}, which reads the same.{hint}"
         )
+
+
+def trigger_arguments(
+    given: Mapping[str, Any] | str | timedelta | None,
+) -> Mapping[str, Any] | None:
+    """Return the arguments of a trigger; an interval or a name alone says which are meant."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    return {str(given): True} if given in _ONCE else {"processingTime": given}
 
 
 def interval_ms(text: object) -> int:
@@ -75,11 +92,13 @@ def interval_ms(text: object) -> int:
     Raises:
         OptionError: it is none.
     """
+    if isinstance(text, timedelta) and text >= timedelta():
+        return text // timedelta(milliseconds=1)
     ms = span_ms(text) if isinstance(text, str) else None
     if ms is None:
         raise OptionError(
-            f"processingTime={text!r} is no interval: expected a number and a unit, such as "
-            f"'500 milliseconds', '1 second' or '2 minutes'"
+            f"trigger: processingTime={text!r} is no interval: expected a number and a unit, such "
+            f"as '500 milliseconds', '1 second' or '2 minutes'"
         )
     return ms
 
@@ -301,6 +320,7 @@ class Query:
 
     def begin(self) -> None:
         """Start the thread."""
+        atexit.register(self._note_exit)
         self._thread.start()
 
     @property
@@ -339,6 +359,7 @@ class Query:
         """Return the error that ended the run; None if it runs, or ended in order."""
         return self._error
 
+    @checked
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
         """Wait for the run's end.
 
@@ -370,6 +391,7 @@ class Query:
         if self._error is not None:
             raise self._error
 
+    @checked
     def rescale(self, *, parallelism: int) -> None:
         """Go on with another parallelism from the next epoch on; returns when it is set.
 
@@ -424,6 +446,7 @@ class Query:
             try:
                 self._close()
             finally:
+                atexit.unregister(self._note_exit)
                 self._ended.set()
 
     def _note(self, ended: EpochEnded) -> dict[str, Any]:
@@ -437,3 +460,20 @@ class Query:
         }
         self._progress.append(progress)
         return progress
+
+    def _note_exit(self) -> None:
+        """Tell a program that ends while the run is at work; called as the process ends."""
+        if self.isActive:
+            logger.warning(
+                "pipeline %r was at work when the program ended, and ends with it: wait for it "
+                "with query.awaitTermination(), or end it with query.stop()",
+                self.name,
+            )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an error about an unknown attribute, with the name that is meant."""
+            if name.startswith("_"):
+                raise AttributeError(f"'Query' object has no attribute {name!r}")
+            raise unknown_name("Query", name, dir(self)) from None

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from tallystick.arguments import checked, not_one_of
+from tallystick.errors import OptionError
 from tallystick.values import TopicPartition
 
 FAIL = "fail"
@@ -109,6 +111,15 @@ class Assignment:
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
+INTERNAL_TOPICS = (
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+    "__cluster_metadata",
+)
+"""Topics of Kafka's own records."""
+
+
 def topic_problem(name: object) -> str:
     """Return the reason why Kafka can have no topic of a name; "" if it can.
 
@@ -188,6 +199,7 @@ class FoundTopic:
     partition_count: int
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class LossPolicy:
     """One choice per way in which records can be lost; the default is to stop.
@@ -212,12 +224,18 @@ class LossPolicy:
     unreadable: str = FAIL
 
     def __post_init__(self) -> None:
-        assert self.expired in ON_EXPIRED, self
-        assert self.removed in ON_REMOVED, self
-        assert self.recreated in ON_RECREATED, self
-        assert self.truncated in ON_TRUNCATED, self
-        assert self.unreadable in ON_UNREADABLE, self
-        assert self.keep_ms >= 0, self
+        known = {
+            "expired": ON_EXPIRED,
+            "removed": ON_REMOVED,
+            "recreated": ON_RECREATED,
+            "truncated": ON_TRUNCATED,
+            "unreadable": ON_UNREADABLE,
+        }
+        for name, choices in known.items():
+            if getattr(self, name) not in choices:
+                raise not_one_of(name, getattr(self, name), choices, of="LossPolicy")
+        if self.keep_ms < 0:
+            raise OptionError(f"LossPolicy(keep_ms={self.keep_ms}): expected ms from 0")
 
 
 LENIENT = LossPolicy(expired=SKIP, removed=DROP, recreated=RESTART, truncated=RESUME)

@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tallystick.codec import ddl
-from tallystick.errors import OptionError
+from tallystick.errors import NeedsSparkError, OptionError
 from tallystick.spark.context import OWN
 from tallystick.state.schema import arrow_schema
 
@@ -147,7 +147,7 @@ class Cluster:
 
 
 def _no_context() -> SparkContext:
-    raise OptionError(
+    raise NeedsSparkError(
         "this needs Spark, whose SQL has to be asked about columns: start "
         "Spark first, or give a session, explain(spark)"
     )

@@ -21,6 +21,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from tallystick.arguments import Settings, checked
 from tallystick.errors import TallystickError
 from tallystick.host.java import java_home, spark_java_home
 from tallystick.host.processes import Process, all_processes
@@ -69,6 +70,7 @@ _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """In the environment of what `spark-submit` starts."""
 
 
+@checked
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Put the settings on a session builder that you have; nothing you set later is overridden."""
     for name, (value, _) in SETTINGS.items():
@@ -89,11 +91,12 @@ def _local_settings(master: str | None) -> Mapping[str, tuple[str, str]]:
     return LOCAL_SETTINGS if is_one else {}
 
 
+@checked
 def spark_session(
     app_name: str = "tallystick",
     *,
     master: str | None = None,
-    config: Mapping[str, str] | None = None,
+    config: Settings | None = None,
 ) -> SparkSession:
     """Return a Spark session for streaming; finds Java, and sets what halves a micro-batch.
 

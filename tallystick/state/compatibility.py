@@ -11,6 +11,7 @@ nothing reads them, and the next snapshot leaves them out.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tallystick.codec.ddl import ddl_of
 from tallystick.errors import OptionError
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.functions.processing import (
@@ -31,7 +32,7 @@ from tallystick.state.key_groups import (
 )
 from tallystick.state.keys import HASH_VERSION
 from tallystick.state.meaning import changes
-from tallystick.state.schema import ddl_of, schema_from_text
+from tallystick.state.schema import schema_from_text
 
 STATE_ID_MAX = 0xEF
 """Ids above are the step's own: timers and the index of entries that expire."""
@@ -183,7 +184,7 @@ def check(
             _check_same(by_uid[step.uid], step)
             kept[step.uid] = step
         elif step.uid not in allow_dropped:
-            raise _gone(step, by_uid.keys() - kept.keys())
+            raise _gone(step, by_uid.keys() - kept.keys(), allow_dropped)
     return kept
 
 
@@ -252,11 +253,12 @@ def _check_same(wanted: StepRequirement, step: StepState) -> None:
         )
 
 
-def _gone(step: StepState, new: Collection[str]) -> OptionError:
+def _gone(step: StepState, new: Collection[str], allowed: Collection[str]) -> OptionError:
+    other = f", and allow_dropped_state names {', '.join(map(repr, sorted(allowed)))}"
     renamed = f" If it was renamed, set uid={step.uid!r} on {sorted(new)[0]!r}." if new else ""
     return OptionError(
         f"the checkpoint holds state of step {step.uid!r} ({sum(f.size for f in step.files)} bytes "
         f"in {len(step.files)} files), and the pipeline has no process step with that uid: the "
-        f"state would be lost.{renamed} To give it up, start once with "
+        f"state would be lost{other if allowed else ''}.{renamed} To give it up, start once with "
         f"allow_dropped_state=[{step.uid!r}]"
     )

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tallystick.arguments import missing_column
 from tallystick.codec.spans import Int64Array, spans_of
 from tallystick.errors import OptionError
 from tallystick.state import key_kernels
@@ -59,7 +60,7 @@ class TableCodec:
     def __init__(self, columns: pa.Schema, key: Sequence[str]) -> None:
         for name in key:
             if columns.names.count(name) != 1:
-                raise OptionError(f"key column {name!r}: the rows have {columns.names}")
+                raise missing_column(f"key={name!r}", name, columns.names)
         self.columns = columns
         self.key = KeyCodec(pa.schema([columns.field(name) for name in key]))
         others = [column for column in columns if column.name not in key]

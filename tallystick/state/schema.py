@@ -110,21 +110,6 @@ _PLAIN = {
 _DDL_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _DDL_STARTS = {"time(": pa.time64("ns"), "string collate ": pa.string()}
 _DDL_DURATION = re.compile(r"interval (day|hour|minute|second)( to .*)?")
-_DDL_NAMES = {
-    pa.bool_(): "boolean",
-    pa.int8(): "tinyint",
-    pa.int16(): "smallint",
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.binary(): "binary",
-    pa.date32(): "date",
-    pa.timestamp("us", tz="UTC"): "timestamp",
-    pa.timestamp("us"): "timestamp_ntz",
-    pa.null(): "void",
-}
 
 
 def arrow_schema(columns: dict[str, Any], name: str) -> pa.Schema:
@@ -189,28 +174,6 @@ def type_of(text: str, name: str) -> pa.DataType:
         OptionError: the text names no type.
     """
     return arrow_type(ddl.parse(text, name), name)
-
-
-def ddl_of(schema: pa.Schema) -> str:
-    """Return a schema as DDL for people, with Arrow's names for types that DDL does not know."""
-    return ", ".join(f"{_quoted(field.name)} {_ddl_of_type(field.type)}" for field in schema)
-
-
-def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
-
-
-def _ddl_of_type(kind: pa.DataType) -> str:
-    if pa.types.is_list(kind):
-        return f"array<{_ddl_of_type(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{_ddl_of_type(kind.key_type)}, {_ddl_of_type(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        fields = (f"{_quoted(field.name)}: {_ddl_of_type(field.type)}" for field in kind)
-        return f"struct<{', '.join(fields)}>"
-    if pa.types.is_decimal128(kind):
-        return f"decimal({kind.precision}, {kind.scale})"
-    return _DDL_NAMES.get(kind, str(kind))
 
 
 def _fields(struct: dict[str, Any], name: str) -> list[pa.Field]:

@@ -76,6 +76,26 @@ def resolved(place: Place, what: str = "checkpoint location") -> str:
     return text
 
 
+def make_local(location: str, what: str) -> None:
+    """Make the folder of a resolved place on a local disk; other places are left alone.
+
+    Args:
+        location: as `resolved` returns it.
+        what: names the setting that holds the place, in errors.
+
+    Raises:
+        OptionError: the folder cannot be made, or not written to.
+    """
+    if not location.startswith("/"):
+        return
+    try:
+        os.makedirs(location, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{what} {location}: the folder cannot be made: {error}") from None
+    if not os.access(location, os.W_OK):
+        raise OptionError(f"{what} {location}: the folder cannot be written to by this user")
+
+
 def local_path(place: Place) -> Path | None:
     """Return a place's absolute path on a local disk; None: the place is elsewhere.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tallystick.arguments import missing_column
 from tallystick.errors import OptionError
 from tallystick.state.operator_state import TableContent
 from tallystick.tasks.frames import conform
@@ -71,9 +72,7 @@ class Enrichment:
             pairs = tuple((name, name) for name in columns if name not in key)
         for name, new in pairs:
             if name not in columns:
-                raise OptionError(
-                    f"{self.__name__}: the table has no column {name!r}, only {', '.join(columns)}"
-                )
+                raise missing_column(f"{self.__name__}: the table", name, columns)
             if mine.count(new) + sum(new == other for _, other in pairs) > 1:
                 raise OptionError(
                     f"{self.__name__}: the result would have column {new!r} twice: choose the "
@@ -81,10 +80,7 @@ class Enrichment:
                 )
         for name in self.on:
             if mine.count(name) != 1:
-                raise OptionError(
-                    f"{self.__name__}: on names column {name!r}, and the rows have "
-                    f"{', '.join(mine)}"
-                )
+                raise missing_column(f"{self.__name__}: on={name!r}", name, mine)
         return pairs
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple, Self, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.arguments import missing_column
 from tallystick.errors import OptionError
 from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.state.functions.processing import check_event_times
@@ -59,9 +60,7 @@ def check_time_column(
         OptionError: it is missing, or of another type than timestamp or int64 (milliseconds).
     """
     if name not in columns.names:
-        raise OptionError(
-            f"step {uid}: {argument}={name!r} is not among the columns {columns.names}"
-        )
+        raise missing_column(f"step {uid}: {argument}={name!r}", name, columns.names)
     kind = columns.field(name).type
     if not is_time_column(columns.field(name)):
         raise OptionError(

@@ -8,25 +8,29 @@ steps the rows go on from task to task, as Arrow too:
     … ─► keyed step ─► its functions ─► keyed step ─► its functions ─► encoder
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, cast
+from typing import Annotated, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from tallystick.codec import ddl
 from tallystick.errors import OptionError
 from tallystick.state.catalog import PLAIN_NAME
 from tallystick.state.functions.processing import Processor
 from tallystick.state.key_groups import MAX_PARALLELISM_MAX
+from tallystick.tasks.hints import place_of, returns_nothing
 from tallystick.tasks.keyed import KeyedSettings
+from tallystick.tasks.outputs import Filter
 from tallystick.tasks.read import BatchFunction
 
 FrameFunction = Callable[[DataFrame], DataFrame]
 ONLY_UID = "process-1"
 """The uid of a keyed step that is the only one and has no other uid."""
-Columns: TypeAlias = str | pa.Schema | StructType
+Columns: TypeAlias = Annotated[str | pa.Schema | StructType, ddl.no_dict]
 """Columns, as Spark's DDL text, its type, or an Arrow schema."""
 
 
@@ -48,17 +52,12 @@ class MapBatches:
     """
 
     function: BatchFunction
-    schema: str | None = None
+    schema: Columns | None = None
     outputs: Mapping[str, Columns] = field(default_factory=dict)
     state: "HasUid | None" = None
 
     def __post_init__(self) -> None:
-        _check_function("map_batches", self.function)
-        if not isinstance(self.outputs, Mapping):
-            raise OptionError(
-                f"map_batches(outputs={self.outputs!r}): expected columns by the name of their "
-                f"output, {{'alerts': 'user string, why string'}}"
-            )
+        check_function("map_batches", self.function, 1)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,12 @@ class Transform:
     function: FrameFunction
 
     def __post_init__(self) -> None:
-        _check_function("transform", self.function)
+        check_function("transform", self.function, 1)
+        if returns_nothing(self.function):
+            raise OptionError(
+                f"transform(function={place_of(self.function)}): it returns nothing: expected a "
+                f"function that returns a DataFrame. Has it no return?"
+            )
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,34 @@ class Process(KeyedSettings):
 Step = MapBatches | Transform | Process
 
 
-def _check_function(step: str, function: object) -> None:
+def check_function(step: str, function: object, count: int, argument: str = "function") -> None:
+    """Refuse a function that cannot be called with so many arguments, or returns no rows.
+
+    Raises:
+        OptionError: it is none, takes others, or is a generator or async.
+    """
     if not callable(function):
         raise OptionError(
             f"{step}({function!r}): expected a function, by its name alone: {step}(clean), and not "
             f"{step}(clean()), which calls it here"
         )
+    takes = "the rows" if count == 1 else "the rows and the state= that the step names"
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise OptionError(
+            f"{step}({argument}={place_of(function)}): it has yield or async in it: expected a "
+            f"plain function, which returns its result"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a compiled library: nobody knows
+        return
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        raise OptionError(
+            f"{step}({argument}={place_of(function)}): it takes the arguments {signature}, and is "
+            f"called with {count}, {takes}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -218,15 +244,23 @@ def _stateless(steps: tuple[Step, ...], source: Columns) -> Stages:
         )
     before = steps[:first]
     refuse_outputs(before)
-    ddl = before[-1].schema if before and isinstance(before[-1], MapBatches) else source
-    if ddl is None:
+    maker = maker_of_columns(before)
+    columns = maker.schema if isinstance(maker, MapBatches) else source
+    if columns is None:
         raise OptionError(
             "the map_batches before transform needs schema=, e.g. schema='dest string, n bigint': "
             "Spark has to know the columns of the DataFrame"
         )
-    # No DataFrame code follows named inputs, so it is a text.
-    stage = FrameStage(tuple(step.function for step in frames), cast(str, ddl))
+    stage = FrameStage(tuple(step.function for step in frames), ddl.text_of(columns))
     return Stages(_functions(before), stage, _functions(steps[last + 1 :]))
+
+
+def maker_of_columns(steps: Sequence[Step]) -> Step | None:
+    """Return the last step that may change the columns of rows; a filter keeps them."""
+    for step in reversed(steps):
+        if not (isinstance(step, MapBatches) and isinstance(step.function, Filter)):
+            return step
+    return None
 
 
 def _keyed(
@@ -235,7 +269,7 @@ def _keyed(
     """Return the keyed steps; `known` are the columns of the first one's rows, if not None."""
     stages: list[KeyedStage] = []
     for number, at in enumerate(keyed_at, start=1):
-        step, before = steps[at], steps[at - 1] if at else None
+        step, before = steps[at], maker_of_columns(steps[:at])
         assert isinstance(step, Process)
         columns = None if stages else known
         if isinstance(before, MapBatches):

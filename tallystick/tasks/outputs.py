@@ -13,9 +13,11 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from tallystick.arguments import checked
 from tallystick.errors import OptionError
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.frames import Frame, conform, from_ipc, to_ipc
+from tallystick.tasks.hints import hinting
 
 MAIN = ""
 """The name of the main output."""
@@ -55,6 +57,7 @@ def passed_by(frame: Frame) -> SideRows | DeadLetters:
     return DeadLetters(rows) if name == DEAD_LETTERS else SideRows(name, rows)
 
 
+@checked
 @dataclass(frozen=True)
 class Rows:
     """The result of a `map_batches` function that puts out more than the main output.
@@ -65,20 +68,10 @@ class Rows:
         main: rows for the next step; None: none.
         outputs: rows of side outputs, by the names that `map_batches(outputs=...)` declares; a
             name that is left out has none.
-
-    Raises:
-        OptionError: the outputs have no names.
     """
 
     main: Batch = None
     outputs: Mapping[str, Batch] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.outputs, Mapping):
-            raise OptionError(
-                f"Rows(outputs=...) is {type(self.outputs).__name__}: expected rows by the name of "
-                f"their output, {{'alerts': rows}}"
-            )
 
 
 @dataclass(frozen=True)
@@ -171,15 +164,34 @@ def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
     Raises:
         OptionError: the predicate returned something else than a column of booleans.
     """
-    chosen = predicate(rows)
+    with hinting(rows):
+        chosen = predicate(rows)
     is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)
     if not is_column or not pa.types.is_boolean(chosen.type) or len(chosen) != rows.num_rows:
+        is_numpy = type(chosen).__module__ == "numpy"
         returned = f"{len(chosen)} values of type {chosen.type}" if is_column else repr(chosen)
+        remedy = "; pa.array(mask) makes one of numpy's" if is_numpy else ""
         raise OptionError(
             f"{what}: the predicate returned {returned}: expected a boolean column of the batch's "
-            f"{rows.num_rows} rows, such as pc.greater(rows['delay'], 15)"
+            f"{rows.num_rows} rows, such as pc.greater(rows['delay'], 15){remedy}"
         )
     return chosen.combine_chunks() if isinstance(chosen, pa.ChunkedArray) else chosen
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A function of `map_batches` that keeps the rows for which a predicate is true."""
+
+    predicate: Predicate
+
+    @property
+    def __name__(self) -> str:
+        """The name of the user's predicate, for messages."""
+        return str(getattr(self.predicate, "__name__", self.predicate))
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that are kept; none of their columns changes."""
+        return rows.filter(mask_of(self.predicate, rows, "filter()"))
 
 
 OF_MAIN = Selection()

@@ -45,6 +45,7 @@ from tallystick.tasks.frames import (
     last_frames,
     target_of,
 )
+from tallystick.tasks.hints import hinting, note_result, remedy_of
 from tallystick.tasks.outputs import (
     DEAD_LETTERS,
     MAIN,
@@ -95,7 +96,10 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                outputs = _outputs_of(function, function(rows))
+                with hinting(rows):
+                    result = function(rows)
+                note_result("map_batches", _user_function(function), is_none=result is None)
+                outputs = _outputs_of(function, result)
             yield from outputs
 
 
@@ -136,8 +140,13 @@ def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:
         raise errors.OptionError(
             f"map_batches: {_name_of(function)!r} returned {type(result).__name__}: expected a "
             f"pyarrow RecordBatch or Table, None for no rows, or ts.Rows with side outputs"
+            f"{remedy_of(result)}"
         )
     return [result]
+
+
+def _user_function(function: BatchFunction) -> object:
+    return getattr(function, "function", function)
 
 
 def _name_of(function: BatchFunction) -> str:

@@ -107,17 +107,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "its stream has the uid 'a'",
     ),
     "no function": (lambda: people(delete="name"), r"broadcast\(delete='name'\)"),
-    "no table": (lambda: ts.enrich(source("people"), on="id"), "expected a table that"),
+    "no table": (lambda: ts.enrich(source("people"), on="id"), r"expected ts\.broadcast"),
     "not all of the key": (
         lambda: ts.enrich(people(key=["id", "name"]), on={"bidder": "id"}),
         "the key of table 'people' is id, name",
     ),
     "no such join": (
         lambda: ts.enrich(people(), on="id", how="full"),
-        "expected one of inner, left",
+        "expected 'inner' or 'left'",
     ),
-    "a text of columns": (lambda: ts.enrich(people(), on="id", columns="name"), r"\['name'\]"),
-    "no state": (lambda: bids().map_batches(looked, state={}), "expected a table of"),
+    "a text of columns": (lambda: ts.enrich(people(), on="id", columns="name"), r"expected a list"),
+    "no state": (lambda: bids().map_batches(looked, state={}), r"expected ts\.broadcast"),
     "two tables": (
         lambda: bids().map_batches(ts.enrich(people(), on="id"), state=people("other")),
         "it has its table already",
@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "called": (lambda: bids().map_batches(None, state=people()), "by its name alone"),
     "no such key": (
         lambda: run_of(bids().map_batches(looked, state=people(key="ids"))),
-        "broadcast table 'people': key column 'ids': the rows have",
+        "broadcast table 'people': key='ids': there is no column 'ids'",
     ),
     "dead letters": (
         lambda: run_of(

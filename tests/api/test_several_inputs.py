@@ -190,7 +190,7 @@ def test_a_function_of_the_users_gets_all_columns():
 @pytest.mark.parametrize("join", JOINS)
 @pytest.mark.parametrize("columns", ["price", {"bid": []}, {"bids": "price"}, {"bids": [1]}])
 def test_columns_that_are_not_by_input_are_refused(join, columns):
-    with pytest.raises(OptionError, match="expected names of columns by the name of an input"):
+    with pytest.raises(OptionError, match=r"expected (names of columns by|a dict|a list|a text)"):
         JOINS[join](columns=columns)
 
 
@@ -232,7 +232,7 @@ def both() -> ts.Pipeline:
         (lambda: run_of(ts.Pipeline("p").map_batches(same).read(a=source("a"))), "their names"),
         (lambda: ts.Pipeline("p").read(max_parallelism=source("a")), "rename it"),
         (lambda: ts.Pipeline("p").read(source("a"), b=source("b")), "expected sources"),
-        (lambda: ts.Pipeline("p").read("topic"), "expected a KafkaSource"),
+        (lambda: ts.Pipeline("p").read("topic"), r"expected ts\.KafkaSource"),
         (lambda: ts.stream(source("a"), uid="a/b"), "uid 'a/b'"),
     ],
 )

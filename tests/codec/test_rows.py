@@ -115,7 +115,7 @@ def test_a_timestamp_column_becomes_milliseconds():
             RowLayout({"t": 1}, "t", value=JsonWriter(), key="k"),
             rows(value=["x"]),
             OptionError,
-            "key='k' is not among the columns",
+            "key='k': there is no column 'k'",
         ),
     ],
 )

@@ -591,7 +591,7 @@ def test_what_parquet_cannot_hold_is_an_error_of_the_rows(tmp_path):
         ({"guarantee": "twice"}, "expected one of .exactly_once"),
         ({"compression": "zip"}, "expected one of none, snappy"),
         ({"row_group_rows": 0}, "at least 1"),
-        ({"partition_by": "dest"}, r"expected names of columns, such as \['dest'\]"),
+        ({"partition_by": "dest"}, r"expected a list, \[text, …\]: \['dest'\]"),
         ({"partition_by": ["a", "a"]}, "named twice"),
         ({"partition_by": ["a"], "schema": pa.schema([("b", pa.int8())])}, "not in schema="),
         ({"partition_by": ["a"], "schema": pa.schema([("a", pa.float32())])}, "is float"),

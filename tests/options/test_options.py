@@ -69,7 +69,7 @@ def test_patterns_and_assignments_are_subscriptions_too():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"startingOfsets": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"startingOfsets": "earliest"}, "Did you mean 'startingOffsets'"),
         ({"kafka__bootstrap__servers": ""}, "kafka.bootstrap.servers is missing"),
         ({"subscribe": ""}, "exactly one of subscribe, subscribePattern, assign; found none"),
         ({"assign": '{"f": [0]}'}, "found subscribe, assign"),

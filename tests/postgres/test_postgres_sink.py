@@ -797,7 +797,7 @@ def test_a_sink_is_a_value(postgres: PostgresServer, name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"key": "a"}, r"expected a list, \['a'\]"),
+        ({"key": "a"}, r"expected a list, \[text, …\]: \['a'\]"),
         ({"key": ["a"]}, 'transactions="staged".*locks'),
         ({"key": ["a", "a"], "transactions": "staged"}, "twice"),
         ({"transactions": "2pc"}, "expected 'prepared' or 'staged'"),

@@ -4,9 +4,10 @@ import pyarrow as pa
 import pytest
 
 import tallystick as ts
+from tallystick.codec.ddl import ddl_of
 from tallystick.errors import OptionError
 from tallystick.pipeline.keyed import keyed_steps, output_of
-from tallystick.state.schema import ddl_of, schema_of
+from tallystick.state.schema import schema_of
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import Process, arrange
 

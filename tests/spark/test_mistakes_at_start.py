@@ -103,7 +103,7 @@ def test_functions_that_cannot_travel_to_tasks_are_named_with_what_is_in_the_way
 def test_a_state_that_cannot_be_read_is_named_with_its_step(tmp_path: Path):
     message = refused(by_hand(lambda handle: handle.getValueState("x", "n bigit")), tmp_path)
     assert message.startswith("step mine: state 'x': ")
-    assert "'bigit' is not a type that Spark has. Write it as" in message
+    assert "'bigit' is not a type that Spark has. Did you mean 'bigint'? Write it as" in message
 
     message = refused(by_hand(lambda handle: handle.getValueState("x", "n int", 1000)), tmp_path)
     assert message.startswith("step mine: state 'x' has a TTL")
@@ -136,7 +136,10 @@ def test_what_is_no_function_is_refused_where_it_is_written():
 def test_output_that_the_sink_cannot_write_is_told_with_the_columns_there_are(tmp_path: Path):
     counted = read().key_by("user").process(ts.aggregate({"n": ts.count()}))
     message = refused(counted, tmp_path, key="usr", value=ts.Json())
-    assert message == "KafkaSink(topic='out'): key='usr' is not among the columns ['user', 'n']"
+    assert message == (
+        "KafkaSink(topic='out'): key='usr': there is no column 'usr'. Did you mean 'user'? The "
+        "rows have user, n"
+    )
 
     message = refused(counted, tmp_path, compression="none")
     assert "no column 'value', only ['user', 'n']" in message

@@ -108,5 +108,5 @@ def test_a_context_that_is_there_is_used_and_stays(flow: Flow, spark: SparkSessi
 
 
 def test_anything_else_is_refused(flow: Flow) -> None:
-    with pytest.raises(OptionError, match="spark='local': expected a classic SparkSession, a"):
+    with pytest.raises(OptionError, match=r"spark='local'.: expected a SparkSession or a Spark"):
         flow.pipeline().start("local", checkpoint=str(flow.checkpoint), execution="jobs")  # type: ignore[arg-type]

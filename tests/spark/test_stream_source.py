@@ -256,7 +256,7 @@ def test_json_values_are_typed_columns_and_a_malformed_one_is_named_kept_or_drop
 
 
 WRONG: list[tuple[dict[str, str], str]] = [
-    ({"subscribe": "a", "subcribe": "a"}, "unknown option 'subcribe'.*did you mean 'subscribe'"),
+    ({"subscribe": "a", "subcribe": "a"}, "unknown option 'subcribe'.*Did you mean 'subscribe'"),
     ({"subscribe": "a", "minPartitions": "two"}, "minPartitions='two': expected a whole number"),
     ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one of .*; found subscribe, assign"),
     ({"subscribe": "a", "kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),

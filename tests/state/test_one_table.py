@@ -103,7 +103,9 @@ def test_keys_of_other_types_and_names_that_clash_are_refused() -> None:
         KeyedInputs([KeyedInput("a", text, ("id",)), KeyedInput("id", text, ("id",))])
     with pytest.raises(OptionError, match="'a' is the name of an input"):
         KeyedInputs([KeyedInput("a", text, ("id",)), KeyedInput("a", text, ("id",))])
-    with pytest.raises(OptionError, match="input 'a' has no column 'at', which key_by or event_t"):
+    with pytest.raises(
+        OptionError, match="input 'a': key_by or event_time names 'at': there is no"
+    ):
         KeyedInput("a", text, ("id",), "at")
-    with pytest.raises(OptionError, match="input 'a' has no column 'no'"):
+    with pytest.raises(OptionError, match="input 'a': key_by or event_time names 'no'"):
         KeyedInput("a", text, ("no",))

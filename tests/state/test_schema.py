@@ -3,8 +3,9 @@
 import pyarrow as pa
 import pytest
 
+from tallystick.codec.ddl import ddl_of
 from tallystick.errors import OptionError
-from tallystick.state.schema import ddl_of, schema_of
+from tallystick.state.schema import schema_of
 
 
 def test_plain_types_and_arrays() -> None:

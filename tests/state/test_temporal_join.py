@@ -133,5 +133,5 @@ def test_a_late_version_counts_for_rows_to_come_if_it_is_newer_than_the_kept_one
 
 
 def test_only_two_kinds_are_there() -> None:
-    with pytest.raises(OptionError, match="temporal_join: how='full', expected one of inner, left"):
+    with pytest.raises(OptionError, match=r"temporal_join.how='full'.: expected 'inner' or 'left'"):
         temporal_join("orders", "rates", how="full")

@@ -231,7 +231,7 @@ def test_what_a_function_cannot_return(update: Any, message: str) -> None:
 
 
 def test_what_cannot_be_declared() -> None:
-    with pytest.raises(OptionError, match="time_mode 'Eventually': expected one of None"):
+    with pytest.raises(OptionError, match=r"time_mode='Eventually'.: expected 'None'"):
         vectorised(lambda _: Update(), state="", time_mode="Eventually")
     with pytest.raises(OptionError, match=r"'[$]timer' is taken"):
         vectorised(lambda _: Update(), state="`$timer` bigint")

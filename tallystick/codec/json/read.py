@@ -52,6 +52,7 @@ from tallystick.codec.json.kernels import (
     has_odd_word,
     join_records,
 )
+from tallystick.codec.json.reasons import misfit
 from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of, text_array, validity
 from tallystick.codec.values import ParsedValues, Where, check_names, malformed_error, nulls
@@ -132,8 +133,12 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
         if wrong and mode == FAILFAST:
             row = min(wrong)
             at = where(first + row)
-            raise malformed_error(values, first + row, EXPECTED, wrong[row], at)
-        reasons.update((first + row, wrong[row]) for row in sorted(wrong))
+            reason = _in_words(values[first + row], schema, wrong[row])
+            raise malformed_error(values, first + row, EXPECTED, reason, at)
+        reasons.update(
+            (first + row, _in_words(values[first + row], schema, wrong[row]))
+            for row in sorted(wrong)
+        )
         batches.append(batch)
     columns = _concatenated(batches) if batches else nulls(schema, 0)
     if not reasons or mode == PERMISSIVE:
@@ -297,6 +302,12 @@ def _read(
 
 def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which always copies
+
+
+def _in_words(value: pa.Scalar, schema: pa.Schema, refusal: str) -> str:
+    """Return the reason why a record is malformed: the field's, or as it was refused."""
+    is_known = refusal in _REASONS.values() or refusal == _NO_NUMBER_REASON
+    return refusal if is_known else misfit(value.as_py(), schema, refusal) or refusal
 
 
 def _reason(problem: pa.ArrowInvalid) -> str:

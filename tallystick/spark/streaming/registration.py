@@ -5,10 +5,12 @@ So it stands apart from the source, whose imports such a PySpark lacks.
 
 from pyspark.sql import SparkSession
 
+from tallystick.arguments import checked
 from tallystick.spark.streaming import FORMAT, check_pyspark
 from tallystick.spark.streaming.offset_reporter import listen
 
 
+@checked
 def register(spark: SparkSession) -> None:
     """Make `format("tallystick")` known to a session.
 

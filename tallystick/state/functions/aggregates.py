@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.arguments import checked
 from tallystick.codec.own_memory import own_values
 from tallystick.errors import OptionError
 from tallystick.state.functions import sketches
@@ -119,9 +120,13 @@ def _same(kind: pa.DataType) -> pa.DataType:
 
 
 def _text(function: str, column: str) -> str:
+    """Return an aggregate in words, after a check that it has a column."""
+    if not column:
+        raise OptionError(f"{function}(column=''): expected the name of a column")
     return f"{function}({name_text(column)})"
 
 
+@checked
 def count() -> Aggregate:
     """Count rows."""
     return Aggregate(
@@ -137,6 +142,7 @@ def count() -> Aggregate:
     )
 
 
+@checked
 def sum(column: str, type: str | None = None) -> Aggregate:
     """Sum a column, nulls apart; null as long as there was no value.
 
@@ -172,6 +178,7 @@ def sum(column: str, type: str | None = None) -> Aggregate:
     )
 
 
+@checked
 def minimum(column: str, type: str | None = None) -> Aggregate:
     """Keep the least value of a column, nulls apart.
 
@@ -198,6 +205,7 @@ def minimum(column: str, type: str | None = None) -> Aggregate:
     )
 
 
+@checked
 def maximum(column: str, type: str | None = None) -> Aggregate:
     """Keep the greatest value of a column, nulls apart; as `minimum`."""
     return Aggregate(
@@ -216,6 +224,7 @@ def maximum(column: str, type: str | None = None) -> Aggregate:
     )
 
 
+@checked
 def last_value(column: str, type: str | None = None) -> Aggregate:
     """Keep the newest row's value of a column, a null too.
 
@@ -248,6 +257,7 @@ def last_value(column: str, type: str | None = None) -> Aggregate:
     )
 
 
+@checked
 def first_value(column: str) -> Aggregate:
     """Keep the value of a window's first row in time, a null too; of rows of one time the first.
 
@@ -264,6 +274,7 @@ def first_value(column: str) -> Aggregate:
     )
 
 
+@checked
 def average(column: str) -> Aggregate:
     """Average the values of a column in a window, nulls apart, as a double; null without a value.
 
@@ -289,6 +300,7 @@ def average(column: str) -> Aggregate:
     return Aggregate(_text("average", column), column, pa.float64(), _same, fold)
 
 
+@checked
 def approximate_distinct_count(column: str) -> Aggregate:
     """Count the different values of a column in a window, nulls apart, by HyperLogLog.
 
@@ -307,6 +319,7 @@ def approximate_distinct_count(column: str) -> Aggregate:
     )
 
 
+@checked
 def quantiles(column: str, *, at: Sequence[float]) -> Aggregate:
     """List quantiles of a column in a window, nulls apart; null without a value.
 
@@ -332,6 +345,7 @@ def quantiles(column: str, *, at: Sequence[float]) -> Aggregate:
     return Aggregate(_text("quantiles", column), column, pa.list_(pa.float64()), _same, fold)
 
 
+@checked
 def collect(column: str) -> Aggregate:
     """List a column's values in a window, nulls apart, by time; of one time in order of arrival.
 
@@ -367,6 +381,7 @@ def collect(column: str) -> Aggregate:
     return Aggregate(_text("collect", column), column, None, pa.list_, fold)
 
 
+@checked
 def vectorised_aggregate(
     *,
     add: Callable[[KeyedBatch], Mapping[str, PerKey]],
@@ -426,3 +441,15 @@ def comparable(kind: pa.DataType) -> pa.DataType:
     if not pa.types.is_decimal128(kind):
         wide_type(kind)
     return kind
+
+
+min = minimum
+"""The same as `minimum`, by its name in Spark and Polars."""
+max = maximum
+"""The same as `maximum`, by its name in Spark and Polars."""
+avg = average
+"""The same as `average`, by its name in Spark and Polars."""
+first = first_value
+"""The same as `first_value`, by its name in Spark and Polars."""
+last = last_value
+"""The same as `last_value`, by its name in Spark and Polars."""

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallystick.errors import OptionError
+from tallystick.arguments import checked, not_one_of
 from tallystick.state.functions.inputs import INPUT, TIME
 from tallystick.state.functions.join_columns import columns_of_input, inputs_in
 from tallystick.state.functions.keyed_batch import BoolArray, KeyedBatch, OwnUpdates, Update
@@ -119,6 +119,7 @@ class CoKeyedBatch:
 CoFunction = Callable[[CoKeyedBatch], Update]
 
 
+@checked
 def co_process(
     function: CoFunction,
     *,
@@ -142,7 +143,7 @@ def co_process(
     """
     schema = schema_of(state, "state")
     if time_mode not in TIME_MODES:
-        raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
+        raise not_one_of("time_mode", time_mode, TIME_MODES, of="co_process")
 
     def one_table(batch: KeyedBatch) -> Update:
         return function(CoKeyedBatch(batch))

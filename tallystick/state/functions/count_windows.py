@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tallystick.arguments import checked
 from tallystick.errors import OptionError
 from tallystick.state.functions.folds import LATEST, Folds, picked
 from tallystick.state.functions.keyed_batch import BoolArray, Int64Array, order_by_key
@@ -72,6 +73,7 @@ class CountWindows:
         return ends
 
 
+@checked
 def count_window(size: int, *, every: int | None = None) -> CountWindows:
     """Group each key's rows into windows of `size` rows, in the order of arrival.
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.arguments import missing_column
 from tallystick.errors import OptionError
 
 INPUT = "$input"
@@ -45,10 +46,8 @@ class KeyedInput:
         named = (*self.key, *([self.event_time] if self.event_time else []))
         for name in named:
             if self.columns.names.count(name) != 1:
-                raise OptionError(
-                    f"input {self.name!r} has no column {name!r}, which key_by or event_time "
-                    f"names; it has {', '.join(self.columns.names)}"
-                )
+                what = f"input {self.name!r}: key_by or event_time names {name!r}"
+                raise missing_column(what, name, self.columns.names)
 
     @cached_property
     def travelling(self) -> pa.Schema:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tallystick.arguments import near, not_one_of
 from tallystick.codec.spans import Int64Array, spans_of
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.entries import (
@@ -56,7 +57,7 @@ def outer_sides(function: str, how: str, among: Sequence[str] = HOWS) -> tuple[b
         OptionError: there is no such kind of join.
     """
     if how not in among:
-        raise OptionError(f"{function}: how={how!r}, expected one of {', '.join(among)}")
+        raise not_one_of("how", how, among, of=function)
     return how in (LEFT_OUTER, FULL_OUTER), how in (RIGHT_OUTER, FULL_OUTER)
 
 
@@ -117,7 +118,8 @@ def columns_of_input(rows: pa.Schema, name: str, function: str) -> pa.Schema:
     names = inputs_in(rows, function)
     if name not in names:
         raise OptionError(
-            f"{function}: there is no input {name!r}; read() and key_by() name {', '.join(names)}"
+            f"{function}: there is no input {name!r}; read() and key_by() name {', '.join(names)}."
+            f"{near(name, names)}"
         )
     return pa.schema(list(rows.field(name).type))
 

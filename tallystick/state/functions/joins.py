@@ -28,6 +28,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from tallystick.arguments import checked
 from tallystick.codec.spans import Int64Array
 from tallystick.errors import OptionError
 from tallystick.state.entries import Keys
@@ -151,6 +152,7 @@ class Window:
         return whole, whole, {first: whole, last: 0}
 
 
+@checked
 def interval_join(
     left: str,
     right: str,
@@ -188,6 +190,7 @@ def interval_join(
     return _range_join("interval_join", (left, right), reach, how, columns)
 
 
+@checked
 def window_join(
     left: str,
     right: str,
@@ -451,6 +454,7 @@ class _RangeVisit:
         return due
 
 
+@checked
 def temporal_join(
     left: str,
     right: str,

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tallystick.arguments import missing_column
 from tallystick.codec.own_memory import own, own_values
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions import fold_kernels
@@ -157,9 +158,7 @@ class KeyedBatch:
             return column
         at = self.rows.schema.get_field_index(column)
         if at < 0:
-            raise OptionError(
-                f"the rows have no column {column!r}: they have {', '.join(self.rows.schema.names)}"
-            )
+            raise missing_column("KeyedBatch", column, self.rows.schema.names)
         return self.rows.column(at)
 
     def greatest(

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.arguments import checked, not_one_of
 from tallystick.errors import OptionError
 from tallystick.state.functions import fold_kernels
 from tallystick.state.functions.aggregates import Aggregate, kind_in
@@ -42,6 +43,7 @@ _SESSION = pa.schema([("start", _MOMENT), ("end", _MOMENT), ("count", pa.int64()
 _MICROS = 1000
 
 
+@checked
 def aggregate(
     columns: Mapping[str, Aggregate], *, each: str = EACH_EPOCH, keep: Sequence[str] = ()
 ) -> VectorisedFunction | ByColumns:
@@ -57,7 +59,7 @@ def aggregate(
         OptionError: no columns, or another `each`.
     """
     if each not in (EACH_EPOCH, EACH_RECORD):
-        raise OptionError(f"aggregate: each={each!r}, expected {EACH_EPOCH!r} or {EACH_RECORD!r}")
+        raise not_one_of("each", each, (EACH_EPOCH, EACH_RECORD), of="aggregate")
     if not columns:
         raise OptionError("aggregate: no columns; name at least one, like {'count': count()}")
     columns, keep = dict(columns), tuple(keep)
@@ -118,6 +120,7 @@ def _aggregate(
     return VectorisedFunction(function, state, NO_TIME, reads, output, meaning=meaning, lags=lags)
 
 
+@checked
 def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
     """Emit the first row of each key and drop the others.
 
@@ -155,6 +158,7 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
     )
 
 
+@checked
 def top_n(n: int, column: str, type: str | None = None) -> VectorisedFunction | ByColumns:
     """Emit the n greatest values of each key, the greatest first, whenever it has rows.
 
@@ -197,6 +201,7 @@ def _top_n(n: int, column: str, kind: pa.DataType) -> VectorisedFunction:
     )
 
 
+@checked
 def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
     """Emit each key's sessions as they end: the key, `start`, `end` and `count` of its rows.
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.arguments import checked
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions.join_columns import (
     INNER,
@@ -40,6 +41,7 @@ INSERT, UPDATE, DELETE = "insert", "update", "delete"
 _CHANGES = pa.array([INSERT, UPDATE, DELETE])
 
 
+@checked
 def upsert_join(
     left: str,
     right: str,

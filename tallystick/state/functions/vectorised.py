@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tallystick.arguments import checked, not_one_of
 from tallystick.errors import BrokenInvariantError, OptionError
 from tallystick.state.entries import (
     TIMERS_BY_TIME,
@@ -56,6 +57,7 @@ Lags = Callable[[Collection[str], Mapping[str, int]], Mapping[str, int]]
 """See `PutsOutTimes.lags_ms`."""
 
 
+@checked
 def vectorised(
     function: Function,
     *,
@@ -129,7 +131,7 @@ class VectorisedFunction:
         lags: Lags | None = None,
     ) -> None:
         if time_mode not in TIME_MODES:
-            raise OptionError(f"time_mode {time_mode!r}: expected one of {', '.join(TIME_MODES)}")
+            raise not_one_of("time_mode", time_mode, TIME_MODES, of="vectorised")
         if TIMER in schema.names:
             raise OptionError(f"state: the name {TIMER!r} is taken by the step itself; rename it")
         self._function = function

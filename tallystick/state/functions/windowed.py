@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
+from tallystick.arguments import checked, not_one_of
 from tallystick.errors import OptionError
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.count_windows import CountFunction, CountWindows
@@ -27,6 +28,7 @@ FINAL, UPDATE = "final", "update"
 _TIMES = {"event": EVENT_TIME, "processing": PROCESSING_TIME}
 
 
+@checked
 def windowed(
     windows: Windows | Sessions | CountWindows,
     aggregates: Mapping[str, Aggregate],
@@ -58,11 +60,6 @@ def windowed(
     Raises:
         OptionError: an argument has a wrong type or value.
     """
-    if not isinstance(windows, Windows | Sessions | CountWindows):
-        raise OptionError(
-            f"windowed({windows!r}): expected tumbling(...), hopping(...), cumulative(...), "
-            f"session(...) or count_window(...)"
-        )
     clock = _clock(time, emit, allowed_lateness, late)
     aggregates = dict(aggregates)
     if isinstance(windows, CountWindows):
@@ -96,9 +93,9 @@ def _clock(time: str, emit: str, allowed_lateness: str | int, late: str) -> Cloc
         OptionError: an argument has a wrong type or value.
     """
     if time not in _TIMES:
-        raise OptionError(f"windowed: time={time!r}, expected 'event' or 'processing'")
+        raise not_one_of("time", time, _TIMES, of="windowed")
     if emit not in (FINAL, UPDATE):
-        raise OptionError(f"windowed: emit={emit!r}, expected {FINAL!r} or {UPDATE!r}")
+        raise not_one_of("emit", emit, (FINAL, UPDATE), of="windowed")
     if not late or not isinstance(late, str):
         raise OptionError(f"windowed: late={late!r}, expected {DROP!r} or the name of an output")
     lateness_ms = duration_ms("windowed: allowed_lateness", allowed_lateness)
@@ -130,9 +127,7 @@ def _folds(aggregates: Mapping[str, Aggregate], rows: pa.Schema) -> Folds:
 def _check_columns(aggregates: Mapping[str, Aggregate], taken: Collection[str]) -> None:
     if not aggregates:
         raise OptionError("windowed: no aggregates; name at least one, like {'count': count()}")
-    for name, one in aggregates.items():
-        if not isinstance(one, Aggregate):
-            raise OptionError(f"windowed: {name!r} is {one!r}, expected an aggregate like count()")
+    for name in aggregates:
         if name in taken or name.startswith("$") or "." in name:
             raise OptionError(
                 f"windowed: {name!r} cannot be the name of an aggregate: it is taken, or has a dot "

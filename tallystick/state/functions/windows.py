@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tallystick.arguments import checked
 from tallystick.errors import OptionError
 from tallystick.state.functions.folds import Folds
 from tallystick.state.functions.keyed_batch import Int64Array
@@ -77,8 +78,9 @@ class Windows:
             return
         if self.size_us % _DAY_US or self.every_us % _DAY_US:
             raise OptionError(
-                f"{what}: a time zone is for windows of whole days, which there have 23 to 25 "
-                f"hours; shorter ones are the same in each, up to an offset="
+                f"{what}, time_zone={self.time_zone!r}: a time zone is for windows of whole days, "
+                f"which there have 23 to 25 hours; shorter ones are the same in each, up to an "
+                f"offset="
             )
         try:
             _at_zone(np.zeros(1, np.int64), self.time_zone)
@@ -214,6 +216,7 @@ def windows_text(words: str) -> str:
     return words
 
 
+@checked
 def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = None) -> Windows:
     """Cut time into windows of equal size, without gaps or overlaps.
 
@@ -230,6 +233,7 @@ def tumbling(size: str | int, *, offset: str | int = 0, time_zone: str | None = 
     return Windows(TUMBLING, size_us, size_us, _offset_us("tumbling: offset", offset), time_zone)
 
 
+@checked
 def hopping(
     size: str | int,
     *,
@@ -254,6 +258,7 @@ def hopping(
     return Windows(HOPPING, size_us, every_us, _offset_us("hopping: offset", offset), time_zone)
 
 
+@checked
 def cumulative(
     size: str | int,
     *,
@@ -277,6 +282,7 @@ def cumulative(
     return Windows(CUMULATIVE, size_us, step_us, offset_us, time_zone)
 
 
+@checked
 def session(gap: str | int) -> Sessions:
     """Group a key's rows into sessions, each ended by a longer gap without rows.
 

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructType
 
+from tallystick.arguments import not_one_of
 from tallystick.errors import OptionError, StateError
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -392,7 +393,7 @@ def row_processor(
         raise OptionError(f"rows={rows!r}: expected {ROW!r} or {PANDAS!r}")
     modes = {mode.lower(): mode for mode in TIME_MODES}  # Spark does not mind the case either
     if time_mode.lower() not in modes:
-        raise OptionError(f"time_mode={time_mode!r}: expected one of {', '.join(TIME_MODES)}")
+        raise not_one_of("time_mode", time_mode, TIME_MODES)
     return RowProcessor(
         processor,
         output,

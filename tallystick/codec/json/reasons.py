@@ -1,0 +1,91 @@
+"""The reason why a JSON record does not fit a schema: the field, its type, and what is there.
+
+Arrow, which refuses records, names columns of its own ("changed from string to number"). So a
+refused record is read once more, by itself.
+"""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from tallystick.codec.ddl import ddl_of_type
+
+SHOWN_LENGTH_MAX = 40
+_INT64_BITS = 64
+
+
+def misfit(record: bytes, schema: pa.Schema, refusal: str) -> str:
+    """Return the first field that does not fit, in words; "": the record is no such object.
+
+    Args:
+        record: that Arrow has refused.
+        schema: the declared fields.
+        refusal: Arrow's words.
+    """
+    try:
+        document = json.loads(record)
+    except (ValueError, RecursionError):
+        return ""
+    return _misfit("", pa.struct(list(schema)), document, refusal) if document else ""
+
+
+def _misfit(path: str, kind: pa.DataType, value: Any, refusal: str) -> str:
+    if value is None:
+        return ""
+    inner: list[tuple[str, pa.DataType, Any]] = []
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        inner = [(_join(path, field.name), field.type, value.get(field.name)) for field in kind]
+    elif pa.types.is_list(kind) and isinstance(value, list):
+        inner = [(f"{path}[{at}]", kind.value_type, element) for at, element in enumerate(value)]
+    elif better := _better(kind, value, refusal):
+        return f"{path}: declared {ddl_of_type(kind)}, found {_shown(value)}: declare it {better}"
+    reasons = (_misfit(*one, refusal) for one in inner)
+    return next((reason for reason in reasons if reason), "")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _better(kind: pa.DataType, value: Any, refusal: str) -> str:
+    """Return the type that a value should be declared with; "": it fits."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if pa.types.is_integer(kind):
+        bits = kind.bit_width - 1
+        fits = is_number and isinstance(value, int) and -(1 << bits) <= value < 1 << bits
+    elif pa.types.is_floating(kind):
+        fits = is_number
+    elif pa.types.is_boolean(kind):
+        fits = isinstance(value, bool)
+    elif pa.types.is_decimal(kind):
+        fits = isinstance(value, str) or is_number
+    else:
+        fits = isinstance(value, str) and not pa.types.is_nested(kind)
+    if not fits:
+        return _type_of(value)
+    is_quoted = isinstance(value, str) and value and value in refusal
+    return "string" if is_quoted and not pa.types.is_string(kind) else ""
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "bigint" if value.bit_length() < _INT64_BITS else "decimal(38, 0)"
+        case float():
+            return "double"
+        case list():
+            return f"array<{_type_of(value[0]) if value else 'string'}>"
+        case dict():
+            return "a struct<…> of its fields"
+        case _:
+            return "string"
+
+
+def _shown(value: Any) -> str:
+    names = {bool: "the boolean", str: "the text", list: "the list", dict: "the object"}
+    text = json.dumps(value, ensure_ascii=False)
+    more = "…" if len(text) > SHOWN_LENGTH_MAX else ""
+    return f"{names.get(type(value), 'the number')} {text[:SHOWN_LENGTH_MAX]}{more}"
