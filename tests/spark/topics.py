@@ -129,7 +129,6 @@ def _committed(options: Mapping[str, str], topic: str) -> list[Message]:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # a partition's end is an empty answer, which this holds back
         }
     )
     try:
