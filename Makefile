@@ -78,6 +78,7 @@ stress: setup
 	@$(BIN)/python -m tests.failover.chaos --seconds 180 --seed 1
 	@SINK_BOUNCES=5 $(BIN)/python -m pytest tests/failover/test_bounces.py tests/failover/test_down_too_long.py
 	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
+	@KEYED_KILLS=3 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py tests/spark/test_table_kills.py -k "over_kills and not go_on"
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and"

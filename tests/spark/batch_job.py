@@ -1,6 +1,6 @@
 """A process that writes a DataFrame and never commits: `python batch_job.py '{"servers": …}'`.
 
-Prints that it was interrupted, if it was.
+When it is interrupted it says so, waits for a line on its standard input, and writes again.
 """
 
 import json
@@ -20,10 +20,12 @@ def main() -> None:
     config = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": jvm.options()}
     spark = ts.spark_session("batch", master="local[2]", config=config)
     rows = spark.range(0, 10, 1, 1).selectExpr("string(id) AS value")
-    try:
-        ts.KafkaSink(spec["servers"], topic=spec["topic"]).write(rows)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+    while True:
+        try:
+            ts.KafkaSink(spec["servers"], topic=spec["topic"]).write(rows)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            sys.stdin.readline()
 
 
 if __name__ == "__main__":

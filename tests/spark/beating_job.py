@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import tallystick as ts
 
 BEAT_S = 0.1
-BEATS = 100
+BEATS = 70
 """Spark allows 60 to fail."""
 NOT_REGISTERED = "Cannot find endpoint: spark://CoarseGrainedScheduler"
 WAIT_S = 120

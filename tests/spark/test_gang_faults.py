@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -118,30 +119,33 @@ def resident(
         query.stop()
 
 
+@pytest.mark.parametrize("order", [(WORKER, FORKED), (FORKED, WORKER)], ids=[WORKER, FORKED])
 def test_members_killed_at_any_place_of_an_epoch_and_between_epochs(
-    resident: Resident, gangs: Gangs
+    resident: Resident, gangs: Gangs, order: tuple[str, str]
 ) -> None:
-    """Each time the epoch runs again in a new gang, and the next one does in the same."""
+    """Each time the epoch runs again in a new gang, and the next one does in the same.
+
+    At each place of an epoch one of the two is killed, between epochs each of them.
+    """
     flow, mischief = resident.flow, resident.mischief
     query = resident.start()
     flow.feed(30)
     query.processAllAvailable()
     places = (READ, KEYED, WRITTEN) if resident.is_keyed else (READ, WRITTEN)
-    for place in places:
-        for who in (WORKER, FORKED):
-            gang, failed = gangs.newest, len(resident.facts.errors)
-            mischief.ask(place, who, "kill")
-            flow.feed(30)
-            assert mischief.wait(place, who, "kill") in gang.pids.values()
-            query.processAllAvailable()
-            assert isinstance(resident.facts.errors[failed], GangLostError)
-            assert gangs.newest is not gang
-            wait_until_gone(gang.pids.values())
-            flow.feed(5)
-            query.processAllAvailable()
-            assert len(resident.facts.errors) == failed + 1
-            resident.assert_exact()
-    for who in (WORKER, FORKED):
+    for place, who in zip(places, cycle(order), strict=False):
+        gang, failed = gangs.newest, len(resident.facts.errors)
+        mischief.ask(place, who, "kill")
+        flow.feed(30)
+        assert mischief.wait(place, who, "kill") in gang.pids.values()
+        query.processAllAvailable()
+        assert isinstance(resident.facts.errors[failed], GangLostError)
+        assert gangs.newest is not gang
+        wait_until_gone(gang.pids.values())
+        flow.feed(5)
+        query.processAllAvailable()
+        assert len(resident.facts.errors) == failed + 1
+        resident.assert_exact()
+    for who in order:
         gang, failed = gangs.newest, len(resident.facts.errors)
         os.kill(gangs.pid(who), signal.SIGKILL)
         wait_until(lambda gang=gang: gang.is_lost, "nobody misses it")  # type: ignore[misc]

@@ -18,8 +18,8 @@ def test_counts_survive_executors_copies_and_hosts(
     flow: Flow, tmp_path: Path, execution: str
 ) -> None:
     """With the last host, resident tasks are one where they were two."""
-    flights = Flights(flow, load(6000))
-    flights.feed(3000)
+    flights = Flights(flow, load(3500))
+    flights.feed(1500)
     with (
         Cluster(tmp_path / "cluster", 2) as cluster,
         DriverProcess(tmp_path / "driver.log", cluster.settings, JOB) as driver,
@@ -36,13 +36,13 @@ def test_counts_survive_executors_copies_and_hosts(
 
         # One host's copies are gone, and other ranges are asked for.
         first.lose_copies()
-        flights.feed(1000)
+        flights.feed(500)
         driver.run(flights.spec(3, epoch_records=400, execution=execution))
         assert driver.wait_for_end() is None
         flights.assert_exact()
 
         # A host is gone in the middle of an epoch: the other has to have everything.
-        flights.feed(2000)
+        flights.feed(1500)
         driver.run(flights.spec(3, epoch_records=400, execution=execution))
         driver.wait_for_fact("ManifestWritten", 1)
         second.kill()

@@ -1,6 +1,7 @@
 """A password is nowhere: not in reprs, plans, errors, logs, checkpoints or process lists."""
 
 import contextlib
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,25 +25,37 @@ def guarded_kafka() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that takes any password."""
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("execution", ["resident", "jobs"])
 def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
-    guarded_kafka: EmbeddedKafka, tmp_path: Path
+    execution: str, guarded_kafka: EmbeddedKafka, postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    """One run that succeeds and one that fails, all said and kept by driver, workers and Spark."""
-    flow = Flow(guarded_kafka, None, tmp_path)
+    """Runs that succeed and one that fails, all said and kept by driver, workers and Spark."""
+    flow = Flow(guarded_kafka, None, tmp_path / "shown", execution=execution)
     flow.feed(30)
-    folder = tmp_path / "left"
+    folder, local = tmp_path / "left", tmp_path / "local"
     folder.mkdir()
     settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": folder.as_uri(),
         "spark.eventLog.compress": "false",
+        "spark.local.dir": str(local),
         "log.level": "INFO",
     }
     with DriverProcess(folder / "driver.log", settings) as driver:
-        driver.run(flow.spec(show=True))
+        prepared = Flow(guarded_kafka, None, tmp_path / "prepared", execution=execution)
+        assert_no_process_shows_it(driver, local, prepared, postgres)
+        driver.run(flow.spec(show=True, execution=execution))
         assert driver.wait_for_end() is None
         flow.feed(30)
-        driver.run(flow.spec(show=True, reading_dies=True))
+        driver.run(flow.spec(show=True, execution=execution, reading_dies=True))
         error = driver.wait_for_end() or ""
     broker = KafkaBroker(flow.sink().output.config)
     token = broker.group_offsets(f"tallystick-{flow.name}-token")
@@ -56,7 +69,8 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
         "sink": repr(flow.sink()) + repr(flow.sink().output),
         "pipeline": repr(flow.pipeline()),
     }
-    for path in (*folder.rglob("*"), *flow.checkpoint.rglob("*")):
+    checkpoints = (flow.checkpoint, prepared.checkpoint)
+    for path in (path for kept in (folder, *checkpoints) for path in kept.rglob("*")):
         if path.is_file():
             texts[str(path.relative_to(tmp_path))] = path.read_bytes().decode("latin-1")
     assert f"{flow.checkpoint.name}/tallystick/" in " ".join(texts)
@@ -67,47 +81,36 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
     assert sorted(name for name, text in texts.items() if PASSWORD in text) == []
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    """A server that takes any password."""
-    server = PostgresServer()
-    yield server
-    server.stop()
-
-
-@pytest.mark.parametrize("execution", ["resident", "jobs"])
-def test_no_process_of_a_run_shows_a_password(
-    execution: str, guarded_kafka: EmbeddedKafka, postgres: PostgresServer, tmp_path: Path
+def assert_no_process_shows_it(
+    driver: DriverProcess, local: Path, flow: Flow, postgres: PostgresServer
 ) -> None:
     """Driver, JVM and workers, while their output is prepared in Kafka and in PostgreSQL.
 
     Their arguments and variables are what `ps` and a core dump's collector see first. Spark's local
     folder holds what it spills and broadcasts.
     """
-    table = f"public.of_{execution}_{tmp_path.name}"  # a second try has a folder of its own
+    pids = flow.folder.with_name("pids")
+    table = f"public.of_{flow.execution}_{uuid.uuid4().hex}"
     postgres.query(f"CREATE TABLE {table} (key bytea, value bytea)")
-    flow = Flow(guarded_kafka, None, tmp_path, execution=execution)
     flow.feed(30)
-    local, pids = tmp_path / "local", tmp_path / "pids"
     kafka = {"kind": "kafka", "uid": "one"}
     sql = {"kind": "postgres", "uid": "two", "table": table, "dsn": dsn_with_password(postgres)}
-    with DriverProcess(tmp_path / "driver.log", {"spark.local.dir": str(local)}) as driver:
-        driver.run(
-            flow.spec(
-                execution=execution,
-                sinks=[kafka, sql],
-                tells_pids=str(pids),
-                block_at="ManifestWritten",
-                occurrence=2,  # after the seed, with all tasks done
-            )
+    driver.run(
+        flow.spec(
+            execution=flow.execution,
+            sinks=[kafka, sql],
+            tells_pids=str(pids),
+            block_at="ManifestWritten",
+            occurrence=2,  # after the seed, with all tasks done
         )
-        driver.wait_until_blocked()
-        shown = {pid: text for pid in family_of(driver.pid) if (text := process_texts(pid))}
-        files = [path for path in local.rglob("*") if path.is_file()]
-        kept = {str(path): path.read_bytes() for path in files}
-        assert postgres.query("SELECT count(*) > 0 FROM pg_prepared_xacts") == [(True,)]
-        driver.go_on()
-        assert driver.wait_for_end() is None
+    )
+    driver.wait_until_blocked()
+    shown = {pid: text for pid in family_of(driver.pid) if (text := process_texts(pid))}
+    files = [path for path in local.rglob("*") if path.is_file()]
+    kept = {str(path): path.read_bytes() for path in files}
+    assert postgres.query("SELECT count(*) > 0 FROM pg_prepared_xacts") == [(True,)]
+    driver.go_on()
+    assert driver.wait_for_end() is None
 
     assert postgres.query(f"SELECT count(*) FROM {table}") == [(30,)]
     workers = {int(path.name) for path in pids.iterdir()}
