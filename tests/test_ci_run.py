@@ -52,7 +52,8 @@ def test_it_installs_what_is_missing_and_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     targets = [line for line in done.stdout.splitlines() if line.startswith("make ")]
     assert targets[0] == "make setup"
-    assert sorted(targets[1:-1]) == ["make audit", "make check", "make sbom", "make sim SEEDS=300"]
+    beside = ["make audit", "make check", "make classes", "make sbom", "make sim SEEDS=300"]
+    assert sorted(targets[1:-1]) == beside
     assert targets[-1] == "make test ARGS=--reruns 1 -raR"
 
 
@@ -63,7 +64,7 @@ def test_it_installs_nothing_where_all_is_there(tmp_path):
     assert "apt-get" not in done.stdout
 
 
-@pytest.mark.parametrize("target", ["setup", "check", "audit", "sbom", "sim", "test"])
+@pytest.mark.parametrize("target", ["setup", "check", "classes", "audit", "sbom", "sim", "test"])
 def test_it_fails_with_any_of_its_parts(tmp_path: Path, target: str) -> None:
     """Also where that runs beside another one; the tests do not begin then."""
     make = f'if [ "$1" = {target} ]; then exit 2; fi'

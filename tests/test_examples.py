@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from tallystick import testing
 from tallystick.testing import EmbeddedKafka
+from tests.spark import jvm
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -44,7 +45,11 @@ OWN_SESSION = "foreach_batch"
 
 
 def run_program(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    own = {"PYTHONPATH": str(ROOT), "TALLYSTICK_STATE_DIR": str(folder / "state")}
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "TALLYSTICK_STATE_DIR": str(folder / "state"),
+        "SPARK_SUBMIT_OPTS": jvm.options(),  # for a session of the program's own
+    }
     return subprocess.run(
         [sys.executable, program],
         cwd=folder,

@@ -1,7 +1,7 @@
 """The wheels have everything they need, outside of the repository.
 
-`make stress` runs a demo from them, beside the packages that are here; and with `WHEEL=1` from what
-pip, pipx and uvx install in an environment of their own, each of which takes minutes.
+With `WHEEL=1`, as in `make stress`, they are also installed with all their packages, in an
+environment of their own, by pip, pipx and uvx; each takes minutes.
 """
 
 import os
@@ -9,18 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheel import (
-    RECORDS,
-    ROOT,
-    Way,
-    beside_packages,
-    build,
-    by_pip,
-    by_pipx,
-    by_uvx,
-    check_installed,
-    use,
-)
+from tests.wheel import RECORDS, ROOT, Way, beside_packages, build, by_pip, by_pipx, by_uvx, use
 
 WAYS = (by_pip, by_pipx, by_uvx) if "WHEEL" in os.environ else (beside_packages,)
 
@@ -29,12 +18,6 @@ WAYS = (by_pip, by_pipx, by_uvx) if "WHEEL" in os.environ else (beside_packages,
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel as it is now, the tools' beside it; the build asserts that every file is there."""
     return build(ROOT, tmp_path_factory.mktemp("wheel"))
-
-
-def test_the_command_line_runs_from_the_wheels_alone(wheel: Path, tmp_path: Path) -> None:
-    """With the subcommands of both."""
-    beside_packages(wheel, tmp_path)
-    check_installed(tmp_path)
 
 
 @pytest.mark.broker

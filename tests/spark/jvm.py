@@ -59,3 +59,7 @@ def _record(archive: Path) -> None:
     archives = archive.parent.glob("test-classes-*.jsa")
     for old in sorted(archives, key=lambda path: path.stat().st_mtime)[:-KEPT_COUNT]:
         old.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    options()
