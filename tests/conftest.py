@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.spark import PYSPARK_VERSION, streaming
-from tests.spark import jvm
+from tests.spark import jvm, loaded_daemon
 
 # A failure in what tests share says what differed.
 pytest.register_assert_rewrite(
@@ -77,6 +77,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
     config = {
         "spark.ui.enabled": "false",
         "spark.driver.extraJavaOptions": jvm.options(),
+        "spark.python.daemon.module": loaded_daemon.MODULE,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
