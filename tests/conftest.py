@@ -77,7 +77,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
     config = {
         "spark.ui.enabled": "false",
         "spark.driver.extraJavaOptions": jvm.options(),
-        "spark.python.daemon.module": loaded_daemon.MODULE,
+        **loaded_daemon.SETTINGS,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),

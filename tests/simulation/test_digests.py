@@ -12,11 +12,14 @@ def test_the_worlds_live_as_they_did() -> None:
     """A change that is meant renews the file; one that is not has changed the protocol."""
     lines = FILE.read_text().splitlines()
     committed = {int(seed): known_digest for seed, known_digest in map(str.split, lines)}
-    changed, broken = [], {}
+    changed: list[int] = []
+    broken: dict[int, tuple[str, ...]] = {}
     for seed in SEEDS:
         outcome = live(seed)
-        changed += [seed] if digest(outcome) != committed[seed] else []
-        broken |= {seed: outcome.violations} if outcome.violations else {}
+        if digest(outcome) != committed[seed]:
+            changed.append(seed)
+        if outcome.violations:
+            broken[seed] = outcome.violations
 
     assert not broken, broken
     assert not changed, f"these seeds live otherwise: {changed}; if that is meant: {RENEW}"

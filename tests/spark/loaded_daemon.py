@@ -7,12 +7,19 @@ The daemons of other workers, as those that create a data source, are Spark's ow
 
 import importlib
 import sys
+from pathlib import Path
 
 from tallystick.host.forks import seed_forks
 from tallystick.host.kernel_cache import WARM_UP_MODULES
 from tallystick.spark.early_daemon import PACKAGES
 
 MODULE = "tests.spark.loaded_daemon"
+SETTINGS = {
+    "spark.python.daemon.module": MODULE,
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+}
+"""Of a Spark whose workers are such forks."""
+SPARKS_OWN = {"spark.python.daemon.module": "pyspark.daemon"}
 TASKS = "pyspark.worker"
 
 
