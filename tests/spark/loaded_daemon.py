@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tallystick.host.forks import seed_forks
-from tallystick.host.kernel_cache import WARM_UP_MODULES
+from tallystick.host.kernel_cache import WARM_UP_MODULES, are_compiled
 from tallystick.spark.early_daemon import PACKAGES
 
 MODULE = "tests.spark.loaded_daemon"
@@ -28,8 +28,9 @@ def main() -> None:
     if sys.argv[1] == TASKS:
         for package in PACKAGES:
             importlib.import_module(package)
-        for module in WARM_UP_MODULES:
-            importlib.import_module(module).warm_up()
+        if are_compiled():
+            for module in WARM_UP_MODULES:
+                importlib.import_module(module).warm_up()
         seed_forks()
     importlib.import_module("pyspark.daemon").manager()
 
