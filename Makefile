@@ -20,7 +20,7 @@ help:
 	@echo "make audit   known vulnerabilities of what the wheels need, from the database of OSV"
 	@echo "make sbom    what the wheels need, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
-	@echo "make classes the archive of classes that the JVMs of tests map, which the first test of Spark makes otherwise"
+	@echo "make classes   the archive of classes that the JVMs of tests map, which the first test of Spark makes otherwise"
 	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
