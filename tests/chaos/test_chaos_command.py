@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from pyarrow import fs
 
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick_tools.chaos.schedule import Fault, as_json
+from tallystick_tools.chaos.schedule import Fault, as_json, plan
 from tests.postgres.real_postgres import PostgresServer
 from tests.storage.test_storage_s3 import Server
 
@@ -68,14 +68,13 @@ def hits(report: dict) -> set[str]:
 
 
 JUMPS = [Fault("clock", 0.1, 2.0, pick) for pick in (0.99, 0.01, 0.8, 0.3)]
-KILLS = [Fault(kind, 0.1, 1.0, 0.5) for kind in ("driver", "worker", "zombie", "lose-reply")]
-STATE = Fault("state", 0.1, 0.0, 0.5)
+FAULTS = plan(5, 3, ("driver", "worker", "zombie", "state", "lose-reply"))
 
 
 def test_a_keyed_program_is_exact_and_its_state_too(flights, late, tmp_path):
     """Its clock jumps a day on and back again, too."""
     page, schedule = tmp_path / "report.html", tmp_path / "schedule.json"
-    schedule.write_text(as_json([*KILLS, JUMPS[0], STATE, JUMPS[1]]))
+    schedule.write_text(as_json([*FAULTS, *JUMPS[:2]]))
     code, report, printed = chaos(
         flights, tmp_path / "report.json", "--schedule", str(schedule), "--compare", "final",
         "--html", str(page), *late,
