@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs screenshots wheel sim matrix stress campaign peers bench clean fuzz audit sbom
+.PHONY: help setup demo test classes check docs screenshots wheel sim matrix stress campaign peers bench clean fuzz audit sbom
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,6 +20,7 @@ help:
 	@echo "make audit   known vulnerabilities of what the wheels need, from the database of OSV"
 	@echo "make sbom    what the wheels need, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
+	@echo "make classes   the archive of classes that the JVMs of tests map, which the first test of Spark makes otherwise"
 	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
@@ -66,6 +67,9 @@ sbom: setup
 sim: setup
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
+classes: setup
+	@$(BIN)/python -m tests.spark.jvm
+
 fuzz: setup
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -83,6 +87,7 @@ stress: setup
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and"
 	@WHEEL=1 $(BIN)/python -m pytest tests/test_wheel.py
+	@WORLDS=200 JOIN_EXAMPLES=100 $(BIN)/python -m pytest --numprocesses 2 tests/simulation/test_simulation.py tests/state/test_range_join.py
 
 campaign: setup
 	@$(BIN)/python -m tests.campaign --hours $(HOURS) --seed $(or $(SEED),1); code=$$?; \

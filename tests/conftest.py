@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.spark import PYSPARK_VERSION, streaming
-from tests.spark import jvm
+from tests.spark import jvm, loaded_daemon
 
 # A failure in what tests share says what differed.
 pytest.register_assert_rewrite(
@@ -26,7 +26,11 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `long.txt` names; a name there that no test has is an error of a whole run."""
+    """Mark what `long.txt` names, and have the longest files begin first.
+
+    A name there that no test has is an error of a whole run. pytest-xdist deals out files in this
+    order: what is left at the end takes seconds, and no process has to wait minutes for another.
+    """
     lines = (Path(__file__).parent / "long.txt").read_text().splitlines()
     for name in (re.split(r" {2,}", line)[0] for line in lines if line.startswith("tests/")):
         parameters = "" if "[" in name else r"(\[.*)?"
@@ -36,6 +40,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.long)
         if not chosen and config.args == config.getini("testpaths"):
             raise pytest.UsageError(f"tests/long.txt: no test is called {name}")
+    weights: dict[Path, int] = {}
+    for item in items:
+        if not any(item.iter_markers("long")):
+            weights[item.path] = max(weights.get(item.path, 0), weight_of(item))
+    items.sort(key=lambda item: -weights.get(item.path, 0))
+
+
+def weight_of(item: pytest.Item) -> int:
+    """Return how long a test takes, roughly: by what it starts."""
+    return 2 * any(item.iter_markers("spark")) + any(item.iter_markers("broker"))
 
 
 RERUNS_MAX = 3
@@ -63,6 +77,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
     config = {
         "spark.ui.enabled": "false",
         "spark.driver.extraJavaOptions": jvm.options(),
+        **loaded_daemon.SETTINGS,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),

@@ -10,12 +10,14 @@ SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
 NEEDED = {"promtool", "prometheus", "chromedriver", "cc"}
 
 
-def ci(folder: Path, *programs: str, apt_get: str) -> subprocess.CompletedProcess[str]:
+def ci(
+    folder: Path, *programs: str, apt_get: str, make: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run the script where there are only these programs, which note their names."""
     for name in ("bash", "dirname"):
         (folder / name).symlink_to(shutil.which(name) or name)
-    apt = {"apt-get": apt_get}
-    for name, does in {**dict.fromkeys(programs, ""), "make": "", **apt}.items():
+    does_by_name = {**dict.fromkeys(programs, ""), "make": make, "apt-get": apt_get}
+    for name, does in does_by_name.items():
         program = folder / name
         program.write_text(f'#!{folder}/bash\necho {name} "$@"\n{does}\n')
         program.chmod(0o755)
@@ -48,13 +50,11 @@ def test_it_installs_what_is_missing_and_goes_on(tmp_path):
     done = ci(tmp_path, apt_get=script)
 
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("make ")] == [
-        "make check",
-        "make audit",
-        "make sbom",
-        "make sim SEEDS=300",
-        "make test ARGS=--reruns 1 -raR",
-    ]
+    targets = [line for line in done.stdout.splitlines() if line.startswith("make ")]
+    assert targets[0] == "make setup"
+    beside = ["make audit", "make check", "make classes", "make sbom", "make sim SEEDS=300"]
+    assert sorted(targets[1:-1]) == beside
+    assert targets[-1] == "make test ARGS=--reruns 1 -raR"
 
 
 def test_it_installs_nothing_where_all_is_there(tmp_path):
@@ -62,3 +62,14 @@ def test_it_installs_nothing_where_all_is_there(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert "apt-get" not in done.stdout
+
+
+@pytest.mark.parametrize("target", ["setup", "check", "classes", "audit", "sbom", "sim", "test"])
+def test_it_fails_with_any_of_its_parts(tmp_path: Path, target: str) -> None:
+    """Also where that runs beside another one; the tests do not begin then."""
+    make = f'if [ "$1" = {target} ]; then exit 2; fi'
+    done = ci(tmp_path, *NEEDED, apt_get="", make=make)
+
+    assert done.returncode != 0
+    assert ("make test" in done.stdout) == (target == "test")
+    assert (f"make {target}" in done.stderr) == (target not in ("setup", "test"))

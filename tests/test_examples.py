@@ -2,15 +2,27 @@
 
 Each compares its output with its input by other means than the package. Its last line is compared
 with counts of the data, so that a comparison of nothing with nothing does not pass.
+
+Two programs start a process, a broker and a Spark of their own, as a user's do. The others find
+both running, which only saves the time of the starts; `make stress` starts them all by themselves.
 """
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from tallystick import testing
+from tallystick.testing import EmbeddedKafka
+from tests.spark import jvm
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -28,9 +40,16 @@ LAST_LINES = {
     "several_sinks": "4969 flights in each of 3 sinks",
 }
 
+OWN_SESSION = "foreach_batch"
+"""It makes a session, and stops it."""
+
 
 def run_program(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    own = {"PYTHONPATH": str(ROOT), "TALLYSTICK_STATE_DIR": str(folder / "state")}
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "TALLYSTICK_STATE_DIR": str(folder / "state"),
+        "SPARK_SUBMIT_OPTS": jvm.options(),  # for a session of the program's own
+    }
     return subprocess.run(
         [sys.executable, program],
         cwd=folder,
@@ -41,8 +60,41 @@ def run_program(program: Path, folder: Path) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.fixture(scope="module")
+def module_kafka() -> Iterator[EmbeddedKafka]:
+    """A broker without topics of other tests: an example chooses its names."""
+    with EmbeddedKafka() as running:
+        yield running
+
+
+@pytest.fixture
+def kafka(module_kafka: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
+    """The broker; its topics are gone after each example."""
+    yield module_kafka
+    admin = AdminClient(module_kafka.confluent_options())
+    topics = [name for name in admin.list_topics(timeout=20).topics if not name.startswith("__")]
+    for deleted in admin.delete_topics(topics).values():
+        deleted.result(20)
+
+
+@pytest.mark.parametrize("name", [name for name in LAST_LINES if name != OWN_SESSION])
+def test_example_writes_what_it_must(
+    name: str,
+    kafka: EmbeddedKafka,
+    shared_spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(testing, "EmbeddedKafka", lambda: nullcontext(kafka))
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+    assert capsys.readouterr().out.splitlines()[-1] == f"{LAST_LINES[name]}: as expected"
+
+
 @pytest.mark.parametrize("name", LAST_LINES)
-def test_example_writes_what_it_must(name: str, tmp_path: Path) -> None:
+def test_example_is_a_program_of_its_own(name: str, tmp_path: Path) -> None:
     run = run_program(EXAMPLES / f"{name}.py", tmp_path)
 
     assert run.returncode == 0, run.stderr

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from pyarrow import fs
 
 from tallystick.testing.kafka import EmbeddedKafka
-from tallystick_tools.chaos.schedule import Fault, as_json
+from tallystick_tools.chaos.schedule import Fault, as_json, plan
 from tests.postgres.real_postgres import PostgresServer
 from tests.storage.test_storage_s3 import Server
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "chaos.md"
 RECORDS = 6_000
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -67,15 +67,20 @@ def hits(report: dict) -> set[str]:
     return {fault["kind"] for fault in report["faults"] if fault["hit"]}
 
 
+JUMPS = [Fault("clock", 0.1, 2.0, pick) for pick in (0.99, 0.01, 0.8, 0.3)]
+FAULTS = plan(5, 3, ("driver", "worker", "zombie", "state", "lose-reply"))
+
+
 def test_a_keyed_program_is_exact_and_its_state_too(flights, late, tmp_path):
-    page = tmp_path / "report.html"
+    """Its clock jumps a day on and back again, too."""
+    page, schedule = tmp_path / "report.html", tmp_path / "schedule.json"
+    schedule.write_text(as_json([*FAULTS, *JUMPS[:2]]))
     code, report, printed = chaos(
-        flights, tmp_path / "report.json", "--kills", "5", "--compare", "final", "--seed", "3",
-        "--faults", "driver,worker,zombie,lose-reply,state", "--html", str(page),
-        *late,
+        flights, tmp_path / "report.json", "--schedule", str(schedule), "--compare", "final",
+        "--html", str(page), *late,
     )  # fmt: skip
     assert (code, report["exact"], report["problems"], report["differences"]) == (0, True, [], [])
-    assert hits(report) == {"driver", "worker", "zombie", "lose-reply", "state"}
+    assert hits(report) == {"driver", "worker", "zombie", "lose-reply", "state", "clock"}
     assert report["starts"] >= 4  # the first, and one after each of driver, zombie and state
     assert report["state_keys"] == {"counts": 10}
     assert "EXACT" in printed.splitlines()[-2]
@@ -102,9 +107,6 @@ def test_the_fixture_finds_and_names_a_clock(flights, tallystick_chaos):
             kills=1, kinds=["driver"],
         )  # fmt: skip
     assert "the field delay" in str(raised.value)
-
-
-JUMPS = [Fault("clock", 0.1, 2.0, pick) for pick in (0.99, 0.01, 0.8, 0.3)]
 
 
 def test_a_program_that_trusts_the_wall_clock_is_found(flights, tmp_path):

@@ -17,6 +17,7 @@ SESSION = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": jvm.options(),
+    **jvm.INTERPRETED,
 }
 PLACE = [(name, "ascending") for name in ("topic", "partition", "offset")]
 

@@ -20,6 +20,7 @@ from pyspark.sql import functions as fn
 
 import tallystick as ts
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
+from tests.spark import jvm
 from tests.state.co_keyed_tasks import CoKeyedTasks
 
 pytestmark = [pytest.mark.spark]
@@ -101,14 +102,23 @@ def of_ours(how: str, lower: int, upper: int) -> list[Any]:
     return [(row["key"], row["x"], row["right_x"]) for row in rows_out]
 
 
+@pytest.fixture(scope="module")
+def spark(shared_spark: SparkSession) -> SparkSession:
+    """A session of its own, that interprets its queries."""
+    session = shared_spark.newSession()
+    for name, value in jvm.INTERPRETED.items():
+        session.conf.set(name, value)
+    return session
+
+
 @pytest.mark.parametrize(
     ("how", "lower", "upper"), [("inner", -4, 6), ("left", 0, 5), ("right", -7, 0), ("full", 2, 3)]
 )
 def test_joined_rows_are_those_of_spark(
-    shared_spark: SparkSession, tmp_path: Path, how: str, lower: int, upper: int
+    spark: SparkSession, tmp_path: Path, how: str, lower: int, upper: int
 ) -> None:
     sparks = {"left": "leftOuter", "right": "rightOuter", "full": "fullOuter"}.get(how, how)
-    expected = of_spark(shared_spark, tmp_path, sparks, lower, upper)
+    expected = of_spark(spark, tmp_path, sparks, lower, upper)
     actual = of_ours(how, lower, upper)
 
     assert len(expected) > 40

@@ -31,11 +31,23 @@ FOUND_BY = {
     "a copy does not check what a change starts from": 156,
     "a failure is told of the manifest only that it was noted after (checkpoint decides)": 50,
     "what a sink that is gone has prepared is passed over (kafka decides)": 73,
+    "the event times of all attempts of a reader count": 35,
+    "union list state is divided as other lists are (operator state)": 5,
+    "control records of one key count in any order (operator state)": 5,
+    "lists stay where they are when there are other readers (operator state)": 5,
+    "a replaced run aborts what it prepared, decided or not (kafka decides)": 20,
+    "a merged file lacks one that it stands for": 5,
+    "a copy has its new version before it is whole": 4,
+    "a slot counts although newer ones are there (checkpoint decides)": 23,
+    "what lingers is aborted without a proof of ownership (kafka decides)": 11,
+    "ownership is proved before it is asked what lingers (kafka decides)": 9,
+    "the end of what an earlier run sent counts for this one (resident tasks)": 11,
+    "attempts are not compared": 4,
 }
 """Seeds that have brought these to light, tried before all others: to search for one took from a
 second to half a minute. When the simulator changes and a seed no longer does it, the search from 0
 finds another."""
-FAULTLESS_SEED_COUNT = 2
+FAULTLESS_SEED_COUNT = 1
 
 
 def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:

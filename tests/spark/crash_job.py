@@ -21,6 +21,7 @@ from typing import Any
 
 import jvm
 import lines_sink
+import loaded_daemon
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.errors import StreamingQueryException
@@ -34,7 +35,7 @@ from tallystick.pipeline.sinks import SinkCluster, Sinks
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import OpenSinks
 from tallystick.run.query import Query
-from tallystick.spark.context import JAVA_OPTIONS
+from tallystick.spark.context import JAVA_OPTIONS, is_in_one_jvm
 from tallystick.spark.streaming.foreach_batch import EpochRunner
 from tallystick.tasks.read import Report, WritePlan
 
@@ -239,11 +240,13 @@ def show(spark: SparkSession, spec: dict[str, Any], query: Query | StreamingQuer
 
 def session(master: str, config: dict[str, str]) -> SparkSession:
     """A session as small and quick to start as it gets."""
+    workers = loaded_daemon.SETTINGS if is_in_one_jvm(master) else loaded_daemon.SPARKS_OWN
     spark = ts.spark_session(
         "crash-job",
         master=master,
         config={
             "spark.ui.enabled": "false",
+            **workers,
             JAVA_OPTIONS: config.get(JAVA_OPTIONS) or jvm.options(),
             **{name: value for name, value in config.items() if name.startswith("spark.")},
         },

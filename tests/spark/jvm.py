@@ -20,6 +20,12 @@ from tallystick.spark.class_archive import SILENT, fingerprint
 from tallystick.spark.context import LAUNCHER_OPTIONS, LIGHT_JVM
 
 LIGHT = f"-Xss16m {LIGHT_JVM}"
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Settings of sessions whose queries see a handful of rows: not worth compiling code for."""
 RECORDER = Path(__file__).with_name("record_classes.py")
 RECORD_MAX_S = 300
 KEPT_COUNT = 3
@@ -59,3 +65,7 @@ def _record(archive: Path) -> None:
     archives = archive.parent.glob("test-classes-*.jsa")
     for old in sorted(archives, key=lambda path: path.stat().st_mtime)[:-KEPT_COUNT]:
         old.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    options()

@@ -16,6 +16,7 @@ from tallystick.pipeline.sinks import SinkCluster
 from tallystick.spark.jobs import run_until_alive
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.testing import EmbeddedKafka
+from tests.spark import loaded_daemon
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow
 from tests.spark.mischief import Gangs, is_gone, wait_until_gone
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 EPOCH_RECORDS = 60
 KILLS = {"epoch": ("100", "writing", "idle"), "task": ("100", "400", "idle")}
 """When a daemon dies: at the record of that number, when a task has written, between epochs."""
-DAEMON = ["pyspark.daemon", "pyspark.worker"]
+DAEMON = [loaded_daemon.MODULE, loaded_daemon.TASKS]
 """The end of its command, and of that of the workers that it forks."""
 REAPED = """Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
 java.io.IOException: Stream closed

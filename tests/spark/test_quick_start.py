@@ -93,8 +93,16 @@ def run(home: Path, *arguments: str) -> dict[str, Any]:
     return facts
 
 
-def test_the_jvm_maps_the_archive_that_warm_up_has_made(home: Path) -> None:
-    assert run(home)["archives"] == [str(archive_in(home))]
+@pytest.fixture(scope="module")
+def undisturbed(home: Path) -> dict[str, Any]:
+    """What a job finds where nothing is in its way."""
+    return run(home)
+
+
+def test_the_jvm_maps_the_archive_that_warm_up_has_made(
+    home: Path, undisturbed: dict[str, Any]
+) -> None:
+    assert undisturbed["archives"] == [str(archive_in(home))]
 
 
 def test_an_archive_is_made_once(home: Path) -> None:
@@ -161,6 +169,18 @@ def test_another_release_of_spark_has_another_archive(
     assert len(archives) == 3
 
 
+def test_an_archive_that_others_may_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A JVM would run their classes."""
+    monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path))
+    archive = class_archive.make(java_home(), record)
+    assert archive is not None
+    assert str(archive) in class_archive.options(java_home())
+    archive.chmod(0o620)
+    assert class_archive.options(java_home()) == ""
+
+
 def test_old_archives_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALLYSTICK_CACHE", str(tmp_path))
     others = [tmp_path / f"spark-classes-{number}.jsa" for number in range(4)]
@@ -180,10 +200,11 @@ def test_a_jvm_that_makes_no_archive_leaves_none(
     assert class_archive.options(java_home()) == ""
 
 
-def test_workers_are_forks_of_the_early_daemon_and_load_nothing(home: Path) -> None:
-    facts = run(home)
-    ((_, parent, is_warm),) = facts["workers"]
-    assert parent == facts["daemon"]
+def test_workers_are_forks_of_the_early_daemon_and_load_nothing(
+    undisturbed: dict[str, Any],
+) -> None:
+    ((_, parent, is_warm),) = undisturbed["workers"]
+    assert parent == undisturbed["daemon"]
     assert is_warm
 
 

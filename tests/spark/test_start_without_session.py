@@ -81,7 +81,7 @@ def test_a_transform_has_a_session_made_and_ended(flow: Flow) -> None:
 
 def test_a_process_may_start_again_when_its_context_has_ended(flow: Flow) -> None:
     flow.feed(50)
-    findings = run(flow, kind="stateless", runs=2)
+    findings = run(flow, kind="stateless", runs=2, execution="resident")
     flow.assert_exact()
     assert [spark_is(finding["after"]) for finding in findings] == [DOWN, DOWN]
 

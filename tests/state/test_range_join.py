@@ -1,5 +1,9 @@
-"""Interval and window joins against nested loops: any order, any epochs, any parallelism."""
+"""Interval and window joins against nested loops: any order, any epochs, any parallelism.
 
+`JOIN_EXAMPLES` says how many of each kind of join are drawn; `make stress` draws 100.
+"""
+
+import os
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -39,6 +43,7 @@ INPUTS = KeyedInputs(
         KeyedInput("payments", PAYMENTS, ("order", "part"), "paid"),
     ]
 )
+EXAMPLES = int(os.environ.get("JOIN_EXAMPLES", "10"))
 HOWS = ["inner", "left", "right", "full"]
 ROW = st.tuples(
     st.integers(0, 1),
@@ -94,7 +99,7 @@ def joined(left_row: Record | None, right: Record | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(epochs=EPOCHS)
 def test_a_join_that_carries_some_columns_joins_the_same_rows(how: str, epochs: Any) -> None:
     """Times and keys need not be among them; a side may carry none at all."""
@@ -175,7 +180,7 @@ def run(function: Any, oracle: Oracle, epochs: list[Any], own: tuple[str, ...] =
 
 
 @pytest.mark.parametrize("how", HOWS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(epochs=EPOCHS, bounds=st.tuples(st.integers(-15, 15), st.integers(0, 12)))
 def test_an_interval_join_is_that_of_nested_loops(
     how: str, epochs: list[Any], bounds: tuple[int, int]
@@ -192,7 +197,7 @@ def test_an_interval_join_is_that_of_nested_loops(
 
 
 @pytest.mark.parametrize("how", HOWS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(epochs=EPOCHS, size=st.integers(1, 15), offset=st.integers(-3, 20))
 def test_a_window_join_is_that_of_nested_loops(
     how: str, epochs: list[Any], size: int, offset: int

@@ -6,13 +6,12 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from tests.spark import jvm
 from tests.state.pyspark import spark_processors
 
 TIMEZONE = "America/New_York"
-QUICK = {  # a handful of rows is not worth compiling for
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
+QUICK = {
+    **jvm.INTERPRETED,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 
