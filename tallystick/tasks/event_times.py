@@ -81,7 +81,7 @@ def not_after(times: pa.Array, limit_ms: int | None) -> tuple[pa.Array, pa.Array
         return times, None
     per_ms = {"us": 1000, "ns": 1_000_000}.get(getattr(times.type, "unit", "ms"), 1)
     is_seconds = pa.types.is_timestamp(times.type) and times.type.unit == "s"
-    limit = limit_ms // 1000 if is_seconds else limit_ms * per_ms
+    limit = min(limit_ms // 1000 if is_seconds else limit_ms * per_ms, (1 << 63) - 1)
     after = pc.greater(times.cast(pa.int64()), limit).fill_null(False)
     if not pc.any(after).as_py():
         return times, None

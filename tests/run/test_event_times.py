@@ -356,6 +356,14 @@ def test_readers_are_asked_for_the_column_of_the_first_step_with_event_time():
     assert PipelinePlan().event_time is None
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_limit_beyond_what_a_column_holds_is_none(unit):
+    times = pa.array([0, 2**62], pa.timestamp(unit))
+    for limit_ms in (1 << 61, 1 << 64, 10**30):
+        is_within = limit_ms > 2**62 * (1000 if unit == "s" else 1) or unit in ("us", "ns")
+        assert (not_after(times, limit_ms)[1] is None) == is_within
+
+
 def test_a_reader_that_is_not_asked_says_nothing():
     times = TimesRead(None)
     times.note(A, pa.record_batch({"at": pa.array([1])}))
