@@ -384,13 +384,13 @@ def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
 
 
 def order_misfit(value: Any, names: Sequence[str]) -> str:
-    """Return the misfit of a Row that has a struct's fields in another order; "" if none.
+    """Return the misfit of a Row that has some of a struct's fields at other places; "" if none.
 
     Where a Row counts by position, as in Spark, a Row with other names may do so: a value of one
     state goes into another.
     """
-    own = getattr(value, "__fields__", None)
-    if own is None or list(own) == list(names) or sorted(own) != sorted(names):
+    own = list(getattr(value, "__fields__", ()))
+    if all(name not in names or names[at] == name for at, name in enumerate(own[: len(names)])):
         return ""
     return f"has its fields in another order than {', '.join(names)}, and counts by position"
 

@@ -400,6 +400,8 @@ def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
         ((1, (1,)), "has not the 2 fields"),
         ((1, Row(word="a", x=1)), "in another order than x, word, and counts by position"),
         (Row(inner=(1, "a"), n=1), "it has its fields in another order than n, inner"),
+        (Row(inner=1, other=(1, "a")), "it has its fields in another order than n, inner"),
+        ((1, Row(other=1, x="a")), "in another order than x, word, and counts by position"),
     ],
 )
 def test_a_value_of_state_with_other_fields_is_refused(value, message):
