@@ -197,8 +197,8 @@ class _BranchWriter:
                 yield from encode.frames(sent, self.source, sequence, self.attempt)
             return
         is_main = isinstance(sent, pa.RecordBatch)
-        takers = [*self.plan.branches, *(encode.routes if encode else ())]
-        selections = [taker.selection for taker in takers]
+        selections = [branch.selection for branch in self.plan.branches]
+        selections += [route.selection for route in encode.routes] if encode else []
         for part in apply(self.plan.functions, sent) if is_main else [sent]:
             output, rows = named(part)
             rows = for_sinks(rows, selections)
