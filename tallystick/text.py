@@ -24,8 +24,8 @@ _NAMES_BY_UNIT_MS = {
 }
 _UNITS_MS = {name: ms for ms, names in _NAMES_BY_UNIT_MS.items() for name in names}
 _PART = re.compile(r"\s*(\d+)(\.\d+)?\s*([a-z]+)\s*")
-SIGNED_MAX_MS = 1 << 52
-"""The most that a signed span may be: as far as event times themselves may be from 1970."""
+SPAN_MAX_MS = 1 << 52
+"""The most that a span may be: added to an event time, in microseconds, 64 bits still hold it."""
 
 
 def shortened(names: Iterable[object], shown_max: int = 5, more: str = "more") -> str:
@@ -60,13 +60,15 @@ def duration_ms(name: str, duration: str | int) -> int:
         duration: from 0.
 
     Raises:
-        OptionError: `duration` has another form.
+        OptionError: `duration` has another form, or is more than 140,000 years.
     """
+    span = span_ms(duration) if isinstance(duration, str) else None
     if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0:
-        return duration
-    duration_text_ms = span_ms(duration) if isinstance(duration, str) else None
-    if duration_text_ms is not None:
-        return duration_text_ms
+        span = duration
+    if span is not None and span <= SPAN_MAX_MS:
+        return span
+    if span is not None:
+        raise OptionError(f"{name}={duration!r}: more than 140,000 years")
     raise OptionError(
         f"{name}={duration!r}: expected whole ms from 0, or a text such as '10 seconds' "
         f"(milliseconds, seconds, minutes, hours, days)"
@@ -86,9 +88,5 @@ def signed_duration_ms(name: str, duration: str | int) -> int:
     text = str(duration).strip()
     is_negative = text.startswith("-")
     if is_negative:
-        span = -duration_ms(name, -duration if isinstance(duration, int) else text[1:])
-    else:
-        span = duration_ms(name, duration)
-    if abs(span) > SIGNED_MAX_MS:
-        raise OptionError(f"{name}={duration!r}: more than 140,000 years")
-    return span
+        return -duration_ms(name, -duration if isinstance(duration, int) else text[1:])
+    return duration_ms(name, duration)

@@ -8,7 +8,8 @@ keeps rows while a function of the user's may run copies them first, as the way 
 would have.
 
 Keepers of rows: sinks with transactions of their own (`tasks.write`), lists of readers
-(`tasks.operator_state`), the state of a keyed function, and accumulators of windows.
+(`tasks.operator_state`), the state of a keyed function, and accumulators of windows; and rows that
+wait, or go on, while the next function or another sink's runs (`tasks.read`).
 """
 
 from collections.abc import Mapping

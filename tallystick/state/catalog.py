@@ -10,7 +10,7 @@ checkpoint or the savepoint that names it.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
@@ -193,6 +193,7 @@ class StepState:
         time_mode: the clock of timers and times to live: one of `TIME_MODES` (processing.py).
         partition_times: of the partitions from which the watermark is computed; empty where it
             follows from the rows alone.
+        times_of: the column that these times are of; "": unknown, as in earlier releases.
     """
 
     uid: str
@@ -207,6 +208,7 @@ class StepState:
     watermark_ms: int | None = None
     time_mode: str = "None"
     partition_times: tuple[PartitionTime, ...] = ()
+    times_of: str = ""
 
     @property
     def version(self) -> Version | None:
@@ -215,10 +217,13 @@ class StepState:
 
     def to_json(self) -> dict[str, Any]:
         """Encode the state as JSON types; `asdict` would copy each value of thousands of files."""
-        times = {"partition_times": list(map(list, self.partition_times))}
+        times = {
+            "partition_times": list(map(list, self.partition_times)),
+            "times_of": self.times_of,
+        }
         return {
-            **_shallow(self, but="partition_times"),
-            **(times if self.partition_times else {}),
+            **_shallow(self, but=times),
+            **{name: value for name, value in times.items() if value},
             "fields": [field.to_json() for field in self.fields],
             "files": [_shallow(file) for file in self.files],
             "trail": _trail_json(self.trail),
@@ -309,5 +314,8 @@ def _check_types(value: StateField | StepState) -> None:
             raise TypeError(f"{field.name} {content!r}: expected a whole number, or none")
 
 
-def _shallow(value: StateFile | StateField | StepState, but: str = "") -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value) if field.name != but}
+def _shallow(
+    value: StateFile | StateField | StepState, but: Collection[str] = ()
+) -> dict[str, Any]:
+    names = (field.name for field in fields(value) if field.name not in but)
+    return {name: getattr(value, name) for name in names}

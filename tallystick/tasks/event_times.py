@@ -80,7 +80,7 @@ def not_after(times: pa.Array, limit_ms: int | None) -> tuple[pa.Array, pa.Array
         return times, None
     per_ms = {"us": 1000, "ns": 1_000_000}.get(getattr(times.type, "unit", "ms"), 1)
     is_seconds = pa.types.is_timestamp(times.type) and times.type.unit == "s"
-    limit = limit_ms // 1000 if is_seconds else limit_ms * per_ms
+    limit = min(limit_ms // 1000 if is_seconds else limit_ms * per_ms, (1 << 63) - 1)
     after = pc.greater(times.cast(pa.int64()), limit).fill_null(False)
     if not pc.any(after).as_py():
         return times, None
@@ -158,12 +158,14 @@ class WatermarkRule:
         is_promised: the times are watermarks that producers promise: no row before them comes
             later in its partition. Then 0 of `idle_after_ms` is for as long as it takes.
         idle_advance: where all partitions are idle, the watermark goes on with the epochs' clock.
+        column: the times are of this one.
     """
 
     delay_ms: int = 0
     idle_after_ms: int = 0
     is_promised: bool = False
     idle_advance: bool = False
+    column: str = ""
 
     @property
     def is_waiting(self) -> bool:
@@ -257,6 +259,7 @@ def advanced(
         rule: of the step.
     """
     now_ms = timestamp_ms if source.clock_ms is None else source.clock_ms
+    base = _of_column(base, rule.column)
     times = _times_after(base, read_ms, source, now_ms, is_waiting=rule.is_waiting)
     after = replace(base, partition_times=tuple(times[at] for at in sorted(times)))
     if source.is_over:
@@ -280,6 +283,19 @@ def advanced(
         return after
     before = PartitionTime(*IN_USE, base.watermark_ms, 0)
     return replace(after, partition_times=(before, *after.partition_times))
+
+
+def _of_column(base: StepState, column: str) -> StepState:
+    """Return a step's state with times of a column: of another one, they are not known.
+
+    The latest event time of a partition is no promise, nor is a promise an event time.
+    """
+    if base.times_of in ("", column):
+        return replace(base, times_of=column)
+    times = tuple(
+        time._replace(latest_ms=None) for time in base.partition_times if time[:2] != IN_USE
+    )
+    return replace(base, partition_times=times, times_of=column)
 
 
 class EventTimesOfEpoch(NamedTuple):

@@ -195,6 +195,7 @@ def with_watermarks(
             watermark_ms = max(known) - step.watermark_delay_ms
         moments = [ms for ms in (watermark_ms, state.watermark_ms) if ms is not None]
         # Partitions' times are of an earlier pipeline, where there are any.
-        after = replace(state, watermark_ms=max(moments, default=None), partition_times=())
+        watermark_ms = max(moments, default=None)
+        after = replace(state, watermark_ms=watermark_ms, partition_times=(), times_of="")
         states_after.append(after)
     return states_after

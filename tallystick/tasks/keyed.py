@@ -284,6 +284,7 @@ class KeyedStep(KeyedSettings):
             self.idle_after_ms,
             is_promised=self.watermark_column is not None,
             idle_advance=self.idle_advance,
+            column=self.watermark_column or self.event_time or "",
         )
 
     @cached_property

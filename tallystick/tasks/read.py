@@ -20,7 +20,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol, Self, TypeAlias
 
@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from tallystick import errors
 from tallystick.codec.output_records import OutputRecords, letters_of, told_of
+from tallystick.codec.own_memory import own
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
@@ -71,11 +72,12 @@ def apply(
 ) -> Iterator[pa.RecordBatch | SideRows]:
     """Pass a batch through the user's functions; an empty or missing result ends the way.
 
-    What a function puts out beside the main output passes by the functions after it.
+    What a function puts out beside the main output passes by the functions after it. A function's
+    rows are copied for the next one, which may use the same buffers; see `own_memory`.
     """
     batches: Iterator[pa.RecordBatch | SideRows] = iter([rows])
-    for function in functions:
-        batches = _passed(function, batches)
+    for place, function in enumerate(functions):
+        batches = _passed(function, batches, of_users=place > 0)
     return (batch for batch in batches if isinstance(batch, SideRows) or batch.num_rows)
 
 
@@ -88,8 +90,14 @@ def selected(selection: Selection, rows: pa.RecordBatch, output: str) -> Iterato
             yield part
 
 
+def for_sinks(rows: pa.RecordBatch, selections: Sequence[Selection]) -> pa.RecordBatch:
+    """Return rows for several sinks: a copy, if functions of one run while others have the rows."""
+    may_change = any(selection.functions or selection.when for selection in selections)
+    return own(rows) if may_change and len(selections) > 1 else rows
+
+
 def _passed(
-    function: BatchFunction, batches: Iterator[pa.RecordBatch | SideRows]
+    function: BatchFunction, batches: Iterator[pa.RecordBatch | SideRows], *, of_users: bool
 ) -> Iterator[pa.RecordBatch | SideRows]:
     for rows in batches:
         if isinstance(rows, SideRows):
@@ -97,10 +105,16 @@ def _passed(
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
                 with hinting(rows):
-                    result = function(rows)
+                    result = function(own(rows) if of_users else rows)
                 note_result("map_batches", _user_function(function), is_none=result is None)
                 outputs = _outputs_of(function, result)
+                # While the first is on its way, other functions run, and the others wait.
+                outputs[1:] = map(_own, outputs[1:])
             yield from outputs
+
+
+def _own(rows: pa.RecordBatch | SideRows) -> pa.RecordBatch | SideRows:
+    return SideRows(rows.output, own(rows.rows)) if isinstance(rows, SideRows) else own(rows)
 
 
 def _outputs_of(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
@@ -311,6 +325,7 @@ class EncodePlan:
         parts = apply(self.functions, sent) if isinstance(sent, pa.RecordBatch) else [sent]
         for part in parts:
             output, rows = named(part)
+            rows = for_sinks(rows, [route.selection for route in self.routes])
             for route in self.routes:
                 for chosen in selected(route.selection, rows, output):
                     for frame in self._encoded(route, chosen, source, sequence, attempt):

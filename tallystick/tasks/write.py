@@ -21,11 +21,21 @@ from tallystick.codec.own_memory import own
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
+from tallystick.state.functions.processing import SideRows
 from tallystick.tasks import operator_state
 from tallystick.tasks.event_times import NOTE, Note
 from tallystick.tasks.frames import Attempt, Frame, FrameSources
 from tallystick.tasks.outputs import OF_MAIN, DeadLetters, Selection
-from tallystick.tasks.read import BatchFunction, EncodePlan, Report, Sent, apply, named, selected
+from tallystick.tasks.read import (
+    BatchFunction,
+    EncodePlan,
+    Report,
+    Sent,
+    apply,
+    for_sinks,
+    named,
+    selected,
+)
 
 
 class Branch(NamedTuple):
@@ -187,12 +197,16 @@ class _BranchWriter:
                 yield from encode.frames(sent, self.source, sequence, self.attempt)
             return
         is_main = isinstance(sent, pa.RecordBatch)
+        selections = [branch.selection for branch in self.plan.branches]
+        selections += [route.selection for route in encode.routes] if encode else []
         for part in apply(self.plan.functions, sent) if is_main else [sent]:
             output, rows = named(part)
+            rows = for_sinks(rows, selections)
             for index, branch in enumerate(self.plan.branches):
                 for chosen in selected(branch.selection, rows, output):
                     self._begun(index).write(own(chosen))  # it may keep them, see `own_memory`
             if encode is not None:
+                part = SideRows(output, rows) if isinstance(part, SideRows) else rows
                 for frame in encode.frames(part, self.source, sequence, self.attempt):
                     yield frame
                     sequence += 1

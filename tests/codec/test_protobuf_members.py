@@ -228,6 +228,25 @@ def test_a_message_set_again_after_another_member_begins_anew() -> None:
     ]
 
 
+def test_what_another_member_replaced_is_not_looked_at() -> None:
+    """A number without a name in an open enum makes a record malformed only where it stands."""
+    nameless = b"\x18\x4d"  # in S: e, as text
+    inner = pa.struct([("e", TEXT), ("c", INT)])
+    schema = pa.schema(
+        [("m", inner), ("u", LONG), ("list", pa.list_(pa.struct([("deep", inner)])))]
+    )
+    replaced = b"\x1a\x02" + nameless + b"\x08\x05"
+    assert rows("proto3", schema, replaced) == [{"m": None, "u": 5, "list": []}]
+    # One deep in a list, where `a` replaces it.
+    deep = b"\x12\x02" + nameless + b"\x08\x01"
+    body = varint(30 << 3 | 2) + varint(len(deep)) + deep
+    assert rows("proto3", schema, body) == [{"m": None, "u": None, "list": [{"deep": None}]}]
+    parsed = reader(schema, (text_of(FILES["proto3"]),)).parse(
+        framed([replaced[:4]]), "permissive", where
+    )
+    assert list(parsed.reasons) == [0]
+
+
 def test_numbers_that_a_closed_enum_lacks_are_unknown_fields() -> None:
     alone, many, entry = varint(32 << 3), b"\x60", b"\x72\x04\x08\x01\x10"
     body = alone + b"\x01" + alone + b"\x4d" + many + b"\x01" + many + b"\x4d" + b"\x42\x00"

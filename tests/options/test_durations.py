@@ -88,3 +88,11 @@ def test_what_is_no_span_of_time_is_refused_where_it_is_given(text):
         interval_ms(text)
     with pytest.raises(OptionError, match="is no interval"):
         interval_ms(5)
+
+
+@pytest.mark.parametrize("span", [(1 << 52) + 1, "1000000000 days", 10**30])
+def test_no_span_is_longer_than_an_event_time_can_be_moved(span):
+    for check in (duration_ms, signed_duration_ms):
+        assert check("delay", 1 << 52) == 1 << 52
+        with pytest.raises(OptionError, match=r"delay=.* more than 140,000 years"):
+            check("delay", span)

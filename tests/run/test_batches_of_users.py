@@ -19,6 +19,7 @@ from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.errors import OptionError, RecordError
 from tallystick.files.sink import FileSink
 from tallystick.state.functions.keyed_batch import OwnUpdates, Update
+from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.operator_state import ListFunction, with_lists
 from tallystick.tasks.outputs import DeclaredFunction, Rows, Selection
 from tallystick.tasks.read import apply, send
@@ -150,6 +151,52 @@ def test_also_those_of_side_outputs_and_of_functions_on_the_way_to_a_sink() -> N
     assert kept(same, Selection(functions=(in_a_buffer,))) == DOUBLED
 
 
+def spoiled(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Another function that uses the same buffer."""
+    BUFFER[:] = -1.0
+    return rows
+
+
+def of_all(functions: list[Any]) -> list[list[tuple[int, float]]]:
+    """The rows of the main output and of side output "side", batch by batch, as they leave."""
+    main, side = [], []
+    for batch in BATCHES:
+        for part in apply(functions, batch):
+            is_side = isinstance(part, SideRows)
+            rows = part.rows if isinstance(part, SideRows) else part
+            (side if is_side else main).extend(rows.to_pylist())
+    return [pairs(main), pairs(side)]
+
+
+def test_functions_one_after_another_may_use_one_buffer() -> None:
+    """What the first one made is in the rows that the second one returns."""
+    assert of_all([in_a_buffer, spoiled])[0] == DOUBLED
+    assert of_all([in_a_table, spoiled])[0] == DOUBLED
+
+
+def test_a_side_output_waits_while_the_main_output_is_on_its_way() -> None:
+    columns = pa.schema([("id", pa.int64()), ("gross", pa.float64())])
+
+    def both(rows: pa.RecordBatch) -> Rows:
+        made = in_a_buffer(rows)
+        return Rows(made, {"side": made})
+
+    assert of_all([DeclaredFunction(both, {"side": columns}), spoiled]) == [DOUBLED, DOUBLED]
+
+
+@pytest.mark.parametrize("spoils", ["functions", "when"])
+def test_sinks_get_the_same_rows_whatever_runs_before_one_of_them(spoils: str) -> None:
+    def everything(rows: pa.RecordBatch) -> Any:
+        return pa.array(np.ones(spoiled(rows).num_rows, np.bool_))
+
+    first = Selection(functions=(spoiled,)) if spoils == "functions" else Selection(when=everything)
+    keepers = [Keeper(), Keeper()]
+    branches = (Branch(OWNER, keepers[0], selection=first), Branch(OWNER, keepers[1]))
+    list(send(FanOut(branches, None, 1, functions=(in_a_buffer,)), BATCHES, 0))
+    for keeper in keepers:
+        assert pairs([row for batch in keeper.batches for row in batch.to_pylist()]) == DOUBLED
+
+
 @pytest.mark.parametrize("function", [in_a_buffer, in_a_frame])
 def test_files_hold_the_same_rows(function: Any, tmp_path: Any) -> None:
     sink = FileSink(str(tmp_path)).open(OWNER, RunFacts())
@@ -230,6 +277,20 @@ def test_the_state_of_a_vectorised_function_is_copied_in_each_form_that_it_may_h
     state: Any = OwnUpdates(function)(cast(Any, None)).state
     BUFFER[:2] = 2.0
     assert list(map(float, state["n"])) == [1.0, 1.0]
+
+
+def test_the_rows_that_a_vectorised_function_puts_out_are_copied() -> None:
+    """Those of side outputs wait, and later functions may use the same buffer."""
+
+    def function(_: Any) -> Update:
+        made = in_a_buffer(BATCHES[1])
+        return Update(made, outputs={"side": made})
+
+    update = OwnUpdates(function)(cast(Any, None))
+    spoiled(BATCHES[0])
+    assert update.output is not None
+    for rows in (update.output, update.outputs["side"]):
+        assert pairs(rows.to_pylist()) == DOUBLED[SIZE : 2 * SIZE]
 
 
 # --- as declared -----------------------------------------------------------------------------

@@ -51,9 +51,12 @@ def after(
     idle_after: int = 0,
     promised: bool = False,
     advance: bool = False,
+    column: str = "",
 ) -> StepState:
     source = InputState(frozenset(partitions), frozenset(unfinished), frozenset(begun))
-    rule = WatermarkRule(delay, idle_after, is_promised=promised, idle_advance=advance)
+    rule = WatermarkRule(
+        delay, idle_after, is_promised=promised, idle_advance=advance, column=column
+    )
     return advanced(base, read, source, at, rule)
 
 
@@ -258,6 +261,31 @@ def _mark(state: StepState) -> int:
     return -(10**9) if state.watermark_ms is None else state.watermark_ms
 
 
+def test_the_latest_event_time_of_a_partition_is_no_promise():
+    """A start with `watermark_column=` where none was, or with another: rows may come before it."""
+    by_events = {"column": "at", "delay": 600}
+    by_promises = {"column": "mark", "promised": True, "partitions": {A, B}}
+    state = after(STATE, {A: 5000, B: 6000}, {A, B}, partitions={A, B}, **by_events)
+    assert state.watermark_ms == 4399
+    state = after(state, {}, {A, B}, **by_promises)
+    assert state.watermark_ms == 4399, "nobody has promised anything yet"
+    state = after(state, {A: 4500}, {A, B}, **by_promises)
+    assert state.watermark_ms == 4399, "B has not"
+    state = after(state, {B: 4700}, {A, B}, **by_promises)
+    assert state.watermark_ms == 4499
+    assert StepState.from_json(json.loads(json.dumps(state.to_json()))) == state
+    state = after(state, {B: 9000}, {A, B}, partitions={A, B}, **by_events)
+    assert state.watermark_ms == 4499, "and promises of A are no event times"
+
+
+def test_times_of_a_column_that_no_release_named_are_believed_once():
+    state = after(STATE, {A: 5000, B: 6000}, {A, B}, partitions={A, B})
+    assert "times_of" not in state.to_json()
+    state = after(state, {}, {A, B}, partitions={A, B}, column="at")
+    assert state.watermark_ms == 4999
+    assert state.to_json()["times_of"] == "at"
+
+
 def test_it_is_written_down_and_read_back():
     state = after(STATE, {A: 100, B: 900}, {A}, idle_after=5)
     assert {time.latest_ms for time in state.partition_times} == {100, 900, None}
@@ -326,6 +354,14 @@ def test_readers_are_asked_for_the_column_of_the_first_step_with_event_time():
     promised = step(TIMED, event_time="at", watermark_column="n")
     assert PipelinePlan((promised,)).event_time.name == "n"
     assert PipelinePlan().event_time is None
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_limit_beyond_what_a_column_holds_is_none(unit):
+    times = pa.array([0, 2**62], pa.timestamp(unit))
+    for limit_ms in (1 << 61, 1 << 64, 10**30):
+        is_within = limit_ms > 2**62 * (1000 if unit == "s" else 1) or unit in ("us", "ns")
+        assert (not_after(times, limit_ms)[1] is None) == is_within
 
 
 def test_a_reader_that_is_not_asked_says_nothing():

@@ -24,9 +24,11 @@ from tallystick.state.functions.ready_made import aggregate, deduplicate, sessio
 from tallystick.state.functions.vectorised import ByColumns, vectorised
 from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import cumulative, hopping, session, tumbling
-from tallystick.state.overlay import FINAL_WATERMARK_MS
+from tallystick.state.overlay import FINAL_WATERMARK_MS, is_final
+from tallystick.tasks import epoch_plan
 from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
 from tallystick.tasks.event_times import InputState, TimesRead
+from tallystick.tasks.handed_on import HandedOn
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.read import send
 from tallystick.values import TopicPartition
@@ -306,30 +308,155 @@ class Feed:
         return out
 
 
+def part_of(rows: list[Timed]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"user": u, "at": t} for u, t in rows], schema=READ)
+
+
+def of_others(rows: list[dict]) -> Counter[Timed]:
+    return Counter((row["user"], row["at"]) for row in rows if row["user"] != FAR)
+
+
+def put_out(oracles: Sequence[Oracle], rows: Counter[Timed]) -> Counter[Timed]:
+    for oracle in oracles:
+        rows = oracle(rows)
+    return Counter({row: n for row, n in rows.items() if row[0] != FAR})
+
+
+def check_random(seed: int, *, to_their_ends: bool) -> None:
+    """Compare the rows of a random pipeline, of random partitions, with the oracle's."""
+    dice = random.Random(seed)
+    case = case_of(dice, dice.choice((2, 3)))
+    fed = rows_of(dice)
+    feed = Feed(dice, case.steps)
+    out = of_others(feed.all(list(map(part_of, fed)), to_their_ends=to_their_ends))
+    expected = put_out(case.oracles, Counter(row for rows in fed for row in rows))
+    assert out == expected, [run_step.uid for run_step in case.steps]
+    assert feed.late == 0
+
+
 @pytest.mark.parametrize("to_their_ends", [False, True], ids=["a backlog", "as rows come"])
 @pytest.mark.parametrize("seed", range(30))
 def test_rows_of_later_steps_are_those_of_the_input_however_it_is_cut_and_paced(
     seed, to_their_ends
 ):
-    dice = random.Random(seed)
-    case = case_of(dice, dice.choice((2, 3)))
-    fed = rows_of(dice)
-    expected = Counter(row for rows in fed for row in rows)
-    for oracle in case.oracles:
-        expected = oracle(expected)
-    expected = Counter({row: n for row, n in expected.items() if row[0] != FAR})
-    parts = [
-        pa.RecordBatch.from_pylist([{"user": u, "at": t} for u, t in rows], schema=READ)
-        for rows in fed
-    ]
+    check_random(seed, to_their_ends=to_their_ends)
 
-    feed = Feed(dice, case.steps)
-    out = Counter(
-        (row["user"], row["at"])
-        for row in feed.all(parts, to_their_ends=to_their_ends)
-        if row["user"] != FAR
+
+def check_end(seed: int) -> None:
+    """Compare what a random pipeline puts out by the end of all inputs; no row closes windows."""
+    dice = random.Random(seed)
+    case = case_of(dice, 3)
+    fed = [rows[:-1] for rows in rows_of(dice)]
+    feed, parts = Feed(dice, case.steps), list(map(part_of, fed))
+    out = feed.all(parts)
+    for _ in range(1 + feed.keyed.tick_count):
+        out += feed.epoch([part.slice(0, 0) for part in parts], (), is_over=True)
+    assert of_others(out) == put_out(case.oracles, Counter(row for rows in fed for row in rows))
+    assert feed.late == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_the_end_of_all_inputs_every_step_closes_all(seed):
+    check_end(seed)
+
+
+# --- broken on purpose --------------------------------------------------------------------------
+
+
+def without_lags(original):
+    return lambda self, given, delay_ms: given
+
+
+def at_once(original):
+    """A step hands on the watermark that it leaves, before it has put out what that closes."""
+
+    def states_after(plans, states, *arguments):
+        results = original(plans, states, *arguments)
+        pairs = zip(plans, results, strict=True)
+        ahead = [
+            replace(plan, base=replace(plan.base, watermark_ms=state.watermark_ms))
+            for plan, state in pairs
+        ]
+        return [results[0], *original(ahead, states, *arguments)[1:]]
+
+    return states_after
+
+
+def never_over(original):
+    def states_after(plans, states, source, *arguments):
+        over = None if source is None else replace(source, is_over=False)
+        return original(plans, states, over, *arguments[:2])
+
+    return states_after
+
+
+def unheard(original):
+    """No step but the first hears of the end of all inputs."""
+    return lambda self, given, delay_ms: (
+        None if is_final(given) else original(self, given, delay_ms)
     )
-    assert out == expected, [run_step.uid for run_step in case.steps]
+
+
+BROKEN = {
+    "lags are left out": (HandedOn, "watermark_ms", without_lags, False),
+    "handed on at once": (epoch_plan, "with_watermarks", at_once, False),
+    "what comes next is not waited for": (
+        epoch_plan,
+        "in_use",
+        lambda original: lambda base, *_: base,
+        True,
+    ),
+    "the end is never told": (epoch_plan, "with_watermarks", never_over, None),
+    "later steps do not hear of the end": (HandedOn, "watermark_ms", unheard, None),
+}
+"""What is broken, how, and where it is looked for: in a backlog, as rows come, or at the end."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_watermark_is_found_out(name, monkeypatch):
+    where, attribute, broken, to_their_ends = BROKEN[name]
+    monkeypatch.setattr(where, attribute, broken(getattr(where, attribute)))
+    for seed in (5, *range(20)):  # the first finds those that take longest
+        try:
+            if to_their_ends is None:
+                check_end(seed)
+            else:
+                check_random(seed, to_their_ends=to_their_ends)
+        except AssertionError:
+            return
+    pytest.fail(f"survived: {name}")
+
+
+class BehindATransform(Feed):
+    """Rows of DataFrame code: nobody knows their partitions, and the rows alone tell the time."""
+
+    def epoch(
+        self, parts: Sequence[pa.RecordBatch], unfinished: Sequence[int], **further: object
+    ) -> list[dict]:
+        for _ in range(self.dice.choice((1, 1, 1, 2))):
+            planned = self.job.plan(parallelism=self.dice.randrange(1, 4))
+            frames = [f for at, rows in enumerate(parts) for f in send(planned.first, [rows], at)]
+            for plan in planned.plans:
+                shares = routed(frames, plan.base.parallelism)
+                frames = [f for at, mine in enumerate(shares) for f in plan.run(mine, at)]
+            prepared, rows = finish(planned, routed(frames, planned.writer_count))
+        self.job.state = prepared.state
+        self.late += sum(late for _, late in prepared.late)
+        return rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_behind_a_transform_too_no_row_is_late_in_a_later_step(seed):
+    dice = random.Random(seed)
+    case = case_of(dice, 3)
+    # A row right at the watermark is late there, as behind Spark's: so the delay is longer by 1.
+    steps = tuple(
+        replace(one, watermark_delay_ms=DELAY_MS + 1) if one.watermark_delay_ms else one
+        for one in case.steps
+    )
+    fed = rows_of(dice)[0]
+    feed = BehindATransform(dice, steps)
+    assert of_others(feed.all([part_of(fed)])) == put_out(case.oracles, Counter(fed))
     assert feed.late == 0
 
 

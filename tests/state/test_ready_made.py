@@ -363,6 +363,8 @@ def test_sessions_take_timestamps_and_refuse_rows_without() -> None:
         (lambda: ready.top_n(0, "x"), "n=0, expected at least 1"),
         (lambda: ready.deduplicate(0), "forget_after_ms=0, expected more than 0"),
         (lambda: sessions(0, "x"), "gap_ms=0, expected more than 0"),
+        (lambda: sessions(2**62, "x"), "and at most 140,000 years"),
+        (lambda: ready.deduplicate(2**63), "and at most 140,000 years"),
     ],
 )
 def test_what_cannot_work_is_refused(make: Any, message: str) -> None:

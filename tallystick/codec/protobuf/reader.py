@@ -214,7 +214,8 @@ class _Decoder:
     ) -> pa.Array:
         kind = field.item_kind
         if field.message is not None:
-            spans = np.stack([values, values + sizes])
+            # Nobody reads what another member of a oneof has replaced: nothing is wrong with it.
+            spans = np.stack([values, values + np.where(valid, sizes, 0)])
             parts = self.columns(field.message, spans, records)
             if pa.types.is_timestamp(kind):
                 return self._times(kind, parts, valid, records, field.path)

@@ -298,9 +298,10 @@ class Update:
 
 @dataclass(frozen=True)
 class OwnUpdates:
-    """A user's function whose state is copied into memory of our own; see `codec.own_memory`.
+    """A user's function whose results are copied into memory of our own; see `codec.own_memory`.
 
-    The state is kept while the function is called for due timers, and while later functions run.
+    The state is kept while the function is called for due timers, and while later functions run;
+    these may use the same buffers as the output, of which the parts wait for each other.
     """
 
     function: Callable[[KeyedBatch], Update]
@@ -315,7 +316,20 @@ class OwnUpdates:
             state = own(state)
         elif hasattr(state, "items"):  # a mapping; a frame of pandas goes by it too
             state = {name: own_values(values) for name, values in state.items()}
-        return replace(update, state=state, timers=own_values(update.timers))
+        output, outputs = update.output, update.outputs
+        if isinstance(outputs, Mapping):
+            outputs = {name: _own_rows(rows) for name, rows in outputs.items()}
+        return replace(
+            update,
+            output=_own_rows(output),
+            state=state,
+            timers=own_values(update.timers),
+            outputs=outputs,
+        )
+
+
+def _own_rows(rows: Any) -> Any:
+    return own(rows) if isinstance(rows, pa.RecordBatch) else rows  # refused where it is looked at
 
 
 def order_by_key(codes: NDArray[Any], key_count: int) -> Int64Array:

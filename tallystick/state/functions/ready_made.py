@@ -31,6 +31,7 @@ from tallystick.state.functions.vectorised import ByColumns, VectorisedFunction,
 from tallystick.state.meaning import meaning_of, name_text
 from tallystick.state.numpy_columns import explode, lists_of
 from tallystick.state.schema import schema_of, type_of
+from tallystick.text import SPAN_MAX_MS
 
 EACH_EPOCH = "epoch"
 EACH_RECORD = "record"
@@ -129,10 +130,10 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
             the state grows with the number of keys.
 
     Raises:
-        OptionError: the time is not positive.
+        OptionError: the time is not positive, or more than 140,000 years.
     """
-    if forget_after_ms is not None and forget_after_ms <= 0:
-        raise OptionError(f"deduplicate: forget_after_ms={forget_after_ms}, expected more than 0")
+    if forget_after_ms is not None:
+        _check_ms("deduplicate: forget_after_ms", forget_after_ms)
 
     def first_only(batch: KeyedBatch) -> Update:
         if batch.is_due:
@@ -216,10 +217,9 @@ def sessions(gap_ms: int, time_column: str) -> VectorisedFunction:
             `event_time` too.
 
     Raises:
-        OptionError: the gap is not positive.
+        OptionError: the gap is not positive, or more than 140,000 years.
     """
-    if gap_ms <= 0:
-        raise OptionError(f"sessions: gap_ms={gap_ms}, expected more than 0")
+    _check_ms("sessions: gap_ms", gap_ms)
 
     def step(batch: KeyedBatch) -> Update:
         intervals = _sessions_merged(batch, time_column, gap_ms * _MICROS)
@@ -290,6 +290,11 @@ def _sessions_kept(
     # From the last to the first, so that the first stays; a key's sessions are in order of time.
     timers[codes[::-1]] = closes_ms[::-1]
     return Update(output, state, pa.array(timers, mask=counts == 0))
+
+
+def _check_ms(name: str, span_ms: int) -> None:
+    if not 0 < span_ms <= SPAN_MAX_MS:
+        raise OptionError(f"{name}={span_ms}, expected more than 0, and at most 140,000 years")
 
 
 def _output(

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import StructType
 
 from tallystick.arguments import not_one_of
+from tallystick.codec.own_memory import own
 from tallystick.errors import OptionError, StateError
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -39,11 +40,13 @@ from tallystick.state.overlay import one_batch
 from tallystick.state.pyspark.current_key import CurrentKey, Timers, expiry_of
 from tallystick.state.pyspark.rows import (
     KeyedRows,
+    are_mutable,
     as_frames,
     as_rows,
     frame_to_batch,
     in_timezone,
     key_tuples,
+    own_row,
     row_maker,
     rows_to_batch,
     sort_by_key,
@@ -91,6 +94,7 @@ class RowTask:
         self._timers = Timers(work.overlay, self._current)
         self._single = [f for f in work.fields.values() if f.kind in (VALUE, LIST)]
         self._returned: list[Row] = []
+        self._are_mutable = not is_pandas and are_mutable(output)
 
     def run(self, initial: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
         """Run all keys in order; the overlay is complete at the end.
@@ -133,7 +137,7 @@ class RowTask:
             if is_pandas:
                 yield from self._frames(output)
             else:
-                returned.extend(output)
+                returned.extend(map(own_row, output) if self._are_mutable else output)
                 if len(returned) >= OUTPUT_ROWS:
                     yield from self._batches_left()
 
@@ -208,14 +212,14 @@ class RowTask:
         if self._is_pandas:
             yield from self._frames(returned)
         else:
-            self._returned.extend(returned)
+            self._returned.extend(map(own_row, returned) if self._are_mutable else returned)
             if len(self._returned) >= OUTPUT_ROWS:
                 yield from self._batches_left()
 
     def _frames(self, returned: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         for frame in returned:
             if len(frame):
-                yield frame_to_batch(frame, self._output, self._timezone)
+                yield own(frame_to_batch(frame, self._output, self._timezone))
 
     def _batches_left(self) -> Iterator[pa.RecordBatch]:
         if self._returned:

@@ -191,6 +191,41 @@ if TYPE_CHECKING:  # a fifth of what a pipeline imports, and few need it
 _FRACTIONAL = (float, np.floating, decimal.Decimal)
 
 
+def are_mutable(schema: pa.Schema) -> bool:
+    """True if values of these columns may be objects that a processor changes after it yields."""
+    return any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in schema.types)
+
+
+def own_row(row: Any) -> Any:
+    """Return a returned Row whose lists and the like are copies, for it waits for later ones.
+
+    Source: Spark's TransformWithStateInPySparkRowSerializer takes each Row apart as it is yielded.
+    """
+    if not isinstance(row, Row):
+        return row  # refused where it is looked at
+    own = Row(*map(_own_value, row))
+    if hasattr(row, "__fields__"):
+        own.__fields__ = row.__fields__
+    return own
+
+
+def _own_value(value: Any) -> Any:
+    match value:
+        case Row():
+            return own_row(value)
+        case list():
+            return [_own_value(part) for part in value]
+        case tuple() if type(value) is tuple:
+            return tuple(map(_own_value, value))
+        case dict():
+            return {key: _own_value(part) for key, part in value.items()}
+        case bytearray() | memoryview():
+            return bytes(value)
+        case np.ndarray():
+            return value.copy()
+    return value
+
+
 def rows_to_batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
     """Convert returned rows to a batch, by the names of their columns in any order.
 
@@ -349,13 +384,13 @@ def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
 
 
 def order_misfit(value: Any, names: Sequence[str]) -> str:
-    """Return the misfit of a Row that has a struct's fields in another order; "" if none.
+    """Return the misfit of a Row that has some of a struct's fields at other places; "" if none.
 
     Where a Row counts by position, as in Spark, a Row with other names may do so: a value of one
     state goes into another.
     """
-    own = getattr(value, "__fields__", None)
-    if own is None or list(own) == list(names) or sorted(own) != sorted(names):
+    own = list(getattr(value, "__fields__", ()))
+    if all(name not in names or names[at] == name for at, name in enumerate(own[: len(names)])):
         return ""
     return f"has its fields in another order than {', '.join(names)}, and counts by position"
 

@@ -41,6 +41,7 @@ from tallystick.state.pyspark.values import (
     struct_from_text,
     struct_of,
 )
+from tallystick.text import SPAN_MAX_MS
 
 _POSITION = struct.Struct(">Q")
 
@@ -353,8 +354,11 @@ class Handle(StatefulProcessorHandle):
             raise OptionError(f"init() declares state {name!r} twice: give each its own name")
         if not name or name.startswith("$"):
             raise OptionError(f"a state is called {name!r}: a name is not empty, nor begins with $")
-        if ttl_ms is not None and ttl_ms < 0:
-            raise OptionError(f"state {name!r} has a TTL of {ttl_ms} ms: expected 1 or more")
+        if ttl_ms is not None and not 0 <= ttl_ms <= SPAN_MAX_MS:
+            raise OptionError(
+                f"state {name!r} has a TTL of {ttl_ms} ms: expected 1 or more, and at most "
+                f"140,000 years"
+            )
         if ttl_ms and self._time_mode != PROCESSING_TIME:
             raise OptionError(
                 f"state {name!r} has a TTL, which needs time_mode {PROCESSING_TIME!r}: it is "

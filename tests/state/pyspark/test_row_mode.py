@@ -400,6 +400,8 @@ def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
         ((1, (1,)), "has not the 2 fields"),
         ((1, Row(word="a", x=1)), "in another order than x, word, and counts by position"),
         (Row(inner=(1, "a"), n=1), "it has its fields in another order than n, inner"),
+        (Row(inner=1, other=(1, "a")), "it has its fields in another order than n, inner"),
+        ((1, Row(other=1, x="a")), "in another order than x, word, and counts by position"),
     ],
 )
 def test_a_value_of_state_with_other_fields_is_refused(value, message):
@@ -829,3 +831,25 @@ def test_keys_come_in_their_order_and_rows_in_theirs():
         ("é", "1"),
     ]
     assert Counter(k for k, *_ in rows_out).most_common(1)[0][1] == 1
+
+
+class OfOneBuffer(StatefulProcessor):
+    """Yields rows that hold the same list, map and bytes, filled anew for each."""
+
+    def init(self, handle):
+        self.many, self.by_name, self.data = [0], {"n": [0]}, bytearray(1)
+        self.numbers = np.zeros(1, np.int64)
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in rows:
+            self.many[0] = self.by_name["n"][0] = self.data[0] = self.numbers[0] = row.ms
+            part = Row(n=self.many)
+            yield Row(l=self.many, m=self.by_name, d=self.data, a=self.numbers, s=part)
+
+
+def test_rows_of_a_processor_that_uses_its_lists_again_stay_as_they_were_yielded():
+    """They wait for those of later keys."""
+    output = "l array<bigint>, m map<string,array<bigint>>, d binary, a array<bigint>"
+    step = epochs_of(OfOneBuffer(), output=f"{output}, s struct<n:array<bigint>>")
+    returned = step.run(rows(("a", "", 1), ("a", "", 2), ("b", "", 3)))
+    assert returned == [([n], [("n", [n])], bytes([n]), [n], {"n": [n]}) for n in (1, 2, 3)]
