@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
-from tallystick.codec.formats import Format, Json, Text
+from tallystick.codec.formats import NAMED, Format, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.options.source import (
@@ -213,16 +213,15 @@ def _check_formats(value: Format | Text | None, key: Format | None) -> None:
     if value is not None:
         if not isinstance(value, Format | Text):
             raise OptionError(
-                f"value={value!r}: expected Json(...), Avro(...), JsonSchema(...), Protobuf(...) "
-                f"or Text(); without one it is bytes, in column value"
+                f"value={value!r}: expected {NAMED} or Text(); without one it is bytes, in column "
+                f"value"
             )
-        _check_for_reading(value)
+        value.check_for_reading()
     if key is None:
         return
     if not isinstance(key, Format):
         raise OptionError(
-            f"key={key!r}: expected Json(...), Avro(...), JsonSchema(...) or Protobuf(...); "
-            f"without one it is bytes, in column key"
+            f"key={key!r}: expected one of {NAMED}; without one it is bytes, in column key"
         )
     if key.schema is None:
         raise OptionError(
@@ -233,21 +232,7 @@ def _check_formats(value: Format | Text | None, key: Format | None) -> None:
             f"key={type(key).__name__}(mode={key.mode!r}), and the value has mode {value.mode!r}: "
             f"a record has one mode. Give both the same"
         )
-    _check_for_reading(key)
-
-
-def _check_for_reading(form: Format | Text) -> None:
-    match form:
-        case Text():
-            return
-        case Json(None):
-            raise OptionError(
-                'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
-            )
-        case Json():
-            return
-        case _:
-            form.check_for_reading()
+    key.check_for_reading()
 
 
 def _completed(part: str, form: Form, texts: ParsedOptions) -> Form:

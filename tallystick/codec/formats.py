@@ -1,6 +1,7 @@
 """Formats of a record's value, as a user declares them; readers and writers carry them out."""
 
 from dataclasses import dataclass, field
+from typing import get_args
 from urllib.parse import urlsplit
 
 from tallystick.errors import OptionError
@@ -42,6 +43,13 @@ class Json:
                 "e.g. 'dest string, dep_delay double'"
             )
 
+    def check_for_reading(self) -> None:
+        """Raise `OptionError` unless the format names fields to read."""
+        if self.schema is None:
+            raise OptionError(
+                'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -59,6 +67,9 @@ class Text:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise OptionError(f"Text(mode={self.mode!r}): choose one of {', '.join(MODES)}")
+
+    def check_for_reading(self) -> None:
+        """Accept every setting: text is one column, without a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +289,8 @@ class Protobuf:
 
 Format = Json | Avro | JsonSchema | Protobuf
 """A format with columns of its own."""
+NAMED = ", ".join(f"{form.__name__}(...)" for form in get_args(Format))
+"""All such formats, for messages."""
 REGISTERED = (Avro, JsonSchema, Protobuf)
 """Formats whose schemas are in a registry."""
 

@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from numbers import Integral
 
+from tallystick.errors import OptionError
 from tallystick.values import TopicPartition
 
 FAIL = "fail"
@@ -26,6 +28,14 @@ ON_REMOVED = (FAIL, KEEP, DROP)
 ON_RECREATED = (FAIL, RESTART)
 ON_TRUNCATED = (FAIL, RESUME)
 ON_UNREADABLE = (FAIL, SKIP)
+LOSS_WORDS = {
+    "expired": ON_EXPIRED,
+    "removed": ON_REMOVED,
+    "recreated": ON_RECREATED,
+    "truncated": ON_TRUNCATED,
+    "unreadable": ON_UNREADABLE,
+}
+"""The words that each field of `LossPolicy` takes."""
 
 KEEP_MS = 3_600_000
 """The time for which `keep` holds the position of a partition that is gone."""
@@ -202,6 +212,9 @@ class LossPolicy:
         keep_ms: see `removed`.
         unreadable: `fail`, or `skip`: go on after a record batch whose checksum is right and that
             cannot be read, since a faulty producer wrote it so.
+
+    Raises:
+        OptionError: a word is unknown, or `keep_ms` is no number from 0.
     """
 
     expired: str = FAIL
@@ -212,12 +225,16 @@ class LossPolicy:
     unreadable: str = FAIL
 
     def __post_init__(self) -> None:
-        assert self.expired in ON_EXPIRED, self
-        assert self.removed in ON_REMOVED, self
-        assert self.recreated in ON_RECREATED, self
-        assert self.truncated in ON_TRUNCATED, self
-        assert self.unreadable in ON_UNREADABLE, self
-        assert self.keep_ms >= 0, self
+        for name, words in LOSS_WORDS.items():
+            word = getattr(self, name)
+            if word not in words:
+                raise OptionError(f"LossPolicy({name}={word!r}): choose one of {', '.join(words)}")
+        keep_ms: object = self.keep_ms
+        if isinstance(keep_ms, bool) or not isinstance(keep_ms, Integral) or keep_ms < 0:
+            raise OptionError(
+                f"LossPolicy(keep_ms={keep_ms!r}): expected a whole number of ms from 0, for how "
+                f"long removed='keep' holds a position"
+            )
 
 
 LENIENT = LossPolicy(expired=SKIP, removed=DROP, recreated=RESTART, truncated=RESUME)
