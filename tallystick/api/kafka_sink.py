@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from tallystick.codec.formats import NAMED, REGISTERED, Format
+from tallystick.codec.formats import ONE_NAMED, REGISTERED, Format
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.epoch.transactional_ids import (
     ID_PREFIX,
@@ -143,8 +143,8 @@ class KafkaSink:
         for form, part in ((self.value, "value"), (self.key_format, "key")):
             if not isinstance(form, Format | None):
                 raise OptionError(
-                    f"the {part} of KafkaSink cannot be written as {form!r}: expected one of "
-                    f"{NAMED}; text is a column, without a format"
+                    f"the {part} of KafkaSink cannot be written as {form!r}: expected "
+                    f"{ONE_NAMED}; text is a column, without a format"
                 )
             if isinstance(form, REGISTERED):
                 form.check_for_writing()

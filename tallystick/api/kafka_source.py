@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
-from tallystick.codec.formats import NAMED, Format, Text
+from tallystick.codec.formats import NAMED, ONE_NAMED, Format, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.options.source import (
@@ -221,7 +221,7 @@ def _check_formats(value: Format | Text | None, key: Format | None) -> None:
         return
     if not isinstance(key, Format):
         raise OptionError(
-            f"key={key!r}: expected one of {NAMED}; without one it is bytes, in column key"
+            f"key={key!r}: expected {ONE_NAMED}; without one it is bytes, in column key"
         )
     if key.schema is None:
         raise OptionError(

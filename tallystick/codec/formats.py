@@ -291,6 +291,7 @@ Format = Json | Avro | JsonSchema | Protobuf
 """A format with columns of its own."""
 NAMED = ", ".join(f"{form.__name__}(...)" for form in get_args(Format))
 """All such formats, for messages."""
+ONE_NAMED = " or ".join(NAMED.rsplit(", ", 1))
 REGISTERED = (Avro, JsonSchema, Protobuf)
 """Formats whose schemas are in a registry."""
 
