@@ -26,7 +26,6 @@ SIMULATOR = ROOT / "tests" / "simulation"
 STREAMING = PACKAGE / "spark" / "streaming"
 SIMULATED_TOO = {
     STREAMING.parent / "gang" / "inbox.py",
-    STREAMING.parent / "gang" / "share.py",
     PACKAGE / "pipeline" / "input_planning.py",
     PACKAGE / "pipeline" / "__init__.py",
     STREAMING.parent / "gang" / "__init__.py",

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from tallystick.arguments import Settings, checked
-from tallystick.codec.formats import Format, Json, ReadFormat, ReadKeyFormat, Text
+from tallystick.codec.formats import Format, ReadFormat, ReadKeyFormat, Text
 from tallystick.epoch.transactional_ids import default_prefix, token_owner
 from tallystick.errors import OptionError
 from tallystick.options.source import (
@@ -237,7 +237,7 @@ def _check_formats(value: Format | Text | None, key: Format | None) -> None:
         OptionError: a format lacks its schema, or has options for writing; or the modes differ.
     """
     if value is not None:
-        _check_for_reading(value)
+        value.check_for_reading()
     if key is None:
         return
     if key.schema is None:
@@ -249,21 +249,7 @@ def _check_formats(value: Format | Text | None, key: Format | None) -> None:
             f"key={type(key).__name__}(mode={key.mode!r}), and the value has mode {value.mode!r}: "
             f"a record has one mode. Give both the same"
         )
-    _check_for_reading(key)
-
-
-def _check_for_reading(form: Format | Text) -> None:
-    match form:
-        case Text():
-            return
-        case Json(None):
-            raise OptionError(
-                'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
-            )
-        case Json():
-            return
-        case _:
-            form.check_for_reading()
+    key.check_for_reading()
 
 
 def _completed(part: str, form: Form, texts: ParsedOptions) -> Form:

@@ -51,6 +51,13 @@ class Json:
             )
         ddl.check_fields("Json(schema)", self.schema)
 
+    def check_for_reading(self) -> None:
+        """Raise `OptionError` unless the format names fields to read."""
+        if self.schema is None:
+            raise OptionError(
+                'value=Json(): reading needs a schema, e.g. Json("dest string, n bigint")'
+            )
+
 
 @checked
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,9 @@ class Text:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise not_one_of("mode", self.mode, MODES, of="Text")
+
+    def check_for_reading(self) -> None:
+        """Accept every setting: text is one column, without a schema."""
 
 
 @checked

@@ -85,6 +85,39 @@ def malformed_error(values: pa.Array, row: int, expected: str, reason: str, at: 
     )
 
 
+def by_mode(
+    values: pa.Array,
+    columns: pa.RecordBatch,
+    reasons: Mapping[int, str],
+    mode: str,
+    expected: str,
+    where: Where,
+) -> ParsedValues:
+    """Return parsed rows, with the malformed records treated as a mode says.
+
+    The end of every `ValueReader.parse`, so that all formats have the same four modes.
+
+    Args:
+        values: see `ValueReader.parse`.
+        columns: a row per value; nulls for a malformed one.
+        reasons: the reason of each malformed row, in the order of the rows.
+        mode: one of `formats.MODES`.
+        expected: see `malformed_error`.
+        where: names the topic, partition and offset of an input row.
+
+    Raises:
+        RecordError: a record is malformed, in mode failfast.
+    """
+    assert mode in MODES, mode
+    if reasons and mode == FAILFAST:
+        row, reason = next(iter(reasons.items()))
+        raise malformed_error(values, row, expected, reason, where(row))
+    if not reasons or mode == PERMISSIVE:
+        return ParsedValues(columns, None, reasons)
+    kept = np.delete(np.arange(len(values)), list(reasons))
+    return ParsedValues(columns.take(pa.array(kept)), kept, reasons)
+
+
 def check_names(fields: Sequence[pa.Field], path: str, form: str) -> None:
     """Check that fields have different names.
 
@@ -128,16 +161,11 @@ class TextReader:
             return ParsedValues(_batch(values.cast(pa.string())))
         except pa.ArrowInvalid:
             reasons = _reasons(values)
-        if mode == FAILFAST:
-            row, reason = next(iter(reasons.items()))
-            raise malformed_error(values, row, "UTF-8 text", reason, where(row))
         good = np.ones(len(values), np.bool_)
         good[list(reasons)] = False
-        if mode == PERMISSIVE:
-            readable = pc.if_else(pa.array(good), values, pa.scalar(None, values.type))
-            return ParsedValues(_batch(readable.cast(pa.string())), None, reasons)
-        kept = values.filter(pa.array(good)).cast(pa.string())
-        return ParsedValues(_batch(kept), np.flatnonzero(good), reasons)
+        readable = pc.if_else(pa.array(good), values, pa.scalar(None, values.type))
+        columns = _batch(readable.cast(pa.string()))
+        return by_mode(values, columns, reasons, mode, "UTF-8 text", where)
 
 
 def _batch(texts: pa.Array) -> pa.RecordBatch:

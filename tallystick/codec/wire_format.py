@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from tallystick.codec import bytes_kernels as kernels
-from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
+from tallystick.codec.formats import FAILFAST, MODES
 from tallystick.codec.spans import Int64Array, Spans, spans_of
-from tallystick.codec.values import ParsedValues, Where, malformed_error, nulls
+from tallystick.codec.values import ParsedValues, Where, by_mode, malformed_error, nulls
 from tallystick.errors import RecordError
 
 BATCH_BYTES_MAX = 1 << 30
@@ -112,23 +112,17 @@ def parse_bodies(form: BodyFormat, values: pa.Array, mode: str, where: Where) ->
     assert mode in MODES, mode
     spans = spans_of(values, "value")
     columns, reasons = [], dict[int, str]()
+    expected = f"{form.name} in Confluent's wire format (byte 0, four bytes of schema id, body)"
     for first, last in spans.runs(BATCH_BYTES_MAX):
         batch = _Batch(form, spans, first, last, where)
         columns.append(batch.columns())
         batch_reasons = batch.reasons()
         if mode == FAILFAST and batch_reasons:
             row = next(iter(batch_reasons))
-            expected = (
-                f"{form.name} in Confluent's wire format (byte 0, four bytes of schema id, body)"
-            )
             raise malformed_error(values, row, expected, batch_reasons[row], where(row))
         reasons.update(batch_reasons)
     table = pa.concat_batches(columns) if columns else nulls(form.schema, 0)
-    if not reasons or mode == PERMISSIVE:
-        return ParsedValues(table, None, reasons)
-    kept = np.ones(len(values), np.bool_)
-    kept[list(reasons)] = False
-    return ParsedValues(table.filter(pa.array(kept)), np.flatnonzero(kept), reasons)
+    return by_mode(values, table, reasons, mode, expected, where)
 
 
 class _Batch:

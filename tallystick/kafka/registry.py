@@ -14,7 +14,7 @@ Source: https://docs.confluent.io/platform/current/schema-registry/develop/api.h
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -433,7 +433,7 @@ def _id(name: str, path: str) -> int:
 
 @lru_cache(maxsize=FOUND_KEPT_MAX)
 def value_writer(form: Format, default_subject: str, *, registers: bool) -> ValueWriter:
-    """Return the writer of values in a format.
+    """Return the writer of values in a format; `pipeline.topics.layout_of` chooses the reader.
 
     Args:
         form: the format, as the user asked for it.
@@ -448,11 +448,15 @@ def value_writer(form: Format, default_subject: str, *, registers: bool) -> Valu
     if isinstance(form, Json):
         return JsonWriter()
     registered = _registered(form, form.subject or default_subject, registers)
-    if isinstance(form, Avro):
-        return AvroWriter(registered.schema_id, registered.texts)
-    if isinstance(form, Protobuf):
-        return ProtobufWriter(registered.schema_id, registered.texts, form.message)
-    return JsonSchemaWriter(registered.schema_id, registered.texts[-1])
+    match form:
+        case Avro():
+            return AvroWriter(registered.schema_id, registered.texts)
+        case Protobuf():
+            return ProtobufWriter(registered.schema_id, registered.texts, form.message)
+        case JsonSchema():
+            return JsonSchemaWriter(registered.schema_id, registered.texts[-1])
+        case _:
+            assert_never(form)
 
 
 @lru_cache(maxsize=FOUND_KEPT_MAX)

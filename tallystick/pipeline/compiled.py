@@ -48,7 +48,7 @@ from tallystick.run.driver import Driver, Listener
 from tallystick.run.part_times import PartTimes
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame, transformed
-from tallystick.spark.gang.tasks import GangTasks, size_of
+from tallystick.spark.gang.gang import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.tasks import BroadcastPlans, InputSplits, Unread, UnreadInput, share
 from tallystick.state.catalog import StepState

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Collection, Mapping
+from typing import assert_never
 
 import pyarrow as pa
 
@@ -11,6 +12,7 @@ from tallystick.codec.ddl import ddl_of
 from tallystick.codec.formats import (
     DEADLETTER,
     PERMISSIVE,
+    Avro,
     Format,
     Json,
     JsonSchema,
@@ -351,13 +353,18 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
 
 
 def _reader(form: Format, schema: pa.Schema) -> ValueReader:
-    if isinstance(form, Json):
-        return JsonReader(schema)
-    if isinstance(form, JsonSchema):
-        return FramedJsonReader(JsonReader(schema))
-    if isinstance(form, Protobuf):
-        return ProtobufReader(schema, schema_source(form))
-    return AvroReader(schema, schema_source(form))
+    """Return the reader of values in a format; `kafka.registry.value_writer` has the writers."""
+    match form:
+        case Json():
+            return JsonReader(schema)
+        case JsonSchema():
+            return FramedJsonReader(JsonReader(schema))
+        case Protobuf():
+            return ProtobufReader(schema, schema_source(form))
+        case Avro():
+            return AvroReader(schema, schema_source(form))
+        case _:
+            assert_never(form)
 
 
 def _value_schema(options: SourceOptions, schema: pa.Schema) -> pa.Schema:

@@ -28,6 +28,14 @@ ON_REMOVED = (FAIL, KEEP, DROP)
 ON_RECREATED = (FAIL, RESTART)
 ON_TRUNCATED = (FAIL, RESUME)
 ON_UNREADABLE = (FAIL, SKIP)
+LOSS_WORDS = {
+    "expired": ON_EXPIRED,
+    "removed": ON_REMOVED,
+    "recreated": ON_RECREATED,
+    "truncated": ON_TRUNCATED,
+    "unreadable": ON_UNREADABLE,
+}
+"""The words that each field of `LossPolicy` takes."""
 
 KEEP_MS = 3_600_000
 """The time for which `keep` holds the position of a partition that is gone."""
@@ -214,6 +222,9 @@ class LossPolicy:
         keep_ms: see `removed`.
         unreadable: `fail`, or `skip`: go on after a record batch whose checksum is right and that
             cannot be read, since a faulty producer wrote it so.
+
+    Raises:
+        OptionError: a word is unknown, or `keep_ms` is no number from 0.
     """
 
     expired: str = FAIL
@@ -224,18 +235,14 @@ class LossPolicy:
     unreadable: str = FAIL
 
     def __post_init__(self) -> None:
-        known = {
-            "expired": ON_EXPIRED,
-            "removed": ON_REMOVED,
-            "recreated": ON_RECREATED,
-            "truncated": ON_TRUNCATED,
-            "unreadable": ON_UNREADABLE,
-        }
-        for name, choices in known.items():
-            if getattr(self, name) not in choices:
-                raise not_one_of(name, getattr(self, name), choices, of="LossPolicy")
+        for name, words in LOSS_WORDS.items():
+            if getattr(self, name) not in words:
+                raise not_one_of(name, getattr(self, name), words, of="LossPolicy")
         if self.keep_ms < 0:
-            raise OptionError(f"LossPolicy(keep_ms={self.keep_ms}): expected ms from 0")
+            raise OptionError(
+                f"LossPolicy(keep_ms={self.keep_ms}): expected ms from 0, for how long "
+                f"removed='keep' holds a position"
+            )
 
 
 LENIENT = LossPolicy(expired=SKIP, removed=DROP, recreated=RESTART, truncated=RESUME)

@@ -23,10 +23,12 @@ from tallystick.spark.gang.inbox import (
     FAILED,
     READY,
     EpochCancelledError,
+    FramesOf,
     Inbox,
     Replies,
+    Share,
+    WriteStep,
 )
-from tallystick.spark.gang.share import FramesOf, Share, WriteStep
 from tallystick.state.catalog import StepState
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import ProcessPlan
@@ -228,7 +230,7 @@ class _Baton:
 
 
 class _Sending:
-    """See `gang.share.Sending`."""
+    """See `gang.inbox.PeerStream`."""
 
     def __init__(self, world: Around, sender: Member, receiver: Member) -> None:
         self._world = world

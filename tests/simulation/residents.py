@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import RetriableError
-from tallystick.spark.gang.share import FramesOf, WriteStep
+from tallystick.spark.gang.inbox import FramesOf, WriteStep
 from tallystick.state.catalog import StepState
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
 from tallystick.tasks.frames import Frame
@@ -40,7 +40,7 @@ PLACE = ("topic", "partition", "offset")
 
 
 class Residents:
-    """The resident tasks of one run; see `spark.gang.tasks.GangTasks`.
+    """The resident tasks of one run; see `spark.gang.gang.GangTasks`.
 
     Args:
         world: what surrounds them.

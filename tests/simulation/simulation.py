@@ -1,14 +1,15 @@
 """From a seed to a verdict: one life of a world, and what the oracle says about it."""
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
+from tallystick.checkpoint import decision_log, spark_log
 from tallystick.epoch.manifest import FOLDER, KAFKA
-from tallystick.tasks import frames, operator_state
+from tallystick.run import driver, participants
+from tallystick.tasks import epoch_plan, frames, operator_state
 from tests.simulation.checker import Violation
 from tests.simulation.faults import Fault
 from tests.simulation.rows import OUTPUT, Row, rows_between
@@ -196,14 +197,8 @@ def _read(world: World) -> list[Row]:
 @contextmanager
 def _silent_driver() -> Iterator[None]:
     """The driver warns of every failure; here failing is the point."""
-    names = (
-        "run.driver",
-        "run.keyed_epoch",
-        "run.participants",
-        "checkpoint.decision_log",
-        "checkpoint.spark_log",
-    )
-    loggers = [logging.getLogger(f"tallystick.{name}") for name in names]
+    modules = (driver, participants, epoch_plan, decision_log, spark_log)
+    loggers = [module.logger for module in modules]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True

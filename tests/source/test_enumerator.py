@@ -4,11 +4,17 @@ import json
 
 import pytest
 
-from tallystick.errors import LogTruncatedError, PartitionRemovedError, TopicRecreatedError
+from tallystick.errors import (
+    LogTruncatedError,
+    OptionError,
+    PartitionRemovedError,
+    TopicRecreatedError,
+)
 from tallystick.source.enumerator import Enumerator
 from tallystick.source.offsets import SourceOffsets, from_json
 from tallystick.source.splits import plan_splits, share_out
 from tallystick.source.subscription import (
+    LOSS_WORDS,
     Assignment,
     FoundTopic,
     LossPolicy,
@@ -368,3 +374,20 @@ def test_a_partition_that_is_held_keeps_its_position_and_is_read_later():
     assert (plan.offsets.positions, plan.waiting) == ({T0: 9, T1: 5}, 4)
     assert enumerator.plan(None, {T0, T1}).offsets is known, "nothing is left to be read"
     assert enumerator.plan(None).offsets.positions == {T0: 9, T1: 8}
+
+
+@pytest.mark.parametrize("field", LOSS_WORDS)
+def test_a_word_that_a_loss_policy_does_not_know_is_refused_with_those_that_there_are(field):
+    words = LOSS_WORDS[field]
+    assert {getattr(LossPolicy(**{field: word}), field) for word in words} == set(words)
+
+    with pytest.raises(OptionError) as caught:
+        LossPolicy(**{field: "warn"})
+    expected = f"LossPolicy({field}='warn'): choose one of {', '.join(words)}"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("keep_ms", [-1, 1.5, "1h", True])
+def test_a_loss_policy_keeps_for_a_whole_number_of_ms(keep_ms):
+    with pytest.raises(OptionError, match=r"LossPolicy\(keep_ms=.*whole number of ms from 0"):
+        LossPolicy(removed="keep", keep_ms=keep_ms)

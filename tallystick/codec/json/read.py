@@ -55,7 +55,14 @@ from tallystick.codec.json.kernels import (
 from tallystick.codec.json.reasons import misfit
 from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of, text_array, validity
-from tallystick.codec.values import ParsedValues, Where, check_names, malformed_error, nulls
+from tallystick.codec.values import (
+    ParsedValues,
+    Where,
+    by_mode,
+    check_names,
+    malformed_error,
+    nulls,
+)
 from tallystick.errors import OptionError
 
 BLOCK_BYTES_MAX = 64 << 20
@@ -141,10 +148,7 @@ def parse_json(values: pa.Array, schema: pa.Schema, mode: str, where: Where) -> 
         )
         batches.append(batch)
     columns = _concatenated(batches) if batches else nulls(schema, 0)
-    if not reasons or mode == PERMISSIVE:
-        return ParsedValues(columns, None, reasons)
-    kept = np.delete(np.arange(len(values)), list(reasons))
-    return ParsedValues(columns.take(pa.array(kept)), kept, reasons)
+    return by_mode(values, columns, reasons, mode, EXPECTED, where)
 
 
 def warm_up() -> None:
@@ -415,7 +419,6 @@ class FramedJsonReader:
 
     def parse(self, values: pa.Array, mode: str, where: Where) -> ParsedValues:
         """See `ValueReader.parse`."""
-        assert mode in MODES, mode
         spans = spans_of(values, "value")
         batches: list[pa.RecordBatch] = []
         reasons: dict[int, str] = {}
@@ -427,14 +430,7 @@ class FramedJsonReader:
                 first + row: why for row, why in sorted({**parsed.reasons, **wrong}.items())
             }
         columns = pa.concat_batches(batches) if batches else nulls(self.schema, 0)
-        if reasons and mode == FAILFAST:
-            row, reason = next(iter(reasons.items()))
-            raise malformed_error(values, row, FRAMED_EXPECTED, reason, where(row))
-        if not reasons or mode == PERMISSIVE:
-            return ParsedValues(columns, None, reasons)
-        kept = np.ones(len(values), np.bool_)
-        kept[list(reasons)] = False
-        return ParsedValues(columns.filter(pa.array(kept)), np.flatnonzero(kept), reasons)
+        return by_mode(values, columns, reasons, mode, FRAMED_EXPECTED, where)
 
 
 def _unwrapped(spans: Spans, first: int, last: int) -> tuple[pa.Array, dict[int, str]]:

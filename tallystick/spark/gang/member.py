@@ -34,6 +34,7 @@ from tallystick.spark.gang.inbox import (
     WORKING,
     EpochCancelledError,
     Inbox,
+    Share,
 )
 from tallystick.spark.gang.link import (
     Address,
@@ -44,7 +45,6 @@ from tallystick.spark.gang.link import (
     stop_listening,
 )
 from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
-from tallystick.spark.gang.share import Share
 from tallystick.spark.tasks import Parcel
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report

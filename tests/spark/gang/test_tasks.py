@@ -12,8 +12,7 @@ import pytest
 
 from tallystick.spark.gang import gang as gangs
 from tallystick.spark.gang import member
-from tallystick.spark.gang.gang import GangLostError, GangStoppedError, Size
-from tallystick.spark.gang.tasks import GangTasks
+from tallystick.spark.gang.gang import GangLostError, GangStoppedError, GangTasks, Size
 from tallystick.tasks.read import OpenOutlet, Report, StatelessOutlet
 from tests.spark.gang.forked import (
     ForkedContext,
