@@ -148,7 +148,7 @@ CACHES_OF_VALUES = {
     "codec/protobuf/schema.py": {"_known_files", "messages_of"},
     "codec/protobuf/writer.py": {"_plan"},
     "codec/records/compression.py": {"_codec"},
-    "host/java.py": {"_has_vector_module", "probe"},
+    "host/java.py": {"probe"},
     "host/forks.py": {"_parents"},
     "kafka/java_settings.py": {"say_passed_over"},
     "kafka/messages.py": {

@@ -23,6 +23,7 @@ After `process` the functions run in the task that owns the key.
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
@@ -48,8 +49,11 @@ from tallystick.api.streams import (
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, StepMissingError
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.output import KafkaOutput
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
+from tallystick.pipeline.first_start import check_first_start
 from tallystick.pipeline.loop import start_loop
 from tallystick.pipeline.recovery import Recovery, recover
 from tallystick.pipeline.topology import OutputTopology
@@ -58,6 +62,7 @@ from tallystick.run.query import Query
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
+from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, resolved
 from tallystick.tasks.keyed_step import Columns, FrameFunction, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Selection
@@ -208,6 +213,7 @@ class Pipeline:
         listener: Listener | None = None,
         execution: Literal["resident", "jobs"] | None = None,
         ui_port: int | None = None,
+        quiet: bool = False,
     ) -> Query:
         """Check everything that can be checked, then start.
 
@@ -230,6 +236,7 @@ class Pipeline:
                 `tallystick[ui]`. It stays after the run has ended, to show why, until the process
                 ends or another start takes the port. None: there is no page; `tallystick ui` shows
                 one from outside.
+            quiet: print nothing on the terminal; `logging` gets the lines about the run anyway.
 
         Returns:
             The running query, with the members of Spark's StreamingQuery. The error that ends the
@@ -244,14 +251,20 @@ class Pipeline:
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
         self._check_whole(execution)
+        try:
+            check_first_start(place, self._configs)
+        except OptionError:  # a mistake in the pipeline comes first; nothing of Spark is started
+            self._run(Cluster.at_hand(spark), execution)
+            raise
         cluster = Cluster.of(spark, self.name, is_light=is_light)
+        save = partial(_save, self, place)
         try:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
-                return start_loop(run, place, trigger, accepted)
+                return start_loop(run, place, trigger, accepted, is_quiet=quiet, save=save)
             live = _open_live_page(self, ui_port, place, trigger, listener)
             run = self._run(cluster, execution, live, dropped)
-            query = start_loop(run, place, trigger, accepted)
+            query = start_loop(run, place, trigger, accepted, is_quiet=quiet, save=save)
             live.show(query)
             return query
         except BaseException:
@@ -313,6 +326,13 @@ class Pipeline:
     def _all_steps(self) -> tuple[Step, ...]:
         """The steps, those of an only input included."""
         return (*self.inputs.chain, *self.steps)
+
+    @property
+    def _configs(self) -> tuple[KafkaConfig, ...]:
+        """The settings of the clusters that are read and written."""
+        read = (source.options.config for source in self.inputs.declared(self.name))
+        outputs = (getattr(sink, "output", None) for sink in self.sinks)
+        return (*read, *(out.config for out in outputs if isinstance(out, KafkaOutput)))
 
     def _check_whole(self, execution: str | None) -> None:
         """Refuse mistakes that can be found in the pipeline alone."""
@@ -560,6 +580,16 @@ def _open_live_page(
     live = LiveRun(listener, trigger, pipeline.topology.dead_letter_topic or "")
     open_page(port, checkpoint, connection_of(pipeline), live)
     return live
+
+
+def _save(pipeline: Pipeline, checkpoint: str, target: str) -> None:
+    """Write a savepoint of a pipeline that was drained."""
+    from tallystick.ops import savepoints
+    from tallystick.ops.checkpoint_view import asking
+
+    ask = asking(KafkaConfig.from_options(connection_of(pipeline)))
+    folder = FileStorage(resolved(target))
+    savepoints.create(FileStorage(checkpoint), folder, ask_kafka=ask)
 
 
 def connection_of(pipeline: Pipeline) -> dict[str, str]:
