@@ -57,8 +57,10 @@ from tallystick.pipeline.first_start import check_first_start
 from tallystick.pipeline.loop import start_loop
 from tallystick.pipeline.recovery import Recovery, recover
 from tallystick.pipeline.topology import OutputTopology
+from tallystick.run.console import Console
 from tallystick.run.driver import Listener
 from tallystick.run.query import Query
+from tallystick.run.signals import interruption
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
@@ -267,6 +269,10 @@ class Pipeline:
             query = start_loop(run, place, trigger, accepted, is_quiet=quiet, save=save)
             live.show(query)
             return query
+        except KeyboardInterrupt:
+            cluster.close()
+            Console(self.name, is_quiet=quiet).farewell("SIGINT: stopped before its first epoch")
+            raise interruption() from None
         except BaseException:
             cluster.close()
             raise

@@ -79,6 +79,11 @@ def exit_code(by: signal.Signals, *, is_complete: bool) -> int:
     return 0 if is_complete else TERMINATED
 
 
+def interruption() -> BaseException:
+    """Return what ends a program whose start a SIGINT has ended, with a line and no traceback."""
+    return KeyboardInterrupt() if is_interactive() else SystemExit(INTERRUPTED)
+
+
 def is_interactive() -> bool:
     """True in a shell or notebook, which outlives the run."""
     return hasattr(sys, "ps1") or hasattr(sys.modules.get("builtins"), "__IPYTHON__")
