@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterable
 from threading import Lock
-from typing import Any
 
 from tallystick.errors import OptionError
 
@@ -92,7 +91,7 @@ def is_hopeless(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in REFUSED
 
 
-def unreachable(what: str, reasons: dict[str, Any], setting: str) -> OptionError:
+def unreachable(what: str, reasons: dict[str, str], setting: str) -> OptionError:
     """Return the error for servers none of which can be reached.
 
     Args:

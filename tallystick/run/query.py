@@ -588,8 +588,10 @@ class Query:
             finally:
                 if self in RUNNING:
                     RUNNING.remove(self)
-                self._on_end(self._error)
-                self._ended.set()
+                try:
+                    self._on_end(self._error)
+                finally:
+                    self._ended.set()
 
     def _note(self, ended: EpochEnded) -> dict[str, Any]:
         began = datetime.fromtimestamp(ended.began_s, UTC)

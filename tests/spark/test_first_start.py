@@ -8,8 +8,8 @@ from pyspark import SparkContext
 
 import tallystick as ts
 from tallystick.errors import OptionError
-from tallystick.kafka import reach
 from tallystick.kafka.config import KafkaConfig
+from tallystick.pipeline import first_start
 from tallystick.pipeline.first_start import check_first_start
 from tallystick.spark.cluster import Cluster
 
@@ -43,8 +43,8 @@ def test_a_pipeline_that_ran_before_waits_for_kafka(
     config = KafkaConfig.from_options({"bootstrap.servers": servers})
     with pytest.raises(OptionError):
         check_first_start(str(tmp_path), [config])
-    manifest = tmp_path / "tallystick" / f"{7:012d}-0000000001-00000001-ab.json"
+    manifest = tmp_path / "tallystick" / f"{7:012d}-1-ab.json"
     manifest.parent.mkdir()
     manifest.write_text("")
-    monkeypatch.setattr(reach, "check_reachable", lambda _: pytest.fail("it is asked"))
+    monkeypatch.setattr(first_start, "check_reachable", lambda _: pytest.fail("it is asked"))
     check_first_start(str(tmp_path), [config])
