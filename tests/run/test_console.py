@@ -93,7 +93,7 @@ def test_several_runs_share_the_line_and_it_fits(monkeypatch: pytest.MonkeyPatch
     try:
         terminal.draw("late", "late: 1 records/s")
         terminal.draw("early", "early: 2 records/s, lag 1000")
-        assert stream.getvalue().endswith(f"{CLEAR}late: 1 records/s | early: 2 records/s")
+        assert stream.getvalue().endswith(f"{CLEAR}late: 1 records/s | early: 2 records/s,")
         terminal.remove("late")
         assert stream.getvalue().endswith(f"{CLEAR}early: 2 records/s, lag 1000")
     finally:

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import time
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 from tallystick.run import query as query_module
@@ -62,6 +62,12 @@ def run(name: str, spec: dict[str, Any]) -> Query:
     return query
 
 
+def tell_when_signals_are_noted() -> None:
+    while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        time.sleep(0.01)
+    print("waiting", flush=True)
+
+
 def main() -> None:
     spec = json.loads(sys.argv[1])
     query_module.DRAIN_S = spec.get("drain_s", query_module.DRAIN_S)
@@ -69,6 +75,7 @@ def main() -> None:
         logging.basicConfig(level=logging.INFO)
     if spec.get("own_handler"):
         signal.signal(signal.SIGTERM, lambda *_: print("own handler", flush=True))
+    Thread(target=tell_when_signals_are_noted, daemon=True).start()
     queries = [run(name, spec) for name in spec.get("names", ["late"])]
     try:
         queries[0].awaitTermination(spec.get("timeout"))
