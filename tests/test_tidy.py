@@ -159,6 +159,8 @@ CACHES_OF_VALUES = {
     "ops/ui/rendering.py": {"_environment"},
     "tasks/operator_state.py": {"_lists", "_tables"},
     "source/subscription.py": {"_matches"},
+    "run/console.py": {"_TERMINALS"},  # of the driver, as the next
+    "run/query.py": {"RUNNING"},
     "spark/context.py": {"_warned"},
     "spark/gang/gang.py": {"_held_slots"},
     "spark/gang/link.py": {"_links"},  # closes them in a fork

@@ -253,20 +253,16 @@ class Pipeline:
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
         self._check_whole(execution)
-        try:
-            check_first_start(place, self._configs)
-        except OptionError:  # a mistake in the pipeline comes first; nothing of Spark is started
-            self._run(Cluster.at_hand(spark), execution)
-            raise
+        self._check_first_start(place, spark, execution)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
-        save = partial(_save, self, place)
+        begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
-                return start_loop(run, place, trigger, accepted, is_quiet=quiet, save=save)
+                return begin(run, place, trigger, accepted)
             live = _open_live_page(self, ui_port, place, trigger, listener)
             run = self._run(cluster, execution, live, dropped)
-            query = start_loop(run, place, trigger, accepted, is_quiet=quiet, save=save)
+            query = begin(run, place, trigger, accepted)
             live.show(query)
             return query
         except KeyboardInterrupt:
@@ -332,6 +328,19 @@ class Pipeline:
     def _all_steps(self) -> tuple[Step, ...]:
         """The steps, those of an only input included."""
         return (*self.inputs.chain, *self.steps)
+
+    def _check_first_start(
+        self, place: str, spark: SparkSession | SparkContext | None, execution: str | None
+    ) -> None:
+        """Refuse a first start whose Kafka cannot be reached; mistakes in the pipeline come first.
+
+        Nothing of Spark is started.
+        """
+        try:
+            check_first_start(place, self._configs)
+        except OptionError:
+            self._run(Cluster.at_hand(spark), execution)
+            raise
 
     @property
     def _configs(self) -> tuple[KafkaConfig, ...]:

@@ -9,7 +9,7 @@ from tallystick.kafka.connection import Network
 from tallystick.kafka.outages import LOOKUP_TRIES_S, is_hopeless, reason_of, unreachable
 
 PATIENCE_S = 3.0
-"""How long each server may take to answer; the usual tries go on after that."""
+"""The longest time for the answer of each server; the usual tries go on after that."""
 LOOKUP_PAUSE_S = 0.3
 
 

@@ -133,7 +133,8 @@ class Console:
             self.info(text)
         else:
             with contextlib.suppress(OSError):
-                print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"{self.name}: {text}\n")
+                sys.stderr.flush()
 
     def close(self) -> None:
         """Print no more."""

@@ -272,9 +272,9 @@ PROGRESS_COUNT = 100
 """The number of epochs in `recentProgress`, as in Spark by default."""
 STOP_TIMEOUT_S = 60.0
 DRAIN_S = 20.0
-"""How long the running epoch may take to end after a signal: Kubernetes kills after 30 s."""
+"""The longest time for the running epoch to end after a signal: Kubernetes kills after 30 s."""
 ABORT_S = 5.0
-"""How long an epoch that did not end in that time may take to be aborted."""
+"""The longest time to abort an epoch that did not end by then."""
 ANNOUNCE_S = 1.0
 """A longer drain is announced."""
 POLL_S = 0.1

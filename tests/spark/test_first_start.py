@@ -28,7 +28,9 @@ def test_the_first_start_is_refused_before_spark(
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(Cluster, "of", lambda *_, **__: pytest.fail("Spark is asked for"))
     source = ts.KafkaSource(servers, topics=["in"], value=ts.Json("n bigint"))
-    pipeline = ts.Pipeline("p").read(source).write(ts.KafkaSink(servers, topic="out"))
+    pipeline = (
+        ts.Pipeline("p").read(source).write(ts.KafkaSink(servers, topic="out", value=ts.Json()))
+    )
 
     with pytest.raises(OptionError) as raised:
         pipeline.start(checkpoint=tmp_path / "new")
