@@ -60,7 +60,7 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.console import Console
 from tallystick.run.driver import Listener
 from tallystick.run.query import Query
-from tallystick.run.signals import interruption
+from tallystick.run.signals import interruption, is_interactive
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
@@ -266,7 +266,8 @@ class Pipeline:
             live.show(query)
             return query
         except KeyboardInterrupt:
-            cluster.close()
+            if is_interactive():  # a program's JVM ends with it, and is not waited for
+                cluster.close()
             Console(self.name, is_quiet=quiet).farewell("SIGINT: stopped before its first epoch")
             raise interruption() from None
         except BaseException:

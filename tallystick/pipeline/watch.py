@@ -48,8 +48,8 @@ class RunWatch:
         self._closed = Event()
         self._thread = Thread(target=self._look_on, name=f"tallystick {name} report", daemon=True)
         self._idle_since_s: Callable[[], float | None] = lambda: None
-        self._began_s = self._reported_s = self._waiting_told_s = time.monotonic()
-        self._is_waiting_told = False
+        self._began_s = self._reported_s = time.monotonic()
+        self._is_waiting_told, self._waiting_told_s = False, -REPORT_S
         self._outage_s: float | None = None
         self._outage_told_s = 0.0
         self._epochs = self._records = self._records_drawn = 0
@@ -89,8 +89,8 @@ class RunWatch:
         lags = [source.lag_total for source in source_progress(progress)]
         known = [lag for lag in lags if lag is not None]
         self._lag = sum(known) if known else None
+        self._hint = "" if self._records else self._hint
         self._committed = f"{datetime.now(UTC).astimezone():%H:%M:%S} (epoch {progress['batchId']})"
-        self._hint = ""
 
     def ended(self, error: BaseException | None) -> None:
         """Report the end of the run."""
@@ -161,9 +161,7 @@ class RunWatch:
             self._is_waiting_told = self._is_waiting_told and since_s is not None
             return None
         waits_s = now_s - since_s
-        is_due = not self._is_waiting_told and (
-            not self._epochs or now_s - self._waiting_told_s >= REPORT_S
-        )
+        is_due = not self._is_waiting_told and now_s - self._waiting_told_s >= REPORT_S
         if waits_s >= TOLD_AFTER_S and is_due:
             self._is_waiting_told, self._waiting_told_s = True, now_s
             self._console.info(f"waits for records: there is none to read{self._hint}")

@@ -75,6 +75,7 @@ def test_a_line_each_30_s_has_what_was_done_since_the_one_before(watched: Watche
 
 def test_a_run_without_records_says_after_3_s_that_it_waits_and_why(watched: Watched) -> None:
     watched.start(": the run began at the end")
+    watched.epoch(1, 0)  # in which a new pipeline keeps where it began
     watched.idle_since_s = watched.now_s
     assert watched.pass_by(2.5) == []
 
