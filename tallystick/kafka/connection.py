@@ -33,6 +33,7 @@ import numpy as np
 from tallystick.errors import UNREADABLE, AuthorizationError, OptionError
 from tallystick.kafka import protocol, sasl
 from tallystick.kafka.config import KafkaConfig
+from tallystick.kafka.outages import OUTAGES, SilentServerError
 
 FRAME_BYTES_MAX = 1 << 30
 """A longer answer is not Kafka's: no request of ours asks for as much."""
@@ -176,24 +177,24 @@ class Connection:
             except TimeoutError:
                 continue  # `_remaining_s` says it better
             if count == 0:
-                raise ConnectionError(self._closed_message())
+                raise self._closed()
             filled += count
         return buffer
 
-    def _closed_message(self) -> str:
+    def _closed(self) -> ConnectionError:
         protocol_name = self._config.security_protocol
         if self._answer_count == 0:
-            return (
+            return SilentServerError(
                 f"{self.name} closed the connection without a word; check that security.protocol "
                 f"({protocol_name}) is what this port speaks"
             )
         if self._answer_count == 1 and not self._config.uses_sasl:
-            return (
+            return SilentServerError(
                 f"{self.name} told its versions, and closed the connection at the next request; "
                 f"if this port asks for a login, security.protocol ({protocol_name}) must be one "
                 f"with SASL"
             )
-        return f"{self.name} closed the connection"
+        return ConnectionError(f"{self.name} closed the connection")
 
     def _wrap(self, tls: ssl.SSLContext, host: str, deadline: float) -> ssl.SSLSocket:
         self._socket.settimeout(_remaining_s(deadline, self.name))
@@ -223,7 +224,7 @@ class Connection:
                 f"security.protocol is {self._config.security_protocol}: use its TLS port, or "
                 f"change security.protocol."
             )
-        return ConnectionError(
+        return SilentServerError(
             f"TLS handshake with {self.name} failed ({reason or error}); check that "
             f"security.protocol ({self._config.security_protocol}) is what this port speaks"
         )
@@ -367,6 +368,11 @@ class Network:
         self._paused_until: dict[int, float] = {}
         self._alive: list[int] = []
 
+    @property
+    def bootstrap(self) -> dict[int, str]:
+        """The bootstrap servers as host:port, by node id."""
+        return {node: self._name(node) for node in self._bootstrap}
+
     def learn(self, brokers: Iterable[tuple[int, str, int]]) -> None:
         """Take over the brokers that a Metadata answer names: (node id, host, port)."""
         self._alive = []
@@ -410,19 +416,30 @@ class Network:
         try:
             connection = self._connection(node, deadline)
             return PendingRequest(node, connection, connection.post(request, deadline))
-        except OSError:
+        except OSError as error:
+            OUTAGES.fails(self._config.bootstrap_servers, self._name(node), error)
             self._suspect(node)
+            raise
+        except BaseException:
+            OUTAGES.answers(self._config.bootstrap_servers, self._name(node))
             raise
 
     def wait(self, posted: PendingRequest, deadline: float) -> Any:
         """Return the answer; if the connection fails, all requests under way on it are lost."""
+        cluster, server = self._config.bootstrap_servers, self._name(posted.node)
+        OUTAGES.waits(cluster, server)
         try:
             answer = posted.connection.wait(posted.correlation_id, deadline)
-        except OSError:
+        except OSError as error:
+            OUTAGES.fails(cluster, server, error)
             posted.connection.close()
             if self._connections.get(posted.node) is posted.connection:
                 self._suspect(posted.node)
             raise
+        except BaseException:
+            OUTAGES.answers(cluster, server)
+            raise
+        OUTAGES.answers(cluster, server)
         self._suspect_until.pop(posted.node, None)
         throttle_ms = getattr(answer, "throttle_time_ms", 0) or 0
         if throttle_ms > 0:
@@ -474,7 +491,9 @@ class Network:
         if connection is None:
             patience_s = self._config.connection_timeout_ms / 1000
             until = min(deadline, time.monotonic() + patience_s)
+            OUTAGES.waits(self._config.bootstrap_servers, self._name(node))
             connection = Connection(self._addresses[node], self._config, self._tls, until)
+            OUTAGES.answers(self._config.bootstrap_servers, self._name(node))
             self._connections[node] = connection
         return connection
 
@@ -485,6 +504,9 @@ class Network:
             time.sleep(min(paused_until, max(now, deadline)) - now)
         else:
             self._paused_until.pop(node, None)
+
+    def _name(self, node: int) -> str:
+        return "{}:{}".format(*self._addresses[node])
 
     def _suspect(self, node: int) -> None:
         self.drop(node)

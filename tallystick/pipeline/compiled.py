@@ -14,8 +14,9 @@ from tallystick.checkpoint.local.store import LocalState
 from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of
+from tallystick.epoch.tokens import Token
 from tallystick.errors import DataLossError, OptionError
-from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS
+from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
 from tallystick.pipeline.input_planning import by_input
@@ -230,6 +231,23 @@ class PipelineRun:
             if source.options.shown_group and source.cluster_id == cluster_id
             for right in rights_to_show(source.options.shown_group, source.topics)
         )
+
+    @property
+    def topology(self) -> OutputTopology:
+        """The sinks."""
+        return self._topology
+
+    @property
+    def configs(self) -> list[KafkaConfig]:
+        """The settings of the clusters that are read and written, each once."""
+        outputs = (getattr(sink, "output", None) for _, sink in self._topology.by_uid)
+        written = [output.config for output in outputs if isinstance(output, KafkaOutput)]
+        return list(dict.fromkeys([*(source.config for source in self.all_inputs), *written]))
+
+    def newest_token(self, lineage: str) -> Token | None:
+        """See `Sinks.newest_token`; call it after `check`."""
+        assert self._sinks is not None, "made by the check"
+        return self._sinks.newest_token(lineage)
 
     def close(self) -> None:
         """Hang up, when the run is over or does not come about."""

@@ -17,11 +17,12 @@ from pyspark import SparkContext
 
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.local.store import disk_space
+from tallystick.checkpoint.newest_run import newer_run, note_run
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import no_base
-from tallystick.errors import StorageError, TallystickError
+from tallystick.errors import FencedError, StorageError, TallystickError
 from tallystick.host.stopwatch import (
     READ_BYTES,
     READ_RECORDS,
@@ -44,11 +45,14 @@ from tallystick.pipeline.input_planning import (
 from tallystick.pipeline.listeners import observe
 from tallystick.pipeline.planning import StreamPlanner
 from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
+from tallystick.pipeline.watch import RunWatch, start_text
 from tallystick.ports import Engine, PlannedEpoch
+from tallystick.run.console import Console
 from tallystick.run.epoch_clock import EpochClock, SteadyClock
-from tallystick.run.query import EpochEnded, EpochLoop, Query, Trigger
+from tallystick.run.query import EpochEnded, EpochLoop, Query, Trigger, refuse_second
 from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
+from tallystick.spark.context import kill_jvm
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
@@ -105,6 +109,8 @@ class PipelinePlanner:
         on_idle: called with the positions where nothing is to be read; says if other sinks are due.
         clock: of the epochs.
         pauses: the clock that measures pauses.
+        on_begin: called at the first plan with the newest committed epoch (None: there is none),
+            and where each input begins.
     """
 
     def __init__(
@@ -115,7 +121,9 @@ class PipelinePlanner:
         on_idle: Callable[[Positions], bool] = lambda _: False,
         clock: EpochClock | None = None,
         pauses: SteadyClock | None = None,
+        on_begin: Callable[[int | None, Positions], None] | None = None,
     ) -> None:
+        self._on_begin = on_begin
         self._run = run
         self._inputs = inputs
         self._sizes = sizes
@@ -157,6 +165,7 @@ class PipelinePlanner:
             self._sizes.failed(self._begun.offset_count, at_s - self._begun.at_s)
         bound = None if self._sizes is None else self._sizes.bound()
         positions = self._inputs.positions(start)
+        self._report_begin(checkpoint_id, start, positions)
         count_max, keyed = None if bound is None else bound.offset_count, self._run.keyed
         ahead = partial(self._times.ahead, keyed, state) if keyed.max_drift_ms else None
         stops = self._inputs.next(positions, count_max, ahead)
@@ -174,6 +183,13 @@ class PipelinePlanner:
         is_held_back = len(stops) > 1 and self._inputs.is_held_back(positions, stops)
         self._begun = _Begun(at_s, bound, count, count < self._inputs.waiting, is_held_back)
         return PlannedEpoch(begins, _texts(stops))
+
+    def _report_begin(
+        self, checkpoint_id: int, start: tuple[str, ...], positions: Positions
+    ) -> None:
+        report, self._on_begin = self._on_begin, None
+        if report is not None:
+            report(checkpoint_id - 1 if start else None, positions)
 
     def ended(self) -> None:
         """Learn from the epoch that was planned last and is committed now."""
@@ -282,6 +298,7 @@ class _Run:
         storage: its checkpoint.
         when: when epochs begin.
         accepted: decisions that the user stated.
+        watch: reports the run.
     """
 
     def __init__(
@@ -290,7 +307,10 @@ class _Run:
         storage: FileStorage,
         when: Trigger,
         accepted: frozenset[str],
+        watch: RunWatch,
     ) -> None:
+        self._watch, self._storage = watch, storage
+        self._loop: EpochLoop | None = None
         self.id = str(uuid.uuid4())
         self._run = run
         self._when = when
@@ -301,10 +321,15 @@ class _Run:
             folder.note(OWN_LOOP)
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(identity, storage)
+            self._driver.check_name(run.newest_token(self.lineage))
+            note_run(storage)
             self._driver.collection.begin_beside()
             run.start_tasks()
             planners = _planners_of(run, self._brokers, accepted)
-            self.source = PipelinePlanner(run, planners, _sizes_of(run, when), self._look_again)
+            self.source = PipelinePlanner(
+                *(run, planners, _sizes_of(run, when), self._look_again),
+                on_begin=self._report_begin,
+            )
         except BaseException:
             self._hang_up()
             raise
@@ -320,10 +345,32 @@ class _Run:
         def on_end(ended: EpochEnded) -> None:
             self.source.ended()
             self._show(self.source.shown)
-            observe(self._run.name, note(ended))
+            progress = note(ended)
+            self._watch.note(progress)
+            observe(self._run.name, progress)
 
         strays_live_s = self._run.strays_live_s
-        return EpochLoop(self._driver, self.source, self._when, on_end, strays_live_s)
+        self._loop = EpochLoop(self._driver, self.source, self._when, on_end, strays_live_s)
+        return self._loop
+
+    def _report_begin(self, newest_epoch: int | None, positions: Positions) -> None:
+        assert self._loop is not None, "its thread plans"
+        loop, run = self._loop, self._run
+        brokers = {source.uid: self._brokers[source.config] for source in run.all_inputs}
+        text, hint = start_text(
+            run.all_inputs, brokers, run.topology, positions, newest_epoch, self._storage.location
+        )
+        self._watch.started(lambda: loop.idle_since_s, text, hint)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Add the newer run to the error of a run that was replaced."""
+        if isinstance(error, FencedError) and (newer := newer_run(self._storage)):
+            return FencedError(f"{error} {newer}").with_traceback(error.__traceback__)
+        return error
+
+    def ended(self, error: BaseException | None) -> None:
+        """Report the end."""
+        self._watch.ended(error)
 
     def rescale(self, parallelism: int) -> None:
         """See `Query.rescale`; called between two epochs."""
@@ -420,16 +467,38 @@ def start_loop(
     checkpoint: str,
     trigger: Mapping[str, Any] | None,
     accepted: frozenset[str],
+    *,
+    is_quiet: bool = False,
+    save: Callable[[str], None] | None = None,
 ) -> Query:
     """Check, then start the loop that runs the pipeline's epochs."""
-    when = Trigger.of(trigger)
+    console = Console(run.name, is_quiet=is_quiet)
+    watch = RunWatch(run.name, [config.bootstrap_servers for config in run.configs], console)
+    watch.begin()
+    try:
+        return _started(run, checkpoint, Trigger.of(trigger), accepted, watch, console, save)
+    except BaseException:
+        watch.close()
+        raise
+
+
+def _started(
+    run: PipelineRun,
+    checkpoint: str,
+    when: Trigger,
+    accepted: frozenset[str],
+    watch: RunWatch,
+    console: Console,
+    save: Callable[[str], None] | None,
+) -> Query:
     storage = opened(checkpoint, run.name)
+    refuse_second(run.name, storage.location)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
     run.check(when.interval_ms or None, is_new=is_new)
     for warning in disk_space(storage.uri):
         logger.warning("%s", warning)
-    query_run = _Run(run, storage, when, accepted)
+    query_run = _Run(run, storage, when, accepted, watch)
     query = Query(
         run.name,
         query_run.lineage,
@@ -440,6 +509,12 @@ def start_loop(
         close=query_run.close,
         describe=query_run.source.describe,
         rescale=query_run.rescale,
+        key=storage.location,
+        console=console,
+        explain=query_run.explain,
+        on_end=query_run.ended,
+        save=save,
+        kill=kill_jvm,
     )
     query.begin()
     return query

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
+from tallystick.checkpoint.newest_run import note_run
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.epoch.verdict import FIRST_EPOCH
@@ -106,6 +107,8 @@ def recover(name: str, topology: OutputTopology, checkpoint: str) -> Recovery:
     sinks = Sinks(topology, name, Cluster.at_hand(None), trigger_interval_ms=None)
     try:
         driver = sinks.make_driver(identity, storage, note=results.__setitem__)
+        driver.check_name(sinks.newest_token(lineage))
+        note_run(storage)
         runs_again = driver.recover_newest()
     except BaseException as error:
         for sink in _by_sink(results, ()):

@@ -19,6 +19,7 @@ from tallystick.codec.rows import RowLayout
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.protocol import ignore
+from tallystick.epoch.tokens import Token, newest_token
 from tallystick.epoch.transactional_ids import BATCH, is_batch_name, parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.errors import OptionError
@@ -26,6 +27,7 @@ from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.broker_settings import check_broker_settings
 from tallystick.kafka.cluster import BatchLimits, cluster_facts, partition_counts, topics
+from tallystick.kafka.group_offsets import fetch
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import (
     Right,
@@ -349,6 +351,18 @@ class Sinks:
             if settling
             else None,
         )
+
+    def newest_token(self, lineage: str) -> Token | None:
+        """Return the newest decision in Kafka without a fence; one under way is not waited for.
+
+        Args:
+            lineage: of the checkpoint that asks.
+        """
+        if self.cluster is None:
+            return None
+        target = self.cluster.target(self._pipeline)
+        tokens = fetch(self.cluster.broker.client, target.token_group, None, stable=False)
+        return newest_token(tokens, target.token_partition, lineage)
 
     def last(self, functions: tuple[BatchFunction, ...], checkpoint_id: int) -> EncodePlan | FanOut:
         """Return where the rows of an epoch go, and what they pass through before."""

@@ -13,7 +13,7 @@ from typing import assert_never
 from tallystick.checkpoint.collection import Collection
 from tallystick.checkpoint.decision_log import claim
 from tallystick.checkpoint.folder import CheckpointFolder, Integrity
-from tallystick.epoch import micro_batches, refusals
+from tallystick.epoch import micro_batches, refusals, verdict
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
 from tallystick.epoch.manifest import COLLECT_EVERY, Manifest, epoch_of, is_seed, manifests
@@ -48,6 +48,7 @@ from tallystick.epoch.protocol import (
     TransactionCommitted,
     WriteManifest,
 )
+from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, to_abort
 from tallystick.errors import (
     FencedError,
@@ -133,6 +134,24 @@ class Driver:
     def check_owner(self) -> bool:
         """See `ports.Decider.check_owner`."""
         return self._decider.check_owner()
+
+    def check_name(self, newest: Token | None) -> None:
+        """Refuse a checkpoint that the name does not go on from, before anything is fenced.
+
+        The first look after the fence does so too; but a run that is at work has ended by then.
+
+        Args:
+            newest: the newest decision that is known without a fence; None: there is none.
+
+        Raises:
+            DataLossError: the decision is another checkpoint's.
+        """
+        if newest is None or self._identity.own(newest) is not None:
+            return
+        self._requested_epoch, self._may_skip = LAST_EPOCH + 1, True
+        judged = verdict.look_back(replace(self._read_bases(), token=newest), self._identity)
+        if isinstance(judged, verdict.Refusal):
+            raise judged.error
 
     def prove_owner(self) -> None:
         """Fence with the run's producer, which fails if another run has taken over.

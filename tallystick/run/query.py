@@ -6,6 +6,8 @@ what an epoch is and whether it happened; the loop only asks for the next one.
 
 import atexit
 import logging
+import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,8 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from tallystick.arguments import checked, near
 from tallystick.errors import OptionError, RetriableError, StorageError, TallystickError
 from tallystick.ports import EpochSource
+from tallystick.run.console import Console
 from tallystick.run.driver import Driver
 from tallystick.run.part_times import profile_text
+from tallystick.run.signals import INTERRUPTED, StopSignals, exit_code, is_interactive
 from tallystick.text import span_ms
 from tallystick.words import unknown_name
 
@@ -161,11 +165,23 @@ class EpochLoop:
         self._looked = 0  # how often there was nothing to do
         self._has_work = True
         self._has_ended = False
+        self._idle_since_s: float | None = None
+        self._is_read_through = False
 
     @property
     def is_idle(self) -> bool:
         """True if the newest look found nothing to read."""
         return not self._has_work
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """The first of the looks that found nothing, by the monotonic clock; None: none did."""
+        return self._idle_since_s
+
+    @property
+    def is_complete(self) -> bool:
+        """True unless the trigger names an end that is not reached yet."""
+        return self._is_read_through or not self._trigger.is_available_now
 
     @property
     def looks(self) -> int:
@@ -217,7 +233,6 @@ class EpochLoop:
     def _run(self) -> None:
         if self._trigger.is_available_now:
             self._source.stop_at_what_is_there()
-        idle_since: float | None = None
         is_noted = False
         cost_s = 0.0
         while not self._stopping.is_set():
@@ -226,7 +241,7 @@ class EpochLoop:
             took_s, worked_s = time.monotonic() - began, time.thread_time() - before_s
             self._do_what_waits()  # never before the first look: what is committed is known now
             if self._has_work:
-                idle_since, is_noted = None, False
+                self._idle_since_s, is_noted = None, False
                 self._has_strays = self._strays_live_s > 0
                 self._on_end(EpochEnded(began_s, took_s))
                 if not self._source.is_behind:  # the rest of an epoch that was cut is due too
@@ -234,9 +249,10 @@ class EpochLoop:
                 continue
             self._looked += 1
             if self._trigger.is_available_now:
+                self._is_read_through = True
                 break
-            idle_since = began if idle_since is None else idle_since
-            idle_s = began - idle_since
+            self._idle_since_s = began if self._idle_since_s is None else self._idle_since_s
+            idle_s = began - self._idle_since_s
             # A look that costs more than the one before is a rare one, such as a discovery.
             share_s, cost_s = min(worked_s, cost_s) / LOOK_SHARE, worked_s
             due_s = self._trigger.interval_ms / 1000 - took_s
@@ -274,6 +290,31 @@ class EpochLoop:
 PROGRESS_COUNT = 100
 """The number of epochs in `recentProgress`, as in Spark by default."""
 STOP_TIMEOUT_S = 60.0
+DRAIN_S = 20.0
+"""The longest time for the running epoch to end after a signal: Kubernetes kills after 30 s."""
+ABORT_S = 5.0
+"""The longest time to abort an epoch that did not end by then."""
+ANNOUNCE_S = 1.0
+"""A longer drain is announced."""
+POLL_S = 0.1
+RUNNING: "list[Query]" = []
+"""The runs of this process that have begun and not ended."""
+
+
+def refuse_second(name: str, key: str) -> None:
+    """Refuse a start of a pipeline that runs in this process already.
+
+    Raises:
+        OptionError: it runs; nothing was started, and it goes on.
+    """
+    for query in RUNNING:
+        if query.name == name and query.key == key:
+            raise OptionError(
+                f"pipeline {name!r} runs in this process already, since "
+                f"{query.started.astimezone():%H:%M:%S}, with checkpoint {key}. Stop it first, "
+                f"with the stop() of the query that its start() returned; or give this one another "
+                f"name and checkpoint. Nothing was started, and the other one goes on."
+            )
 
 
 class Query:
@@ -289,6 +330,12 @@ class Query:
         close: called when the run is over.
         describe: called after each epoch; returns its work and duration, as JSON types.
         rescale: changes the parallelism, between two epochs.
+        key: no other run of this process may have the same; "": any may.
+        console: prints lines about the run.
+        explain: adds what is known of the reason to the error that ends the run.
+        on_end: called at the end, with the error if there was one.
+        save: writes a savepoint of the newest epoch; None: nothing can.
+        kill: ends the processes that run tasks, at once.
     """
 
     def __init__(
@@ -303,8 +350,22 @@ class Query:
         close: Callable[[], None],
         describe: Callable[[EpochEnded], dict[str, Any]],
         rescale: Callable[[int], None],
+        key: str = "",
+        console: Console | None = None,
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
+        on_end: Callable[[BaseException | None], None] = lambda _: None,
+        save: Callable[[str], None] | None = None,
+        kill: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
+        self.key = key
+        self.started = datetime.now(UTC)
+        self._console = console or Console(name)
+        self._explain = explain
+        self._on_end = on_end
+        self._save = save
+        self._kill = kill
+        self._is_aborted = False
         self.id = query_id
         self.runId = run_id
         self._prepare = prepare
@@ -321,6 +382,7 @@ class Query:
     def begin(self) -> None:
         """Start the thread."""
         atexit.register(self._note_exit)
+        RUNNING.append(self)
         self._thread.start()
 
     @property
@@ -361,7 +423,12 @@ class Query:
 
     @checked
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
-        """Wait for the run's end.
+        """Wait for the run's end; in the main thread, SIGINT and SIGTERM drain the run meanwhile.
+
+        Drained are all runs of this process, as by `stop(drain=True)`; then the process ends with
+        code 130 after SIGINT, 0 after SIGTERM, and 143 where an epoch was lost, or the trigger's
+        end was not reached. A second SIGINT ends it at once. In a shell or notebook this returns
+        instead. Handlers of signals that the program has set are left alone.
 
         Args:
             timeout: seconds; None: as long as it takes.
@@ -371,11 +438,81 @@ class Query:
 
         Raises:
             Exception: what the run ended with.
+            SystemExit: a signal has ended the run.
         """
-        has_ended = self._ended.wait(timeout)
+        until_s = None if timeout is None else time.monotonic() + timeout
+        with StopSignals(self._end_at_once) as signals:
+            has_ended = self._wait(until_s, signals)
+            if signals.first is not None:
+                return self._end_by(signals.first)
         if has_ended and self._error is not None:
             raise self._error
         return None if timeout is None else has_ended
+
+    def _wait(self, until_s: float | None, signals: StopSignals) -> bool:
+        """Wait for the end, the time, or a signal; True if the run has ended."""
+        while True:
+            wait_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if signals.are_noted:
+                wait_s = POLL_S if wait_s is None else min(POLL_S, wait_s)
+            if self._ended.wait(wait_s):
+                return True
+            if signals.first is not None or (until_s is not None and time.monotonic() >= until_s):
+                return False
+
+    def _end_by(self, by: signal.Signals) -> bool:
+        """End all runs of the process, then the process."""
+        runs, name = [self, *(run for run in RUNNING if run is not self)], by.name
+        for run in runs:
+            run._loop.stop()
+        until_s = time.monotonic() + DRAIN_S
+        if not all(run._ended.wait(ANNOUNCE_S / len(runs)) for run in runs):
+            self._console.farewell(
+                f"{name}: finishing the running epoch, for {DRAIN_S:.0f} s at most; ^C ends at once"
+            )
+        are_drained = [run._has_ended_by(until_s) for run in runs]
+        until_s = time.monotonic() + ABORT_S
+        for run, is_drained in zip(runs, are_drained, strict=True):
+            if not is_drained:
+                run._abort(until_s)
+            run._console.farewell(f"{name}: {run._end_text(is_drained=is_drained)}")
+        if error := next((run._error for run in runs if run._error is not None), None):
+            raise error
+        if is_interactive():
+            return True
+        is_complete = all(are_drained) and all(run._loop.is_complete for run in runs)
+        raise SystemExit(exit_code(by, is_complete=is_complete))
+
+    def _end_text(self, *, is_drained: bool) -> str:
+        progress = self.lastProgress
+        newest = "no epoch was run" if progress is None else f"epoch {progress['batchId']} was"
+        if not is_drained:
+            return (
+                f"stopped; the running epoch did not end within {DRAIN_S:.0f} s: it is aborted, "
+                f"nothing is lost, and it runs again at the next start"
+            )
+        if progress is None:
+            return f"stopped in order; {newest}"
+        return f"stopped in order; {newest} the last one, and is committed"
+
+    def _has_ended_by(self, until_s: float) -> bool:
+        return self._ended.wait(max(0.0, until_s - time.monotonic()))
+
+    def _abort(self, until_s: float) -> bool:
+        """End the running epoch; False if it has not ended by then."""
+        self._is_aborted = True
+        self._loop.stop()
+        while not self._ended.wait(0.2):
+            self._cancel()
+            if time.monotonic() > until_s:
+                return False
+        return True
+
+    def _end_at_once(self) -> None:
+        """End the process; the open transaction is aborted by the next start."""
+        self._console.draw("")
+        self._kill()
+        os._exit(INTERRUPTED)
 
     def processAllAvailable(self) -> None:  # noqa: N802
         """Wait until everything is committed that can be read now; for tests.
@@ -415,21 +552,46 @@ class Query:
             raise TallystickError(f"pipeline {self.name!r} has ended")
         done.result()
 
-    def stop(self) -> None:
-        """End the run: the epoch in flight is aborted. Nothing happens where it has ended.
+    def stop(
+        self, *, drain: bool = False, savepoint: str | None = None, timeout: float = DRAIN_S
+    ) -> None:
+        """End the run. Nothing happens where it has ended.
+
+        Args:
+            drain: finish and commit the running epoch first; else it is aborted, and runs again at
+                the next start.
+            savepoint: a new folder, or URI, for a savepoint of the last epoch; drains.
+            timeout: how long the running epoch may take to end, in seconds.
 
         Raises:
-            TallystickError: it does not end.
+            OptionError: the savepoint's folder cannot be used; the run has ended all the same.
+            TallystickError: the epoch did not end in time, and was aborted; or it does not end.
+            Exception: the run ended with an error before the savepoint was taken.
         """
+        if drain or savepoint is not None:
+            self._drain(timeout)
+        elif not self._abort(time.monotonic() + STOP_TIMEOUT_S):
+            raise TallystickError(
+                f"pipeline {self.name!r}: the run did not end within {STOP_TIMEOUT_S:.0f} s of "
+                f"stop(). Its transaction is aborted by the next start"
+            )
+        if savepoint is None:
+            return
+        if self._error is not None:
+            raise self._error
+        if self._save is None:
+            raise OptionError(f"pipeline {self.name!r}: this run cannot write savepoints")
+        self._save(savepoint)
+
+    def _drain(self, timeout_s: float) -> None:
         self._loop.stop()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while not self._ended.wait(0.2):
-            self._cancel()
-            if time.monotonic() > deadline:
-                raise TallystickError(
-                    f"pipeline {self.name!r}: the run did not end within {STOP_TIMEOUT_S:.0f} s of "
-                    f"stop(). Its transaction is aborted by the next start"
-                )
+        if not self._ended.wait(timeout_s):
+            self._abort(time.monotonic() + STOP_TIMEOUT_S)
+            raise TallystickError(
+                f"pipeline {self.name!r}: the running epoch did not end within {timeout_s:g} s of "
+                f"stop(drain=True), and was aborted. Nothing is lost: it runs again at the next "
+                f"start. Give it a longer timeout="
+            )
 
     def _run(self) -> None:
         try:
@@ -437,17 +599,22 @@ class Query:
             self._loop.run()
         except BaseException as error:
             is_ours = isinstance(error, TallystickError) and not isinstance(error, RetriableError)
-            if self._loop.is_stopping and not is_ours:
+            if self._is_aborted and not is_ours:
                 logger.info("pipeline %s was stopped in an epoch: %s", self.name, error)
             else:
-                self._error = error
+                self._error = error = self._explain(error)
                 logger.error("pipeline %s ends: %s: %s", self.name, type(error).__name__, error)
         finally:
             try:
                 self._close()
             finally:
                 atexit.unregister(self._note_exit)
-                self._ended.set()
+                if self in RUNNING:
+                    RUNNING.remove(self)
+                try:
+                    self._on_end(self._error)
+                finally:
+                    self._ended.set()
 
     def _note(self, ended: EpochEnded) -> dict[str, Any]:
         began = datetime.fromtimestamp(ended.began_s, UTC)

@@ -25,8 +25,9 @@ from tallystick.arguments import Settings, checked
 from tallystick.errors import TallystickError
 from tallystick.host.java import java_home, spark_java_home
 from tallystick.host.processes import Process, all_processes
-from tallystick.spark import class_archive, early_daemon
+from tallystick.spark import class_archive, early_daemon, quiet_log
 from tallystick.spark.early_daemon import EarlyDaemon
+from tallystick.spark.masters import check_master
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,10 @@ def spark_session(
     """
     os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    check_master(master or named_master())
     builder = configure(SparkSession.builder.appName(app_name))
+    java_options = f"{SETTINGS[JAVA_OPTIONS][0]} {quiet_log.options(_spark_options())}".rstrip()
+    builder = builder.config(JAVA_OPTIONS, java_options)
     if master is not None:
         builder = builder.master(master)
     for name, (value, _) in _local_settings(master).items():
@@ -180,6 +184,9 @@ def new_context(
         conf.set(setting, value)
     for setting, value in QUICK.items():
         conf.set(setting, value)
+    check_master(named_master())
+    java_options = f"{conf.get(JAVA_OPTIONS)} {quiet_log.options(_spark_options())}".rstrip()
+    conf.set(JAVA_OPTIONS, java_options)
     if is_light:
         shared = class_archive.options(home) if archive is None else archive
         conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {LIGHT_JVM} {shared}".rstrip())
@@ -193,14 +200,28 @@ def new_context(
     return SparkContext(conf=conf, gateway=gateway)
 
 
+def kill_jvm() -> None:
+    """Kill Spark's JVM if this process has launched one: nothing can be printed about its end."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+
+
 def is_local() -> bool:
     """True if no other master is named, as far as it shows without a JVM."""
     if _GATEWAY in os.environ:
         return False  # spark-submit has started the JVM already
-    options = _spark_options()
-    named = re.findall(r"(?:--master|spark\.master)[\s=]+(\S+)", options)
-    named += [os.environ["MASTER"]] if os.environ.get("MASTER") else []
-    return all(map(is_in_one_jvm, named))
+    return all(map(is_in_one_jvm, _named_masters()))
+
+
+def _named_masters() -> list[str]:
+    named = re.findall(r"(?:--master|spark\.master)[\s=]+(\S+)", _spark_options())
+    return [*named, *([os.environ["MASTER"]] if os.environ.get("MASTER") else [])]
+
+
+def named_master() -> str:
+    """Return the master that is named outside of the program; "": none, or a JVM runs already."""
+    return "" if _GATEWAY in os.environ else next(iter(_named_masters()), "")
 
 
 def _spark_options() -> str:
@@ -314,7 +335,9 @@ def launched(conf: SparkConf, patience_s: float = JVM_S) -> Any:
 
     def launch() -> None:
         try:
-            gateway.set_result(launch_gateway(conf))  # type: ignore[no-untyped-call]
+            # A process group of its own: signals to that of the driver must not end the JVM, which
+            # has the tasks of the epoch that is to be finished.
+            gateway.set_result(launch_gateway(conf, {"process_group": 0}))  # type: ignore[no-untyped-call]
         except BaseException as error:
             gateway.set_exception(error)
 

@@ -101,7 +101,7 @@ def _wait_for_the_jvm(address: str, driver: int) -> None:
     listener.listen(1)
     for package in PACKAGES:
         importlib.import_module(package)
-    _load_kernels(listener)
+    _load_kernels(listener, driver)
     listener.settimeout(POLL_S)
     connection = None
     while connection is None and os.getppid() == driver:
@@ -113,8 +113,8 @@ def _wait_for_the_jvm(address: str, driver: int) -> None:
         _serve()  # `connection` closes when this process ends
 
 
-def _load_kernels(listener: socket.socket) -> None:
-    """Load kernels: those of every pipeline, then others until the JVM asks.
+def _load_kernels(listener: socket.socket, driver: int) -> None:
+    """Load kernels: those of every pipeline, then others until the JVM asks or the driver is gone.
 
     From the cache all take less time than a JVM. What must be compiled is compiled here once, and
     not by each worker; those of keyed state another process begins with, beside. Workers compile
@@ -125,7 +125,7 @@ def _load_kernels(listener: socket.socket) -> None:
     for module in kernel_cache.EVERY_PIPELINE:
         importlib.import_module(module).warm_up()
     for module in (*kernel_cache.KEYED_PIPELINES, *kernel_cache.OTHERS):
-        if select.select([listener], [], [], 0)[0]:
+        if select.select([listener], [], [], 0)[0] or os.getppid() != driver:
             return
         importlib.import_module(module).warm_up()
 

@@ -86,6 +86,8 @@ even by a client of the broker itself: a process that connects to a free local p
 again and again is connected to itself one day.
 """
 TRIES_MAX = 1_000
+PORTS_APART = 100
+PORT_MAX = 2**16
 
 
 def free_ports(count: int, host: str) -> Sequence[int]:
@@ -112,3 +114,27 @@ def free_ports(count: int, host: str) -> Sequence[int]:
             f"listens there, or choose the port yourself."
         )
     return ports
+
+
+def first_taken(port: int, count: int, host: str = "127.0.0.1") -> int | None:
+    """Return the first of successive ports on which a process listens; None: all are free."""
+    return next((number for number in range(port, port + count) if _is_taken(number, host)), None)
+
+
+def free_port_after(port: int, count: int, host: str = "127.0.0.1") -> int:
+    """Return a port beyond a taken one that begins so many free ones."""
+    later = (port + PORTS_APART * number for number in range(1, TRIES_MAX))
+    usable = (number for number in later if number + count < PORT_MAX)
+    free = (number for number in usable if first_taken(number, count, host) is None)
+    return next(free, None) or free_ports(1, host)[0]
+
+
+def _is_taken(port: int, host: str) -> bool:
+    with socket.socket() as candidate:
+        # As a broker does: connections that have just ended do not count.
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((host, port))
+        except OSError:
+            return True
+    return False

@@ -1,5 +1,6 @@
 """TLS, SCRAM and ACLs on a real broker: what works with which rights, and how the lack is told."""
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import fetch
+from tallystick.kafka.reach import check_reachable
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka, create_topic
 from tallystick.testing.security import Grant, Security, create_acls
@@ -141,3 +143,26 @@ def test_plain_text_to_the_tls_port_names_the_setting(kafka: EmbeddedKafka) -> N
 
     with pytest.raises((OptionError, BrokerUnavailableError), match=r"security\.protocol"):
         Client(config).metadata()
+
+
+def test_a_first_start_with_another_protocol_than_the_ports_ends_at_once(
+    kafka: EmbeddedKafka, tallystick_kafka: EmbeddedKafka
+) -> None:
+    """Waiting mends neither; without the look the usual tries would go on for two minutes."""
+    plain_at_tls = {"bootstrap.servers": kafka.bootstrap_servers}
+    tls_at_plain = {
+        "bootstrap.servers": tallystick_kafka.bootstrap_servers,
+        "security.protocol": "SSL",
+        "ssl.endpoint.identification.algorithm": "",
+    }
+    for options in (plain_at_tls, tls_at_plain):
+        config = KafkaConfig.from_options(options)
+        began_s = time.monotonic()
+        with pytest.raises(OptionError, match=r"security\.protocol") as raised:
+            check_reachable(config)
+
+        assert config.bootstrap_servers in str(raised.value)
+        assert time.monotonic() - began_s < 5
+    jaas = 'M required username="pipeline" password="wrong";'
+    with pytest.raises(AuthorizationError, match="login of 'pipeline'"):
+        check_reachable(config_of(kafka, "pipeline", **{"sasl.jaas.config": jaas}))

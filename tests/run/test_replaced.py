@@ -1,5 +1,6 @@
 """A run that can decide nothing more aborts its own work, and nothing that a decision names."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 
 from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.newest_run import RUN, newer_run, note_run
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable
-from tallystick.errors import FencedError
+from tallystick.errors import DataLossError, FencedError
 from tallystick.run.driver import Driver, abort_undecided
-from tallystick.storage.file_storage import FileStorage
+from tallystick.storage.file_storage import FileStorage, SystemClock
 from tests.run.one_sink import Sink, run, started
 
 IDENTITY = Identity("job", "L", "/c")
@@ -98,3 +100,40 @@ def test_before_the_first_decision_all_of_it_is_aborted(tmp_path: Path, sink: Si
     abort_undecided((OURS,), decider, CheckpointFolder(FileStorage(str(tmp_path))), sink, IDENTITY)
 
     assert sink.aborted == [OURS]
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_checkpoint_that_the_name_does_not_go_on_from_is_refused_before_the_fence(
+    tmp_path: Path, *, accepted: bool
+) -> None:
+    """A mistyped checkpoint would end the run that is at work, and be refused after that."""
+    theirs = Token(7, "another lineage", "/right", "tallystick/000000000007-theirs.json")
+    accept = frozenset({"new-lineage-after-another lineage"} if accepted else ())
+    identity = Identity("job", "L", str(tmp_path), accept)
+    decider: Any = SimpleNamespace(name=SimpleNamespace(decided_by="kafka"))  # no fence to call
+    storage = FileStorage(str(tmp_path))
+    driver = Driver(identity, decider, storage, SystemClock())
+
+    driver.check_name(None)
+    driver.check_name(replace(theirs, lineage="L"))
+    if accepted:
+        driver.check_name(theirs)
+    else:
+        with pytest.raises(DataLossError, match=r"committed epoch 7 last from checkpoint /right"):
+            driver.check_name(theirs)
+
+
+def test_the_error_of_a_replaced_run_names_the_newer_one(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+    assert newer_run(storage) == "", "no run was noted"
+    note_run(storage)
+    assert newer_run(storage) == "", "this run itself: the newer one used another checkpoint"
+
+    (tmp_path / RUN).write_text('{"host": "b", "pid": 7, "started": "2026-11-27T14:03:00+00:00"}')
+    assert newer_run(storage).startswith(
+        "The newer run: process 7 on host b, started at 2026-11-27T14:03:00+00:00."
+    )
+    (tmp_path / RUN).write_text("damaged")
+    assert newer_run(storage) == ""
+    note_run(storage)
+    assert str(os.getpid()) in (tmp_path / RUN).read_text(), "each start writes it again"

@@ -253,7 +253,7 @@ def test_kernels_are_loaded_until_the_jvm_asks(
         for name in names:
             module = SimpleNamespace(warm_up=partial(warm_up, name))
             monkeypatch.setitem(sys.modules, name, module)
-        early_daemon._load_kernels(listener)
+        early_daemon._load_kernels(listener, os.getppid())
 
     assert warmed == list(names[:loaded])
 
