@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -543,7 +543,11 @@ def diagnose(
     finally:
         kafka.close()
         client.close()
-    worst_first = sorted(checks.findings, key=lambda finding: -finding.severity)
+    findings = [
+        replace(finding, remedy=finding.remedy.replace("SERVERS", config.bootstrap_servers))
+        for finding in checks.findings
+    ]
+    worst_first = sorted(findings, key=lambda finding: -finding.severity)
     return Diagnosis(storage.location, tuple(checks.names), tuple(worst_first))
 
 
