@@ -104,7 +104,7 @@ class PartTimes:
             if step_tasks:
                 busiest = max(step_tasks, key=lambda task: task.busy_ms)
                 counts = sum((Counter(task.counts) for task in step_tasks), Counter[str]())
-                fields = {
+                fields: dict[str, Any] = {
                     "step": name,
                     "tasks": len(step_tasks),
                     "busiestMs": busiest.ms,

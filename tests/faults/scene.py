@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ class Scene:
         self._feeding = threading.Event()
         self._feeder = threading.Thread(target=self._feed)
         self._groups: list[ProcessGroup] = []
+        self.at_end = ExitStack()
+        """What mends the fault."""
         self.process = self.start(self.log, self.metrics_port, self.ui_port)
         self.marked = 0
 
@@ -98,6 +100,7 @@ class Scene:
 
     def close(self) -> None:
         """End all."""
+        self.at_end.close()
         self._feeding.set()
         for group in self._groups:
             group.close()

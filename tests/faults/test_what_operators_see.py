@@ -9,17 +9,19 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import free_ports
 from tests.faults.scene import Scene, as_json, scene_of
 from tests.faults.seen import keep, known
 from tests.spark.flow import Flow
+from tests.spark.topics import ends
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -42,13 +44,13 @@ class Fault:
 
     Args:
         cause: brings it about, and asserts that it hit.
-        expected: words that the doctor's findings or the exit code have to have.
         exit_code: of the doctor.
+        checks: that have to find something.
         alert: one that has to fire; "": none has to.
         ahead_s: how far the clock is ahead.
     """
 
-    cause: Callable[[Scene], AbstractContextManager[None] | None]
+    cause: Callable[[Scene], None]
     exit_code: int
     checks: frozenset[str]
     alert: str = ""
@@ -57,14 +59,14 @@ class Fault:
 
 def killed_driver(scene: Scene) -> None:
     scene.command("hold")
-    wait_until(lambda: "grows" in "".join(held(scene)), "an epoch is held")
+    wait_until(lambda: is_held(scene), "an epoch is open")
     scene.kill()
 
 
-def held(scene: Scene) -> list[str]:
-    """What says that an epoch is open for a while."""
+def is_held(scene: Scene) -> bool:
+    """True if an epoch is open for longer than it takes."""
     open_s = scene.samples().get("tallystick_epoch_open_seconds", {})
-    return ["grows" for seconds in open_s.values() if seconds > 1.5]
+    return any(seconds > 1.5 for seconds in open_s.values())
 
 
 def killed_jvm(scene: Scene) -> None:
@@ -74,29 +76,35 @@ def killed_jvm(scene: Scene) -> None:
 
 def hung_function(scene: Scene) -> None:
     scene.command("hang")
-    wait_until(lambda: held(scene), "an epoch is open")
+    wait_until(lambda: is_held(scene), "an epoch is open")
 
 
 def hung_member(scene: Scene) -> None:
     os.kill(scene.member(), signal.SIGSTOP)
-    wait_until(lambda: held(scene), "an epoch is open")
+    wait_until(lambda: is_held(scene), "an epoch is open")
 
 
-def paused_broker(scene: Scene) -> "AbstractContextManager[None]":
-    kafka = scene.flow.kafka
-    kafka.pause(1)
-
-    class Paused(nullcontext):  # type: ignore[type-arg]
-        def __exit__(self, *_: object) -> None:
-            kafka.resume(1)
-
-    return Paused()
+def paused_broker(scene: Scene) -> None:
+    scene.at_end.callback(scene.flow.kafka.resume, 1)
+    scene.flow.kafka.pause(1)
 
 
 def fenced(scene: Scene) -> None:
     metrics_port, ui_port = free_ports(2, "127.0.0.1")
     scene.start(scene.folder / "second.log", metrics_port, ui_port)
     wait_until(lambda: scene.process.poll() is not None, "the first driver ends")
+
+
+def expired_offsets(scene: Scene) -> None:
+    scene.kill()
+    scene.flow.feed(50)
+    admin = AdminClient(scene.flow.confluent)
+    newest = ends(scene.flow.confluent, scene.flow.topic_in)
+    places = [TopicPartition(scene.flow.topic_in, at, end) for at, end in newest.items()]
+    for deleted in admin.delete_records(places).values():
+        deleted.result(20)
+    scene.process = scene.start(scene.log, scene.metrics_port, scene.ui_port)
+    wait_until(lambda: scene.process.poll() is not None, "the next run ends")
 
 
 def full_disk(scene: Scene) -> None:
@@ -126,6 +134,9 @@ FAULTS = {
         paused_broker, 2, frozenset({"kafka"}), "TallystickStandsStill"
     ),
     "fenced by a second run": Fault(fenced, 0, frozenset()),
+    "offsets expired unread, while it was down": Fault(
+        expired_offsets, 2, frozenset({"topics"})
+    ),
     "disk full": Fault(full_disk, 1, frozenset({"progress"})),
     "storage away": Fault(storage_away, 2, frozenset({"checkpoint"})),
     "clock a minute ahead": Fault(lambda _: None, 1, frozenset({"clock"}), ahead_s=AHEAD_S),
@@ -137,8 +148,8 @@ def test_each_fault_is_seen(tallystick_kafka: EmbeddedKafka, tmp_path: Path, nam
     fault = FAULTS[name]
     flow = Flow(tallystick_kafka, None, tmp_path)
     with scene_of(flow, tmp_path, fault.ahead_s) as scene:
-        with fault.cause(scene) or nullcontext():
-            seen = scene.look(LONG_S)
+        fault.cause(scene)
+        seen = scene.look(LONG_S)
 
     print(as_json(seen))
     checks = {finding.partition(":")[0] for finding in seen.doctor}
