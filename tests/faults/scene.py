@@ -1,6 +1,7 @@
 """A pipeline that is fed and goes wrong, and what its operator sees of that."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -22,12 +23,14 @@ from tests.waiting import wait_until
 FEED_S = 0.1
 ROWS = 5
 """Of each feed."""
+START_S = 150.0
+"""A JVM, a Spark, and the first epochs, on a busy machine."""
 DOCTOR = """
 import sys
 from tests.faults.job import set_clock
 set_clock(float(sys.argv.pop(1)))
-from tallystick.__main__ import main
-main()
+from tallystick.__main__ import app
+app()
 """
 
 
@@ -89,12 +92,17 @@ class Scene:
             "ahead_s": self.ahead_s,
         }
         self._groups.append(group := ProcessGroup())
-        return group.spawn([sys.executable, "-m", "tests.faults.job", json.dumps(spec)], log)
+        command = [sys.executable, "-m", "tests.faults.job", json.dumps(spec)]
+        return group.spawn(command, log, env={**os.environ, "PYSPARK_PYTHON": sys.executable})
 
     def run(self) -> None:
         """Feed it, and wait until it works."""
         self._feeder.start()
-        wait_until(lambda: self.committed() >= 8, lambda: f"no epochs: {self.log_text()[-2000:]}")
+        wait_until(
+            lambda: self.committed() >= 8,
+            lambda: f"no epochs: {self.log_text()[-2000:]}",
+            timeout_s=START_S,
+        )
         wait_until(lambda: self.prometheus.value("tallystick_running") == 1, "it is scraped")
         self.marked = len(self.log_text())
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_END, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tallystick.testing import EmbeddedKafka
@@ -21,7 +21,6 @@ from tallystick.testing.process import free_ports
 from tests.faults.scene import Scene, as_json, scene_of
 from tests.faults.seen import keep, known
 from tests.spark.flow import Flow
-from tests.spark.topics import ends
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -99,8 +98,8 @@ def expired_offsets(scene: Scene) -> None:
     scene.kill()
     scene.flow.feed(50)
     admin = AdminClient(scene.flow.confluent)
-    newest = ends(scene.flow.confluent, scene.flow.topic_in)
-    places = [TopicPartition(scene.flow.topic_in, at, end) for at, end in newest.items()]
+    topic, partitions = scene.flow.topic_in, range(scene.flow.partitions)
+    places = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
     for deleted in admin.delete_records(places).values():
         deleted.result(20)
     scene.process = scene.start(scene.log, scene.metrics_port, scene.ui_port)

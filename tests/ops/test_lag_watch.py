@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import closing
+from threading import Event
 
 import confluent_kafka
 import pytest
@@ -85,7 +86,7 @@ def test_nobody_asks_kafka_where_nobody_observes(monkeypatch: pytest.MonkeyPatch
         return tuple(reached)
 
     with closing(LagWatch("unseen", {}, positions)):
-        assert not lag_watch.Event().wait(0.2)
+        assert not Event().wait(0.2)
         assert asked == []
         monkeypatch.setattr(lag_watch, "OBSERVERS", [lambda *_: None])
         wait_for(lambda: bool(asked), True, "a question, as soon as somebody observes")
