@@ -176,7 +176,7 @@ class SourceMetrics(Collector):
                     took_ms / 1000
                 )
                 name = "tallystick_epoch_part_seconds"
-                where = (query, part)
+                where: tuple[str, ...] = (query, part)
                 if part == WHOLE:
                     name, where = "tallystick_epoch_duration_seconds", (query,)
                 self._seconds[name].labels(*where).observe(took_ms / 1000)
@@ -228,7 +228,7 @@ class SourceMetrics(Collector):
             entries = dict(self._entries)
         watched = {name: counted.watched for name, counted in list(PIPELINES.items())}
         for query in {*latest, *watched}:
-            for source in watched.get(query) or latest.get(query, ()):
+            for source in watched.get(query, ()) or latest.get(query, []):
                 yield from _per_partition("position", query, source, source.positions)
                 yield from _per_partition("latest_offset", query, source, source.latest)
                 yield from _per_partition("lag_offsets", query, source, source.lag)

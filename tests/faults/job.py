@@ -44,7 +44,7 @@ def listener_of(folder: Path) -> Any:
     """Return a listener that holds up the driver, or its disk."""
     whole = os.fsync
 
-    def no_space(_: int) -> None:
+    def no_space(_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def listen(event: protocol.Event) -> None:
