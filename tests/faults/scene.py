@@ -20,8 +20,8 @@ from tests.spark.flow import Flow
 from tests.spark.prometheus import HOST, Prometheus
 from tests.waiting import wait_until
 
-FEED_S = 0.1
-ROWS = 5
+FEED_S = 0.5
+ROWS = 25
 """Of each feed."""
 START_S = 150.0
 """A JVM, a Spark, and the first epochs, on a busy machine."""
