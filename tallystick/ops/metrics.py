@@ -99,7 +99,7 @@ TABLE = (
     MetricEntry("tallystick_rows_written_total", COUNTER, PIPELINE, "Rows of committed epochs, in all sinks, without dead letters.", True),
     MetricEntry("tallystick_dead_letters_total", COUNTER, PIPELINE, "Malformed records that committed epochs wrote to the dead-letter topic; with transactions of tasks they count as rows.", True),
     MetricEntry("tallystick_late_rows_total", COUNTER, STEP, "Rows that a keyed step dropped, since they came later than its watermark.", True),
-    MetricEntry("tallystick_step_rows_in_total", COUNTER, STEP, "Rows that a step's tasks got in committed epochs, by the steps of a progress: `read` counts records, `write` what sinks got; rows on their way to side outputs included.", True),
+    MetricEntry("tallystick_step_rows_in_total", COUNTER, STEP, "Rows that a step's tasks got in committed epochs, by the steps of a progress: `read` counts records, `write` rows that came to writing tasks, of which sinks with `transactions=\"task\"` have none; rows on their way to side outputs included.", True),
     MetricEntry("tallystick_step_rows_out_total", COUNTER, STEP, "Rows that they handed on.", True),
     MetricEntry("tallystick_step_busy_seconds_total", COUNTER, STEP, "Time that they worked, all together, without waiting for other tasks.", True),
     MetricEntry("tallystick_watermark_timestamp_seconds", GAUGE, STEP, "The step's watermark, as Unix time.", True),
