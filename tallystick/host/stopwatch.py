@@ -20,6 +20,8 @@ PARTS = (READ, DECODE, FUNCTIONS, STATE, WRITE, EXCHANGE, WAIT, OTHER)
 """The parts of a task's time; docs/performance.md explains each."""
 READ_RECORDS, READ_BYTES, WRITTEN_BYTES = "readRecords", "readBytes", "writtenBytes"
 """Records read; bytes of record batches as read and as written, both compressed."""
+ROWS_IN, ROWS_OUT = "rowsIn", "rowsOut"
+"""Rows that a task got from tasks before, and that it handed on, those of side outputs included."""
 REBUILT_COPIES = "rebuiltCopies"
 """Local copies of state that were rebuilt from the checkpoint."""
 REUSED_COPIES = "reusedCopies"

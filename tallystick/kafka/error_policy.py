@@ -53,6 +53,8 @@ STALE = frozenset(
 ABSENT = frozenset({"UnknownTopicOrPartition", "UnknownTopicId", "InconsistentTopicId"})
 """Answers about a topic that does not exist, or that the broker has not heard of yet; it may have
 an older one of the name."""
+ONLY_ASKS = ("Metadata", "FindCoordinator", "OffsetFetch", "Describe", "List", "ApiVersions")
+"""APIs, by the beginning of their names, that change nothing in Kafka."""
 FENCED = frozenset(
     {
         "ProducerFenced",
@@ -180,9 +182,10 @@ def too_large(subject: object, words: str, size: int, limit: int | None) -> Tall
 
 def unavailable(doing: str, subject: str, reason: str, seconds: float) -> BrokerUnavailableError:
     """Return the error for a deadline that passed while only passing obstacles were met."""
+    doubt = "" if doing.startswith(ONLY_ASKS) else " Whether Kafka acted on it is unknown."
     return BrokerUnavailableError(
         f"{doing} for {subject}: no usable answer within {seconds:.1f} s; the last obstacle was "
-        f"{reason}. Whether Kafka acted on it is unknown."
+        f"{reason}.{doubt}"
     )
 
 

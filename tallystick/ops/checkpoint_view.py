@@ -4,8 +4,10 @@ Reads, never changes anything; the pipeline may run meanwhile. Where Kafka decid
 its token: `asking` is the one place that does so for anybody but the driver.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from tallystick.checkpoint.decision_log import transactional_ids
@@ -15,7 +17,7 @@ from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.tokens import newest_token
 from tallystick.epoch.transactional_ids import checkpoint_prefix, default_prefix, parse, token_group
 from tallystick.epoch.two_phase import Owner
-from tallystick.errors import AuthorizationError, DataLossError, OptionError
+from tallystick.errors import DataLossError, OptionError
 from tallystick.kafka import group_offsets, transactions
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -26,6 +28,8 @@ SINKS_OF_A_KIND = 20
 """This many sinks without a uid are looked for, of a run that died before its first manifest."""
 LOOKS_MAX = 3
 """A checkpoint that a running pipeline changes meanwhile is read at most this often."""
+ASKS_MAX = 30
+ASK_AGAIN_S = 0.1
 NOWHERE = TopicPartition("", 0)
 """The token is found wherever the group has it."""
 
@@ -76,48 +80,54 @@ class CheckpointView:
 
 
 def asking(config: KafkaConfig) -> Ask:
-    """Return a function that asks a cluster for the token; it waits for a commit under way."""
+    """Return a function that asks a cluster for the token, and again while it ends a commit."""
 
     def ask(transactional_id: str, lineage: str) -> TokenAnswer:
         client = Client(config)
         try:
-            return ask_kafka(client, transactional_id, lineage)
+            return asking_again(partial(ask_kafka, client))(transactional_id, lineage)
         finally:
             client.close()
 
     return ask
 
 
-def ask_kafka(
-    client: Client, transactional_id: str, lineage: str, *, stable: bool = True
-) -> TokenAnswer:
+def asking_again(ask: Ask) -> Ask:
+    """Return a function that asks Kafka again while in doubt: a pipeline may just be committing."""
+
+    def ask_often(transactional_id: str, lineage: str) -> TokenAnswer:
+        for _ in range(ASKS_MAX):
+            answer = ask(transactional_id, lineage)
+            if answer.token is not None or not answer.doubt:
+                break
+            time.sleep(ASK_AGAIN_S)
+        return answer
+
+    return ask_often
+
+
+def ask_kafka(client: Client, transactional_id: str, lineage: str) -> TokenAnswer:
     """Return the token of a pipeline's last decision in Kafka, or a doubt; see `newest.Ask`.
+
+    An open transaction is not decided, so its token is not waited for: the one before counts. One
+    that Kafka is just ending is decided, and its token may not be readable yet: that is a doubt.
 
     Args:
         client: of the cluster.
         transactional_id: the pipeline's.
         lineage: of its checkpoint.
-        stable: wait for the end of a transaction under way; else return a doubt then, as also
-            where the user may not read the token.
 
     Raises:
-        AuthorizationError: with `stable`, the group may not be described.
+        AuthorizationError: the group, or the transactional id, may not be described.
     """
     try:
-        if not stable:
-            state = transactions.describe(client, transactional_id)
-            if state is not None and state.state.startswith("Prepare"):
-                return TokenAnswer(None, f"Kafka is just ending {transactional_id!r}: try again")
-        group_tokens = group_offsets.fetch(
-            client, token_group(transactional_id), None, stable=stable
-        )
-        return TokenAnswer(newest_token(group_tokens, NOWHERE, lineage))
+        state = transactions.describe(client, transactional_id)
+        if state is not None and state.state.startswith("Prepare"):
+            return TokenAnswer(None, f"Kafka is just ending {transactional_id!r}: try again")
+        tokens = group_offsets.fetch(client, token_group(transactional_id), None, stable=False)
+        return TokenAnswer(newest_token(tokens, NOWHERE, lineage))
     except DataLossError as error:
         return TokenAnswer(None, str(error))
-    except AuthorizationError as error:
-        if stable:
-            raise
-        return TokenAnswer(None, f"what Kafka decided last cannot be read: {error}")
 
 
 def look(

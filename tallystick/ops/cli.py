@@ -17,6 +17,7 @@ import typer
 from tallystick.errors import OptionError, TallystickError
 from tallystick.host.stopwatch import now_ms
 from tallystick.ops.cli_savepoint import (
+    PATIENCE,
     Checkpoint,
     KafkaOptions,
     Servers,
@@ -133,8 +134,6 @@ def _show_diagnosis(diagnosis: "Diagnosis", out: "Console") -> None:
 
 
 DSN_VARIABLE = "TALLYSTICK_POSTGRES_DSN"
-PATIENCE = {"delivery.timeout.ms": "30000"}
-"""A person waits here, and can try again."""
 
 transactions_app = typer.Typer(no_args_is_help=True)
 

@@ -35,6 +35,9 @@ KafkaOptions = Annotated[
     Path | None, typer.Option(help="A file of further client options: name=value lines.")
 ]
 
+PATIENCE = {"delivery.timeout.ms": "10000"}
+"""A person waits here, and can try again."""
+
 
 @app.command("create")
 def create(
@@ -213,7 +216,7 @@ def asking_kafka(servers: str | None, options_file: Path | None) -> "Ask | None"
     from tallystick.kafka.config import KafkaConfig
     from tallystick.ops.checkpoint_view import asking
 
-    options = options_in(options_file) if options_file else {}
+    options = PATIENCE | (options_in(options_file) if options_file else {})
     return asking(KafkaConfig.from_options({**options, "bootstrap.servers": servers}))
 
 

@@ -12,18 +12,25 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.local.store import disk_space
-from tallystick.checkpoint.newest import Ask, TokenAnswer, ask_nobody
+from tallystick.checkpoint.newest import Ask, ask_nobody
 from tallystick.epoch.manifest import KAFKA, DeciderName, Manifest
 from tallystick.epoch.transactional_ids import parse, token_group
-from tallystick.errors import AuthorizationError, OptionError, TallystickError
+from tallystick.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    OptionError,
+    TallystickError,
+)
 from tallystick.host import stopwatch
 from tallystick.kafka import broker_settings, cluster
 from tallystick.kafka.audit import transaction_state
@@ -41,7 +48,7 @@ from tallystick.kafka.preflight import (
     rights_to_show,
     rights_to_write,
 )
-from tallystick.ops.checkpoint_view import CheckpointView, look
+from tallystick.ops.checkpoint_view import CheckpointView, asking_again, look
 from tallystick.ops.cli_show import time_text
 from tallystick.ops.inspection import Report, inspect
 from tallystick.ops.transactions import (
@@ -53,6 +60,7 @@ from tallystick.ops.transactions import (
     recovery,
 )
 from tallystick.source.offsets import SourceOffsets, parse_source
+from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import CheckFinding, Severity
 
@@ -71,6 +79,8 @@ class Subject:
         view: the checkpoint, with what Kafka knows of it.
         manifests: those that are retained, oldest first.
         decider: of the checkpoint; None: nothing was decided yet.
+        decided_ms: when the manifests of the retained epochs were written, up to the newest
+            decided one, in ms since 1970.
         trigger_interval_ms: of the pipeline; None: not given.
     """
 
@@ -80,7 +90,21 @@ class Subject:
     view: CheckpointView
     manifests: tuple[Manifest, ...]
     decider: DeciderName | None
+    decided_ms: tuple[int, ...] = ()
     trigger_interval_ms: int | None = None
+
+    @property
+    def usual_ms(self) -> int | None:
+        """The usual time between two decisions; None: too few epochs are retained."""
+        gaps = [after - before for before, after in pairwise(self.decided_ms)]
+        return median_low(gaps) if len(gaps) >= GAPS_MIN else None
+
+    @property
+    def patience_ms(self) -> int:
+        """The age of the newest decision from which on the pipeline stands still."""
+        usual_ms = self.usual_ms
+        least_ms = UNUSUAL_MS if usual_ms is None else STANDS_MS
+        return max(least_ms, INTERVALS * max(usual_ms or 0, self.trigger_interval_ms or 0))
 
     @property
     def sources(self) -> list[SourceOffsets]:
@@ -204,6 +228,13 @@ def _text(number: tuple[int, int]) -> str:
 
 LINGERS_MS = 60_000
 """A transaction that is open for longer was left, or belongs to an epoch worth a look."""
+STANDS_MS = 10_000
+"""A start, or an epoch of a backlog, may well take this long."""
+UNUSUAL_MS = 60_000
+"""The same where the usual time between two decisions is not known."""
+INTERVALS = 5
+"""A decision that is overdue by so many of the usual intervals does not come by itself."""
+GAPS_MIN = 2
 
 
 def decision(subject: Subject) -> Iterator[CheckFinding]:
@@ -248,7 +279,8 @@ def lingering(subject: Subject) -> Iterator[CheckFinding]:
             continue
         age_ms = max(0, stopwatch.now_ms() - transaction.begun_ms)
         is_due = description.standing is TransactionStatus.DUE
-        is_old = age_ms >= min(LINGERS_MS, transaction.timeout_ms // 2 or LINGERS_MS)
+        limits_ms = LINGERS_MS, transaction.timeout_ms // 2 or LINGERS_MS, subject.patience_ms
+        is_old = age_ms >= min(limits_ms)
         consequence = f"Kafka aborts it after {time_text(transaction.timeout_ms)}"
         command = recovery(view)
         remedy = f"If the pipeline is dead: {command}" if command else "Start the query."
@@ -260,6 +292,48 @@ def lingering(subject: Subject) -> Iterator[CheckFinding]:
             + (", and rows of a decided epoch are gone from the output then." if is_due else "."),
             remedy if is_old else "",
         )
+
+
+def progress(subject: Subject) -> Iterator[CheckFinding]:
+    """Look for a pipeline that stands still: decisions are overdue, and records wait for them."""
+    if subject.view.decided is None or not subject.decided_ms:
+        return
+    since_ms = subject.decided_ms[-1]
+    age_ms, epoch = stopwatch.now_ms() - since_ms, subject.view.decided.checkpoint_id
+    if age_ms <= subject.patience_ms or not (waiting := _waiting(subject)):
+        return
+    usual_ms = subject.usual_ms
+    usual = "" if usual_ms is None else f", and one came every {usual_ms / 1000:.1f} s"
+    command = recovery(subject.view)
+    yield CheckFinding(
+        Severity.WARNING,
+        "progress",
+        f"the newest decision, of epoch {epoch}, is {time_text(age_ms)} old{usual}; "
+        f"{waiting} offsets wait to be read",
+        "The pipeline stands still: its process is dead, one of its functions hangs, or what it "
+        "needs does not answer. Nothing is lost.",
+        "If its process is there, its log and its page say what it waits for. If it is dead, start "
+        "it" + (f"; or, only to settle its transactions: {command}" if command else ""),
+    )
+
+
+def _waiting(subject: Subject) -> int:
+    """Return the number of unread offsets; 0 if all came later than the patience began."""
+    client, old_ms = subject.client, stopwatch.now_ms() - subject.patience_ms
+    unread, is_overdue = 0, False
+    for source in subject.sources:
+        if source.cluster_id != client.cluster_id:
+            continue
+        ends = cluster.list_offsets(client, source.positions, LATEST, absent_after_s=0.0)
+        late = {at: end for at, end in ends.items() if source.positions[at] < end}
+        unread += sum(end - source.positions[at] for at, end in late.items())
+        times = dict.fromkeys(late, old_ms)
+        recent = cluster.offsets_for_times(client, times, absent_after_s=0.0)
+        is_overdue |= any(
+            source.positions[at] < (late[at] if first is None else first)
+            for at, first in recent.items()
+        )
+    return unread if is_overdue else 0
 
 
 def settings(subject: Subject) -> Iterator[CheckFinding]:
@@ -297,6 +371,13 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
             continue
         named = {partition.topic for partition in source.positions} - set(source.gone)
         there = cluster.describe_topics(subject.client, named)
+        starts = cluster.list_offsets(
+            subject.client, source.positions, EARLIEST, absent_after_s=0.0
+        )
+        for at, start in sorted(starts.items()):
+            if source.positions[at] < start:
+                gone = f"offsets {source.positions[at]} to {start - 1} of {at} were deleted unread"
+                yield _topic_lost(gone, "Retention, or somebody, removed them")
         for topic in sorted(named):
             expected = source.topic_ids.get(topic, "")
             if topic not in there:
@@ -320,14 +401,14 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
             )
 
 
-def _topic_lost(observation: str) -> CheckFinding:
+def _topic_lost(observation: str, cause: str = "Look who removed it") -> CheckFinding:
     return CheckFinding(
         Severity.ERROR,
         "topics",
         observation,
-        "The records after the checkpoint's positions are gone. What the next epoch does is up to "
-        "the source's LossPolicy: by default it stops.",
-        "Look who removed it; then choose losses=LossPolicy(...) of the KafkaSource.",
+        "Records after the checkpoint's positions are gone. What the next epoch does is up to the "
+        "source's LossPolicy: by default it stops.",
+        f"{cause}; then choose losses=LossPolicy(...) of the KafkaSource.",
     )
 
 
@@ -361,6 +442,7 @@ def clock(subject: Subject) -> Iterator[CheckFinding]:
 CHECKS: dict[str, Callable[[Subject], Iterator[CheckFinding]]] = {
     "decision": decision,
     "transactions": lingering,
+    "progress": progress,
     "settings": settings,
     "topics": topics,
     "rights": authorization,
@@ -371,8 +453,8 @@ CHECKS: dict[str, Callable[[Subject], Iterator[CheckFinding]]] = {
 
 PATIENCE_MS = 30_000
 """The time Kafka has for an answer: a person waits, and can try again."""
-ASKS_MAX = 30
-ASK_AGAIN_S = 0.1
+REACH_S = 7.0
+"""The time the servers have for a first answer: two may hang before one gives it."""
 GUESSED = ("settings", "rights")
 """Checks of `CHECKS` that are made with the pipeline's own settings where these are known."""
 
@@ -468,7 +550,11 @@ def diagnose(
     finally:
         kafka.close()
         client.close()
-    worst_first = sorted(checks.findings, key=lambda finding: -finding.severity)
+    findings = [
+        replace(finding, remedy=finding.remedy.replace("SERVERS", config.bootstrap_servers))
+        for finding in checks.findings
+    ]
+    worst_first = sorted(findings, key=lambda finding: -finding.severity)
     return Diagnosis(storage.location, tuple(checks.names), tuple(worst_first))
 
 
@@ -495,14 +581,23 @@ def _subject(
     trigger_interval_ms: int | None,
 ) -> Subject:
     view, folder = look(storage, ask), CheckpointFolder(storage)
-    retained = folder.manifests(folder.manifest_paths()).values()
+    retained = folder.manifests(folder.manifest_paths())
+    newest = -1 if view.decided is None else view.decided.checkpoint_id
+    counting = [
+        path
+        for path, manifest in retained.items()
+        if manifest.lineage == view.lineage and manifest.checkpoint_id <= newest
+    ]
     return Subject(
         options=options,
         client=client,
         open_transactions=kafka.lingering,
         view=view,
-        manifests=tuple(manifest for manifest in retained if manifest.lineage == view.lineage),
+        manifests=tuple(
+            manifest for manifest in retained.values() if manifest.lineage == view.lineage
+        ),
         decider=decider_of(storage),
+        decided_ms=tuple(sorted(filter(None, map(storage.written_ms, counting)))),
         trigger_interval_ms=trigger_interval_ms,
     )
 
@@ -520,36 +615,28 @@ def _known(
         return None
 
 
-def asking_again(ask: Ask) -> Ask:
-    """Return a function that asks Kafka again while in doubt: a pipeline may just be committing."""
-
-    def asking(transactional_id: str, lineage: str) -> TokenAnswer:
-        for _ in range(ASKS_MAX):
-            answer = ask(transactional_id, lineage)
-            if answer.token is not None or not answer.doubt:
-                break
-            time.sleep(ASK_AGAIN_S)
-        return answer
-
-    return asking
-
-
 def _unfinished(name: str, error: TallystickError) -> CheckFinding:
-    is_right = isinstance(error, AuthorizationError)
+    remedy = "Do what the message says, then call the doctor again."
+    if isinstance(error, AuthorizationError):
+        remedy = "Use the pipeline's own login (--kafka-options), or grant it the right."
+    elif isinstance(error, BrokerUnavailableError):
+        remedy = (
+            "Check that host and port are those of the brokers' client listener, that they run, "
+            "and that its login and TLS are given (--kafka-options); then call the doctor again."
+        )
     return CheckFinding(
-        Severity.WARNING if is_right else Severity.ERROR,
+        Severity.WARNING if isinstance(error, AuthorizationError) else Severity.ERROR,
         name,
         str(error),
         "The check could not be finished, and what it would find is not known.",
-        "Use the pipeline's own login (--kafka-options), or grant it the right."
-        if is_right
-        else "Do what the message says, then call the doctor again.",
+        remedy,
     )
 
 
 def _brokers(client: Client) -> Iterator[CheckFinding]:
     """Reach the cluster; nothing is found if it answers."""
-    cluster.cluster_id(client)
+    with client.within(time.monotonic() + REACH_S):
+        cluster.cluster_id(client)
     yield from ()
 
 

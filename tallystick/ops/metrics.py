@@ -4,8 +4,8 @@
     tallystick.ops.metrics.serve(9400)              # a page of its own, or:
     tallystick.ops.metrics.register(my_registry)    # along with what you have
 
-Nothing is kept unless asked for. Series of a query exist from its first epoch until it ends;
-counters stay. A query has one series per partition, or one per topic (`partition=""`, sums) where
+Nothing is kept unless asked for. A pipeline has series from its start on, so that one that never
+committed an epoch is seen; those of its sources end with it, and counters stay. A query has one series per partition, or one per topic (`partition=""`, sums) where
 it reads more than `PARTITION_SERIES_MAX` partitions: a pattern that matches too many topics cannot
 overload the monitoring system.
 """
@@ -19,7 +19,14 @@ from prometheus_client import REGISTRY, CollectorRegistry, Histogram, start_http
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES, now_ms
+from tallystick.host.stopwatch import (
+    LIVE_ENTRIES,
+    REBUILT_COPIES,
+    REUSED_COPIES,
+    ROWS_IN,
+    ROWS_OUT,
+    now_ms,
+)
 from tallystick.pipeline.group_offsets import COUNTS
 from tallystick.pipeline.listeners import (
     OBSERVERS,
@@ -28,6 +35,7 @@ from tallystick.pipeline.listeners import (
     SourceProgress,
     source_progress,
 )
+from tallystick.run.part_times import WHOLE
 from tallystick.values import TopicPartition
 
 PARTITION_SERIES_MAX = 1_000
@@ -48,6 +56,7 @@ class MetricEntry(NamedTuple):
         labels: their names; `query` is the name of the pipeline or query.
         meaning: a sentence.
         pipelines_only: queries of Structured Streaming do not have it.
+        new_name: of a metric under an old name, which goes with the next minor version.
     """
 
     name: str
@@ -55,6 +64,7 @@ class MetricEntry(NamedTuple):
     labels: tuple[str, ...]
     meaning: str
     pipelines_only: bool = False
+    new_name: str = ""
 
 
 TABLE = (
@@ -71,20 +81,29 @@ TABLE = (
     MetricEntry("tallystick_written_file_bytes_total", COUNTER, PIPELINE, "Bytes of these files.", True),
     MetricEntry("tallystick_epochs_started_total", COUNTER, PIPELINE, "Epochs planned, those that run again included: each is committed or aborted, or in flight.", True),
     MetricEntry("tallystick_epochs_total", COUNTER, PIPELINE, "Epochs committed."),
-    MetricEntry("tallystick_epoch_seconds", HISTOGRAM, ("query", "part"), "How long epochs took, by part; `triggerExecution` is the whole (see Performance)."),
+    MetricEntry("tallystick_epoch_duration_seconds", HISTOGRAM, PIPELINE, "How long epochs took."),
+    MetricEntry("tallystick_epoch_part_seconds", HISTOGRAM, ("query", "part"), "How long the parts of epochs took (see Performance); together they are the epoch."),
+    MetricEntry("tallystick_epoch_seconds", HISTOGRAM, ("query", "part"), "Both of them, the whole as `triggerExecution`.", False, "tallystick_epoch_part_seconds"),
     MetricEntry("tallystick_epoch_failures_total", COUNTER, ("query", "error"), "What failed in epochs, by the class of the error; what may pass is tried again.", True),
     MetricEntry("tallystick_aborted_epochs_total", COUNTER, ("query", "error"), "Epochs that were planned and did not come about, by the class of the error; they run again.", True),
     MetricEntry("tallystick_epoch_open_seconds", GAUGE, PIPELINE, "Age of the epoch in flight, since its plan: its transaction is no older; 0: none is in flight.", True),
     MetricEntry("tallystick_transaction_timeout_seconds", GAUGE, PIPELINE, "After how long Kafka aborts an epoch's transaction; absent where none decides.", True),
     MetricEntry("tallystick_open_transactions", GAUGE, SINK, "Transactions, or files, that wait for the decision or their commit, of this run or left over, as far as the driver knows without asking: from its tasks' reports, and from what a recovery finds.", True),
     MetricEntry("tallystick_oldest_transaction_seconds", GAUGE, SINK, "Age of the oldest of them; the deciding one is no older than its epoch, by which it counts; 0: none is open, or its age is not known.", True),
-    MetricEntry("tallystick_last_commit_seconds", GAUGE, PIPELINE, "When this process committed an epoch last, as Unix time; 0: it has not.", True),
+    MetricEntry("tallystick_last_commit_timestamp_seconds", GAUGE, PIPELINE, "When this process committed an epoch last, as Unix time; 0: it has not.", True),
+    MetricEntry("tallystick_last_commit_seconds", GAUGE, PIPELINE, "The same.", True, "tallystick_last_commit_timestamp_seconds"),
+    MetricEntry("tallystick_running", GAUGE, PIPELINE, "1 while a run of the pipeline is in this process; 0: it has ended, or has not begun.", True),
     MetricEntry("tallystick_starts_total", COUNTER, PIPELINE, "How often this process has started the pipeline.", True),
-    MetricEntry("tallystick_started_seconds", GAUGE, PIPELINE, "When this process started the pipeline last, as Unix time.", True),
+    MetricEntry("tallystick_started_timestamp_seconds", GAUGE, PIPELINE, "When this process started the pipeline last, as Unix time.", True),
+    MetricEntry("tallystick_started_seconds", GAUGE, PIPELINE, "The same.", True, "tallystick_started_timestamp_seconds"),
     MetricEntry("tallystick_rows_written_total", COUNTER, PIPELINE, "Rows of committed epochs, in all sinks, without dead letters.", True),
     MetricEntry("tallystick_dead_letters_total", COUNTER, PIPELINE, "Malformed records that committed epochs wrote to the dead-letter topic; with transactions of tasks they count as rows.", True),
     MetricEntry("tallystick_late_rows_total", COUNTER, STEP, "Rows that a keyed step dropped, since they came later than its watermark.", True),
-    MetricEntry("tallystick_watermark_seconds", GAUGE, STEP, "The step's watermark, as Unix time.", True),
+    MetricEntry("tallystick_step_rows_in_total", COUNTER, STEP, "Rows that a step's tasks got in committed epochs, by the steps of a progress: `read` counts records, `write` rows that came to writing tasks, of which sinks with `transactions=\"task\"` have none; rows on their way to side outputs included.", True),
+    MetricEntry("tallystick_step_rows_out_total", COUNTER, STEP, "Rows that they handed on.", True),
+    MetricEntry("tallystick_step_busy_seconds_total", COUNTER, STEP, "Time that they worked, all together, without waiting for other tasks.", True),
+    MetricEntry("tallystick_watermark_timestamp_seconds", GAUGE, STEP, "The step's watermark, as Unix time.", True),
+    MetricEntry("tallystick_watermark_seconds", GAUGE, STEP, "The same.", True, "tallystick_watermark_timestamp_seconds"),
     MetricEntry("tallystick_state_bytes", GAUGE, STEP, "Bytes of the files that the committed state is read from.", True),
     MetricEntry("tallystick_state_files", GAUGE, STEP, "How many files these are.", True),
     MetricEntry("tallystick_state_entries", GAUGE, STEP, "Entries in these files; a key that changed is in several of them until they are merged.", True),
@@ -95,10 +114,23 @@ TABLE = (
     MetricEntry("tallystick_state_written_bytes_total", COUNTER, PIPELINE, "Bytes of these files.", True),
 )  # fmt: skip
 """The metrics; docs/operations.md shows this table."""
-COPIES = {
+OF_STEPS = {
+    ROWS_IN: "tallystick_step_rows_in_total",
+    ROWS_OUT: "tallystick_step_rows_out_total",
     REUSED_COPIES: "tallystick_state_copies_reused_total",
     REBUILT_COPIES: "tallystick_state_copies_rebuilt_total",
 }
+"""The counters of a step, by their names in a progress."""
+PIPELINE_COUNTERS = (
+    "tallystick_epochs_total",
+    "tallystick_read_offsets_total",
+    "tallystick_read_records_total",
+    "tallystick_read_bytes_total",
+    "tallystick_written_bytes_total",
+    "tallystick_written_files_total",
+    "tallystick_written_file_bytes_total",
+)
+"""Counters that each epoch's progress adds to; 0 before the first."""
 Sample = tuple[str, tuple[str, ...], float]
 """The name of a metric, the values of its labels, and its value."""
 
@@ -113,10 +145,13 @@ class SourceMetrics(Collector):
         self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()  # by metric and labels
         self._entries: dict[tuple[str, str], int] = {}  # by query and step
         self._skipped: Counter[tuple[str, str]] = Counter()
-        seconds = _of("tallystick_epoch_seconds")
-        self._seconds = Histogram(
-            seconds.name, seconds.meaning, seconds.labels, buckets=BUCKETS_S, registry=None
-        )
+        self._seconds = {
+            metric.name: Histogram(
+                metric.name, metric.meaning, metric.labels, buckets=BUCKETS_S, registry=None
+            )
+            for metric in TABLE
+            if metric.kind == HISTOGRAM
+        }
 
     def observe(self, query: str, progress: Mapping[str, Any] | None) -> None:
         """Add an epoch's progress; None: the query has ended. See `pipeline.listeners.Observer`."""
@@ -137,7 +172,14 @@ class SourceMetrics(Collector):
             if progress.get("epochSize"):  # a pipeline's
                 self._count(query, progress)
             for part, took_ms in progress["durationMs"].items():
-                self._seconds.labels(query, part).observe(took_ms / 1000)
+                self._seconds["tallystick_epoch_seconds"].labels(query, part).observe(
+                    took_ms / 1000
+                )
+                name = "tallystick_epoch_part_seconds"
+                where: tuple[str, ...] = (query, part)
+                if part == WHOLE:
+                    name, where = "tallystick_epoch_duration_seconds", (query,)
+                self._seconds[name].labels(*where).observe(took_ms / 1000)
             for source in sources:
                 for partition, (start, stop) in source.skipped.items():
                     self._skipped[query, partition.topic] += stop - start
@@ -157,9 +199,10 @@ class SourceMetrics(Collector):
             self._counts[name, (query,)] += count
         for step in progress["tasks"]:
             of_step = (query, step["step"])
-            for counted, name in COPIES.items():
+            for counted, name in OF_STEPS.items():
                 if counted in step:
                     self._counts[name, of_step] += step[counted]
+            self._counts["tallystick_step_busy_seconds_total", of_step] += step["busyMs"] / 1000
             if LIVE_ENTRIES in step:
                 self._entries[of_step] = step[LIVE_ENTRIES]
 
@@ -170,11 +213,11 @@ class SourceMetrics(Collector):
             by_name[sample[0]].append(sample)
         for metric in TABLE:
             if metric.kind == HISTOGRAM:
-                yield from self._seconds.collect()
+                yield from self._seconds[metric.name].collect()
                 continue
             family_class = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
             family = family_class(metric.name, metric.meaning, labels=metric.labels)
-            for _, labels, value in by_name[metric.name]:
+            for _, labels, value in by_name[metric.new_name or metric.name]:
                 family.add_metric(labels, value)
             yield family
 
@@ -183,8 +226,9 @@ class SourceMetrics(Collector):
             latest = dict(self._latest)
             counts, skipped = dict(self._counts), dict(self._skipped)
             entries = dict(self._entries)
-        for query, sources in latest.items():
-            for source in sources:
+        watched = {name: counted.watched for name, counted in list(PIPELINES.items())}
+        for query in {*latest, *watched}:
+            for source in watched.get(query, ()) or latest.get(query, []):
                 yield from _per_partition("position", query, source, source.positions)
                 yield from _per_partition("latest_offset", query, source, source.latest)
                 yield from _per_partition("lag_offsets", query, source, source.lag)
@@ -192,6 +236,9 @@ class SourceMetrics(Collector):
             yield "tallystick_source_skipped_offsets_total", labels, count
         for of_step, entry_count in entries.items():
             yield "tallystick_state_live_entries", of_step, entry_count
+        for name in PIPELINE_COUNTERS:
+            for pipeline in list(PIPELINES):
+                counts.setdefault((name, (pipeline,)), 0)
         for (name, of_query), count in counts.items():
             yield name, of_query, count
         for query, group in list(COUNTS.items()):
@@ -236,24 +283,23 @@ def page() -> str:
     for metric in TABLE:
         only = " Pipelines only." if metric.pipelines_only else ""
         labels = ", ".join(metric.labels)
-        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning}{only} |")
+        old = f" Old name of `{metric.new_name}`: it goes with the next minor version."
+        meaning = f"{metric.meaning}{only}{old if metric.new_name else ''}"
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {meaning} |")
     return "\n".join(rows)
-
-
-def _of(name: str) -> MetricEntry:
-    return next(metric for metric in TABLE if metric.name == name)
 
 
 def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
     one = (name,)
     yield "tallystick_starts_total", one, counts.starts
-    yield "tallystick_started_seconds", one, counts.started_ms / 1000
+    yield "tallystick_started_timestamp_seconds", one, counts.started_ms / 1000
+    yield "tallystick_running", one, int(counts.runs > 0)
     yield "tallystick_epochs_started_total", one, counts.epochs_started
     yield "tallystick_rows_written_total", one, counts.rows_written
     yield "tallystick_dead_letters_total", one, counts.dead_letters
     yield "tallystick_state_written_files_total", one, counts.written_files
     yield "tallystick_state_written_bytes_total", one, counts.written_bytes
-    yield "tallystick_last_commit_seconds", one, counts.committed_ms / 1000
+    yield "tallystick_last_commit_timestamp_seconds", one, counts.committed_ms / 1000
     at_ms, since_ms = now_ms(), counts.open_since_ms
     yield "tallystick_epoch_open_seconds", one, max(0, at_ms - since_ms) / 1000 if since_ms else 0
     if counts.timeout_ms is not None:
@@ -278,7 +324,7 @@ def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
         yield "tallystick_state_files", of_step, len(state.files)
         yield "tallystick_state_entries", of_step, sum(file.rows for file in state.files)
         if state.watermark_ms is not None:
-            yield "tallystick_watermark_seconds", of_step, state.watermark_ms / 1000
+            yield "tallystick_watermark_timestamp_seconds", of_step, state.watermark_ms / 1000
 
 
 def _per_partition(

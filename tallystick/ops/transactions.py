@@ -13,7 +13,7 @@ from enum import Enum
 from tallystick.checkpoint.newest import TokenAnswer
 from tallystick.epoch.transactional_ids import PooledId, is_batch_name, parse
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
-from tallystick.errors import OptionError
+from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import transactions as kafka_transactions
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -215,8 +215,11 @@ class KafkaCluster:
         )
 
     def ask(self, transactional_id: str, lineage: str) -> TokenAnswer:
-        """See `newest.Ask`: it waits for no open transaction."""
-        return ask_kafka(self._client, transactional_id, lineage, stable=False)
+        """See `newest.Ask`: a token that this user may not read is a doubt."""
+        try:
+            return ask_kafka(self._client, transactional_id, lineage)
+        except AuthorizationError as error:
+            return TokenAnswer(None, f"what Kafka decided last cannot be read: {error}")
 
     def close(self) -> None:
         """Close the connections."""

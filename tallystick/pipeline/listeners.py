@@ -179,6 +179,10 @@ class PipelineCounts:
     """The number of its starts."""
     started_ms: int = 0
     """The time of its last start, in ms since 1970."""
+    runs: int = 0
+    """The number of its runs in this process that have not ended: one, as a rule, or none."""
+    watched: tuple[SourceProgress, ...] = ()
+    """The inputs as `lag_watch` saw them while no epoch ends; empty: the newest progress counts."""
     epochs_started: int = 0
     """The number of epochs that were planned, with any outcome."""
     failures: Counter[str] = field(default_factory=Counter)

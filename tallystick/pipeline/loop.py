@@ -42,7 +42,8 @@ from tallystick.pipeline.input_planning import (
     count_of,
     text_of,
 )
-from tallystick.pipeline.listeners import observe
+from tallystick.pipeline.lag_watch import LagWatch
+from tallystick.pipeline.listeners import PIPELINES, observe
 from tallystick.pipeline.planning import StreamPlanner
 from tallystick.pipeline.sizing import EpochSizes, Reason, SizeBound, SizedEpoch, SizeLimits
 from tallystick.pipeline.watch import RunWatch, start_text
@@ -144,6 +145,7 @@ class PipelinePlanner:
         self._ends_with_records = False
         self._ran = LoopEpoch((), (), 0)
         self._checkpoint_id = -1
+        self._reached: tuple[str, ...] = ()
 
     def stop_at_what_is_there(self) -> None:
         """See `run.query.LoopSource.stop_at_what_is_there`."""
@@ -169,7 +171,7 @@ class PipelinePlanner:
         count_max, keyed = None if bound is None else bound.offset_count, self._run.keyed
         ahead = partial(self._times.ahead, keyed, state) if keyed.max_drift_ms else None
         stops = self._inputs.next(positions, count_max, ahead)
-        begins = start or _texts(positions)
+        begins = self._reached = start or _texts(positions)
         self._begun, self._has_run, self._share_bytes = None, False, 0
         is_tick = stops[0].tick > positions[0].tick  # as one is planned after records
         if (stops is positions or is_tick) and self._is_watermark_due(positions, state):
@@ -194,6 +196,7 @@ class PipelinePlanner:
     def ended(self) -> None:
         """Learn from the epoch that was planned last and is committed now."""
         self._newest, self._begun = self._begun, None
+        self._reached = self._ran.sources
         if self._newest is not None and self._sizes is not None:
             count, is_cut = self._newest.offset_count, self._newest.is_cut
             took_s = time.monotonic() - self._newest.at_s
@@ -234,6 +237,10 @@ class PipelinePlanner:
         if not (may_become_idle or (source.is_over and final_stage(keyed.steps))):
             return False
         return keyed.is_watermark_due(state, source, self._planned_at_ms)
+
+    def positions_reached(self) -> Positions:
+        """Return the positions before which all is committed; empty before the first plan."""
+        return tuple(by_input(self._reached).values())
 
     @property
     def shown(self) -> Positions:
@@ -337,6 +344,9 @@ class _Run:
             SourceClient(source.options.shown_group, source.config) for source in run.all_inputs
         ]
         self._groups = GroupOffsetsBeside(GroupOffsets(run.name, clients))
+        configs = {source.uid: source.config for source in run.all_inputs}
+        PIPELINES[run.name].runs += 1
+        self._lag = LagWatch(run.name, configs, self.source.positions_reached)
         self._look_again_s = 0.0
 
     def loop(self, note: Callable[[EpochEnded], dict[str, Any]]) -> EpochLoop:
@@ -348,6 +358,7 @@ class _Run:
             progress = note(ended)
             self._watch.note(progress)
             observe(self._run.name, progress)
+            self._lag.epoch_ended()
 
         strays_live_s = self._run.strays_live_s
         self._loop = EpochLoop(self._driver, self.source, self._when, on_end, strays_live_s)
@@ -429,6 +440,8 @@ class _Run:
     def close(self) -> None:
         """Hang up: the run is over."""
         self._driver.collection.end()
+        self._lag.close()
+        PIPELINES[self._run.name].runs -= 1
         observe(self._run.name, None)
         self._groups.close()
         self._hang_up()

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +17,15 @@ from tallystick.epoch.protocol import (
     OutputSettled,
     TransactionCommitted,
 )
-from tallystick.host.stopwatch import LIVE_ENTRIES, REBUILT_COPIES, REUSED_COPIES, TaskTimes
+from tallystick.host.stopwatch import (
+    LIVE_ENTRIES,
+    READ_RECORDS,
+    REBUILT_COPIES,
+    REUSED_COPIES,
+    ROWS_IN,
+    ROWS_OUT,
+    TaskTimes,
+)
 from tallystick.host.stopwatch import PARTS as TASK_PARTS
 from tallystick.run.driver import Listener
 
@@ -81,7 +89,7 @@ class PartTimes:
         return sum(task.counts.get(name, 0) for task in self._tasks)
 
     def tasks(self, uids: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the tasks of the newest epoch: of each step, how many, and the busiest one.
+        """Return the tasks of the newest epoch: of each step, how many, the busiest, and the rows.
 
         Of those with keys also how many local copies of state were there, and how many were made
         again; and how many entries these have, if each task has looked into its own.
@@ -95,7 +103,15 @@ class PartTimes:
             step_tasks = [task for task in self._tasks if task.stage == stage]
             if step_tasks:
                 busiest = max(step_tasks, key=lambda task: task.busy_ms)
-                fields = {"step": name, "tasks": len(step_tasks), "busiestMs": busiest.ms}
+                counts = sum((Counter(task.counts) for task in step_tasks), Counter[str]())
+                fields: dict[str, Any] = {
+                    "step": name,
+                    "tasks": len(step_tasks),
+                    "busiestMs": busiest.ms,
+                    "busyMs": round(sum(task.busy_ms for task in step_tasks), 3),
+                    ROWS_IN: counts[ROWS_IN] if stage else counts[READ_RECORDS],
+                    ROWS_OUT: counts[ROWS_OUT],
+                }
                 if name in uids:
                     for counted in (REUSED_COPIES, REBUILT_COPIES, LIVE_ENTRIES):
                         if counted != LIVE_ENTRIES or all(

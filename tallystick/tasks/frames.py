@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick.errors import EpochAbortedError, OptionError, RecordError
+from tallystick.host.stopwatch import ROWS_IN, count
 from tallystick.source.splits import assign
 from tallystick.values import TopicPartition
 
@@ -317,6 +318,7 @@ class FrameSources:
         for frame in frames:
             self._attempts.add(Attempt(self._stage, frame.source, frame.attempt))
             if frame.record_count:
+                count(ROWS_IN, frame.record_count)
                 yield frame
             elif frame.data:
                 self.notes.append(frame.data.decode())

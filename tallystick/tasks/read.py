@@ -261,6 +261,7 @@ def send(
         try:
             for batch in batches:
                 for frame in clock.timed(outlet.part, opened.frames(batch, sequence)):
+                    clock.count(clock.ROWS_OUT, frame.record_count)
                     with clock.counted_as(clock.EXCHANGE):
                         yield frame
                     sequence += 1

@@ -2,11 +2,14 @@
 
 import itertools
 import json
+import os
 import shutil
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +20,18 @@ from typer.testing import CliRunner, Result
 
 from tallystick.__main__ import app
 from tallystick.epoch.manifest import KAFKA, DeciderName, seal
+from tallystick.epoch.protocol import OutputCounted
 from tallystick.host import stopwatch
 from tallystick.kafka import cluster
+from tallystick.kafka.audit import transaction_state
+from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.source.offsets import SourceOffsets
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
 from tests.checkpoint_on_disk import Job as KeyedJob
 from tests.failover import job as failover_job
-from tests.failover.job import Job, token_group, transactional_id
+from tests.failover.job import Death, Job, token_group, transactional_id
 from tests.failover.known_rows import Shape
 from tests.ops.scene import Scene
 from tests.waiting import wait_until
@@ -33,8 +39,8 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 _numbers = itertools.count()
 EVERY_CHECK = {
-    "versions", "disk", "kafka", "checkpoint", "decision", "transactions", "settings", "topics",
-    "rights", "clock",
+    "versions", "disk", "kafka", "checkpoint", "decision", "transactions", "progress", "settings",
+    "topics", "rights", "clock",
 }  # fmt: skip
 
 
@@ -81,8 +87,21 @@ class Ward:
         ], findings
         return findings[0]
 
+    def write(self, text: str, ago_s: float = 0.0) -> None:
+        """Write a record that the pipeline has not read."""
+        producer = confluent_kafka.Producer(self.kafka.confluent_options())
+        written_ms = int((time.time() - ago_s) * 1000)
+        producer.produce(self.job.token_topic, text.encode(), partition=0, timestamp=written_ms)
+        assert producer.flush(20) == 0
+
     def files(self) -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+
+def dies_prepared(event: object) -> None:
+    """A listener that ends the run, as a kill does, when an epoch waits for its commit."""
+    if isinstance(event, OutputCounted):
+        raise Death
 
 
 @pytest.fixture
@@ -193,12 +212,69 @@ def test_an_open_transaction_is_news_at_first_and_a_warning_when_it_lingers(
     monkeypatch.setattr(stopwatch, "now_ms", lambda: now_ms() + 120_000)
     monkeypatch.setattr(cluster, "clock_ms", lambda _: None)
 
-    finding = ward.finding("transactions", "warning")
+    finding, standing = ward.findings(exit_code=1)
     driver.abort_transaction(20)
+
+    assert standing["check"] == "progress", "two minutes without a decision are too long as well"
 
     assert transactional_id(ward.pipeline) in finding["found"]
     assert f"tallystick recover MODULE:PIPELINE --checkpoint {ward.folder}" in finding["remedy"]
+    monkeypatch.undo()
     ward.findings(exit_code=0)
+
+
+def test_an_epoch_left_prepared_by_a_kill_keeps_nobody_waiting(ward: Ward, tmp_path: Path) -> None:
+    """Its transaction holds the group's offsets, so Kafka gives no stable answer for 15 min."""
+    ward.run()
+    ward.job.on_event = dies_prepared
+    with pytest.raises(Death):
+        ward.job.run_next()
+    where = ("--bootstrap-servers", ward.kafka.bootstrap_servers)
+    began_s = time.monotonic()
+
+    saved = CliRunner().invoke(
+        app, ["savepoint", "create", str(ward.folder), str(tmp_path / "s"), *where]
+    )
+    inspected = CliRunner().invoke(app, ["inspect", str(ward.folder), *where])
+
+    assert time.monotonic() - began_s < 10
+    with closing(Client(ward.job.config)) as client:
+        held = transaction_state(client, transactional_id(ward.pipeline))
+    assert held is not None
+    assert held.transaction_state == "Ongoing", "it was open all the time"
+    assert saved.exit_code == 0, saved.output
+    assert f"Saved epoch 2 of pipeline '{ward.pipeline}'" in saved.output
+    assert inspected.exit_code == 0, inspected.output
+    assert "not decided" in inspected.output
+    ward.job.on_event = lambda _: None
+    ward.job.restart()
+    ward.job.run_until(3)
+
+
+def test_a_pipeline_that_stands_still(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that has nothing to read, nor one whose records came just now, or at its pace."""
+    ward.job.token_topic = f"{ward.topic}-in"
+    ward.kafka.create_topic(ward.job.token_topic, 1)
+    for number in range(4):
+        ward.write(f"read {number}", ago_s=20)
+    ward.job.run_until(4)
+    ward.job.close()
+    for number, manifest in enumerate(sorted((ward.folder / "tallystick").glob("*.json"))):
+        written_s = time.time() - 20 + number
+        os.utime(manifest, (written_s, written_s))
+    ward.findings(exit_code=0)
+    ward.write("unread")
+    ward.findings(exit_code=0)
+    now_ms = stopwatch.now_ms
+    monkeypatch.setattr(stopwatch, "now_ms", lambda: now_ms() + 15_000)
+    monkeypatch.setattr(cluster, "clock_ms", lambda _: None)
+
+    finding = ward.finding("progress", "warning")
+    ward.findings("--trigger", "1 minute", exit_code=0)
+
+    assert "the newest decision, of epoch 4, is 3" in finding["found"]
+    assert "one came every 1.0 s; 1 offsets wait" in finding["found"]
+    assert f"tallystick recover MODULE:PIPELINE --checkpoint {ward.folder}" in finding["remedy"]
 
 
 def test_a_topic_that_is_gone(ward: Ward) -> None:
@@ -236,7 +312,10 @@ def test_a_clock_that_is_wrong(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> N
     now_ms = stopwatch.now_ms
     monkeypatch.setattr(stopwatch, "now_ms", lambda: now_ms() + 20_000)
 
-    assert "ahead of" in ward.finding("clock", "warning")["found"]
+    found = {finding["check"]: finding["found"] for finding in ward.findings(exit_code=1)}
+
+    assert "ahead of" in found["clock"]
+    assert found.keys() <= {"clock", "progress"}, "by that clock the decisions are old"
 
 
 def test_a_full_disk(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,26 @@
 """The facts that a running pipeline tells, in the order in which they come to be known."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
 from tallystick.ops.ui import rendering
-from tallystick.ops.ui.facts import EpochFact, EventTimesFact, PageFacts, StepFact
+from tallystick.ops.ui.facts import (
+    EpochFact,
+    EventTimesFact,
+    PageFacts,
+    PartitionFact,
+    StepFact,
+    TransactionFact,
+)
 from tallystick.ops.ui.page import BEGINS, LiveRun
+from tallystick.run.query import PROGRESS_COUNT
 from tallystick.state.overlay import FINAL_WATERMARK_MS
-from tallystick.values import CheckFinding, Producer, Severity
+from tallystick.values import CheckFinding, ProducedRange, Producer, Severity
+from tests.ops.test_metrics import offsets
 
 EMPTY = CheckFinding(Severity.WARNING, "checkpoint", "it holds no committed epoch")
 LOOKED = PageFacts("", "checkpoint", looked_ms=0, findings=(EMPTY,), kafka=True)
@@ -84,3 +94,88 @@ def test_the_page_says_what_the_watermark_waits_for_what_idles_and_what_is_not_r
     shown = rendering.page(PageFacts("p", "/tmp/x", 0, event_times=times))
     assert "waits for 3, bids-0 is the slowest; 12 idle, and not waited for: people-0" in shown
     assert "1 at the end of their stream; 2 not read on because of max_drift: bids-1" in shown
+
+
+class Running:
+    """A query as the page asks it, with 100 records and 50 rows in each epoch of a run."""
+
+    name, runId, isActive = "p", "r", True  # noqa: N815
+    status = {"message": "Running"}  # noqa: RUF012
+
+    def __init__(self, live: LiveRun) -> None:
+        self.live = live
+        self.progress: list[dict[str, Any]] = []
+        live.show(self)  # type: ignore[arg-type]
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:
+        return self.progress[-PROGRESS_COUNT:]
+
+    @property
+    def lastProgress(self) -> dict[str, Any]:
+        return self.progress[-1]
+
+    def exception(self) -> None:
+        return None
+
+    def epoch(self) -> None:
+        number = len(self.progress)
+        manifest = protocol.ManifestWritten(f"{number}-1-a.json")
+        rows = (ProducedRange("out", 0, 50, 0, 49),)
+        for event in (EPOCH[0], protocol.EpochRan(rows), manifest, EPOCH[-1]):
+            self.live(event)
+        at = offsets(100 * number)
+        source = {"startOffset": at, "endOffset": at, "latestOffset": at}
+        self.progress.append(
+            {
+                "batchId": number, "epochSize": None, "numInputRows": 100, "sources": [source],
+                "tasks": [], "durationMs": {"tasks": 20},
+            }
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("epoch_ms", [50, 500])
+def test_rates_are_those_of_the_last_seconds_and_not_of_the_time_in_epochs(clock, epoch_ms):
+    """Also where the progress that is kept reaches less far back: it has 100 epochs."""
+    live = LiveRun(None)
+    query = Running(live)
+    for _ in range(20_000 // epoch_ms):
+        clock[0] += epoch_ms
+        query.epoch()
+
+    run = live.add_to(LOOKED).run
+    assert run is not None
+    assert run.records_per_s == pytest.approx(100 * 1000 / epoch_ms)
+    assert run.rows_per_s == pytest.approx(50 * 1000 / epoch_ms)
+    assert run.records_per_busy_s == pytest.approx(100 / 0.020)
+    clock[0] += 60_000
+    run = live.add_to(LOOKED).run
+    assert run is not None
+    assert (run.records_per_s, run.rows_per_s) == (0, 0)
+
+
+def test_the_lag_is_not_known_while_kafka_is_away_and_no_epoch_ends(clock):
+    live = LiveRun(None)
+    query = Running(live)
+    query.epoch()
+    away = replace(LOOKED, kafka=False, partitions=(PartitionFact("t", 0, 0, None),))
+
+    assert live.add_to(away).lag == 0, "an epoch has just seen the ends"
+    clock[0] += 11_000
+    assert live.add_to(away).lag is None
+    assert '<dd id="lag">not known</dd>' in rendering.page(live.add_to(away))
+    assert live.add_to(replace(away, kafka=True)).lag == 0
+
+
+def test_the_transaction_of_an_epoch_at_work_is_not_called_open(clock):
+    live = LiveRun(None)
+    Running(live).epoch()
+
+    def shown(age_ms: int) -> tuple[TransactionFact, ...]:
+        at_work = TransactionFact("t", "Ongoing", age_ms, 900_000, (), "a whole epoch's")
+        return live.add_to(replace(LOOKED, transactions=(at_work,))).transactions
+
+    assert len(shown(200)) == 1, "older than the run"
+    clock[0] += 60_000
+    assert shown(200) == ()
+    assert len(shown(20_000)) == 1, "open for long"

@@ -135,8 +135,8 @@ def pipelines_progress(batch_id: int, **counted: Any) -> dict[str, Any]:
         "numInputRows": 39, "bytes": {"read": 500, "written": 70},
         "files": {"written": 3, "bytes": 1000},
         "tasks": [
-            {"step": "read", "tasks": 2, "busiestMs": {}},
-            {"step": "counts", "tasks": 2, "busiestMs": {}, **counted},
+            {"step": "read", "tasks": 2, "busiestMs": {}, "busyMs": 5.0},
+            {"step": "counts", "tasks": 2, "busiestMs": {}, "busyMs": 5.0, **counted},
         ],
         "sources": [
             {"startOffset": None, "endOffset": offsets(40 * (batch_id + 1)), "latestOffset": None}

@@ -22,7 +22,7 @@ from tallystick.values import CheckFinding, Severity
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
 RUN = RunFact("Running", 0, "r", "all the time", "jobs", 1, (("OSError", 2),), ((HOSTILE, 3),),
-              HOSTILE, 1.0, 2.0, None)  # fmt: skip
+              HOSTILE, 1.0, 2.0, 3.0, None)  # fmt: skip
 FACTS = PageFacts(
     name=HOSTILE,
     checkpoint=HOSTILE,

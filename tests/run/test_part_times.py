@@ -16,6 +16,8 @@ from tallystick.host.stopwatch import (
     READ_RECORDS,
     REBUILT_COPIES,
     REUSED_COPIES,
+    ROWS_IN,
+    ROWS_OUT,
     WAIT,
     TaskTimes,
     count,
@@ -80,25 +82,43 @@ def test_an_epoch_that_ran_twice_is_told_with_both_tries_and_the_next_begins_at_
 
 def test_of_each_step_the_task_that_worked_longest_is_told_not_the_one_that_waited(clock):
     parts = PartTimes(lambda _: None)
+    busiest = {REBUILT_COPIES: 2, REUSED_COPIES: 4, ROWS_IN: 30}
     parts.note_tasks(
         [
-            TaskTimes(0, {READ: 5.0}),
+            TaskTimes(0, {READ: 5.0}, {READ_RECORDS: 40, ROWS_OUT: 30}),
             TaskTimes(1, {WAIT: 900.0, FUNCTIONS: 1.0}, {REBUILT_COPIES: 1}),
-            TaskTimes(1, {WAIT: 10.0, FUNCTIONS: 80.0}, {REBUILT_COPIES: 2, REUSED_COPIES: 4}),
+            TaskTimes(1, {WAIT: 10.0, FUNCTIONS: 80.0}, busiest),
             TaskTimes(2, {WAIT: 7.0}),
         ]
     )
 
     assert parts.tasks(["count"]) == [
-        {"step": "read", "tasks": 1, "busiestMs": {READ: 5.0}},
+        {
+            "step": "read",
+            "tasks": 1,
+            "busiestMs": {READ: 5.0},
+            "busyMs": 5.0,
+            "rowsIn": 40,
+            "rowsOut": 30,
+        },
         {
             "step": "count",
             "tasks": 2,
             "busiestMs": {WAIT: 10.0, FUNCTIONS: 80.0},
+            "busyMs": 81.0,
+            "rowsIn": 30,
+            "rowsOut": 0,
             "reusedCopies": 4,
             "rebuiltCopies": 3,
         },
-        {"step": "write", "tasks": 1, "busiestMs": {WAIT: 7.0}},
+        {
+            "step": "write",
+            "tasks": 1,
+            "busiestMs": {WAIT: 7.0},
+            "busyMs": 0.0,
+            "rowsIn": 0,
+            "rowsOut": 0,
+        },
     ]
 
 

@@ -149,8 +149,10 @@ class RunFact:
         aborted: the number of aborted epochs, by the class of the error.
         rows_by_topic: rows of committed epochs, by topic, or by sink where it has none.
         dead_letter_topic: the topic with malformed records; "": none.
-        records_per_s: records read in the newest epochs, per second of their time.
-        rows_per_s: rows put out in these epochs, per second of their time.
+        records_per_s: records of the epochs decided in the last 10 s, per second.
+        rows_per_s: rows put out by these epochs, per second.
+        records_per_busy_s: records read in the newest epochs, per second of the epochs' own time:
+            about what the run could read without a pause.
         epoch_open_ms: the start of the epoch in flight; None: none is.
     """
 
@@ -165,6 +167,7 @@ class RunFact:
     dead_letter_topic: str
     records_per_s: float
     rows_per_s: float
+    records_per_busy_s: float
     epoch_open_ms: int | None
 
     @property

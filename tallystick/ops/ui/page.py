@@ -6,7 +6,7 @@ own process.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,8 @@ from tallystick.host.stopwatch import now_ms
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.ops.checkpoint_view import CheckpointView, look
-from tallystick.ops.doctor import asking_again, diagnose, file_findings
+from tallystick.ops.checkpoint_view import CheckpointView, asking_again, look
+from tallystick.ops.doctor import diagnose, file_findings
 from tallystick.ops.inspection import FAILED, UNDECIDED, Report, StepReport, inspect
 from tallystick.ops.remedies import remedy_of
 from tallystick.ops.transactions import (
@@ -65,12 +65,19 @@ class CheckpointReader:
         checkpoint: its location.
         options: of the connection to the cluster that decides, with Kafka's names; None: Kafka is
             not asked, and the page says so where a fact is not known.
+        trigger_interval_ms: of the pipeline; None: not known, or epochs follow each other at once.
 
     Raises:
         OptionError: the location or an option cannot work.
     """
 
-    def __init__(self, checkpoint: str, options: Mapping[str, str] | None) -> None:
+    def __init__(
+        self,
+        checkpoint: str,
+        options: Mapping[str, str] | None,
+        trigger_interval_ms: int | None = None,
+    ) -> None:
+        self._trigger_interval_ms = trigger_interval_ms
         self._storage = FileStorage(checkpoint)
         self._options = options
         self._config = None
@@ -101,8 +108,13 @@ class CheckpointReader:
     def _findings(self) -> tuple[CheckFinding, ...]:
         if self._options is not None:
             place = self._storage.uri
-            diagnosis = diagnose(place, self._options, verify=False, patience_ms=PATIENCE_MS)
-            return diagnosis.findings
+            return diagnose(
+                place,
+                self._options,
+                verify=False,
+                patience_ms=PATIENCE_MS,
+                trigger_interval_ms=self._trigger_interval_ms,
+            ).findings
         try:
             report = inspect(self._storage)
         except TallystickError as error:
@@ -259,7 +271,11 @@ EVENT_TIMES_SHOWN = 10
 """The most partitions that are named of a kind."""
 BEGINS = CheckFinding(Severity.INFO, "checkpoint", "the first epoch has not ended yet")
 THROUGHPUT_EPOCHS = 20
-"""The throughput is that of this many newest epochs."""
+"""What a run could read is told by this many newest epochs."""
+RATE_S = 10
+"""The time over which rates are taken."""
+FRESH_MS = 10_000
+"""The age up to which a progress tells the ends of logs, and a transaction is the run's at work."""
 READ, PROCESS, EXCHANGE, WRITE, WAIT, DECIDE, REST = (
     "read", "process", "exchange", "write", "wait", "decide", "rest",
 )  # fmt: skip
@@ -286,7 +302,7 @@ class LiveRun:
         dead_letter_topic: str = "",
     ) -> None:
         self._listener = listener
-        self._trigger = _trigger_text(trigger)
+        self.trigger = trigger
         self._dead_letter_topic = dead_letter_topic
         self._since_ms = now_ms()
         self._query: Query | None = None
@@ -345,18 +361,31 @@ class LiveRun:
             return facts
         epochs = tuple(map(self._epoch, query.recentProgress))
         newest = query.lastProgress
+        decided_ms = epochs[-1].decided_ms if epochs else None
+        is_known = facts.kafka or now_ms() - (decided_ms or 0) <= FRESH_MS
         partitions = () if newest is None else _run_partitions(newest, facts.partitions)
+        if not is_known:  # Kafka does not answer, and what the run last saw of it is old
+            partitions = tuple(replace(at, end=None) for at in partitions)
+        transactions = facts.transactions
+        if query.isActive:
+            transactions = tuple(it for it in transactions if not self._is_at_work(it))
         return replace(
             facts,
             name=query.name,
             epochs=epochs or facts.epochs,
             decided=epochs[-1] if epochs else facts.decided,
             partitions=partitions or facts.partitions,
+            transactions=transactions,
             steps=self._steps(facts, query),
             errors=self._all_errors(query, facts.checkpoint),
             run=self._run(query, epochs),
             event_times=_event_times(newest),
         )
+
+    def _is_at_work(self, transaction: TransactionFact) -> bool:
+        """True if a transaction is that of an epoch in flight, and is not open for long."""
+        age_ms = transaction.age_ms
+        return age_ms is not None and age_ms < min(FRESH_MS, now_ms() - self._since_ms)
 
     def _steps(self, facts: PageFacts, query: Query) -> Any:
         counts, rebuilt, reused = PIPELINES[query.name], Counter[str](), Counter[str]()
@@ -412,21 +441,45 @@ class LiveRun:
     def _run(self, query: Query, epochs: tuple[EpochFact, ...]) -> RunFact:
         newest = epochs[-THROUGHPUT_EPOCHS:]
         took_s = sum(epoch.took_ms for epoch in newest) / 1000
+        recent, recent_s = _recent(epochs, now_ms(), self._since_ms)
         status = "Failed" if query.exception() is not None else query.status["message"]
         return RunFact(
             status=status,
             since_ms=self._since_ms,
             run_id=query.runId,
-            trigger=self._trigger,
+            trigger=_trigger_text(self.trigger),
             execution=(query.lastProgress or {}).get("execution", ""),
             starts=PIPELINES[query.name].starts,
             aborted=tuple(sorted(self._aborted.items())),
             rows_by_topic=tuple(sorted(self._rows.items())),
             dead_letter_topic=self._dead_letter_topic,
-            records_per_s=sum(epoch.records or 0 for epoch in newest) / took_s if took_s else 0.0,
-            rows_per_s=sum(epoch.rows or 0 for epoch in newest) / took_s if took_s else 0.0,
+            records_per_s=sum(epoch.records or 0 for epoch in recent) / recent_s,
+            rows_per_s=sum(epoch.rows or 0 for epoch in recent) / recent_s,
+            records_per_busy_s=sum(epoch.records or 0 for epoch in newest) / took_s
+            if took_s
+            else 0.0,
             epoch_open_ms=self._open_ms if query.isActive else None,
         )
+
+
+def _recent(
+    epochs: Sequence[EpochFact], at_ms: int, since_ms: int
+) -> tuple[Sequence[EpochFact], float]:
+    """Return the epochs decided in the last `RATE_S` seconds, and the seconds in which they were.
+
+    These are fewer where the run is younger, or where its progress does not reach back so far.
+
+    Args:
+        epochs: those of the progress, oldest first.
+        at_ms: now.
+        since_ms: when the run began.
+    """
+    first_ms = max(since_ms, at_ms - 1000 * RATE_S)
+    if len(epochs) == PROGRESS_COUNT:
+        oldest, *epochs = epochs
+        first_ms = max(first_ms, oldest.decided_ms or 0)
+    recent = [epoch for epoch in epochs if (epoch.decided_ms or 0) > first_ms]
+    return recent, max(1, at_ms - first_ms) / 1000
 
 
 def parts_of(progress: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:

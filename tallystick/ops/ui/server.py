@@ -36,6 +36,7 @@ from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import PageFacts
 from tallystick.ops.ui.page import CheckpointReader, LiveRun
 from tallystick.ops.ui.rendering import charts
+from tallystick.run.query import Trigger
 
 LOCAL = "127.0.0.1"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -239,11 +240,12 @@ def open_page(port: int, checkpoint: str, options: Mapping[str, str], live: Live
         live: the facts about the run.
 
     Raises:
-        OptionError: there is no such port, or another program has it.
+        OptionError: there is no such port, or another program has it; or the trigger is none.
     """
     if not 0 < port < 65536:
         raise OptionError(f"ui_port={port}: expected 1 to 65535, for example 4050")
-    source = Source(CheckpointReader(checkpoint, options).read, live.add_to)
+    interval_ms = Trigger.of(live.trigger).interval_ms or None
+    source = Source(CheckpointReader(checkpoint, options, interval_ms).read, live.add_to)
     with _lock:
         if (server := _servers.get(port)) is not None:
             server.source = source
