@@ -23,6 +23,7 @@ After `process` the functions run in the task that owns the key.
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
@@ -47,7 +48,7 @@ from tallystick.api.streams import (
 )
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
-from tallystick.errors import OptionError, StepMissingError
+from tallystick.errors import OptionError, StepMissingError, TallystickError
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.loop import start_loop
@@ -56,6 +57,7 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.query import Query
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
+from tallystick.spark.jvm import reason_of_end
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.storage.places import Place, resolved
@@ -72,7 +74,7 @@ if TYPE_CHECKING:
 NAME_LENGTH_MAX = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline:
     """Kafka to Kafka and elsewhere, exactly once. Immutable: each step returns a new pipeline.
 
@@ -98,6 +100,18 @@ class Pipeline:
                 f"pipeline name {self.name!r}: expected up to {NAME_LENGTH_MAX} letters, digits, "
                 f"'.', '_' and '-'"
             )
+
+    def __repr__(self) -> str:
+        """Return the text of `explain()`; of an unfinished pipeline, the parts it has."""
+        try:
+            return self.explain()
+        except TallystickError as error:
+            parts = [f"{len(self.inputs.sources)} sources", f"{len(self._all_steps)} steps"]
+            parts.append(f"{len(self.sinks)} sinks")
+            return f"<Pipeline {self.name}: {', '.join(parts)}; {error}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def read(self, *sources: KafkaSource | Stream, **named: KafkaSource | Stream) -> Self:
         """Name the sources; the first step.
@@ -254,9 +268,12 @@ class Pipeline:
             query = start_loop(run, place, trigger, accepted)
             live.show(query)
             return query
-        except BaseException:
+        except BaseException as error:
             cluster.close()
-            raise
+            reason = reason_of_end(error)
+            if reason is error:
+                raise
+            raise reason from None
 
     def recover(self, *, checkpoint: Place) -> Recovery:
         """Commit and abort the transactions of earlier runs, as `start` does first; run nothing.

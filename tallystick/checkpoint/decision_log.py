@@ -271,6 +271,15 @@ def _refuse_another(checkpoint: Storage, current: DeciderName | None, decider: D
         return
     if current == decider._replace(cluster_id="") and current.decided_by == KAFKA:
         return  # manifests do not name the cluster
+    if current.decided_by == KAFKA and current._replace(cluster_id=decider.cluster_id) == decider:
+        raise OptionError(
+            f"checkpoint {checkpoint.location} belongs to another Kafka cluster: its epochs were "
+            f"committed by cluster {current.cluster_id!r}, and this one is {decider.cluster_id!r}. "
+            f"Nothing was fenced or written. A new broker for trying out? Remove the checkpoint's "
+            f"folder, or keep the broker's data: tallystick broker start --directory … . Else "
+            f"start with the cluster as before; or, to move: start once as before with "
+            f"availableNow, take a savepoint, and restore that into a new checkpoint."
+        )
     raise OptionError(
         f"checkpoint {checkpoint.location}: its epochs are decided by {current}, and with these "
         f"settings they would be decided by {decider}. The decider of a checkpoint does not "

@@ -49,6 +49,7 @@ from tallystick.run.epoch_clock import EpochClock, SteadyClock
 from tallystick.run.query import EpochEnded, EpochLoop, Query, Trigger
 from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
+from tallystick.spark.jvm import reason_of_end
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
@@ -440,6 +441,7 @@ def start_loop(
         close=query_run.close,
         describe=query_run.source.describe,
         rescale=query_run.rescale,
+        explain=reason_of_end,
     )
     query.begin()
     return query

@@ -11,14 +11,22 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from html import escape
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Protocol
 
-from tallystick.errors import OptionError, RetriableError, StorageError, TallystickError
+from tallystick.errors import (
+    FunctionError,
+    OptionError,
+    RetriableError,
+    StorageError,
+    TallystickError,
+)
 from tallystick.ports import EpochSource
 from tallystick.run.driver import Driver
 from tallystick.run.part_times import profile_text
+from tallystick.source.offsets import from_text
 from tallystick.text import span_ms
 
 logger = logging.getLogger(__name__)
@@ -255,6 +263,8 @@ class EpochLoop:
 PROGRESS_COUNT = 100
 """The number of epochs in `recentProgress`, as in Spark by default."""
 STOP_TIMEOUT_S = 60.0
+TOLD_SOON_S = 1.0
+"""The time in which a program that waits for a run's end asks for the error."""
 
 
 class Query:
@@ -270,6 +280,7 @@ class Query:
         close: called when the run is over.
         describe: called after each epoch; returns its work and duration, as JSON types.
         rescale: changes the parallelism, between two epochs.
+        explain: returns the error that ends the run, with the reason that users can act on.
     """
 
     def __init__(
@@ -284,6 +295,7 @@ class Query:
         close: Callable[[], None],
         describe: Callable[[EpochEnded], dict[str, Any]],
         rescale: Callable[[int], None],
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
     ) -> None:
         self.name = name
         self.id = query_id
@@ -295,7 +307,9 @@ class Query:
         self._rescale = rescale
         self._progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_COUNT)
         self._error: BaseException | None = None
+        self._explain = explain
         self._ended = Event()
+        self._is_error_told = Event()
         self._loop = loop(self._note)
         self._thread = Thread(target=self._run, name=f"tallystick {name}", daemon=True)
 
@@ -322,6 +336,38 @@ class Query:
         }
 
     @property
+    def lag(self) -> int | None:
+        """The number of offsets behind, after the newest epoch; None: not known yet."""
+        progress = self.lastProgress
+        sources = [] if progress is None else progress["sources"]
+        ends = [(source["endOffset"], source["latestOffset"]) for source in sources]
+        if not ends or not all(isinstance(text, str) for pair in ends for text in pair):
+            return None
+        return sum(
+            max(0, latest - read.positions.get(partition, latest))
+            for end, newest in ends
+            for read in [from_text(end)]
+            for partition, latest in from_text(newest).positions.items()
+        )
+
+    def __repr__(self) -> str:
+        """Return name, state, newest epoch and lag."""
+        return f"<Query {self._described()}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self._described())}</pre>"
+
+    def _described(self) -> str:
+        if self.isActive:
+            state = "waits for records" if self._loop.is_idle else "runs"
+        else:
+            state = "has ended" if self._error is None else f"failed: {self._error}"
+        progress, lag = self.lastProgress, self.lag
+        epoch = "no epoch yet" if progress is None else f"epoch {progress['batchId']}"
+        behind = "" if lag is None else f", {lag:,} records behind"
+        return f"{self.name}: {state}; {epoch}{behind}"
+
+    @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
         """The progress of the newest epoch; None before the first."""
         return self._progress[-1] if self._progress else None
@@ -337,6 +383,8 @@ class Query:
 
     def exception(self) -> BaseException | None:
         """Return the error that ended the run; None if it runs, or ended in order."""
+        if self._ended.is_set():
+            self._is_error_told.set()
         return self._error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
@@ -352,8 +400,8 @@ class Query:
             Exception: what the run ended with.
         """
         has_ended = self._ended.wait(timeout)
-        if has_ended and self._error is not None:
-            raise self._error
+        if has_ended:
+            self._raise()
         return None if timeout is None else has_ended
 
     def processAllAvailable(self) -> None:  # noqa: N802
@@ -367,8 +415,13 @@ class Query:
             if self._loop.looks > seen + 1:  # a look that began after this call
                 return
             self._loop.look_soon()
+        self._raise()
+
+    def _raise(self) -> None:
+        """Raise the error that ended the run, without the frames of the run's own thread."""
+        self._is_error_told.set()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None) from None
 
     def rescale(self, *, parallelism: int) -> None:
         """Go on with another parallelism from the next epoch on; returns when it is set.
@@ -418,13 +471,26 @@ class Query:
             if self._loop.is_stopping and not is_ours:
                 logger.info("pipeline %s was stopped in an epoch: %s", self.name, error)
             else:
-                self._error = error
-                logger.error("pipeline %s ends: %s: %s", self.name, type(error).__name__, error)
+                self._error = self._explain(error)
         finally:
             try:
                 self._close()
+            except Exception as error:  # the run's own error counts
+                self._error = self._error or self._explain(error)
             finally:
                 self._ended.set()
+        if self._error is not None:
+            self._log(self._error)
+
+    def _log(self, error: BaseException) -> None:
+        """Log the end; without logging of the user's only if nobody asks for the error soon.
+
+        Both would be printed to the same place, one right after the other.
+        """
+        if not logger.hasHandlers() and self._is_error_told.wait(TOLD_SOON_S):
+            return
+        name = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
+        logger.error("pipeline %s ends: %s%s", self.name, name, error)
 
     def _note(self, ended: EpochEnded) -> dict[str, Any]:
         began = datetime.fromtimestamp(ended.began_s, UTC)

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from tallystick.errors import OptionError
+from tallystick.host.user_code import calling_user
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.frames import Frame, conform, from_ipc, to_ipc
 
@@ -171,7 +172,8 @@ def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
     Raises:
         OptionError: the predicate returned something else than a column of booleans.
     """
-    chosen = predicate(rows)
+    with calling_user(f"{what} {getattr(predicate, '__name__', '')}".rstrip(), rows):
+        chosen = predicate(rows)
     is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)
     if not is_column or not pa.types.is_boolean(chosen.type) or len(chosen) != rows.num_rows:
         returned = f"{len(chosen)} values of type {chosen.type}" if is_column else repr(chosen)

@@ -34,6 +34,7 @@ from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphaned
 from tallystick.host import stopwatch as clock
 from tallystick.host.forks import check_parent
 from tallystick.host.stopwatch import now_ms
+from tallystick.host.user_code import calling_user
 from tallystick.ports import Produce, Writer
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.frames import (
@@ -95,7 +96,9 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                outputs = _outputs_of(function, function(rows))
+                with calling_user(f"map_batches {_name_of(function)}", rows):
+                    result = function(rows)
+                outputs = _outputs_of(function, result)
             yield from outputs
 
 

@@ -38,7 +38,7 @@ def test_the_life_of_a_savepoint(job, tmp_path):
     assert "monday" in call("savepoint", "list", saved.parent).output
     (listed,) = json.loads(call("savepoint", "list", saved.parent, "--json").output)
     assert (listed["name"], listed["epoch"]) == ("monday", 2)
-    described = json.loads(call("savepoint", "describe", saved).output)
+    described = json.loads(call("savepoint", "describe", saved, "--json").output)
     assert described["steps"][0]["uid"] == "counts"
     restored = call("savepoint", "restore", saved, tmp_path / "new")
     assert "goes on after epoch 2" in restored.output
@@ -70,7 +70,7 @@ def test_migrate_takes_a_number_for_each_step(job, tmp_path):
         "--max-parallelism", "counts=64", "--scratch", tmp_path,
     )  # fmt: skip
     assert right.exit_code == 0, right.output
-    described = json.loads(call("savepoint", "describe", tmp_path / "new").output)
+    described = json.loads(call("savepoint", "describe", tmp_path / "new", "--json").output)
     assert described["steps"][0]["max_parallelism"] == 64
 
 
@@ -83,7 +83,7 @@ def test_migrate_takes_the_number_alone_where_there_is_one_step(job, tmp_path):
 
     call("savepoint", "create", job.folder, saved)
     assert migrate("64").exit_code == 0
-    described = json.loads(call("savepoint", "describe", tmp_path / "new64").output)
+    described = json.loads(call("savepoint", "describe", tmp_path / "new64", "--json").output)
     assert described["steps"][0]["max_parallelism"] == 64
     assert "expected STEP=NUMBER, e.g." in migrate("=32").output
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from tallystick.errors import OptionError
 from tallystick.spark.cluster import is_local, members_max
 from tallystick.spark.gang.gang import (
     Gang,
@@ -57,6 +58,7 @@ class GangTasks:
         self._gang: Gang | None = None
         self._stopped = Event()
         self._attempt_number = 0
+        self._refusal: OptionError | None = None
 
     def run(self, unread: Unread, epoch: EpochPlan, write: WritePlan | CollectPlan) -> list[Report]:
         """See `tasks.TaskRunner.run`."""
@@ -90,6 +92,7 @@ class GangTasks:
         """
         with self._lock:
             self._check_wanted()
+            self.check()
             if self._gang is not None and self._gang.is_lost:
                 self._gang.give_up()
                 self._gang = None
@@ -117,9 +120,21 @@ class GangTasks:
                     size.tasks,
                 )
                 size = Size(tasks=error.there)
+            except OptionError as error:
+                self._refusal = error
+                raise
             except GangLostError:
                 self._heal()  # its tasks met dead workers, and there may be more
                 raise
+
+    def check(self) -> None:
+        """Raise the error for tasks that can never come up, once that is known.
+
+        Raises:
+            OptionError: workers have another Python, lack a module, or the like.
+        """
+        if self._refusal is not None:
+            raise self._refusal
 
     def _heal(self) -> None:
         JobTasks(in_clean_workers(self._context)).heal()

@@ -1,0 +1,91 @@
+"""What Spark's JVM prints: its end in one line, and no errors of tasks that we raise ourselves."""
+
+import contextlib
+import logging
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+
+from tallystick.errors import FunctionError, TallystickError
+from tallystick.host.user_code import shows_full_tracebacks
+from tallystick.spark.failures import spark_error
+
+TASK_LOGGERS = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.scheduler.DAGScheduler",
+    "org.apache.spark.api.python.PythonRunner",
+)
+END_S = 1.0
+"""How long the process of a JVM may take to end after its connections have."""
+PY4J_LOGGERS = ("py4j", "py4j.clientserver", "py4j.java_gateway")
+
+
+def jvm_end(wait_s: float = 0.0) -> str:
+    """Return how the JVM that this process launched has ended; "": it runs, or is another's.
+
+    Args:
+        wait_s: how long an end is waited for.
+    """
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(wait_s)
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"Spark's JVM (pid {process.pid}) has ended ({how})"
+    return ""
+
+
+def reason_of_end(error: BaseException) -> BaseException:
+    """Return the error that ends a run, with the reason that users can act on."""
+    if isinstance(error, FunctionError) or not isinstance(error, Exception):
+        return error
+    is_sparks = isinstance(error, Py4JError | PySparkException | OSError | TallystickError)
+    if is_sparks and (end := jvm_end(END_S if _may_be_of_jvm(error) else 0.0)):
+        return TallystickError(
+            f"{end}, and with it the run. Signal 9 is the kernel's where memory is short. Nothing "
+            f"is lost: start again, in a new process"
+        )
+    return spark_error(error) if isinstance(error, Py4JError | PySparkException) else error
+
+
+def _may_be_of_jvm(error: Exception) -> bool:
+    return not isinstance(error, TallystickError) or "resident task" in str(error)
+
+
+@contextlib.contextmanager
+def quiet_tasks(context: SparkContext) -> Iterator[None]:
+    """Keep the JVM from printing errors of tasks: whoever runs the job raises them, and shorter."""
+    levels: list[tuple[str, Any]] = []
+    if not shows_full_tracebacks():
+        with contextlib.suppress(Exception):  # it logs with other software, or has ended
+            log4j: Any = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+            for name in TASK_LOGGERS:
+                levels.append((name, log4j.LogManager.getLogger(name).getLevel()))
+                log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            for name, level in levels:
+                log4j.core.config.Configurator.setLevel(name, level)
+
+
+class _NoNoise(logging.Filter):
+    """Drops what py4j says of connections to a JVM that has ended."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.levelno >= logging.WARNING or record.exc_info) or not jvm_end(END_S)
+
+
+def quiet_end() -> None:
+    """Keep py4j from logging a traceback for each call to a JVM that has ended."""
+    for name in PY4J_LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, _NoNoise) for known in logger.filters):
+            logger.addFilter(_NoNoise())
