@@ -26,10 +26,14 @@ ROWS = pa.RecordBatch.from_pydict({"id": [1], "dep_delay": [2.5]})
 
 
 def test_the_innermost_call_of_a_users_code_counts() -> None:
-    with pytest.raises(KeyError) as caught, place_to_be_set() as rows_come_from:
-        rows_come_from(lambda _, row: Place(f"flights-1 offsets 0 to 99 ({row})"))
+    def call_both() -> None:
         with calling_user("process 'outer'"), calling_user("map_batches inner", ROWS):
-            {}["dep_dely"]  # type: ignore[var-annotated]
+            raise KeyError("dep_dely")
+
+    with place_to_be_set() as rows_come_from:
+        rows_come_from(lambda _, row: Place(f"flights-1 offsets 0 to 99 ({row})"))
+        with pytest.raises(KeyError) as caught:
+            call_both()
     call = taken_call(caught.value)
     assert call == UserCall(
         "map_batches inner", "flights-1 offsets 0 to 99 (-1)", ("id", "dep_delay")
@@ -70,14 +74,14 @@ def test_the_message_says_all_in_one_line_and_the_class_stays() -> None:
     assert repr(error).startswith('KeyError("map_batches late')
 
 
-class NoSubclass(Exception):
+class FinalError(Exception):
     def __init_subclass__(cls) -> None:
         raise TypeError("final")
 
 
 def test_a_class_without_subclasses_keeps_its_name() -> None:
-    error = function_error("NoSubclass", "x", UserCall(), [], NoSubclass("x"))
-    assert (type(error).__name__, str(error)) == ("NoSubclass", "NoSubclass: x")
+    error = function_error("FinalError", "x", UserCall(), [], FinalError("x"))
+    assert (type(error).__name__, str(error)) == ("FinalError", "FinalError: x")
     assert isinstance(error, FunctionError)
 
 
