@@ -149,6 +149,7 @@ class PipelinePlanner:
         """See `ports.EpochSource.plan`."""
         if self._run.cluster.context._jsc is None:
             raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
+        self._run.check_tasks()
         self._run.keyed.check(state)
         self._planned_at_ms = self._clock.now_ms()
         self._paused_at_ms = self._pauses.now_ms(_newest_seen_ms(state))

@@ -11,7 +11,12 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from tallystick.errors import FunctionError, TallystickError
-from tallystick.host.user_code import shows_full_tracebacks
+from tallystick.host.user_code import (
+    function_error,
+    shows_full_tracebacks,
+    taken_call,
+    user_lines,
+)
 from tallystick.spark.failures import spark_error
 
 TASK_LOGGERS = (
@@ -51,7 +56,12 @@ def reason_of_end(error: BaseException) -> BaseException:
             f"{end}, and with it the run. Signal 9 is the kernel's where memory is short. Nothing "
             f"is lost: start again, in a new process"
         )
-    return spark_error(error) if isinstance(error, Py4JError | PySparkException) else error
+    if isinstance(error, Py4JError | PySparkException):
+        return spark_error(error)
+    lines = user_lines(error.__traceback__)
+    if lines and not isinstance(error, TallystickError):  # of a listener, for example
+        return function_error(type(error).__name__, str(error), taken_call(error), lines, error)
+    return error
 
 
 def _may_be_of_jvm(error: Exception) -> bool:
