@@ -157,15 +157,18 @@ def function_error(
 
 def _of_class(name: str, message: str, original: BaseException | None) -> FunctionError:
     """Return an error that is of the original's class too; some classes have no subclass."""
+    kind: Any
     if isinstance(original, Exception):
-        kind = type(original)
+        of: Any = type(original)
         with suppress(Exception):
-            both = type(name, (FunctionError, kind), {"__module__": kind.__module__})
-            error: FunctionError = both.__new__(both, *original.args)
+            kind = type(name, (FunctionError, of), {"__module__": of.__module__})
+            error: FunctionError = kind.__new__(kind, *original.args)
             with suppress(Exception):
-                kind.__init__(error, *original.args)
+                of.__init__(error, *original.args)
             vars(error).update(vars(original))
             FunctionError.__init__(error, message)
             error.args = original.args
             return error
-    return type(name.rpartition(".")[2], (FunctionError,), {})(message)
+    kind = type(name, (FunctionError,), {})
+    named: FunctionError = kind(message)
+    return named

@@ -74,7 +74,8 @@ def quiet_tasks(context: SparkContext) -> Iterator[None]:
     levels: list[tuple[str, Any]] = []
     if not shows_full_tracebacks():
         with contextlib.suppress(Exception):  # it logs with other software, or has ended
-            log4j: Any = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+            jvm: Any = context._jvm
+            log4j = jvm.org.apache.logging.log4j
             for name in TASK_LOGGERS:
                 levels.append((name, log4j.LogManager.getLogger(name).getLevel()))
                 log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)

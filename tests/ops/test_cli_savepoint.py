@@ -9,6 +9,7 @@ import pytest
 from pyarrow import fs
 from typer.testing import CliRunner, Result
 
+import tallystick
 from tallystick.__main__ import app
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s
@@ -45,6 +46,21 @@ def test_the_life_of_a_savepoint(job, tmp_path):
     assert (tmp_path / "new" / "metadata").exists()
     assert call("savepoint", "delete", saved).exit_code == 0
     assert json.loads(call("savepoint", "list", saved.parent, "--json").output) == []
+
+
+def test_a_savepoint_is_described_for_people(job, tmp_path):
+    saved = tmp_path / "monday"
+    call("savepoint", "create", job.folder, saved)
+    described = call("savepoint", "describe", saved).output
+    for words in ("pipeline", "job", "epoch", "goes on reading", "at offset", "user string"):
+        assert words in described
+    assert "{" not in described
+
+
+def test_the_version_is_printed():
+    printed = call("--version")
+    assert (printed.exit_code, printed.output) == (0, f"tallystick {tallystick.__version__}\n")
+    assert "Usage" in call().output
 
 
 def test_a_savepoint_itself_and_a_file_beside_savepoints_can_be_listed(job, tmp_path):
