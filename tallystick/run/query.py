@@ -467,7 +467,8 @@ class Query:
             self._prepare()
             self._loop.run()
         except BaseException as error:
-            is_ours = isinstance(error, TallystickError) and not isinstance(error, RetriableError)
+            may_be_of_stop = isinstance(error, RetriableError | FunctionError)
+            is_ours = isinstance(error, TallystickError) and not may_be_of_stop
             if self._loop.is_stopping and not is_ours:
                 logger.info("pipeline %s was stopped in an epoch: %s", self.name, error)
             else:

@@ -3,8 +3,10 @@
 import contextlib
 import logging
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -22,7 +24,6 @@ from tallystick.spark.failures import spark_error
 TASK_LOGGERS = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
-    "org.apache.spark.scheduler.DAGScheduler",
     "org.apache.spark.api.python.PythonRunner",
 )
 END_S = 1.0
@@ -68,23 +69,38 @@ def _may_be_of_jvm(error: Exception) -> bool:
     return not isinstance(error, TallystickError) or "resident task" in str(error)
 
 
+_quiet_lock = Lock()
+_quiet_users: WeakKeyDictionary[SparkContext, int] = WeakKeyDictionary()
+_levels: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
+"""What the loggers showed before."""
+
+
 @contextlib.contextmanager
 def quiet_tasks(context: SparkContext) -> Iterator[None]:
     """Keep the JVM from printing errors of tasks: whoever runs the job raises them, and shorter."""
-    levels: list[tuple[str, Any]] = []
-    if not shows_full_tracebacks():
-        with contextlib.suppress(Exception):  # it logs with other software, or has ended
-            jvm: Any = context._jvm
-            log4j = jvm.org.apache.logging.log4j
-            for name in TASK_LOGGERS:
-                levels.append((name, log4j.LogManager.getLogger(name).getLevel()))
-                log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    with _quiet_lock:
+        _quiet_users[context] = _quiet_users.get(context, 0) + 1
+        if _quiet_users[context] == 1 and not shows_full_tracebacks():
+            _levels[context] = _set_levels(context, dict.fromkeys(TASK_LOGGERS))
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):
-            for name, level in levels:
-                log4j.core.config.Configurator.setLevel(name, level)
+        with _quiet_lock:
+            _quiet_users[context] -= 1
+            if _quiet_users[context] == 0:
+                _set_levels(context, _levels.pop(context, {}))
+
+
+def _set_levels(context: SparkContext, levels: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the levels of loggers, None for OFF; return the levels before."""
+    before = {}
+    with contextlib.suppress(Exception):  # it logs with other software, or has ended
+        jvm: Any = context._jvm
+        log4j = jvm.org.apache.logging.log4j
+        for name, level in levels.items():
+            before[name] = log4j.LogManager.getLogger(name).getLevel()
+            log4j.core.config.Configurator.setLevel(name, level or log4j.Level.OFF)
+    return before
 
 
 class _NoNoise(logging.Filter):
