@@ -16,7 +16,7 @@ from tallystick.host.user_code import (
 )
 
 
-def told(error: TallystickError, trace: TracebackType | None) -> list[str]:
+def lines_of(error: TallystickError, trace: TracebackType | None) -> list[str]:
     """Return the lines that tell an error: the message, its notes, the user's lines."""
     name = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
     notes: list[str] = getattr(error, "__notes__", [])
@@ -35,7 +35,7 @@ def install() -> None:
 
 
 def _lines(error: TallystickError) -> list[str]:
-    return told(error, error.__traceback__)
+    return lines_of(error, error.__traceback__)
 
 
 def _print_error(
@@ -44,4 +44,4 @@ def _print_error(
     if not isinstance(error, TallystickError) or shows_full_tracebacks():
         sys.__excepthook__(kind, error, trace)
         return
-    print("\n".join(told(error, trace)), file=sys.stderr)
+    print("\n".join(lines_of(error, trace)), file=sys.stderr)

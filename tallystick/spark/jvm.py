@@ -1,4 +1,4 @@
-"""What Spark's JVM prints: its end in one line, and no errors of tasks that we raise ourselves."""
+"""The output of Spark's JVM: its end in a line, and no errors of tasks, which we raise ourselves."""
 
 import contextlib
 import logging

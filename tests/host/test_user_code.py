@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tallystick.errors import FunctionError, OptionError
-from tallystick.host.excepthook import told
+from tallystick.host.excepthook import lines_of
 from tallystick.host.origin import Place, place_to_be_set
 from tallystick.host.user_code import (
     UserCall,
@@ -87,8 +87,8 @@ def test_a_class_without_subclasses_keeps_its_name() -> None:
 
 def test_a_text_of_many_lines_is_cut_and_its_first_line_leads() -> None:
     error = function_error("ValueError", "\n".join(map(str, range(90))), UserCall(), [])
-    assert len(told(error, None)) <= 6
-    assert told(error, None)[0] == "ValueError: 0"
+    assert len(lines_of(error, None)) <= 6
+    assert lines_of(error, None)[0] == "ValueError: 0"
 
 
 def run(text: str, **environment: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A program that makes mistakes, one after the other, and prints what its user would see of each.
+"""A program with mistakes, made one after the other; prints the errors as a user sees them.
 
 Arguments: the servers, the input topic, the output topic, a folder, the execution, and the names of
 mistakes. Before each mistake a line `=== name` is printed to stderr, where errors are printed.
