@@ -1,4 +1,4 @@
-"""The output of Spark's JVM: its end in a line, and no errors of tasks, which we raise ourselves."""
+"""The output of Spark's JVM: its end in a line, and no errors of tasks, raised here anyway."""
 
 import contextlib
 import logging
