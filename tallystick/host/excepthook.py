@@ -44,4 +44,4 @@ def _print_error(
     if not isinstance(error, TallystickError) or shows_full_tracebacks():
         sys.__excepthook__(kind, error, trace)
         return
-    print("\n".join(lines_of(error, trace)), file=sys.stderr)
+    sys.stderr.write("\n".join(lines_of(error, trace)) + "\n")

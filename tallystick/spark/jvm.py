@@ -27,7 +27,7 @@ TASK_LOGGERS = (
     "org.apache.spark.api.python.PythonRunner",
 )
 END_S = 1.0
-"""How long the process of a JVM may take to end after its connections have."""
+"""The time in which the process of a JVM ends after its connections."""
 PY4J_LOGGERS = ("py4j", "py4j.clientserver", "py4j.java_gateway")
 
 
@@ -72,7 +72,7 @@ def _may_be_of_jvm(error: Exception) -> bool:
 _quiet_lock = Lock()
 _quiet_users: WeakKeyDictionary[SparkContext, int] = WeakKeyDictionary()
 _levels: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
-"""What the loggers showed before."""
+"""The levels of loggers before."""
 
 
 @contextlib.contextmanager

@@ -169,7 +169,7 @@ def test_classes_of_a_script_arrive_and_its_errors_come_back_as_what_they_are() 
         error = loads(found.stdout).to_error()
         assert isinstance(error, Mistake) and error.row == -4, repr(error)
         assert type(error).__name__ == "Mistake" and str(error).startswith("Mistake: in row -4 (")
-        assert "in of" in error.__notes__[0]
+        assert "in of" in "".join(error.__notes__)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
