@@ -175,7 +175,8 @@ def _begin(request: Request, committed: CommittedEpoch, identity: Identity) -> V
     """Open a lineage without a token of its own, where nothing is repeated or a person said so."""
     token, seed = committed.token, committed.seed
     if token is not None:
-        is_empty = seed is None and _is_before_all(token, request)
+        is_new = not (committed.bases or committed.manifest_exists or committed.is_seeded)
+        is_empty = is_new and _is_before_all(token, request)
         is_harmless = is_empty or _goes_on_exactly(token, seed)
         if not is_harmless and refusals.new_lineage_word(token) not in identity.accepted:
             return Refusal(refusals.other_lineage(token, identity, seed))
