@@ -41,7 +41,18 @@ def _lines(error: TallystickError) -> list[str]:
 def _print_error(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    error = _inside_sparks(error)
     if not isinstance(error, TallystickError) or shows_full_tracebacks():
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write("\n".join(lines_of(error, trace)) + "\n")
+
+
+def _inside_sparks(error: BaseException) -> BaseException:
+    """Return an error of ours that ended a query of Structured Streaming, or the error itself."""
+    jobs = sys.modules.get("tallystick.spark.jobs")
+    is_sparks = type(error).__module__.startswith("pyspark.")
+    if jobs is None or not is_sparks or "tallystick.errors." not in str(error):
+        return error
+    meaning: BaseException = jobs.meaning_of(error)
+    return meaning

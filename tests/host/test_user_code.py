@@ -133,3 +133,16 @@ def test_a_notebook_shows_the_same_lines() -> None:
         lines = error._render_traceback_()  # type: ignore[attr-defined]
     assert lines[0] == "OptionError: a mistake"
     assert "test_user_code.py" in lines[1]
+
+
+def test_an_error_of_ours_that_ended_a_query_of_sparks_is_printed_so_too() -> None:
+    lines = run(
+        """
+        import tallystick, tallystick.spark.jobs
+        from pyspark.errors import StreamingQueryException
+        text = "[FAILED] ...\\ntallystick.errors.RecordError: flights-1, offset 3"
+        raise StreamingQueryException(text + ": no JSON\\n\\tat org.apache.spark.X\\n" * 50)
+        """
+    )
+    assert lines[0] == "RecordError: flights-1, offset 3: no JSON"
+    assert len(lines) == 3
