@@ -162,7 +162,7 @@ def _of_class(name: str, message: str, original: BaseException | None) -> Functi
         of: Any = type(original)
         with suppress(Exception):
             kind = type(name, (FunctionError, of), {"__module__": of.__module__})
-            error: FunctionError = kind.__new__(kind, *original.args)
+            error: FunctionError = of.__new__(kind, *original.args)
             with suppress(Exception):
                 of.__init__(error, *original.args)
             vars(error).update(vars(original))

@@ -56,6 +56,8 @@ class Failure:
     def of(cls, error: BaseException) -> Self:
         """Return the failure of a task that ends with an error."""
         call, lines = taken_call(error), user_lines(error.__traceback__)
+        if not lines and error.__cause__ is not None:  # as of a StopIteration in a generator
+            lines = user_lines(error.__cause__.__traceback__)
         trace = "".join(traceback.format_exception(error))[-TRACE_LENGTH_MAX:]
         classes = tuple(kind.__name__ for kind in type(error).__mro__)
         return cls(type(error).__name__, classes, _text_of(error), call, lines, trace)
