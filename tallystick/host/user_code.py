@@ -161,7 +161,9 @@ def _of_class(name: str, message: str, original: BaseException | None) -> Functi
     if isinstance(original, Exception):
         of: Any = type(original)
         with suppress(Exception):
-            kind = type(name, (FunctionError, of), {"__module__": of.__module__})
+            # Its class comes first: some have memory of their own, which `__new__` asks for.
+            own = {method: getattr(FunctionError, method) for method in ("__str__", "__repr__")}
+            kind = type(name, (of, FunctionError), {"__module__": of.__module__, **own})
             error: FunctionError = of.__new__(kind, *original.args)
             with suppress(Exception):
                 of.__init__(error, *original.args)
