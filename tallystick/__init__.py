@@ -8,6 +8,8 @@ from typing import Any
 
 import lazy_loader
 
+from tallystick.host import excepthook
+
 if not __debug__:
     raise ImportError(
         "Tallystick does not run under python -O or PYTHONOPTIMIZE, which take out the checks that "
@@ -15,6 +17,7 @@ if not __debug__:
     )
 
 _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+excepthook.install()
 __version__ = "0.1.0"
 
 

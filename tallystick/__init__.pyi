@@ -41,6 +41,7 @@ from .errors import (
     FencedError as FencedError,
     ForeignRowsError as ForeignRowsError,
     LogTruncatedError as LogTruncatedError,
+    FunctionError as FunctionError,
     ManifestError as ManifestError,
     OptionError as OptionError,
     PartitionRemovedError as PartitionRemovedError,

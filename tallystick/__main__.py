@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+import tallystick
 from tallystick.errors import OptionError, TallystickError
 from tallystick.ops import cli
 from tallystick.ops.cli_savepoint import (
@@ -179,6 +180,7 @@ POLL_S = 0.5
 app = typer.Typer(
     help="Exactly-once streaming for people who have PySpark and Kafka.",
     no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
 broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
@@ -188,6 +190,16 @@ app.add_typer(cli.transactions_app, name="transactions")
 app.command("recover")(recover)
 app.command("doctor")(doctor)
 app.command("ui")(cli.ui)
+
+
+@app.callback()
+def _tallystick(
+    version: Annotated[bool, typer.Option("--version", help="Print the version, and end.")] = False,
+) -> None:
+    """Exactly-once streaming for people who have PySpark and Kafka."""
+    if version:
+        typer.echo(f"tallystick {tallystick.__version__}")
+        raise typer.Exit
 
 
 @app.command("inspect")

@@ -4,6 +4,7 @@
     RetriableError   the shell tries again until its deadline; users see it only inside another
     FencedError      a newer run owns the pipeline: this one must stop, and has done no harm
     DataLossError    going on would lose or repeat records; a person decides how
+    FunctionError    a function of the user's failed; it names step, records and the user's line
     RecordError      a record cannot be read or written as asked; it names topic, partition, offset
     StateError       a function used its state in a way that cannot be; it names state and value
 
@@ -182,6 +183,30 @@ class StateError(TallystickError):
     """A value does not fit the state that it was put into, or a call came at the wrong moment."""
 
     MAY_HOLD_VALUES = True
+
+
+class FunctionError(TallystickError):
+    """A function of the user's raised an error, whose class the instance has too.
+
+    So `except KeyError` takes the error of a function that raised a KeyError.
+
+    Args:
+        message: the step, the records, the error and the user's line.
+    """
+
+    MAY_HOLD_VALUES = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        """Return the message: classes such as KeyError would quote it."""
+        return self.message
+
+    def __repr__(self) -> str:
+        """Return class and message; the arguments are those of the user's error."""
+        return f"{type(self).__name__}({self.message!r})"
 
 
 class BrokenInvariantError(TallystickError):

@@ -167,6 +167,7 @@ CACHES_OF_VALUES = {
     "run/query.py": {"RUNNING"},
     "spark/context.py": {"_warned"},
     "spark/gang/gang.py": {"_held_slots"},
+    "spark/jvm.py": {"_quiet_users", "_levels"},  # of loggers in the driver's JVM
     "spark/gang/link.py": {"_links"},  # closes them in a fork
     "pipeline/topics.py": {"_warned"},
     "spark/streaming/foreach_batch.py": {"_refused", "_sink_of_run"},  # of the driver

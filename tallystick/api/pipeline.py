@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
 
 from pyspark import SparkContext
@@ -52,7 +53,7 @@ from tallystick.api.streams import (
 from tallystick.arguments import checked
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
-from tallystick.errors import NeedsSparkError, OptionError, StepMissingError
+from tallystick.errors import NeedsSparkError, OptionError, StepMissingError, TallystickError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.options.table import plain_client_options
@@ -66,6 +67,7 @@ from tallystick.run.driver import Listener
 from tallystick.run.query import Query, Trigger, trigger_arguments
 from tallystick.run.signals import interruption, is_interactive
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
+from tallystick.spark.jvm import reason_of_end
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
 from tallystick.storage.file_storage import FileStorage
@@ -86,7 +88,7 @@ NAME_LENGTH_MAX = 200
 
 
 @checked
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline:
     """Kafka to Kafka and elsewhere, exactly once. Immutable: each step returns a new pipeline.
 
@@ -112,6 +114,18 @@ class Pipeline:
                 f"pipeline name {self.name!r}: expected up to {NAME_LENGTH_MAX} letters, digits, "
                 f"'.', '_' and '-'"
             )
+
+    def __repr__(self) -> str:
+        """Return the text of `explain()`; of an unfinished pipeline, the parts it has."""
+        try:
+            return self.explain()
+        except TallystickError as error:
+            parts = [f"{len(self.inputs.sources)} sources", f"{len(self._all_steps)} steps"]
+            parts.append(f"{len(self.sinks)} sinks")
+            return f"<Pipeline {self.name}: {', '.join(parts)}; {error}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
 
     @checked
     def read(self, *sources: KafkaSource | Stream, **named: KafkaSource | Stream) -> Self:
@@ -301,9 +315,12 @@ class Pipeline:
                 cluster.close()
             Console(self.name, is_quiet=quiet).farewell("SIGINT: stopped before its first epoch")
             raise interruption() from None
-        except BaseException:
+        except BaseException as error:
             cluster.close()
-            raise
+            reason = reason_of_end(error)
+            if reason is error:
+                raise
+            raise reason from None
 
     @checked
     def recover(self, *, checkpoint: Place) -> Recovery:

@@ -271,6 +271,15 @@ def _refuse_another(checkpoint: Storage, current: DeciderName | None, decider: D
         return
     if current == decider._replace(cluster_id="") and current.decided_by == KAFKA:
         return  # manifests do not name the cluster
+    if current.decided_by == KAFKA and current._replace(cluster_id=decider.cluster_id) == decider:
+        raise OptionError(
+            f"checkpoint {checkpoint.location} belongs to another Kafka cluster: its epochs are "
+            f"decided by {current}, and now that would be {decider}. Nothing was fenced or "
+            f"written. A new broker for trying out? Remove the checkpoint's folder, and keep the "
+            f"next broker's data with `tallystick broker start --directory FOLDER`. Else start "
+            f"with the former cluster; or, to move: start once as before with availableNow, take a "
+            f"savepoint, and restore that into a new checkpoint."
+        )
     raise OptionError(
         f"checkpoint {checkpoint.location}: its epochs are decided by {current}, and with these "
         f"settings they would be decided by {decider}. The decider of a checkpoint does not "

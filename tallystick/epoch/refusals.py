@@ -99,19 +99,23 @@ def token_lost_after_savepoint(
 def other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataLossError:
     """Another checkpoint owns the pipeline's name."""
     what = (
-        f"pipeline {identity.pipeline!r}: Kafka committed epoch {token.checkpoint_id} last from "
-        f"checkpoint {token.checkpoint} (lineage {token.lineage}); this run uses checkpoint "
+        f"checkpoint {token.checkpoint} was removed or emptied: epochs up to "
+        f"{token.checkpoint_id} were committed from what it was (lineage {token.lineage}), and now "
+        f"it begins anew (lineage {identity.lineage})"
+        if token.checkpoint == identity.checkpoint
+        else f"epochs up to {token.checkpoint_id} were committed from checkpoint "
+        f"{token.checkpoint} (lineage {token.lineage}); this run uses checkpoint "
         f"{identity.checkpoint} (lineage {identity.lineage})"
     )
     if seed is None:
-        consequence = "Going on would repeat or skip what the two differ in"
+        consequence = "Beginning anew would write that output a second time, or leave a gap"
     else:
         what += f", restored from a savepoint of epoch {seed.manifest.checkpoint_id}"
         consequence = _consequence(seed)
     return DataLossError(
-        f"{what}. {consequence}. Use that checkpoint, or give this pipeline a name of its own; "
-        f"or, if this checkpoint is meant to take over, start once with "
-        f"accept={new_lineage_word(token)!r}."
+        f"pipeline {identity.pipeline!r}: {what}. {consequence}. Use that checkpoint, or give this "
+        f"pipeline a name of its own; or, if this checkpoint is meant to take over, as when "
+        f"trying out, start once with accept={new_lineage_word(token)!r}."
     )
 
 

@@ -175,10 +175,10 @@ def _begin(request: Request, committed: CommittedEpoch, identity: Identity) -> V
     """Open a lineage without a token of its own, where nothing is repeated or a person said so."""
     token, seed = committed.token, committed.seed
     if token is not None:
-        if (
-            not _goes_on_exactly(token, seed)
-            and refusals.new_lineage_word(token) not in identity.accepted
-        ):
+        is_new = not (committed.bases or committed.manifest_exists or committed.is_seeded)
+        is_empty = is_new and _is_before_all(token, request)
+        is_harmless = is_empty or _goes_on_exactly(token, seed)
+        if not is_harmless and refusals.new_lineage_word(token) not in identity.accepted:
             return Refusal(refusals.other_lineage(token, identity, seed))
     elif seed is not None:
         if _is_of(identity, seed) and refusals.without_token(seed) not in identity.accepted:
@@ -199,6 +199,18 @@ def _is_of(identity: Identity, seed: Base) -> bool:
         return False
     is_unnamed = origin.pipeline == origin.lineage and identity.pipeline == identity.lineage
     return is_unnamed or origin.pipeline == identity.pipeline or seed.manifest.is_of_seed
+
+
+def _is_before_all(token: Token, request: Request) -> bool:
+    """True if the lineage of a token ended before it committed any epoch: nothing can repeat.
+
+    A loop of our own opens with a seed as its epoch 0. A query of Spark's opens without a manifest;
+    its seed 0 would be a restored epoch.
+    """
+    is_of_loop = bool(request.start)
+    if is_of_loop and token.checkpoint_id == FIRST_EPOCH - 1:
+        return is_seed(token.manifest_path)
+    return token.checkpoint_id < 0 and not token.manifest_path
 
 
 def _goes_on_exactly(token: Token, seed: Base | None) -> bool:

@@ -30,7 +30,9 @@ class Place(NamedTuple):
 
 
 FindPlace = Callable[[Any, int], Place]
-"""Returns the place of a row, given its batch and its number."""
+"""Returns the place of a row, given its batch and its number, or the batch and `ALL_ROWS`."""
+ALL_ROWS = -1
+"""In place of a row's number: the whole batch."""
 
 
 class _Here(threading.local):
@@ -61,5 +63,5 @@ def place_to_be_set() -> Iterator[Callable[[FindPlace | None], None]]:
 
 
 def place_of(rows: Any, row: int) -> Place:
-    """Return the place of a row of a batch; an empty `Place` if it is not known."""
+    """Return the place of a row of a batch, or of `ALL_ROWS`; an empty `Place` if not known."""
     return Place() if _here.find is None else _here.find(rows, row)

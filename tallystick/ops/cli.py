@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -102,6 +102,15 @@ def examine(
             trigger_interval_ms=trigger_interval_ms,
             storage_of=work.storage,
             on_check=lambda name: work.say(f"checking {name}"),
+        )
+    servers = servers or options.get("bootstrap.servers")
+    if servers is not None:
+        diagnosis = replace(
+            diagnosis,
+            findings=tuple(
+                replace(finding, remedy=finding.remedy.replace("SERVERS", servers))
+                for finding in diagnosis.findings
+            ),
         )
     if as_json:
         findings = [{**asdict(finding), "severity": finding.severity.name.lower()}

@@ -112,14 +112,17 @@ def list_savepoints(
 
 
 @app.command("describe")
-def describe(savepoint: SavepointArgument) -> None:
-    """Say what a savepoint holds: pipeline, epoch, positions, steps, files; as JSON."""
+def describe(savepoint: SavepointArgument, as_json: Json = False) -> None:
+    """Show a savepoint: pipeline, epoch, positions, steps, files."""
     from tallystick.ops import cli_show, savepoints
     from tallystick.storage.file_storage import FileStorage, shown
 
     with errors_as_messages():
         saved = savepoints.read(FileStorage(savepoint))
-    typer.echo(cli_show.as_json(cli_show.savepoint_json(shown(savepoint), saved)))
+    if as_json:
+        typer.echo(cli_show.as_json(cli_show.savepoint_json(shown(savepoint), saved)))
+    else:
+        cli_show.show_savepoint(shown(savepoint), saved, cli_show.console())
 
 
 @app.command("delete")

@@ -12,8 +12,9 @@ from rich.table import Table
 from tallystick.epoch.manifest import KAFKA
 from tallystick.epoch.savepoint import Savepoint
 from tallystick.ops.inspection import Report, StepReport, state_text
-from tallystick.source.offsets import ONLY_INPUT
+from tallystick.source.offsets import ONLY_INPUT, parse_source
 from tallystick.state.catalog import StepState
+from tallystick.state.keys import KeyCodec
 from tallystick.text import shortened
 
 SHOWN_MAX = 20
@@ -42,7 +43,9 @@ def show_report(report: Report, out: Console) -> None:
         _show_step(step, out)
     _show_epochs(report, out)
     _show_outputs(report, out)
-    _show_list("would be removed by the pipeline", report.rubbish, out)
+    if report.rubbish:
+        count = len(report.rubbish)
+        out.print(f"{count} older files, which the pipeline removes by itself (--json names them)")
     for note in report.notes:
         out.print(plain(note))
 
@@ -167,6 +170,12 @@ def savepoint_json(location: str, savepoint: Savepoint) -> dict[str, Any]:
     }
 
 
+def _key_text(step: StepState) -> str:
+    """Return the columns of a step's key as DDL writes them."""
+    key = KeyCodec.from_text(step.key_schema).schema
+    return ", ".join(f"{field.name} {field.type}" for field in key)
+
+
 def _size(step: StepState) -> int:
     return sum(file.size for file in step.files)
 
@@ -203,6 +212,40 @@ def show_savepoints(savepoints: list[dict[str, Any]], out: Console) -> None:
             savepoint["checkpoint"],
         )
         table.add_row(*map(plain, cells))
+    out.print(table)
+
+
+def show_savepoint(location: str, savepoint: Savepoint, out: Console) -> None:
+    """Print a savepoint: pipeline and epoch, positions of the inputs, state of the steps."""
+    manifest = savepoint.manifest
+    facts = Table(show_header=False, box=None)
+    for name, value in (
+        ("savepoint", location),
+        ("created (UTC)", savepoint.created),
+        ("pipeline", manifest.pipeline),
+        ("epoch", str(manifest.checkpoint_id)),
+        ("of checkpoint", savepoint.checkpoint),
+        ("state", size_text(sum(map(_size, manifest.state)))),
+    ):
+        facts.add_row(name, plain(value))
+    out.print(facts)
+    offsets = [
+        f"{partition} at offset {offset}"
+        for source in map(parse_source, manifest.sources)
+        if source is not None
+        for partition, offset in sorted(source.positions.items())
+    ]
+    _show_list("goes on reading", tuple(offsets), out)
+    if not manifest.state:
+        return
+    table = Table("step", "key", "key groups", "tasks", "states", "files", "size")
+    for step in manifest.state:
+        states = "\n".join(state_text(field) for field in step.fields)
+        counts = (step.max_parallelism, step.parallelism)
+        size = (str(len(step.files)), size_text(_size(step)))
+        table.add_row(
+            plain(step.uid), plain(_key_text(step)), *map(str, counts), plain(states), *size
+        )
     out.print(table)
 
 

@@ -15,6 +15,7 @@ from tallystick.errors import (
     EpochAbortedError,
     FencedError,
     ForeignRowsError,
+    FunctionError,
     ManifestError,
     OptionError,
     RecordError,
@@ -139,8 +140,14 @@ REMEDIES = (
         "Please report it, with the message and the log.",
     ),
     Remedy(
+        (FunctionError,),
+        "A function of yours, or Spark for it, raised an error, whose class it has too. Nothing of "
+        "the epoch counts.",
+        "The message names the step, the records and your line: mend that, and start again.",
+    ),
+    Remedy(
         (TallystickError, Exception),
-        "A function of the pipeline, a library or Spark raised it. Nothing of the epoch counts.",
+        "A library or Spark raised it. Nothing of the epoch counts.",
         "The driver's log has the message, and the line that raised it: mend that, and start "
         "again.",
     ),

@@ -299,6 +299,15 @@ class PipelineRun:
         self._gang = GangTasks(context, size, self.name, self._known(), epoch_max_s)
         self._gang.prepare()
 
+    def check_tasks(self) -> None:
+        """Raise the error for resident tasks that can never come up, before records come.
+
+        Raises:
+            OptionError: see `GangTasks.check`.
+        """
+        if self._gang is not None:
+            self._gang.check()
+
     def rescale(self, parallelism: int, state: tuple[StepState, ...]) -> None:
         """Divide readers and keys again; call it between two epochs.
 

@@ -54,6 +54,7 @@ from tallystick.run.query import EpochEnded, EpochLoop, Query, Trigger, refuse_s
 from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
 from tallystick.spark.context import kill_jvm
+from tallystick.spark.jvm import reason_of_end
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
@@ -158,6 +159,7 @@ class PipelinePlanner:
         """See `ports.EpochSource.plan`."""
         if self._run.cluster.context._jsc is None:
             raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
+        self._run.check_tasks()
         self._run.keyed.check(state)
         self._planned_at_ms = self._clock.now_ms()
         self._paused_at_ms = self._pauses.now_ms(_newest_seen_ms(state))
@@ -524,7 +526,7 @@ def _started(
         rescale=query_run.rescale,
         key=storage.location,
         console=console,
-        explain=query_run.explain,
+        explain=lambda error: reason_of_end(query_run.explain(error)),
         on_end=query_run.ended,
         save=save,
         kill=kill_jvm,

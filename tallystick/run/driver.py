@@ -276,7 +276,9 @@ class Driver:
         try:
             return self._perform(action, by)
         except Exception as error:
-            logger.warning("%s failed: %s", type(action).__name__, error)
+            # Another error ends the run, which says so.
+            if isinstance(error, RetriableError):
+                logger.warning("%s failed: %s", type(action).__name__, error)
             is_state = isinstance(error, StateFileError)
             return ActionFailed(self._with_remedy(str(error)) if is_state else error)
 

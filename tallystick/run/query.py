@@ -14,17 +14,25 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from html import escape
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from tallystick.arguments import checked, near
-from tallystick.errors import OptionError, RetriableError, StorageError, TallystickError
+from tallystick.errors import (
+    FunctionError,
+    OptionError,
+    RetriableError,
+    StorageError,
+    TallystickError,
+)
 from tallystick.ports import EpochSource
 from tallystick.run.console import Console
 from tallystick.run.driver import Driver
 from tallystick.run.part_times import profile_text
 from tallystick.run.signals import INTERRUPTED, StopSignals, exit_code, is_interactive
+from tallystick.source.offsets import from_text
 from tallystick.text import span_ms
 from tallystick.words import unknown_name
 
@@ -317,6 +325,10 @@ def refuse_second(name: str, key: str) -> None:
             )
 
 
+TOLD_SOON_S = 1.0
+"""The time in which a program that waits for a run's end asks for the error."""
+
+
 class Query:
     """A run of a pipeline, in a thread of its own.
 
@@ -375,7 +387,9 @@ class Query:
         self._rescale = rescale
         self._progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_COUNT)
         self._error: BaseException | None = None
+        self._explain = explain
         self._ended = Event()
+        self._is_error_told = Event()
         self._loop = loop(self._note)
         self._thread = Thread(target=self._run, name=f"tallystick {name}", daemon=True)
 
@@ -404,6 +418,38 @@ class Query:
         }
 
     @property
+    def lag(self) -> int | None:
+        """The number of offsets behind, after the newest epoch; None: not known yet."""
+        progress = self.lastProgress
+        sources = [] if progress is None else progress["sources"]
+        ends = [(source["endOffset"], source["latestOffset"]) for source in sources]
+        if not ends or not all(isinstance(text, str) for pair in ends for text in pair):
+            return None
+        return sum(
+            max(0, latest - read.positions.get(partition, latest))
+            for end, newest in ends
+            for read in [from_text(end)]
+            for partition, latest in from_text(newest).positions.items()
+        )
+
+    def __repr__(self) -> str:
+        """Return name, state, newest epoch and lag."""
+        return f"<Query {self._described()}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self._described())}</pre>"
+
+    def _described(self) -> str:
+        if self.isActive:
+            state = "waits for records" if self._loop.is_idle else "runs"
+        else:
+            state = "has ended" if self._error is None else f"failed: {self._error}"
+        progress, lag = self.lastProgress, self.lag
+        epoch = "no epoch yet" if progress is None else f"epoch {progress['batchId']}"
+        behind = "" if lag is None else f", {lag:,} records behind"
+        return f"{self.name}: {state}; {epoch}{behind}"
+
+    @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
         """The progress of the newest epoch; None before the first."""
         return self._progress[-1] if self._progress else None
@@ -419,6 +465,8 @@ class Query:
 
     def exception(self) -> BaseException | None:
         """Return the error that ended the run; None if it runs, or ended in order."""
+        if self._ended.is_set():
+            self._is_error_told.set()
         return self._error
 
     @checked
@@ -445,8 +493,8 @@ class Query:
             has_ended = self._wait(until_s, signals)
             if signals.first is not None:
                 return self._end_by(signals.first)
-        if has_ended and self._error is not None:
-            raise self._error
+        if has_ended:
+            self._raise()
         return None if timeout is None else has_ended
 
     def _wait(self, until_s: float | None, signals: StopSignals) -> bool:
@@ -525,8 +573,13 @@ class Query:
             if self._loop.looks > seen + 1:  # a look that began after this call
                 return
             self._loop.look_soon()
+        self._raise()
+
+    def _raise(self) -> None:
+        """Raise the error that ended the run, without the frames of the run's own thread."""
+        self._is_error_told.set()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None) from None
 
     @checked
     def rescale(self, *, parallelism: int) -> None:
@@ -598,15 +651,17 @@ class Query:
             self._prepare()
             self._loop.run()
         except BaseException as error:
-            is_ours = isinstance(error, TallystickError) and not isinstance(error, RetriableError)
+            may_be_of_stop = isinstance(error, RetriableError | FunctionError)
+            is_ours = isinstance(error, TallystickError) and not may_be_of_stop
             if self._is_aborted and not is_ours:
                 logger.info("pipeline %s was stopped in an epoch: %s", self.name, error)
             else:
-                self._error = error = self._explain(error)
-                logger.error("pipeline %s ends: %s: %s", self.name, type(error).__name__, error)
+                self._error = self._explain(error)
         finally:
             try:
                 self._close()
+            except Exception as error:  # the run's own error counts
+                self._error = self._error or self._explain(error)
             finally:
                 atexit.unregister(self._note_exit)
                 if self in RUNNING:
@@ -615,6 +670,18 @@ class Query:
                     self._on_end(self._error)
                 finally:
                     self._ended.set()
+        if self._error is not None:
+            self._log(self._error)
+
+    def _log(self, error: BaseException) -> None:
+        """Log the end; without logging of the user's only if nobody asks for the error soon.
+
+        Both would be printed to the same place, one right after the other.
+        """
+        if not logger.hasHandlers() and self._is_error_told.wait(TOLD_SOON_S):
+            return
+        name = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
+        logger.error("pipeline %s ends: %s%s", self.name, name, error)
 
     def _note(self, ended: EpochEnded) -> dict[str, Any]:
         began = datetime.fromtimestamp(ended.began_s, UTC)

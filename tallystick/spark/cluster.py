@@ -3,6 +3,8 @@
 A session is made of the context only where one is needed: it takes seconds.
 """
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from pyspark.sql import SparkSession
 from tallystick.codec import ddl
 from tallystick.errors import NeedsSparkError, OptionError
 from tallystick.spark.context import OWN
+from tallystick.spark.jvm import quiet_end
 from tallystick.state.schema import arrow_schema
 
 
@@ -85,7 +88,10 @@ class Cluster:
     @cached_property
     def context(self) -> SparkContext:
         """The context; waits for it."""
-        return self._context()
+        context = self._context()
+        run_this_python(context)
+        quiet_end()
+        return context
 
     @property
     def has_session(self) -> bool:
@@ -224,6 +230,15 @@ def tasks_at_once(cluster: Cluster, execution: Execution) -> int:
 def members_max(slots: int) -> int:
     """Return how many resident tasks fit: each holds a slot, and one is left free."""
     return slots - 1 if slots >= SLOTS_TO_SHARE else slots
+
+
+def run_this_python(context: SparkContext) -> None:
+    """Let the tasks on this machine run the Python of this program, unless the user named another.
+
+    Spark runs `python3` of the PATH, which lacks the packages if a venv is not activated.
+    """
+    if is_local(context) and context.pythonExec == "python3" and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
 
 
 def is_local(context: SparkContext) -> bool:

@@ -27,9 +27,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.epoch.protocol import EpochRan
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, TallystickError
 from tallystick.host.forks import check_parent
+from tallystick.spark.failures import carrying_failures, spark_error
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
+from tallystick.spark.jvm import quiet_tasks
 from tallystick.spark.tasks import BroadcastPlans, Parcel, TaskRunner, Unread
 from tallystick.state.catalog import StepState
 from tallystick.tasks.epoch_plan import NO_STEPS, EpochPlan, PipelinePlan
@@ -122,7 +124,8 @@ class DataFrameEngine:
             checkpoint_id, self.timestamp_ms, _token(), state, last, is_over=self.is_over
         )
         write = replace(self.write(producer), stage=epoch.stage)
-        with BroadcastPlans(self.spark.sparkContext) as broadcast_plans:
+        context = self.spark.sparkContext
+        with quiet_tasks(context), BroadcastPlans(context) as broadcast_plans:
             rows = self.rows(broadcast_plans)
             reports = in_living_workers(
                 lambda: self._reports(rows, epoch, write, broadcast_plans), self._run_nothing
@@ -153,7 +156,7 @@ class DataFrameEngine:
             report = writing.plan.write(_frames_of(batches), attempt_number())
             yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
 
-        frames = rows.mapInArrow(send_rows, FRAME_DDL)
+        frames = rows.mapInArrow(carrying_failures(send_rows), FRAME_DDL)
         if self.dead_letters is not None:
             unread = broadcast_plans.pack(self.dead_letters)
             frames = frames.union(_dead_letter_frames(self.spark, unread, first))
@@ -164,7 +167,7 @@ class DataFrameEngine:
             frames = _routed(frames, plan.base.parallelism).mapInArrow(process, FRAME_DDL)
         if epoch.writer_count:
             frames = _routed(frames, epoch.writer_count)
-        reports = frames.mapInArrow(write_frames, REPORT_DDL).collect()
+        reports = frames.mapInArrow(carrying_failures(write_frames), REPORT_DDL).collect()
         return [Report.from_json(row["report"]) for row in reports]
 
 
@@ -175,7 +178,7 @@ def _process_rows(
         for frame in parcel.plan.run(_frames_of(batches), _task_index(), attempt_number()):
             yield _frame_row(frame)
 
-    return process
+    return carrying_failures(process)
 
 
 def _routed(frames: DataFrame, task_count: int) -> DataFrame:
@@ -196,7 +199,7 @@ def transformed(
         OptionError: a function returned something else.
     """
     for function in functions:
-        returned: object = function(rows)
+        returned: object = _returned(function, rows)
         if not isinstance(returned, DataFrame):
             kind = type(returned).__name__
             remedy = "has it no `return`?" if returned is None else "return it as Spark made it"
@@ -208,6 +211,17 @@ def transformed(
     return rows
 
 
+def _returned(function: Callable[[DataFrame], DataFrame], rows: DataFrame) -> object:
+    """Call a function of a `transform` step; its error gets the name and the user's line."""
+    try:
+        return function(rows)
+    except TallystickError:
+        raise
+    except Exception as error:
+        name = getattr(function, "__name__", function)
+        raise spark_error(error, f"transform {name}", rows.columns) from None
+
+
 def read_frame(
     spark: SparkSession, unread: Unread, ddl: str, broadcast_plans: BroadcastPlans
 ) -> DataFrame:
@@ -217,7 +231,7 @@ def read_frame(
     def read_share(indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from reading.plan.read(_ids(indices))
 
-    return _one_row_per_reader(spark, unread).mapInArrow(read_share, ddl)
+    return _one_row_per_reader(spark, unread).mapInArrow(carrying_failures(read_share), ddl)
 
 
 def _opening_frames(spark: SparkSession, first: Parcel[Outlet]) -> DataFrame:
@@ -232,7 +246,7 @@ def _opening_frames(spark: SparkSession, first: Parcel[Outlet]) -> DataFrame:
         for frame in send(first.plan, (), source=NO_ROWS):
             yield _frame_row(frame)
 
-    return spark.range(0, 1, 1, 1).mapInArrow(send_nothing, FRAME_DDL)
+    return spark.range(0, 1, 1, 1).mapInArrow(carrying_failures(send_nothing), FRAME_DDL)
 
 
 def _dead_letter_frames(
@@ -245,7 +259,9 @@ def _dead_letter_frames(
         for frame in send(first.plan, letters, source=source, attempt_number=number):
             yield _frame_row(frame)
 
-    return _one_row_per_reader(spark, reading.plan).mapInArrow(encode_share, FRAME_DDL)
+    return _one_row_per_reader(spark, reading.plan).mapInArrow(
+        carrying_failures(encode_share), FRAME_DDL
+    )
 
 
 def _one_row_per_reader(spark: SparkSession, unread: Unread) -> DataFrame:

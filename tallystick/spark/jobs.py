@@ -1,7 +1,7 @@
 """Tasks as Spark jobs: each epoch is one, with Spark's shuffle between its stages.
 
-Spark returns a task's Python error as text. Our error classes stand for what to do about an error,
-so they are found again by name; any other error stays as it is.
+Spark returns a task's Python error as text; see `failures`. A worker that dies is known by Spark's
+words for it.
 """
 
 import re
@@ -15,7 +15,10 @@ from pyspark import SparkContext, TaskContext
 from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.host.forks import check_parent
+from tallystick.spark.failures import Failure, carrying_failures, spark_error
+from tallystick.spark.jvm import quiet_tasks
 from tallystick.spark.tasks import BroadcastPlans, Parcel, Unread
+from tallystick.spark.worker_reasons import why_no_worker
 from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.keyed import ProcessPlan
@@ -31,7 +34,7 @@ class JobTasks:
 
     def run(self, unread: Unread, epoch: EpochPlan, write: WritePlan | CollectPlan) -> list[Report]:
         """See `tasks.TaskRunner.run`."""
-        with BroadcastPlans(self.context) as broadcast_plans:
+        with quiet_tasks(self.context), BroadcastPlans(self.context) as broadcast_plans:
             return in_living_workers(
                 lambda: self._reports(unread, epoch, write, broadcast_plans), self._run_nothing
             )
@@ -64,15 +67,14 @@ class JobTasks:
         def write_frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Report]:
             yield writing.plan.write(_frames(pairs), attempt_number())
 
-        frames = self.context.parallelize(range(task_count), task_count).mapPartitionsWithIndex(
-            read_share
-        )
+        tasks = self.context.parallelize(range(task_count), task_count)
+        frames = tasks.mapPartitionsWithIndex(carrying_failures(read_share))
         for plan in epoch.plans:
             routed = frames.repartitionAndSortWithinPartitions(plan.base.parallelism, _target)
             frames = routed.mapPartitionsWithIndex(_process_pairs(broadcast_plans.pack(plan)))
         if epoch.writer_count:
             frames = frames.repartitionAndSortWithinPartitions(epoch.writer_count, _target)
-        return frames.mapPartitions(write_frames).collect()
+        return frames.mapPartitions(carrying_failures(write_frames)).collect()
 
 
 def _process_pairs(
@@ -82,7 +84,7 @@ def _process_pairs(
         for frame in parcel.plan.run(_frames(pairs), index, attempt_number()):
             yield frame[:3], frame[3:]
 
-    return process
+    return carrying_failures(process)
 
 
 def _frames(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Frame]:
@@ -104,7 +106,7 @@ def in_living_workers(
             run_until_alive(run_nothing)
         if meaning is error:
             raise
-        raise meaning from error
+        raise meaning from None
 
 
 def _idle(elements: Iterable[int]) -> None:
@@ -142,21 +144,26 @@ POOL_JOBS_MAX = 100
 
 
 def meaning_of(error: Exception) -> Exception:
-    """Return our own error inside what a Spark job raised, or the error itself."""
+    """Return our own error inside what a Spark job raised, or Spark's with the reason alone."""
     if isinstance(error, TallystickError):
         return error
     text = str(error)
+    failure = Failure.from_text(text)
+    if failure is not None:
+        return failure.to_error()
     raised = _RAISED.findall(text)
     if not raised and _STAGE_GIVEN_UP in text:
         return _stage_lost(text)
+    if not raised and (reason := why_no_worker(text)):
+        return reason
     if not raised and _WORKER_LOST.search(text):
         return _worker_lost(text)
     if not raised:
-        return error
+        return spark_error(error)
     name, message = raised[-1]
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, TallystickError)):
-        return error
+        return spark_error(error)
     try:
         return kind(message)
     except TypeError:  # more belongs to it than its text

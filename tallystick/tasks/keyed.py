@@ -29,8 +29,9 @@ from tallystick.checkpoint.state_files import (
     write_snapshot,
 )
 from tallystick.errors import EpochAbortedError
-from tallystick.host.origin import Place, place_to_be_set
+from tallystick.host.origin import ALL_ROWS, Place, place_to_be_set
 from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_as, timed
+from tallystick.host.user_code import calling_user
 from tallystick.ports import StateStore, Storage
 from tallystick.state.catalog import StateFile, StepState
 from tallystick.state.file_sets import TRAIL_LENGTH, Load
@@ -422,6 +423,8 @@ class ProcessPlan:
 
     def _place(self, rows: pa.RecordBatch, row: int) -> Place:
         """Return the place of a row: the step, and the key if the row still has its columns."""
+        if row == ALL_ROWS:
+            return Place()  # of many records; the step is named
         names = [name for name in self.step.key.names if name in rows.schema.names]
         key = ", ".join(f" {name}={str(rows[name][row].as_py())[:100]!r}" for name in names)
         return Place(f"a row of keyed step {self.step.uid!r}", values=key and f" for{key}")
@@ -564,6 +567,11 @@ class ProcessPlan:
             f"{self.checkpoint_id} wanted to read it: another run uses it"
         )
 
+    def _called(self, work: Work) -> Iterator[pa.RecordBatch | SideRows]:
+        """Yield the function's output; an error of the user's code names the step."""
+        with calling_user(f"process {self.step.uid!r}", work.rows):
+            yield from self.step.processor.run(work)
+
     def _processed(
         self, slices: Slices, view: StateView, changes: list[pa.Table], result: _TaskResult
     ) -> Iterator[pa.RecordBatch | SideRows]:
@@ -581,7 +589,7 @@ class ProcessPlan:
                 is_first=self.base.version is None,
                 event_time=self.step.event_time,
             )
-            for batch in timed(FUNCTIONS, self.step.processor.run(work)):
+            for batch in timed(FUNCTIONS, self._called(work)):
                 if isinstance(batch, SideRows):
                     yield from conformed(batch, self.step.outputs, what, "vectorised")
                 elif batch.num_rows:

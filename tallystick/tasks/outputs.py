@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tallystick.arguments import checked
 from tallystick.errors import OptionError
+from tallystick.host.user_code import calling_user
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.frames import Frame, conform, from_ipc, to_ipc
 from tallystick.tasks.hints import hinting
@@ -164,7 +165,8 @@ def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
     Raises:
         OptionError: the predicate returned something else than a column of booleans.
     """
-    with hinting(rows):
+    step = f"{what} {getattr(predicate, '__name__', '')}".rstrip()
+    with calling_user(step, rows), hinting(rows):
         chosen = predicate(rows)
     is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)
     if not is_column or not pa.types.is_boolean(chosen.type) or len(chosen) != rows.num_rows:

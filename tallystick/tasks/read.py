@@ -35,6 +35,7 @@ from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphaned
 from tallystick.host import stopwatch as clock
 from tallystick.host.forks import check_parent
 from tallystick.host.stopwatch import now_ms
+from tallystick.host.user_code import calling_user
 from tallystick.ports import Produce, Writer
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.frames import (
@@ -104,7 +105,7 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                with hinting(rows):
+                with calling_user(f"map_batches {_name_of(function)}", rows), hinting(rows):
                     result = function(own(rows) if of_users else rows)
                 note_result("map_batches", _user_function(function), is_none=result is None)
                 outputs = _outputs_of(function, result)

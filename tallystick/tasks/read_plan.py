@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tallystick.codec.formats import DEADLETTER, DROPMALFORMED, PERMISSIVE
 from tallystick.codec.layout import Layout, LayoutRows, dead_letters
 from tallystick.host import stopwatch as clock
-from tallystick.host.origin import Place, place_to_be_set
+from tallystick.host.origin import ALL_ROWS, Place, place_to_be_set
 from tallystick.ports import Fetch
 from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.source.subscription import LossPolicy
@@ -200,6 +200,10 @@ class Origin:
         """
         topic, partition = self.partition
         offsets = self._offsets()
+        if row == ALL_ROWS:
+            first, last = pc.min(offsets).as_py(), pc.max(offsets).as_py()
+            words = f"{topic}-{partition} offsets {first} to {last}"
+            return Place(words, topic, partition, first)
         where = f"topic {topic}, partition {partition}"
         is_same = rows is self.built.rows
         if len(offsets) == 1 or is_same or self._is_made_of(rows, row):

@@ -355,3 +355,12 @@ def test_nothing_secret_is_told() -> None:
     secure = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", **login}
     pipeline = ts.Pipeline("p").read(source(options=secure)).write(sink(options=secure))
     assert "hunter2" not in pipeline.explain()
+
+
+def test_a_pipeline_shows_itself_as_explain_does_and_an_unfinished_one_what_it_has() -> None:
+    assert repr(counting()) == counting().explain()
+    assert counting()._repr_html_().startswith("<pre>")
+    begun = repr(ts.Pipeline("counts").read(source()))
+    assert begun.startswith(
+        "<Pipeline counts: 1 sources, 0 steps, 0 sinks; pipeline 'counts': call"
+    )

@@ -35,7 +35,8 @@ def judged(
 def expected(lineage: str, epoch: int, path: str, exists: bool, accepts: bool) -> type:
     """The table, written down a second time."""
     if lineage == "theirs":
-        return Open if accepts else DataLossError
+        has_committed = epoch >= 0 or path
+        return DataLossError if has_committed and not accepts else Open
     if epoch > N or (epoch == N and not path):
         return DataLossError
     if path and not exists:
@@ -176,6 +177,31 @@ def test_where_the_log_decides_a_refusal_does_not_speak_of_kafka_alone(token, ex
     assert words in str(verdict.error)
     assert "Kafka committed" not in str(verdict.error)
     assert "Raise offsets.retention.minutes" not in str(verdict.error)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "path", "is_loop", "is_empty"),
+    [
+        (0, "tallystick/0-1-seed1.json", True, True),
+        (0, "tallystick/0-1-seed1.json", False, False),  # a restored epoch of a query of Spark's
+        (0, "tallystick/0-1-a.json", True, False),
+        (1, "tallystick/1-1-seed1.json", True, False),
+        (-1, "", False, True),
+    ],
+)
+def test_a_lineage_that_committed_nothing_leaves_its_name_without_a_word(
+    epoch: int, path: str, is_loop: bool, is_empty: bool
+) -> None:
+    """As after a first run that failed, whose checkpoint was removed: nothing can repeat."""
+    token = Token(epoch, "theirs", "s3://checkpoint", path)
+    request = Request(1, ("ends",), may_skip=True, start=("begins",) if is_loop else ())
+    verdict = judge(request, CommittedEpoch(token, None, manifest_exists=False), OURS)
+    assert isinstance(verdict, Open if is_empty else Refusal)
+    if isinstance(verdict, Refusal):
+        assert "s3://checkpoint was removed or emptied: epochs up to" in str(verdict.error)
+        assert "accept='new-lineage-after-theirs'" in str(verdict.error)
+    earlier = CommittedEpoch(token, None, manifest_exists=True, bases=(OWN,))
+    assert isinstance(judge(request, earlier, OURS), Refusal), "this one has lost the name"
 
 
 # A lineage that Kafka's token is not of begins with a base: a seed, or its own manifest.

@@ -9,6 +9,7 @@ import pytest
 from pyarrow import fs
 from typer.testing import CliRunner, Result
 
+import tallystick
 from tallystick.__main__ import app
 from tallystick.epoch import manifest as m
 from tallystick.epoch import savepoint as s
@@ -38,13 +39,28 @@ def test_the_life_of_a_savepoint(job, tmp_path):
     assert "monday" in call("savepoint", "list", saved.parent).output
     (listed,) = json.loads(call("savepoint", "list", saved.parent, "--json").output)
     assert (listed["name"], listed["epoch"]) == ("monday", 2)
-    described = json.loads(call("savepoint", "describe", saved).output)
+    described = json.loads(call("savepoint", "describe", saved, "--json").output)
     assert described["steps"][0]["uid"] == "counts"
     restored = call("savepoint", "restore", saved, tmp_path / "new")
     assert "goes on after epoch 2" in restored.output
     assert (tmp_path / "new" / "metadata").exists()
     assert call("savepoint", "delete", saved).exit_code == 0
     assert json.loads(call("savepoint", "list", saved.parent, "--json").output) == []
+
+
+def test_a_savepoint_is_described_for_people(job, tmp_path):
+    saved = tmp_path / "monday"
+    call("savepoint", "create", job.folder, saved)
+    described = call("savepoint", "describe", saved).output
+    for words in ("pipeline", "job", "epoch", "goes on reading", "at offset", "user string"):
+        assert words in described
+    assert "{" not in described
+
+
+def test_the_version_is_printed():
+    printed = call("--version")
+    assert (printed.exit_code, printed.output) == (0, f"tallystick {tallystick.__version__}\n")
+    assert "Usage" in call().output
 
 
 def test_a_savepoint_itself_and_a_file_beside_savepoints_can_be_listed(job, tmp_path):
@@ -70,7 +86,7 @@ def test_migrate_takes_a_number_for_each_step(job, tmp_path):
         "--max-parallelism", "counts=64", "--scratch", tmp_path,
     )  # fmt: skip
     assert right.exit_code == 0, right.output
-    described = json.loads(call("savepoint", "describe", tmp_path / "new").output)
+    described = json.loads(call("savepoint", "describe", tmp_path / "new", "--json").output)
     assert described["steps"][0]["max_parallelism"] == 64
 
 
@@ -83,7 +99,7 @@ def test_migrate_takes_the_number_alone_where_there_is_one_step(job, tmp_path):
 
     call("savepoint", "create", job.folder, saved)
     assert migrate("64").exit_code == 0
-    described = json.loads(call("savepoint", "describe", tmp_path / "new64").output)
+    described = json.loads(call("savepoint", "describe", tmp_path / "new64", "--json").output)
     assert described["steps"][0]["max_parallelism"] == 64
     assert "expected STEP=NUMBER, e.g." in migrate("=32").output
 

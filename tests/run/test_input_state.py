@@ -70,6 +70,7 @@ def loop(
         name="loop",
         keyed=PipelinePlan((step(timed, **timing),)),
         parts=PartTimes(lambda _: None),
+        check_tasks=lambda: None,
         cluster=SimpleNamespace(context=SimpleNamespace(_jsc=object())),
         make_engine=lambda batch, source: given.append(
             replace(source, clock_ms=None, arrived=frozenset())

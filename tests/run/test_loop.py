@@ -1,12 +1,17 @@
 """When the loop looks for new records; a driver that finds none, and a clock of the test's own."""
 
+import json
+import traceback
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from tallystick.errors import FencedError, OptionError
 from tallystick.run import query as loop_module
 from tallystick.run.query import IDLE_MAX_S, IDLE_MIN_S, EpochLoop, Query, Trigger
+from tallystick.source.offsets import SourceOffsets
+from tallystick.values import TopicPartition
 
 
 class Clock:
@@ -176,3 +181,68 @@ def test_strays_are_aborted_at_the_end_when_none_can_begin_any_more(
 
     assert driver.strays_s == pytest.approx(strays_s, abs=IDLE_MAX_S)
     assert driver.noted_s[-1] >= sum(strays_s), "then nothing is left"
+
+
+def failed_query(explain: Any = lambda error: error) -> Query:
+    """A query whose run has failed."""
+
+    def fail() -> None:
+        raise FencedError("another run has taken over")
+
+    loop: Any = EpochLoop(cast(Any, Driver(Clock(0))), cast(Any, Source()), Trigger(), print)
+    query = Query(
+        *("late", "query", "run"),
+        loop=lambda _: loop,
+        prepare=fail,
+        cancel=lambda: None,
+        close=lambda: None,
+        describe=lambda _: {},
+        rescale=lambda _: None,
+        explain=explain,
+    )
+    query.begin()
+    return query
+
+
+def test_an_error_is_raised_without_the_frames_of_the_run_and_as_it_was_explained() -> None:
+    query = failed_query(lambda error: OptionError(f"why: {error}"))
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"^why: another run") as caught:
+            query.awaitTermination(10)
+    assert len(traceback.extract_tb(caught.value.__traceback__)) == 3, "this call, and two of ours"
+    assert "late: failed: why: another run" in repr(query)
+    assert "<pre>late: failed" in query._repr_html_()
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_without_logging_the_end_is_logged_only_if_nobody_asks_for_the_error(
+    monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(loop_module.logger, "hasHandlers", lambda: False)
+    monkeypatch.setattr(
+        loop_module.logger, "error", lambda text, *words: lines.append(text % words)
+    )
+    monkeypatch.setattr(loop_module, "TOLD_SOON_S", 60.0 if is_asked else 0.0)
+    query = failed_query()
+    if is_asked:
+        with pytest.raises(FencedError):
+            query.awaitTermination(10)
+    query._thread.join(10)
+    assert not query._thread.is_alive()
+    end = "pipeline late ends: FencedError: another run has taken over"
+    assert lines == ([] if is_asked else [end])
+
+
+def test_a_query_shows_its_epoch_and_how_far_it_is_behind() -> None:
+    query = failed_query()
+    query._thread.join(10)
+    end, latest = (
+        json.dumps(SourceOffsets("c", "g", {TopicPartition("in", 0): offset}).to_json())
+        for offset in (70, 1100)
+    )
+    query._progress.append({"batchId": 7, "sources": [{"endOffset": end, "latestOffset": latest}]})
+    assert query.lag == 1030
+    assert repr(query).endswith("; epoch 7, 1,030 records behind>")
+    query._progress.append({"batchId": 8, "sources": [{"endOffset": end, "latestOffset": None}]})
+    assert query.lag is None

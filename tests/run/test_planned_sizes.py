@@ -59,6 +59,7 @@ def planned(
         name="sized",
         keyed=PipelinePlan(),
         parts=PartTimes(lambda _: None),
+        check_tasks=lambda: None,
         cluster=cluster,
         execution=SimpleNamespace(kind="resident"),
         make_engine=lambda batch, source: None,

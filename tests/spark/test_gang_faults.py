@@ -237,7 +237,6 @@ def test_what_a_function_raises_ends_the_run_and_the_next_goes_on(
     resident.mischief.wait(place, FORKED, what)
     with pytest.raises(kind, match=text) as met:
         query.awaitTermination(60)
-    assert type(met.value) is kind
     assert "in pass_on" in "".join(met.value.__notes__)
     assert len(gangs.all) == 1, "nothing is tried again"
     resident.run()

@@ -18,14 +18,15 @@ from weakref import WeakKeyDictionary
 
 from pyspark import SparkContext
 
-from tallystick.errors import EpochAbortedError
+from tallystick.errors import EpochAbortedError, OptionError
 from tallystick.host.forks import check_parent
 from tallystick.spark.cluster import is_local, members_max
+from tallystick.spark.failures import reason_line
 from tallystick.spark.gang.inbox import CUT, FAILED, HELD_BYTES_MAX, READY, WORKING, Replies
 from tallystick.spark.gang.link import Link, LinkBrokenError, accept_calls, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import (
-    Failure,
+    MemberFailure,
     Order,
     PicklingError,
     SharedObjects,
@@ -33,7 +34,9 @@ from tallystick.spark.gang.messages import (
     loads,
 )
 from tallystick.spark.jobs import JobTasks
+from tallystick.spark.jvm import quiet_tasks
 from tallystick.spark.tasks import BroadcastPlans, Unread
+from tallystick.spark.worker_reasons import why_no_worker
 from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.tasks.write import CollectPlan
@@ -108,6 +111,7 @@ class Gang:
     Raises:
         GangStoppedError: the query was stopped before all members were there.
         GangLostError: not all members came up.
+        OptionError: members can never come up, as with another Python.
         GangTooLargeError: members are missing for so long that Spark may have no slots for them.
         PicklingError: the objects that members need cannot be sent.
         what a module of the user's raised while it was imported.
@@ -229,7 +233,8 @@ class Gang:
         if failure is not None:
             raise failure
         self._check_wanted()
-        why = (f": {loads(answer)}" if kind == CUT else "") + self._end
+        # The end of a process says more than a link of another one that broke because of it.
+        why = self._end or (f": {loads(answer)}" if kind == CUT else "")
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
             f"not known: the epoch is aborted"
@@ -262,11 +267,13 @@ class Gang:
                 self._context.setJobGroup(self._group, f"resident tasks of pipeline {self._name}")
                 workers = in_clean_workers(self._context)
                 tasks = workers.parallelize(range(self.size.tasks), self.size.tasks)
-                ends = tasks.mapPartitionsWithIndex(run_members).collect()
+                with quiet_tasks(self._context):
+                    ends = tasks.mapPartitionsWithIndex(run_members).collect()
                 self._end = f": {'; '.join(ends)}" if ends else ""
             except Exception as error:
                 self._job_error = error
-                self._end = f". Spark says: {str(error)[:600]}"
+                if not (self._is_lost and "cancelled" in str(error)):  # by `give_up`
+                    self._end = f". Spark says: {reason_line(str(error))[:600]}"
             finally:
                 self._is_lost = True
                 _hold_slots(self._context, -self.size.tasks)
@@ -327,7 +334,9 @@ class Gang:
             except Empty:
                 continue
             if kind == FAILED:
-                raise _read(answer)
+                error = _read(answer)
+                is_import = isinstance(error, ModuleNotFoundError)
+                raise (why_no_worker(str(error)) if is_import else None) or error
             if kind in (LOST, CUT):
                 self._raise_lost(None, kind, answer)
             if kind == READY:
@@ -366,6 +375,9 @@ class Gang:
         if isinstance(self._job_error, PicklingError):
             raise self._job_error
         if self._job_ended.is_set():
+            reason = why_no_worker(str(self._job_error or ""))
+            if reason is not None:
+                raise reason
             raise GangLostError(f"{there} of {self.size.members} resident tasks came up{self._end}")
 
     def _raise_late(self, there: int) -> None:
@@ -408,7 +420,7 @@ class Gang:
 def _read(answer: bytes) -> Any:
     """Return the error that a member sent."""
     sent = loads(answer)
-    return sent.to_error() if isinstance(sent, Failure) else sent
+    return sent.to_error() if isinstance(sent, MemberFailure) else sent
 
 
 _held_slots: WeakKeyDictionary[SparkContext, int] = WeakKeyDictionary()
@@ -492,6 +504,7 @@ class GangTasks:
         self._gang: Gang | None = None
         self._stopped = Event()
         self._attempt_number = 0
+        self._refusal: OptionError | None = None
 
     def run(self, unread: Unread, epoch: EpochPlan, write: WritePlan | CollectPlan) -> list[Report]:
         """See `tasks.TaskRunner.run`."""
@@ -525,6 +538,7 @@ class GangTasks:
         """
         with self._lock:
             self._check_wanted()
+            self.check()
             if self._gang is not None and self._gang.is_lost:
                 self._gang.give_up()
                 self._gang = None
@@ -552,9 +566,21 @@ class GangTasks:
                     size.tasks,
                 )
                 size = Size(tasks=error.there)
+            except OptionError as error:
+                self._refusal = error
+                raise
             except GangLostError:
                 self._heal()  # its tasks met dead workers, and there may be more
                 raise
+
+    def check(self) -> None:
+        """Raise the error for tasks that can never come up, once that is known.
+
+        Raises:
+            OptionError: workers have another Python, lack a module, or the like.
+        """
+        if self._refusal is not None:
+            raise self._refusal
 
     def _heal(self) -> None:
         JobTasks(in_clean_workers(self._context)).heal()

@@ -44,7 +44,7 @@ from tallystick.spark.gang.link import (
     listen,
     stop_listening,
 )
-from tallystick.spark.gang.messages import Failure, Order, SharedObjects, dumps, loads
+from tallystick.spark.gang.messages import MemberFailure, Order, SharedObjects, dumps
 from tallystick.spark.tasks import Parcel
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report
@@ -227,7 +227,7 @@ class Member:
         try:
             known = self._parcel.plan
         except BaseException as error:
-            self._driver.send(FAILED, self._index, 0, _portable(error))
+            self._driver.send(FAILED, self._index, 0, dumps(MemberFailure.of(error)))
             self._orders.get()  # the driver ends the gang: it must not hear first that peers did
         else:
             self._driver.send(READY, self._index, 0, b"")
@@ -246,7 +246,7 @@ class Member:
             except WorkerOrphanedError:
                 _end_process()  # Spark must take another worker
             except BaseException as error:
-                kind, answer = FAILED, _portable(error)
+                kind, answer = FAILED, dumps(MemberFailure.of(error))
             self._driver.send(kind, self._index, run, answer)
 
     def close(self) -> None:
@@ -358,19 +358,6 @@ def _show_task(index: int) -> None:
     context: Any = TaskContext.get()
     if context is not None:
         context._partitionId = index
-
-
-def _portable(error: BaseException) -> bytes:
-    """Return an error as the driver can have it; see `messages.Failure`."""
-    text = "".join(traceback.format_exception(error))
-    line = traceback.format_exception_only(error)[-1].strip()
-    try:
-        data = dumps(error)
-        if type(loads(data)) is not type(error) or not isinstance(error, Exception):
-            data = b""
-    except Exception:
-        data = b""
-    return dumps(Failure(data, line, f"in a resident task:\n{text}"))
 
 
 def _begin(do: Callable[..., None], *given: object) -> Thread:

@@ -7,11 +7,11 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pyspark import cloudpickle as pyspark_cloudpickle
 
-from tallystick.errors import NOT_SHOWN, TallystickError
+from tallystick.spark.failures import Failure
 from tallystick.spark.tasks import Unread
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import Outlet, WritePlan
@@ -57,27 +57,36 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Failure:
+class MemberFailure:
     """The error of a member.
 
     Args:
+        failure: the facts of the error.
         pickled: the error; nothing where it cannot be pickled and read again, or is no `Exception`.
-        line: its class and text.
-        note: where it was raised.
     """
 
+    failure: Failure
     pickled: bytes
-    line: str
-    note: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return the failure of a member that cannot go on with its order."""
+        failure = Failure.of(error)
+        try:
+            data = dumps(error)
+            if type(loads(data)) is not type(error) or not isinstance(error, Exception):
+                data = b""
+        except Exception:
+            data = b""
+        return cls(failure, data)
 
     def to_error(self) -> Exception:
         """Return the error, of the original class if the class can be unpickled here."""
         try:
-            error: Exception = loads(self.pickled)
+            original: Exception | None = loads(self.pickled)
         except Exception:  # the class may not be importable here
-            error = TallystickError(self.line, without_values=NOT_SHOWN)
-        error.add_note(self.note)
-        return error
+            original = None
+        return self.failure.to_error(original)
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]

@@ -13,12 +13,13 @@ from tallystick.codec.json.read import JsonReader
 from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.layout import Layout
 from tallystick.codec.rows import RowLayout
-from tallystick.errors import NOT_SHOWN, TallystickError
+from tallystick.errors import NOT_SHOWN, FunctionError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
+from tallystick.spark.failures import Failure
 from tallystick.spark.gang.messages import (
-    Failure,
+    MemberFailure,
     Order,
     PicklingError,
     SharedObjects,
@@ -154,21 +155,21 @@ def test_classes_of_a_script_arrive_and_its_errors_come_back_as_what_they_are() 
 
         member = '''if True:
             import sys
-            from tallystick.spark.gang.member import _portable
-            from tallystick.spark.gang.messages import loads
+            from tallystick.spark.gang.messages import MemberFailure, dumps, loads
             doubler = loads(sys.stdin.buffer.read())
             assert doubler.of(4) == 8
             try:
                 doubler.of(-4)
             except ValueError as error:
-                sys.stdout.buffer.write(_portable(error))
+                sys.stdout.buffer.write(dumps(MemberFailure.of(error)))
         '''
         found = subprocess.run(
             [sys.executable, "-c", member], input=dumps(Doubler()), capture_output=True, check=True
         )
         error = loads(found.stdout).to_error()
-        assert type(error) is Mistake and error.row == -4, repr(error)
-        assert "in a resident task" in error.__notes__[0] and "in of" in error.__notes__[0]
+        assert isinstance(error, Mistake) and error.row == -4, repr(error)
+        assert type(error).__name__ == "Mistake" and str(error).startswith("Mistake: in row -4 (")
+        assert "in of" in "".join(error.__notes__)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
@@ -181,8 +182,8 @@ def test_an_error_whose_class_the_driver_does_not_have_keeps_its_text() -> None:
         def __reduce__(self) -> Any:
             return __import__, ("a_module_of_the_executors",)
 
-    error = Failure(dumps(Elsewhere()), "TheirError: no such row", "in a resident task").to_error()
-    assert type(error) is TallystickError
-    assert str(error) == "TheirError: no such row"
+    there = Failure("TheirError", ("TheirError", "Exception"), "no such row")
+    error = MemberFailure(there, dumps(Elsewhere())).to_error()
+    assert isinstance(error, FunctionError)
+    assert (type(error).__name__, str(error)) == ("TheirError", "TheirError: no such row")
     assert error.without_values == NOT_SHOWN
-    assert error.__notes__ == ["in a resident task"]
