@@ -64,7 +64,8 @@ from tallystick.pipeline.recovery import Recovery, recover
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.console import Console
 from tallystick.run.driver import Listener
-from tallystick.run.query import Query, Trigger, trigger_arguments
+from tallystick.run.epoch_loop import Trigger, trigger_arguments
+from tallystick.run.query import Query
 from tallystick.run.signals import interruption, is_interactive
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.jvm import reason_of_end
@@ -298,7 +299,7 @@ class Pipeline:
                 self._run(Cluster.at_hand(None), execution, None, dropped)
             make_local(place, "checkpoint")
         self._warn_of_silence()
-        self._check_first_start(place, spark, execution)
+        check_first_start(place, self._configs)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
@@ -379,20 +380,6 @@ class Pipeline:
     def _all_steps(self) -> tuple[Step, ...]:
         """The steps, those of an only input included."""
         return (*self.inputs.chain, *self.steps)
-
-    def _check_first_start(
-        self, place: str, spark: SparkSession | SparkContext | None, execution: str | None
-    ) -> None:
-        """Refuse a first start whose Kafka cannot be reached; mistakes in the pipeline come first.
-
-        Nothing of Spark is started.
-        """
-        try:
-            check_first_start(place, self._configs)
-        except OptionError:
-            with suppress(NeedsSparkError):
-                self._run(Cluster.at_hand(spark), execution)
-            raise
 
     @property
     def _configs(self) -> tuple[KafkaConfig, ...]:

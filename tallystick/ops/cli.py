@@ -53,7 +53,7 @@ def interval_of(trigger: str | None) -> int | None:
     Raises:
         OptionError: the text is no interval.
     """
-    from tallystick.run.query import Trigger
+    from tallystick.run.epoch_loop import Trigger
 
     return None if trigger is None else Trigger.of({"processingTime": trigger}).interval_ms or None
 

@@ -50,7 +50,8 @@ from tallystick.pipeline.watch import RunWatch, start_text
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.console import Console
 from tallystick.run.epoch_clock import EpochClock, SteadyClock
-from tallystick.run.query import EpochEnded, EpochLoop, Query, Trigger, refuse_second
+from tallystick.run.epoch_loop import EpochEnded, EpochLoop, Trigger
+from tallystick.run.query import Query, refuse_second
 from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
 from tallystick.spark.context import kill_jvm

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 import tallystick as ts
-from tallystick.run.query import Query, trigger_arguments
+from tallystick.run.epoch_loop import trigger_arguments
+from tallystick.run.query import Query
 from tallystick.tasks.hints import SILENT_BATCHES_MAX
 from tallystick.tasks.read import apply
 

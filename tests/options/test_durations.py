@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
 from tallystick.options.source import parse_source_options
-from tallystick.run.query import interval_ms
+from tallystick.run.epoch_loop import interval_ms
 from tallystick.text import duration_ms, signed_duration_ms, span_ms
 
 MS = {

@@ -8,8 +8,10 @@ from typing import Any, cast
 import pytest
 
 from tallystick.errors import FencedError, OptionError
-from tallystick.run import query as loop_module
-from tallystick.run.query import IDLE_MAX_S, IDLE_MIN_S, EpochLoop, Query, Trigger
+from tallystick.run import epoch_loop
+from tallystick.run import query as query_module
+from tallystick.run.epoch_loop import IDLE_MAX_S, IDLE_MIN_S, EpochLoop, Trigger
+from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets
 from tallystick.values import TopicPartition
 
@@ -87,7 +89,7 @@ def idle(
     loop: Any = EpochLoop(driver, source, Trigger(interval_ms), lambda _: None, strays_live_s)
     loop._woken = clock
     clock.loop = loop
-    monkeypatch.setattr(loop_module, "time", clock)
+    monkeypatch.setattr(epoch_loop, "time", clock)
     loop.run()
     return clock, driver
 
@@ -219,11 +221,11 @@ def test_without_logging_the_end_is_logged_only_if_nobody_asks_for_the_error(
     monkeypatch: pytest.MonkeyPatch, is_asked: bool
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(loop_module.logger, "hasHandlers", lambda: False)
+    monkeypatch.setattr(query_module.logger, "hasHandlers", lambda: False)
     monkeypatch.setattr(
-        loop_module.logger, "error", lambda text, *words: lines.append(text % words)
+        query_module.logger, "error", lambda text, *words: lines.append(text % words)
     )
-    monkeypatch.setattr(loop_module, "TOLD_SOON_S", 60.0 if is_asked else 0.0)
+    monkeypatch.setattr(query_module, "TOLD_SOON_S", 60.0 if is_asked else 0.0)
     query = failed_query()
     if is_asked:
         with pytest.raises(FencedError):

@@ -10,8 +10,8 @@ from tallystick.pipeline import loop as pipeline_loop
 from tallystick.pipeline.input_planning import InputPlanner, InputPlanners
 from tallystick.pipeline.loop import PipelinePlanner
 from tallystick.pipeline.sizing import START_COUNT, EpochSizes, Reason, SizeLimits
+from tallystick.run.epoch_loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.part_times import PartTimes
-from tallystick.run.query import EpochEnded, EpochLoop, Trigger
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, from_json
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.values import TopicPartition

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tallystick.errors import OptionError, TallystickError
-from tallystick.run.query import RUNNING, EpochLoop, Query, Trigger, refuse_second
+from tallystick.run.epoch_loop import EpochLoop, Trigger
+from tallystick.run.query import RUNNING, Query, refuse_second
 
 WAIT_S = 60
 

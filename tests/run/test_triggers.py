@@ -3,7 +3,7 @@
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.run.query import Trigger
+from tallystick.run.epoch_loop import Trigger
 
 
 @pytest.mark.parametrize(

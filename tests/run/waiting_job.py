@@ -12,7 +12,8 @@ from threading import Event, Thread
 from typing import Any
 
 from tallystick.run import query as query_module
-from tallystick.run.query import EpochLoop, Query, Trigger
+from tallystick.run.epoch_loop import EpochLoop, Trigger
+from tallystick.run.query import Query
 
 
 class Driver:

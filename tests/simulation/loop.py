@@ -8,7 +8,7 @@ from typing import Protocol
 from tallystick.pipeline.input_planning import InputPlanners, text_of
 from tallystick.ports import Engine, PlannedEpoch
 from tallystick.run.driver import Driver
-from tallystick.run.query import EpochEnded, EpochLoop, Trigger
+from tallystick.run.epoch_loop import EpochEnded, EpochLoop, Trigger
 from tallystick.state.catalog import StepState
 from tallystick.values import TopicPartition
 from tests.simulation.checker import Checker

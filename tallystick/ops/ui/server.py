@@ -36,7 +36,7 @@ from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import PageFacts
 from tallystick.ops.ui.page import CheckpointReader, LiveRun
 from tallystick.ops.ui.rendering import charts
-from tallystick.run.query import Trigger
+from tallystick.run.epoch_loop import Trigger
 
 LOCAL = "127.0.0.1"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
