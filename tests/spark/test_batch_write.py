@@ -183,7 +183,7 @@ def job(group: ProcessGroup, kafka: EmbeddedKafka, log: Path, topic: str) -> sub
         )
 
 
-class Writing:
+class Writer:
     """A process with some rows in an open transaction, as soon as it has written them."""
 
     def __init__(self, group: ProcessGroup, kafka: EmbeddedKafka, log: Path, topic: str) -> None:
@@ -200,28 +200,28 @@ class Writing:
 
 
 @pytest.fixture
-def writing(kafka: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[Writing]:
+def writer(kafka: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[Writer]:
     """A process that starts."""
     group = ProcessGroup()
     try:
-        yield Writing(group, kafka, tmp_path / "log", topic)
+        yield Writer(group, kafka, tmp_path / "log", topic)
     finally:
         group.close()
 
 
 def test_a_driver_that_is_interrupted_or_killed_leaves_nothing_visible_and_fences_nobody(
-    spark, kafka, topic, writing
+    spark, kafka, topic, writer
 ):
     """An interrupted one aborts, and so holds no reader up; Kafka aborts for a killed one."""
-    process = writing.process
-    writing.wait_until_written()
+    process = writer.process
+    writer.wait_until_written()
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"
     assert_nothing_came(kafka, topic)
 
     process.stdin.write("\n")
     process.stdin.flush()
-    writing.wait_until_written()
+    writer.wait_until_written()
     process.kill()
     process.wait()
     options = kafka.confluent_options()

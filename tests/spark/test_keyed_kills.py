@@ -29,7 +29,7 @@ FEW_KILLS = [("EpochRan", 1, 0.0), RANDOM, ("TransactionCommitted", 3, 0.0)]
 MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in LOOP_KILLS), *[RANDOM] * 12]
 """The fact after which the driver dies, the how-manieth of its kind, how much later at most."""
 KILLS = FEW_KILLS if "KEYED_KILLS" in os.environ else FEW_KILLS[-1:]
-"""Of the tests behind the first: when a kill hits is decided above what their steps do."""
+"""Of the other tests: a kill cuts off the same code of the driver, whatever their steps do."""
 EXECUTIONS = ("jobs", "resident")
 
 

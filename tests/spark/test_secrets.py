@@ -65,7 +65,7 @@ def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
     texts = {
         "error": error,
         "token": str(token),
-        "source": repr(flow.source()) + repr(flow.source().config),
+        "source": repr(flow.source()) + repr(flow.pipeline().inputs.declared(flow.name)),
         "sink": repr(flow.sink()) + repr(flow.sink().output),
         "pipeline": repr(flow.pipeline()),
     }
