@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tallystick.host.java import spark_java_home
-from tallystick.spark.context import LIGHT_JVM
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import ProcessGroup, free_ports
 from tests.spark.topics import produce, read_committed
@@ -56,7 +55,6 @@ class Machines:
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "JAVA_HOME": str(spark_java_home()),
-            "JDK_JAVA_OPTIONS": LIGHT_JVM,  # executors too: no JVM here lives for long
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "SPARK_LOCAL_IP": address,
