@@ -286,7 +286,7 @@ def advanced(
 
 
 def _of_column(base: StepState, column: str) -> StepState:
-    """Return a step's state with times of a column: of another one, they are not known.
+    """Return a step's state with the times of a column; times of another column are not known.
 
     The latest event time of a partition is no promise, nor is a promise an event time.
     """

@@ -178,8 +178,8 @@ def test_a_side_output_waits_while_the_main_output_is_on_its_way() -> None:
     columns = pa.schema([("id", pa.int64()), ("gross", pa.float64())])
 
     def both(rows: pa.RecordBatch) -> Rows:
-        made = in_a_buffer(rows)
-        return Rows(made, {"side": made})
+        buffered = in_a_buffer(rows)
+        return Rows(buffered, {"side": buffered})
 
     assert of_all([DeclaredFunction(both, {"side": columns}), spoiled]) == [DOUBLED, DOUBLED]
 
@@ -283,8 +283,8 @@ def test_the_rows_that_a_vectorised_function_puts_out_are_copied() -> None:
     """Those of side outputs wait, and later functions may use the same buffer."""
 
     def function(_: Any) -> Update:
-        made = in_a_buffer(BATCHES[1])
-        return Update(made, outputs={"side": made})
+        buffered = in_a_buffer(BATCHES[1])
+        return Update(buffered, outputs={"side": buffered})
 
     update = OwnUpdates(function)(cast(Any, None))
     spoiled(BATCHES[0])

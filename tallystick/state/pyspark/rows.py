@@ -192,12 +192,12 @@ _FRACTIONAL = (float, np.floating, decimal.Decimal)
 
 
 def are_mutable(schema: pa.Schema) -> bool:
-    """True if values of these columns may be objects that a processor changes after it yields."""
+    """True if a processor may still change values of such columns after a yield."""
     return any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in schema.types)
 
 
 def own_row(row: Any) -> Any:
-    """Return a returned Row whose lists and the like are copies, for it waits for later ones.
+    """Return a Row with copies of its lists and the like: it waits for later rows.
 
     Source: Spark's TransformWithStateInPySparkRowSerializer takes each Row apart as it is yielded.
     """
