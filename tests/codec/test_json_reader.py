@@ -195,7 +195,7 @@ def test_an_error_says_where_why_and_what_to_do_and_shows_only_the_beginning():
 
     message = str(caught.value)
     assert message.startswith("topic t, partition 3, offset 1000: ")
-    assert "Column(/a) changed from number to string" in message
+    assert "a: declared bigint, found the text" in message
     assert "208 bytes" not in message
     assert f"{len(record)} bytes" in message
     assert "secret" not in message

@@ -107,13 +107,13 @@ def test_a_tombstone_is_a_row_of_nulls_and_never_a_dead_letter():
 
 
 def test_a_long_reason_is_cut_so_that_the_dead_letter_stays_near_its_size():
-    kind = pa.schema([("d", pa.date32())])
-    record = (b"k", b'{"d":"' + b"x" * 5000 + b'"}', None)
+    kind = pa.schema([("d" * 5000, pa.date32())])
+    record = (b"k", b'{"' + b"d" * 5000 + b'":"x"}', None)
 
     built = build(decoded([record]), JsonReader(kind), "deadletter")
 
     (letter,) = built.dead_letters.to_pylist()
-    assert len(built.reasons[100]) > 5000, "Arrow quotes the value"
+    assert len(built.reasons[100]) > 5000, "it names the field"
     assert len(letter["headers"][0]["value"]) == REASON_LENGTH_MAX
 
 

@@ -239,5 +239,5 @@ def test_what_cannot_be_declared() -> None:
 
 def test_a_missing_column_is_named() -> None:
     task = OneTask(vectorised(lambda batch: Update(timers=batch.sum("y")), state=""), KEY)
-    with pytest.raises(OptionError, match="no column 'y': they have key, part, x"):
+    with pytest.raises(OptionError, match=r"no column 'y'\. The rows have key, part, x"):
         task.epoch(rows_of([("a", 1, 1)]))
