@@ -137,5 +137,6 @@ def test_signals_at_the_worst_moments_commit_the_epoch_and_leave_nothing_open(
     assert_quiet(text)
     assert code == 0
     saved = savepoints.read(FileStorage(str(tmp_path / "saved")))
-    assert saved.manifest.checkpoint_id == 5, "the epoch that was prepared when it was stopped"
+    newest = max((flow.checkpoint / "tallystick").glob("0*.json"))
+    assert saved.manifest.checkpoint_id == int(newest.name[:12]), "the epoch that was prepared"
     flow.assert_exact()
