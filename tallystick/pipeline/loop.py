@@ -55,7 +55,7 @@ from tallystick.run.query import Query, refuse_second
 from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
 from tallystick.spark.context import kill_jvm
-from tallystick.spark.jvm import reason_of_end
+from tallystick.spark.jvm import jvm_end, reason_of_end
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
@@ -160,6 +160,8 @@ class PipelinePlanner:
         """See `ports.EpochSource.plan`."""
         if self._run.cluster.context._jsc is None:
             raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
+        if end := jvm_end():
+            raise TallystickError(f"pipeline {self._run.name!r}: {end}")
         self._run.check_tasks()
         self._run.keyed.check(state)
         self._planned_at_ms = self._clock.now_ms()

@@ -90,7 +90,7 @@ class Cluster:
         """The context; waits for it."""
         context = self._context()
         run_this_python(context)
-        quiet_end()
+        quiet_end(context)
         return context
 
     @property

@@ -110,8 +110,12 @@ class _NoNoise(logging.Filter):
         return not (record.levelno >= logging.WARNING or record.exc_info) or not jvm_end(END_S)
 
 
-def quiet_end() -> None:
-    """Keep py4j from logging a traceback for each call to a JVM that has ended."""
+def quiet_end(context: SparkContext) -> None:
+    """Keep py4j and PySpark from printing tracebacks about connections to a JVM that has ended."""
+    server: Any = getattr(context, "_accumulatorServer", None)
+    if server is not None and "handle_error" not in vars(server):
+        handle = server.handle_error
+        server.handle_error = lambda *words: None if jvm_end(END_S) else handle(*words)
     for name in PY4J_LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(known, _NoNoise) for known in logger.filters):

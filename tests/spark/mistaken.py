@@ -53,7 +53,7 @@ def mistaken(name: str, servers: str, topic: str, output: str) -> Any:
             counting = ts.vectorised(counts_wrong, state="n bigint")
             pipeline = pipeline.key_by("name").process(counting, output="name string, n bigint")
         case "when":
-            return pipeline.write(ts.when(lambda rows: rows["nmae"], sink))
+            return pipeline.write(ts.when(sink, lambda rows: rows["nmae"]))
         case "transform":
             pipeline = pipeline.transform(lambda rows: rows.select("nmae"))
         case "udf":
