@@ -121,9 +121,8 @@ class Pipeline:
         try:
             return self.explain()
         except TallystickError as error:
-            parts = [f"{len(self.inputs.sources)} sources", f"{len(self._all_steps)} steps"]
-            parts.append(f"{len(self.sinks)} sinks")
-            return f"<Pipeline {self.name}: {', '.join(parts)}; {error}>"
+            parts = f"{len(self.inputs.sources)} sources, {len(self._all_steps)} steps"
+            return f"<Pipeline {self.name}: {parts}, {len(self.sinks)} sinks; {error}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
@@ -291,25 +290,15 @@ class Pipeline:
         accepted, trigger = frozenset(accept), trigger_arguments(trigger)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
-        self._check_whole(execution)
-        Trigger.of(trigger)
-        if spark is None and not Cluster.at_hand(None).is_there:  # it would have to be started
-            opened(place, self.name)
-            with suppress(NeedsSparkError):
-                self._run(Cluster.at_hand(None), execution, None, dropped)
-            make_local(place, "checkpoint")
-        self._warn_of_silence()
-        check_first_start(place, self._configs)
+        self._check_before_spark(place, trigger, spark, execution, dropped)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
-            if ui_port is None:
-                run = self._run(cluster, execution, listener, dropped)
-                return begin(run, place, trigger, accepted)
-            live = _open_live_page(self, ui_port, place, trigger, listener)
-            run = self._run(cluster, execution, live, dropped)
+            page = ui_port and _open_live_page(self, ui_port, place, trigger, listener)
+            run = self._run(cluster, execution, page or listener, dropped)
             query = begin(run, place, trigger, accepted)
-            live.show(query)
+            if page:
+                page.show(query)
             return query
         except KeyboardInterrupt:
             if is_interactive():  # a program's JVM ends with it, and is not waited for
@@ -387,6 +376,25 @@ class Pipeline:
         read = (source.options.config for source in self.inputs.declared(self.name))
         outputs = (getattr(sink, "output", None) for sink in self.sinks)
         return (*read, *(out.config for out in outputs if isinstance(out, KafkaOutput)))
+
+    def _check_before_spark(
+        self,
+        place: str,
+        trigger: Mapping[str, Any] | None,
+        spark: SparkSession | SparkContext | None,
+        execution: str | None,
+        dropped: frozenset[str],
+    ) -> None:
+        """Refuse what can be known before a Spark is started, then a Kafka that is away."""
+        self._check_whole(execution)
+        Trigger.of(trigger)
+        if spark is None and not Cluster.at_hand(None).is_there:  # it would have to be started
+            opened(place, self.name)
+            with suppress(NeedsSparkError):
+                self._run(Cluster.at_hand(None), execution, None, dropped)
+            make_local(place, "checkpoint")
+        self._warn_of_silence()
+        check_first_start(place, self._configs)
 
     def _check_whole(self, execution: str | None) -> None:
         """Refuse mistakes that can be found in the pipeline alone."""

@@ -68,7 +68,9 @@ def cluster(
 ) -> SimpleNamespace:
     """A context as far as `explain` needs one."""
     given = SimpleNamespace(getAll=lambda: list(conf.items()))
-    return SimpleNamespace(master=master, defaultParallelism=slots, getConf=lambda: given)
+    return SimpleNamespace(
+        master=master, defaultParallelism=slots, getConf=lambda: given, pythonExec="python3"
+    )
 
 
 def on(monkeypatch: pytest.MonkeyPatch, context: SimpleNamespace) -> None:
@@ -362,5 +364,5 @@ def test_a_pipeline_shows_itself_as_explain_does_and_an_unfinished_one_what_it_h
     assert counting()._repr_html_().startswith("<pre>")
     begun = repr(ts.Pipeline("counts").read(source()))
     assert begun.startswith(
-        "<Pipeline counts: 1 sources, 0 steps, 0 sinks; pipeline 'counts': call"
+        "<Pipeline counts: 1 sources, 0 steps, 0 sinks; pipeline 'counts': write(sink) is missing"
     )

@@ -200,6 +200,7 @@ def nothing_starts(monkeypatch, tmp_path):
     monkeypatch.setattr("tallystick.api.pipeline.Cluster.of", started)
     monkeypatch.setattr("tallystick.api.pipeline.recover", started)
     monkeypatch.setattr("tallystick.api.pipeline.opened", lambda *_: None)
+    monkeypatch.setattr("tallystick.api.pipeline.check_first_start", lambda *_: None)
     monkeypatch.setattr("tallystick.ops.state_table.FileStorage", started)
     monkeypatch.setattr("tallystick.spark.context.spark_java_home", started)
     return Started

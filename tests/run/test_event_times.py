@@ -379,7 +379,10 @@ def test_a_column_of_another_kind_is_an_error_and_not_a_partition_without_times(
 # --- through the tasks of a keyed step ----------------------------------------------------------
 
 TIMED = vectorised(
-    lambda batch: Update(batch.rows), state="n bigint", time_mode=EVENT_TIME, output=EVENTS
+    lambda batch: Update(batch.rows),
+    state="n bigint",
+    time_mode=EVENT_TIME,
+    output=lambda *_: EVENTS,
 )
 
 

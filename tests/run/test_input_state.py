@@ -64,7 +64,9 @@ def loop(
 ) -> tuple[PipelinePlanner, list[InputState]]:
     """Return a loop, and the states of the input with which epochs are run."""
     given: list[InputState] = []
-    timed = vectorised(lambda batch: Update(), state="n bigint", time_mode=time_mode, output=EVENTS)
+    timed = vectorised(
+        lambda batch: Update(), state="n bigint", time_mode=time_mode, output=lambda *_: EVENTS
+    )
     timing = {"event_time": "at", "idle_after_ms": IDLE_MS, "idle_advance": advance}
     run = SimpleNamespace(
         name="loop",

@@ -271,7 +271,7 @@ EVENT_TIMES_SHOWN = 10
 """The most partitions that are named of a kind."""
 BEGINS = CheckFinding(Severity.INFO, "checkpoint", "the first epoch has not ended yet")
 THROUGHPUT_EPOCHS = 20
-"""What a run could read is told by this many newest epochs."""
+"""The number of newest epochs that tell how much a run could read."""
 RATE_S = 10
 """The time over which rates are taken."""
 FRESH_MS = 10_000
