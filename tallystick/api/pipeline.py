@@ -294,7 +294,7 @@ class Pipeline:
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
-            page = ui_port and _open_live_page(self, ui_port, place, trigger, listener)
+            page = None if ui_port is None else _live_page(self, ui_port, place, trigger, listener)
             run = self._run(cluster, execution, page or listener, dropped)
             query = begin(run, place, trigger, accepted)
             if page:
@@ -632,7 +632,7 @@ def _ahead_ms(given: str | int | None) -> int | None:
     return None if given is None else duration_ms("event_time_max_ahead", given)
 
 
-def _open_live_page(
+def _live_page(
     pipeline: Pipeline,
     port: int,
     checkpoint: str,
