@@ -175,7 +175,7 @@ class Gang:
         while replies.is_waiting:
             kind, index, run, answer = self._next(give_up_s, late)
             if kind in (LOST, CUT):
-                self._raise_lost(replies.failure, kind, answer)
+                self._raise_lost(replies.failure, kind, answer, is_late=index < 0)
             if kind == WORKING:
                 if self._epoch_max_s is None and replies.failure is None:
                     give_up_s = time.monotonic() + self._limit_s
@@ -227,14 +227,17 @@ class Gang:
         except Empty:
             return CUT, -1, 0, dumps(LinkBrokenError(late))
 
-    def _raise_lost(self, failure: Exception | None, kind: str, answer: bytes) -> None:
+    def _raise_lost(
+        self, failure: Exception | None, kind: str, answer: bytes, *, is_late: bool = False
+    ) -> None:
         """End all members, since one or the job is gone, and raise what became of the epoch."""
         self.give_up()
         if failure is not None:
             raise failure
         self._check_wanted()
         # The end of a process says more than a link of another one that broke because of it.
-        why = self._end or (f": {loads(answer)}" if kind == CUT else "")
+        cut = f": {loads(answer)}" if kind == CUT else ""
+        why = cut if is_late else self._end or cut
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
             f"not known: the epoch is aborted"
