@@ -11,6 +11,8 @@ from confluent_kafka import Producer
 
 from tallystick.testing import EmbeddedKafka
 
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
+
 LINES_MAX = 10
 OWN = ("misspelt", "own", "malformed", "keyed", "when")
 MISTAKES = {
