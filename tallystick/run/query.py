@@ -121,6 +121,7 @@ class Query:
         self._explain = explain
         self._ended = Event()
         self._is_error_told = Event()
+        self._has_logging = logger.hasHandlers()
         self._loop = loop(self._note)
         self._thread = Thread(target=self._run, name=f"tallystick {name}", daemon=True)
 
@@ -407,9 +408,10 @@ class Query:
     def _log(self, error: BaseException) -> None:
         """Log the end; without logging of the user's only if nobody asks for the error soon.
 
-        Both would be printed to the same place, one right after the other.
+        Both would be printed to the same place, one right after the other. Python sets logging up
+        by itself where a library, as PySpark, logs without a logger: that is not the user's.
         """
-        if not logger.hasHandlers() and self._is_error_told.wait(TOLD_SOON_S):
+        if not self._has_logging and self._is_error_told.wait(TOLD_SOON_S):
             return
         name = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
         logger.error("pipeline %s ends: %s%s", self.name, name, error)

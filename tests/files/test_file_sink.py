@@ -588,8 +588,8 @@ def test_what_parquet_cannot_hold_is_an_error_of_the_rows(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"guarantee": "twice"}, "expected one of .exactly_once"),
-        ({"compression": "zip"}, "expected one of none, snappy"),
+        ({"guarantee": "twice"}, "expected .exactly_once"),
+        ({"compression": "zip"}, "expected .none., .snappy"),
         ({"row_group_rows": 0}, "at least 1"),
         ({"partition_by": "dest"}, r"expected a list, \[text, …\]: \['dest'\]"),
         ({"partition_by": ["a", "a"]}, "named twice"),

@@ -27,7 +27,11 @@ def cased(texts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return texts.flatmap(lambda text: st.sampled_from([text, text.upper(), text.title()]))
 
 
-@given(WHOLE, st.sampled_from(["millisecond", "second", "minute", "hour", "day"]), st.data())
+@given(
+    st.integers(0, 10**7),  # more days are refused
+    st.sampled_from(["millisecond", "second", "minute", "hour", "day"]),
+    st.data(),
+)
 def test_two_words_as_for_the_watermark_of_spark(number, unit, data):
     text = f"{number} {data.draw(cased(st.sampled_from([unit, f'{unit}s'])))}"
 

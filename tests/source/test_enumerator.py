@@ -383,11 +383,11 @@ def test_a_word_that_a_loss_policy_does_not_know_is_refused_with_those_that_ther
 
     with pytest.raises(OptionError) as caught:
         LossPolicy(**{field: "warn"})
-    expected = f"LossPolicy({field}='warn'): choose one of {', '.join(words)}"
-    assert str(caught.value) == expected
+    assert str(caught.value).startswith(f"LossPolicy({field}='warn'): expected ")
+    assert all(repr(word) in str(caught.value) for word in words)
 
 
 @pytest.mark.parametrize("keep_ms", [-1, 1.5, "1h", True])
 def test_a_loss_policy_keeps_for_a_whole_number_of_ms(keep_ms):
-    with pytest.raises(OptionError, match=r"LossPolicy\(keep_ms=.*whole number of ms from 0"):
+    with pytest.raises(OptionError, match=r"LossPolicy\(keep_ms=.*expected (ms|a whole number)"):
         LossPolicy(removed="keep", keep_ms=keep_ms)

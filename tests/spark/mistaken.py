@@ -74,7 +74,7 @@ def kill_jvm() -> None:
 
 def main(servers: str, topic: str, output: str, folder: str, execution: Any, *names: str) -> None:
     # Keeps the context alive from mistake to mistake.
-    idle = mistaken("idle", servers, topic, output).start(
+    idle = mistaken(f"idle-{execution}", servers, topic, output).start(
         checkpoint=str(Path(folder, "idle")), execution="jobs"
     )
     idle.processAllAvailable()

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
 import tallystick as ts
 import tallystick.spark
@@ -24,7 +25,7 @@ def old(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_source_is_refused_where_pyspark_is_too_old(old: str) -> None:
-    spark = Mock()
+    spark = Mock(spec=SparkSession)
 
     with pytest.raises(ts.OptionError) as caught:
         ts.register(spark)

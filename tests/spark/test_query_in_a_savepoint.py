@@ -32,7 +32,7 @@ def nobody(*_: Any) -> Any:
 
 
 def of_a_pipeline(folder: Path) -> None:
-    run: Any = SimpleNamespace(name="job", keyed=SimpleNamespace(check=nobody))
+    run: Any = SimpleNamespace(name="job", configs=[], keyed=SimpleNamespace(check=nobody))
     start_loop(run, str(folder), None, frozenset())
 
 

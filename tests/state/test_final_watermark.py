@@ -94,7 +94,9 @@ def test_timers_of_a_vectorised_function_are_due_however_far_they_are(at_ms):
             return Update(output=batch.keys, timers=pa.nulls(count, pa.int64()))
         return Update(timers=pa.array([at_ms] * count, pa.int64()))
 
-    task = OneTask(vectorised(waits, state="n bigint", time_mode=EVENT_TIME, output=KEY), KEY)
+    task = OneTask(
+        vectorised(waits, state="n bigint", time_mode=EVENT_TIME, output=lambda *_: KEY), KEY
+    )
     assert task.epoch(rows(NOW_MS), watermark_ms=NOW_MS - 1) == []
     assert task.epoch(rows(), watermark_ms=FINAL_WATERMARK_MS) == [{"k": "a"}]
     assert task.epoch(rows(), watermark_ms=FINAL_WATERMARK_MS) == []
