@@ -3,6 +3,7 @@
 `python -m tests.spark.way_job SERVERS FOLDER CHECKPOINT`, with `traced/` on the path.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -55,8 +56,16 @@ def main(servers: str, folder: Path, checkpoint: str) -> None:
 
 
 def living(folder: Path, state: str) -> list[Path]:
-    """Return the files of a state whose process lives."""
-    return [path for path in folder.glob(f"*.{state}") if Path(f"/proc/{path.stem}").exists()]
+    """Return the files of a state whose process lives, and is Python's: a fork may become a JVM."""
+    return [path for path in folder.glob(f"*.{state}") if is_python(path.stem)]
+
+
+def is_python(pid: str) -> bool:
+    """Return whether a process runs, and has the executable of this one."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe") == os.readlink("/proc/self/exe")
+    except OSError:  # it has ended
+        return False
 
 
 if __name__ == "__main__":
