@@ -60,6 +60,8 @@ def spark_with(parallelism: int) -> Cluster:
     """What the sinks ask of Spark: how many tasks it runs at a time, and its settings."""
     conf = {name: value for name, (value, _) in SETTINGS.items()}
     context = SimpleNamespace(
+        master="local[2]",
+        pythonExec=sys.executable,
         defaultParallelism=parallelism,
         getConf=lambda: SimpleNamespace(getAll=conf.items),
         applicationId="no-spark",

@@ -26,7 +26,9 @@ def a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark is there, and is not asked for anything."""
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     conf = SimpleNamespace(getAll=list)
-    context = SimpleNamespace(master="local[2]", defaultParallelism=2, getConf=lambda: conf)
+    context = SimpleNamespace(
+        master="local[2]", pythonExec="python3", defaultParallelism=2, getConf=lambda: conf
+    )
     cluster = Cluster(lambda: context)  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(Cluster, "of", lambda *_, **__: cluster)
 

@@ -190,7 +190,7 @@ def test_a_checkpoint_of_structured_streaming_is_taken_over_and_does_not_go_back
 
 
 def test_another_word_for_the_execution_is_refused(flow: Flow) -> None:
-    with pytest.raises(OptionError, match="expected 'resident', 'jobs'"):
+    with pytest.raises(OptionError, match=r"execution='threads'.*expected 'resident'"):
         flow.pipeline().start(flow.spark, checkpoint=str(flow.checkpoint), execution="threads")  # type: ignore[call-overload]
 
 
