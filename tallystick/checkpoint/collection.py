@@ -105,10 +105,13 @@ class Collection:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the removal that is under way, and wait for its thread, `ENDED_S` at most."""
-        self._ending.set()
+        """Wait for the removal that is under way, `ENDED_S` at most, then stop it.
+
+        A run of one epoch, by the trigger availableNow, has no other time for it.
+        """
         if self._thread is not None:
             self._thread.join(ENDED_S)
+        self._ending.set()
 
     def _note(self, committed: Manifest) -> None:
         epoch = committed.checkpoint_id

@@ -92,9 +92,12 @@ def selected(selection: Selection, rows: pa.RecordBatch, output: str) -> Iterato
 
 
 def for_sinks(rows: pa.RecordBatch, selections: Sequence[Selection]) -> pa.RecordBatch:
-    """Return rows for several sinks: a copy, if functions of one run while others have the rows."""
-    may_change = any(selection.functions or selection.when for selection in selections)
-    return own(rows) if may_change and len(selections) > 1 else rows
+    """Return rows for sinks: a copy if functions of a sink run, of one sink too.
+
+    Such a function may use the same buffers as the last one before the sinks.
+    """
+    has_functions = any(selection.functions or selection.when for selection in selections)
+    return own(rows) if has_functions else rows
 
 
 def _passed(

@@ -160,6 +160,36 @@ def test_no_epoch_waits_for_it_and_the_end_of_a_run_ends_it(monkeypatch):
     assert 0 < remaining < len(strays), "it went on no further than it had to"
 
 
+def test_runs_of_one_epoch_remove_what_they_leave(monkeypatch):
+    """By the trigger availableNow a run ends while the removal still looks at the files."""
+    monkeypatch.setattr(collection, "COLLECTED_MAX", 1)
+    run, is_ending = Run(tasks=3), Event()
+    names = run.storage.names
+
+    def slow(folder):
+        assert is_ending.wait(60)
+        return names(folder)
+
+    monkeypatch.setattr(run.storage, "names", slow)
+    for epoch in range(1, 3 * EPOCHS_RETAINED):
+        is_ending.clear()
+        run.collection = Collection(run.folder)
+        run.collection.begin_beside()
+        run.commit(run.attempt(run.committed, epoch, dropped=run.tasks * (epoch > 2)))
+        join = run.collection._thread.join
+
+        def ending(timeout_s, join=join):
+            is_ending.set()
+            join(timeout_s)
+
+        monkeypatch.setattr(run.collection._thread, "join", ending)
+        run.collection.end()
+        assert is_ending.is_set(), "the removal was under way when the run ended"
+        run.check()
+    state = [path for path in run.storage.files if path.startswith(STATE)]
+    assert len(state) < run.tasks * (EPOCHS_RETAINED + 4)
+
+
 def test_a_failure_is_said_and_made_up_for(caplog):
     run = Run(tasks=1)
     stray = state_file(0, "stray").path

@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from tallystick.codec.own_memory import own, own_values
+from tallystick.codec.rows import RowLayout
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.errors import OptionError, RecordError
 from tallystick.files.sink import FileSink
@@ -22,7 +23,7 @@ from tallystick.state.functions.keyed_batch import OwnUpdates, Update
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.operator_state import ListFunction, with_lists
 from tallystick.tasks.outputs import DeclaredFunction, Rows, Selection
-from tallystick.tasks.read import apply, send
+from tallystick.tasks.read import EncodePlan, Route, apply, send
 from tallystick.tasks.write import Branch, FanOut
 from tests.run.test_list_tasks import Host
 
@@ -195,6 +196,34 @@ def test_sinks_get_the_same_rows_whatever_runs_before_one_of_them(spoils: str) -
     list(send(FanOut(branches, None, 1, functions=(in_a_buffer,)), BATCHES, 0))
     for keeper in keepers:
         assert pairs([row for batch in keeper.batches for row in batch.to_pylist()]) == DOUBLED
+
+
+@pytest.mark.parametrize("kind", ["one branch", "one route", "one predicate"])
+def test_a_function_before_the_only_sink_may_use_the_same_buffer(kind: str) -> None:
+    """As one that stands before it in the pipeline may."""
+
+    def everything(rows: pa.RecordBatch) -> Any:
+        return pa.array(np.ones(spoiled(rows).num_rows, np.bool_))
+
+    def as_text(rows: pa.RecordBatch) -> pa.RecordBatch:
+        rows = spoiled(rows)
+        texts = [f"{number} {gross}" for number, gross in pairs(rows.to_pylist())]
+        return pa.record_batch({"value": texts})
+
+    if kind == "one route":
+        route = Route(
+            RowLayout({"out": 1}, "out"), "none", 1 << 20, Selection(functions=(as_text,))
+        )
+        plan = EncodePlan((route,), 1, functions=(in_a_buffer,))
+        frames = [frame for frame in send(plan, BATCHES, 0) if frame.record_count]
+        data = b"".join(frame.data for frame in frames)
+        assert all(f"{number} {gross}".encode() in data for number, gross in DOUBLED)
+        return
+    first = Selection(functions=(spoiled,)) if kind == "one branch" else Selection(when=everything)
+    keeper = Keeper()
+    branches = (Branch(OWNER, keeper, selection=first),)
+    list(send(FanOut(branches, None, 1, functions=(in_a_buffer,)), BATCHES, 0))
+    assert pairs([row for batch in keeper.batches for row in batch.to_pylist()]) == DOUBLED
 
 
 @pytest.mark.parametrize("function", [in_a_buffer, in_a_frame])

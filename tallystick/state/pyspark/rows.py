@@ -7,7 +7,8 @@ nulls first; the rows of a key in the order of their arrival.
 import decimal
 import difflib
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import deepcopy
 from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -211,6 +212,8 @@ def own_row(row: Any) -> Any:
 
 def _own_value(value: Any) -> Any:
     match value:
+        case str() | bytes():
+            return value
         case Row():
             return own_row(value)
         case list():
@@ -221,8 +224,8 @@ def _own_value(value: Any) -> Any:
             return {key: _own_value(part) for key, part in value.items()}
         case bytearray() | memoryview():
             return bytes(value)
-        case np.ndarray():
-            return value.copy()
+        case Collection():  # numpy's arrays, Python's, deques: Arrow takes any
+            return deepcopy(value)
     return value
 
 

@@ -5,6 +5,7 @@ import decimal
 import math
 import pickle
 import threading
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -834,22 +835,27 @@ def test_keys_come_in_their_order_and_rows_in_theirs():
 
 
 class OfOneBuffer(StatefulProcessor):
-    """Yields rows that hold the same list, map and bytes, filled anew for each."""
+    """Yields rows that hold the same list, map, bytes and the like, filled anew for each."""
 
     def init(self, handle):
         self.many, self.by_name, self.data = [0], {"n": [0]}, bytearray(1)
-        self.numbers = np.zeros(1, np.int64)
+        self.numbers, self.plain = np.zeros(1, np.int64), array("q", [0])
+        self.lists = np.array([self.many, None], object)[:1]
 
     def handleInputRows(self, key, rows, timerValues):
         for row in rows:
-            self.many[0] = self.by_name["n"][0] = self.data[0] = self.numbers[0] = row.ms
-            part = Row(n=self.many)
-            yield Row(l=self.many, m=self.by_name, d=self.data, a=self.numbers, s=part)
+            self.many[0] = self.by_name["n"][0] = self.data[0] = row.ms
+            self.numbers[0] = self.plain[0] = row.ms
+            part = Row(n=self.plain)
+            yield Row(
+                l=self.many, m=self.by_name, d=self.data, a=self.numbers, b=self.lists, s=part
+            )
 
 
 def test_rows_of_a_processor_that_uses_its_lists_again_stay_as_they_were_yielded():
     """They wait for those of later keys."""
     output = "l array<bigint>, m map<string,array<bigint>>, d binary, a array<bigint>"
+    output += ", b array<array<bigint>>"
     step = epochs_of(OfOneBuffer(), output=f"{output}, s struct<n:array<bigint>>")
     returned = step.run(rows(("a", "", 1), ("a", "", 2), ("b", "", 3)))
-    assert returned == [([n], [("n", [n])], bytes([n]), [n], {"n": [n]}) for n in (1, 2, 3)]
+    assert returned == [([n], [("n", [n])], bytes([n]), [n], [[n]], {"n": [n]}) for n in (1, 2, 3)]
