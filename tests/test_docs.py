@@ -167,7 +167,7 @@ def test_the_first_page_s_program_runs_as_printed(monkeypatch: pytest.MonkeyPatc
     started: list[tuple[tallystick.Pipeline, dict[str, Any]]] = []
 
     class Started:
-        def awaitTermination(self) -> None:  # noqa: N802 - Spark's name for it
+        def awaitTermination(self) -> None:
             """End at once."""
 
     def start(pipeline: tallystick.Pipeline, **options: Any) -> Started:
