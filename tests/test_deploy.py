@@ -212,10 +212,10 @@ def test_the_probe_goes_by_the_last_commit(metrics: str, wrong: str) -> None:
 
 
 def test_the_probe_asks_for_metrics_that_there_are() -> None:
-    asked = set(re.findall(r'"(tallystick_\w+)"', (DEPLOY / "probe.py").read_text()))
+    names = set(re.findall(r'"(tallystick_\w+)"', (DEPLOY / "probe.py").read_text()))
 
-    assert len(asked) == 4
-    assert asked <= {metric.name for metric in TABLE if not metric.new_name}
+    assert len(names) == 4
+    assert names <= {metric.name for metric in TABLE if not metric.new_name}
 
 
 def test_the_probe_ends_with_a_code(tmp_path: Path) -> None:
