@@ -10,7 +10,7 @@ known, since Kafka does not answer, the pipeline is not to blame: a restart woul
 import sys
 import time
 from collections import defaultdict
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -46,7 +46,7 @@ def main() -> None:
     """Ask once, and end with a message, and code 1, if something is wrong."""
     limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else None
     try:
-        with urlopen(METRICS, timeout=4) as answer:
+        with build_opener(ProxyHandler({})).open(METRICS, timeout=4) as answer:
             metrics = answer.read().decode()
     except OSError as error:
         sys.exit(f"{METRICS}: {error}")
