@@ -180,6 +180,7 @@ def test_the_first_page_s_program_runs_as_printed(monkeypatch: pytest.MonkeyPatc
     ((pipeline, options),) = started
     flights = pa.record_batch({"dest": ["JFK", "LAX"], "dep_delay": [3.0, 16.0]})
 
-    assert "earliest" in pipeline.explain(**options)
+    assert "topic flights at localhost:9092" in pipeline.explain(**options)
+    assert names["source"].starting_offsets == "earliest"
     assert names["late_only"](flights).to_pylist() == [{"dest": "LAX", "dep_delay": 16.0}]
     assert max(map(len, program.splitlines())) <= 80  # wider ones are cut off at 1400 pixels
