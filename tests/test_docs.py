@@ -5,8 +5,11 @@ import shlex
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+import yaml
 from typer.main import get_command
 
 import tallystick
@@ -103,3 +106,81 @@ def test_there_are_generated_parts() -> None:
 def test_the_api_page_has_each_public_name_once() -> None:
     named = re.findall(r"^::: tallystick\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(tallystick.__all__)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "backpressure",
+        "sigterm",
+        "watermark",
+        "exactly once",
+        "dead letter",
+        "lag",
+        "install",
+        "graceful shutdown",
+        "liveness",
+        "checkpointLocation",
+    ],
+)
+def test_the_search_has_what_users_type(word: str) -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+
+    assert re.search(rf"\b{word}\b", text, re.IGNORECASE)
+
+
+def test_each_page_is_in_a_group_of_the_navigation() -> None:
+    nav = yaml.safe_load((ROOT / "docs/.nav.yml").read_text())["nav"]
+    start, *groups = nav
+    named = [page for group in groups for pages in group.values() for page in pages]
+
+    assert start == "index.md"
+    assert sorted(named) == sorted(
+        {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"} | {"decisions/*.md"}
+    )
+
+
+def test_the_titles_of_decisions_have_one_form() -> None:
+    for path in (ROOT / "docs/decisions").iterdir():
+        title, _, _ = path.read_text().partition("\n")
+        assert title.startswith(f"# {int(path.name[:4])}. "), (path.name, title)
+
+
+def test_the_site_follows_the_system_and_has_a_toggle() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    palette = settings["theme"]["palette"]
+
+    schemes = {entry["media"]: entry.get("scheme") for entry in palette}
+    assert schemes == {
+        "(prefers-color-scheme)": None,
+        "(prefers-color-scheme: light)": "default",
+        "(prefers-color-scheme: dark)": "slate",
+    }
+    assert all(entry["toggle"]["icon"] for entry in palette)  # the theme looks at no other
+    for name in settings["extra_css"]:
+        assert (ROOT / "docs" / name).exists()
+
+
+def test_the_first_page_s_program_runs_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/index.md").read_text()
+    (program,) = re.findall(r"<!-- first page -->\n```python\n(.*?)```", text, re.DOTALL)
+    started: list[tuple[tallystick.Pipeline, dict[str, Any]]] = []
+
+    class Started:
+        def awaitTermination(self) -> None:
+            """End at once."""
+
+    def start(pipeline: tallystick.Pipeline, **options: Any) -> Started:
+        started.append((pipeline, options))
+        return Started()
+
+    monkeypatch.setattr(tallystick.Pipeline, "start", start)
+    names: dict[str, Any] = {"__name__": "late_flights"}
+    exec(compile(program, "index.md", "exec"), names)
+    ((pipeline, options),) = started
+    flights = pa.record_batch({"dest": ["JFK", "LAX"], "dep_delay": [3.0, 16.0]})
+
+    assert "topic flights at localhost:9092" in pipeline.explain(**options)
+    assert names["source"].starting_offsets == "earliest"
+    assert names["late_only"](flights).to_pylist() == [{"dest": "LAX", "dep_delay": 16.0}]
+    assert max(map(len, program.splitlines())) <= 80  # wider ones are cut off at 1400 pixels
