@@ -163,7 +163,7 @@ def check_fields(what: str, text: str | None) -> None:
     """
     if text is not None and not text.lstrip().startswith(("{", "[", '"')):  # a schema to write
         with suppress(LeftToSparkError):
-            parse(text, what)
+            parse(text.rstrip().removesuffix(","), what)  # Spark takes a comma at the end
 
 
 def as_columns(kind: Json) -> dict[str, Any]:

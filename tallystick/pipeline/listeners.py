@@ -328,17 +328,20 @@ class EpochCounts:
         sinks: Sequence[str] = (),
     ) -> None:
         self._counts = PIPELINES[pipeline]
-        self._counts.starts += 1
-        self._counts.started_ms = now_ms()
         self._counts.timeout_ms = timeout_ms
         self._counts.deciding_sink, self._counts.sinks = deciding_sink, tuple(sinks)
         self._listener = listener
         self._dead_letter_topic = dead_letter_topic
         self._outcomes = EpochOutcomes()
+        self._has_begun = False
 
     def __call__(self, event: protocol.Event) -> None:
         """See `run.driver.Listener`."""
         counts, was_open = self._counts, self._outcomes.is_open
+        if not self._has_begun:  # what is compiled need not start: `explain` does not
+            self._has_begun = True
+            counts.starts += 1
+            counts.started_ms = now_ms()
         outcome = self._outcomes.of(event)
         counts.epochs_started += self._outcomes.is_open and not was_open
         match outcome:

@@ -95,7 +95,10 @@ def test_every_number_of_a_running_pipeline_is_true(flow: Flow, browser: Browser
         assert browser.text("open") == "0"
         assert browser.text("aborted") == "0"
         assert browser.text("starts") == "1"
-        assert "Nothing is lost, and nothing is stuck." in browser.text("summary")
+        # Its trigger is longer than a transaction may take; nothing else is worth a word.
+        assert browser.text("summary").startswith("1 warning: nothing is lost.")
+        worth = [finding for finding in facts_of(url)["findings"] if finding["severity"] > 0]
+        assert [finding["check"] for finding in worth] == ["settings"]
         files = list((flow.checkpoint / "keyed-state").rglob("*.*"))
         text = browser.text("state")
         assert f"in {len(files)} files, 16 key groups" in text, (text, files)

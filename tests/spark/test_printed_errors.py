@@ -17,7 +17,7 @@ LINES_MAX = 10
 OWN = ("misspelt", "own", "malformed", "keyed", "when")
 MISTAKES = {
     "resident": (*OWN, "jvm"),
-    "jobs": (*OWN, "transform", "udf", "jvm"),
+    "jobs": (*OWN, "transform", "jvm"),
 }
 FIRST_LINES = {
     "misspelt": r"map_batches misspells, printed-.*-in-0 offsets 0 to 2: KeyError: .*nmae.* "
@@ -28,7 +28,6 @@ FIRST_LINES = {
     "keyed": r"process 'process-1': ZeroDivisionError: division by zero \(mistaken.py:\d+\)",
     "when": r"when\(\) <lambda>, printed-.*-in-0 offsets 0 to 2: KeyError",
     "transform": r"transform <lambda>: .*UNRESOLVED_COLUMN.*mistaken.py:\d+\); columns: id, name",
-    "udf": r".*KeyError.*di.* \(mistaken.py:\d+\)",
     "jvm": r"TallystickError: Spark's JVM \(pid \d+\) has ended \(killed by signal 9\)",
 }
 

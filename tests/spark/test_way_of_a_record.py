@@ -20,6 +20,7 @@ BESIDE = {
     *("epoch/two_phase.py", "pipeline/listeners.py", "pipeline/loop.py", "run/part_times.py"),
     *("source/offsets.py", "source/splits.py", "spark/tasks.py"),
     *("tasks/handed_on.py", "tasks/operator_state.py", "kafka/error_policy.py"),
+    "kafka/outages.py",
     *("codec/__init__.py", "errors.py", "values.py", "text.py"),
 }
 """Modules that are called on the way, and get neither a record nor what is reported of one.
