@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # A shell's background jobs, and what they start, ignore SIGINT.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         self.lines: list[str] = []
         self._waits = "timeout" not in spec
