@@ -363,7 +363,7 @@ def _has_methods(given: Any, protocol: type) -> bool:
 
 def _is_ours(given: Any) -> bool:
     is_made = inspect.isfunction(given) or isinstance(given, type)
-    return is_made and given.__module__.startswith("tallystick.")
+    return is_made and str(given.__module__).startswith("tallystick.")  # None: made by exec
 
 
 def _called(function: Any) -> Any:

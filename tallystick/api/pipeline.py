@@ -55,7 +55,6 @@ from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import NeedsSparkError, OptionError, StepMissingError, TallystickError
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.output import KafkaOutput
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.first_start import check_first_start
@@ -374,8 +373,7 @@ class Pipeline:
     def _configs(self) -> tuple[KafkaConfig, ...]:
         """The settings of the clusters that are read and written."""
         read = (source.options.config for source in self.inputs.declared(self.name))
-        outputs = (getattr(sink, "output", None) for sink in self.sinks)
-        return (*read, *(out.config for out in outputs if isinstance(out, KafkaOutput)))
+        return (*read, *self.topology.configs)
 
     def _check_before_spark(
         self,

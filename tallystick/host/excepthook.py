@@ -4,20 +4,26 @@ Python prints every frame of ours between the user's call and the message, and t
 `TALLYSTICK_TRACEBACKS=full` leaves the printing to Python. Other errors are never touched.
 """
 
+import os
 import sys
 from types import TracebackType
 
 from tallystick.errors import FunctionError, TallystickError
-from tallystick.host.user_code import (
-    LINES_SHOWN_MAX,
-    TRACEBACKS,
-    shows_full_tracebacks,
-    user_lines,
-)
+
+TRACEBACKS = "TALLYSTICK_TRACEBACKS"
+"""The environment variable that shows whole tracebacks, if its value is `full`."""
+
+
+def shows_full_tracebacks() -> bool:
+    """True if the user wants the frames of Tallystick, Spark and libraries too."""
+    return os.environ.get(TRACEBACKS, "") == "full"
 
 
 def lines_of(error: TallystickError, trace: TracebackType | None) -> list[str]:
     """Return the lines that tell an error: the message, its notes, the user's lines."""
+    # Every import of the package installs the hook; few processes print an error.
+    from tallystick.host.user_code import LINES_SHOWN_MAX, user_lines
+
     name = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
     notes: list[str] = getattr(error, "__notes__", [])
     lines = [str(line) for line in user_lines(trace)[-LINES_SHOWN_MAX:]]

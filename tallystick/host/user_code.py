@@ -18,8 +18,6 @@ from typing import Any
 from tallystick.errors import FunctionError
 from tallystick.host.origin import ALL_ROWS, place_of
 
-TRACEBACKS = "TALLYSTICK_TRACEBACKS"
-"""The environment variable that shows whole tracebacks, if its value is `full`."""
 _OWN = str(Path(__file__).parent.parent) + os.sep
 _LIBRARIES = tuple(
     {
@@ -33,11 +31,6 @@ LINES_SHOWN_MAX = 3
 """The most lines of a user's program that are shown beside a message."""
 TEXT_LENGTH_MAX = 600
 COLUMNS_SHOWN_MAX = 20
-
-
-def shows_full_tracebacks() -> bool:
-    """True if the user wants the frames of Tallystick, Spark and libraries too."""
-    return os.environ.get(TRACEBACKS, "") == "full"
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ STANDS_MS = 10_000
 UNUSUAL_MS = 60_000
 """The same where the usual time between two decisions is not known."""
 INTERVALS = 5
-"""A decision that is overdue by so many of the usual intervals does not come by itself."""
+"""The number of usual intervals without a decision from which on a pipeline stands still."""
 GAPS_MIN = 2
 
 

@@ -240,9 +240,8 @@ class PipelineRun:
     @property
     def configs(self) -> list[KafkaConfig]:
         """The settings of the clusters that are read and written, each once."""
-        outputs = (getattr(sink, "output", None) for _, sink in self._topology.by_uid)
-        written = [output.config for output in outputs if isinstance(output, KafkaOutput)]
-        return list(dict.fromkeys([*(source.config for source in self.all_inputs), *written]))
+        read = (source.config for source in self.all_inputs)
+        return list(dict.fromkeys([*read, *self._topology.configs]))
 
     def newest_token(self, lineage: str) -> Token | None:
         """See `Sinks.newest_token`; call it after `check`."""

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 WATCH_S = 5.0
 """The time without an epoch after which Kafka is asked, and between two questions."""
 PATIENCE_MS = 3_000
-"""The time that Kafka has for an answer: what comes later is no news."""
+"""The longest wait for Kafka's answer; the next question comes `WATCH_S` later anyway."""
 
 
 class LagWatch:

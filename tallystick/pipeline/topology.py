@@ -8,6 +8,7 @@ from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
+from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.tasks.outputs import OF_MAIN, Selection
 
@@ -63,6 +64,12 @@ class OutputTopology:
     def by_uid(self) -> tuple[tuple[str, Sink], ...]:
         """All sinks by uid, beginning with the sinks in the deciding transaction."""
         return (*self.deciding, *self.others)
+
+    @property
+    def configs(self) -> list[KafkaConfig]:
+        """The settings of the Kafka clusters that the sinks write to, one for each Kafka sink."""
+        outputs = (getattr(sink, "output", None) for _, sink in self.by_uid)
+        return [output.config for output in outputs if isinstance(output, KafkaOutput)]
 
     @property
     def written(self) -> tuple[tuple[KafkaOutput, Selection], ...]:

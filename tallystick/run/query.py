@@ -118,7 +118,6 @@ class Query:
         self._rescale = rescale
         self._progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_COUNT)
         self._error: BaseException | None = None
-        self._explain = explain
         self._ended = Event()
         self._is_error_told = Event()
         self._has_logging = logger.hasHandlers()
@@ -256,8 +255,8 @@ class Query:
             if not is_drained:
                 run._abort(until_s)
             run._console.farewell(f"{name}: {run._end_text(is_drained=is_drained)}")
-        if error := next((run._error for run in runs if run._error is not None), None):
-            raise error
+        for run in runs:
+            run._raise()
         if is_interactive():
             return True
         is_complete = all(are_drained) and all(run._loop.is_complete for run in runs)
@@ -362,8 +361,7 @@ class Query:
             )
         if savepoint is None:
             return
-        if self._error is not None:
-            raise self._error
+        self._raise()
         if self._save is None:
             raise OptionError(f"pipeline {self.name!r}: this run cannot write savepoints")
         self._save(savepoint)

@@ -16,13 +16,13 @@ from typing import ParamSpec, Self, TypeVar
 
 from tallystick import errors
 from tallystick.errors import FunctionError, TallystickError, WorkerOrphanedError
+from tallystick.host.excepthook import shows_full_tracebacks
 from tallystick.host.user_code import (
     NO_CALL,
     UserCall,
     UserLine,
     function_error,
     is_users,
-    shows_full_tracebacks,
     taken_call,
     user_lines,
 )

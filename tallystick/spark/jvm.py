@@ -13,9 +13,9 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from tallystick.errors import FunctionError, TallystickError
+from tallystick.host.excepthook import shows_full_tracebacks
 from tallystick.host.user_code import (
     function_error,
-    shows_full_tracebacks,
     taken_call,
     user_lines,
 )

@@ -122,7 +122,7 @@ def first_taken(port: int, count: int, host: str = "127.0.0.1") -> int | None:
 
 
 def free_port_after(port: int, count: int, host: str = "127.0.0.1") -> int:
-    """Return a port beyond a taken one that begins so many free ones."""
+    """Return the first of `count` free ports beyond a taken one."""
     later = (port + PORTS_APART * number for number in range(1, TRIES_MAX))
     usable = (number for number in later if number + count < PORT_MAX)
     free = (number for number in usable if first_taken(number, count, host) is None)

@@ -206,3 +206,11 @@ def test_python_without_asserts_is_refused_at_import():
         [sys.executable, "-O", "-c", "import tallystick"], capture_output=True, text=True
     )
     assert done.stderr.splitlines()[-1].startswith("ImportError: Tallystick does not run")
+
+
+def test_a_function_made_by_exec_without_a_module_is_refused_by_name_where_none_fits():
+    names = {"__name__": None}
+    exec("def made(): pass", names)
+
+    with pytest.raises(ts.OptionError, match=r"KafkaSource\(topics=.*expected"):
+        ts.KafkaSource("k:1", topics=names["made"])

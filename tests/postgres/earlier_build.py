@@ -1,4 +1,4 @@
-"""What an earlier build left in the schema of the user's table, written as that build wrote it."""
+"""Tables of an earlier build in the schema of the user's table, written as that build did."""
 
 import json
 from collections.abc import Sequence
