@@ -32,6 +32,12 @@ def forgotten(rows: pa.RecordBatch) -> Any:
     rows.filter(late(rows))
 
 
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides a context that an earlier test left running in this process."""
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+
+
 COUNTS = {"n": ts.count()}
 TYPO = ts.aggregate({"n": ts.sum("dep_dely")})
 

@@ -40,7 +40,7 @@ def counts_wrong(batch: Any) -> Any:
 def mistaken(name: str, servers: str, topic: str, output: str) -> Any:
     """Return the pipeline with the mistake of that name."""
     value = ts.Json("id string") if name == "malformed" else COLUMNS
-    pipeline = ts.Pipeline(name).read(
+    pipeline = ts.Pipeline(f"{output}-{name}").read(
         ts.KafkaSource(servers, topics=[topic], value=value, starting_offsets="earliest")
     )
     sink = ts.KafkaSink(servers, topic=output, value=ts.Json())
@@ -74,7 +74,7 @@ def kill_jvm() -> None:
 
 def main(servers: str, topic: str, output: str, folder: str, execution: Any, *names: str) -> None:
     # Keeps the context alive from mistake to mistake.
-    idle = mistaken(f"idle-{execution}", servers, topic, output).start(
+    idle = mistaken("idle", servers, topic, output).start(
         checkpoint=str(Path(folder, "idle")), execution="jobs"
     )
     idle.processAllAvailable()

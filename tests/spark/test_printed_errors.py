@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
@@ -37,7 +38,9 @@ def test_what_is_printed_of_a_mistake_begins_with_the_reason(
     tallystick_kafka: EmbeddedKafka, tmp_path: Path, execution: str
 ) -> None:
     kafka, names = tallystick_kafka, MISTAKES[execution]
-    topic, output = f"printed-{execution}-in", f"printed-{execution}"
+    # Each run, also the second of a test that failed, has topics and pipelines of its own.
+    output = f"printed-{uuid4().hex[:8]}"
+    topic = f"{output}-in"
     kafka.create_topic(topic, 1)
     kafka.create_topic(output, 1)
     producer = Producer(kafka.confluent_options())
