@@ -5,14 +5,13 @@ is switched where work changes hands: two readings of a clock per batch, nothing
 a task the same code counts nothing.
 """
 
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 READ, DECODE, FUNCTIONS, STATE, WRITE = "read", "decode", "functions", "state", "write"
 EXCHANGE, WAIT, OTHER = "exchange", "wait", "other"
@@ -30,7 +29,6 @@ LIVE_ENTRIES = "liveEntries"
 """Entries of state in a task's local copy, at the end of the epoch before."""
 WRITTEN_FILES, WRITTEN_FILE_BYTES = "writtenFiles", "writtenFileBytes"
 """Files that a sink of files wrote, and their bytes."""
-_MARK = "times "
 
 Item = TypeVar("Item")
 
@@ -58,14 +56,9 @@ class TaskTimes(NamedTuple):
         """The task's working time: all parts but `wait`, in which other tasks work."""
         return sum(self.ms.values()) - self.ms.get(WAIT, 0.0)
 
-    def to_note(self) -> str:
-        """Return the text that travels among the notes of tasks."""
-        return _MARK + json.dumps([self.stage, self.ms, dict(self.counts)])
-
-    @classmethod
-    def from_note(cls, text: str) -> Self | None:
-        """Return the times that `to_note` wrote; None: the note is of another kind."""
-        return cls(*json.loads(text[len(_MARK) :])) if text.startswith(_MARK) else None
+    def to_fields(self) -> list[Any]:
+        """Return the values that travel in a task's note, as JSON has them."""
+        return [self.stage, self.ms, dict(self.counts)]
 
 
 class Stopwatch:

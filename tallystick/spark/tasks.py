@@ -20,7 +20,7 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tallystick.source.splits import cut_splits, share_out, share_pieces
 from tallystick.tasks.epoch_plan import EpochPlan
-from tallystick.tasks.frames import Frame
+from tallystick.tasks.frames import Frame, Note
 from tallystick.tasks.operator_state import ListPlan, TablePlan, with_lists, with_tables
 from tallystick.tasks.outputs import DeadLetters
 from tallystick.tasks.read import Outlet, Report, WritePlan
@@ -230,7 +230,7 @@ class Unread:
             for source in self.inputs
         ]
 
-        def notes() -> list[str]:
+        def notes() -> list[Note]:
             of_tables = [note for table in self.tables for note in table.notes(reader)]
             return [*of_tables, *(note for _, open_list in lists for note in open_list.notes())]
 

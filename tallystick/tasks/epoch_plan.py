@@ -388,9 +388,8 @@ class EpochPlan:
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: the note of a task is missing.
         """
-        by_kind = split_notes(text for report in reports for text in report.notes)
-        texts, prepared, times, read, of_tables, of_lists = by_kind
-        notes = [TaskNote.from_json(text) for text in texts]
+        by_kind = split_notes(note for report in reports for note in report.notes)
+        notes, prepared, times, read, of_tables, of_lists = by_kind
         check_same_attempts(
             [*(report.attempts for report in reports), *(note.attempts for note in notes)]
         )

@@ -17,7 +17,6 @@ Streams (KIP-695) comes that a partition with unread records is never idle, and 
 not be waited for: Flink goes by pauses alone.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self, TypeAlias
@@ -30,11 +29,9 @@ from tallystick.errors import OptionError
 from tallystick.state.catalog import PartitionTime, StepState
 from tallystick.state.functions.processing import check_event_times
 from tallystick.state.overlay import FINAL_WATERMARK_MS
-from tallystick.tasks.frames import conform
+from tallystick.tasks.frames import Note, NoteKind, conform
 from tallystick.values import TopicPartition
 
-NOTE = "eventTimes"
-"""The field that makes a task's note one of event times."""
 WHAT = "the rows that come to the first keyed step"
 
 
@@ -121,17 +118,19 @@ class TimesRead:
             elif len(times):
                 self._latest_ms[partition] = before  # it is not idle
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Return the note for the driver; none if there were no rows."""
         if not self._latest_ms:
             return []
-        return [json.dumps({NOTE: [[*partition, ms] for partition, ms in self._latest_ms.items()]})]
+        latest = [[*partition, ms] for partition, ms in self._latest_ms.items()]
+        return [Note(NoteKind.EVENT_TIMES, latest)]
 
 
-Note: TypeAlias = list[tuple[str, int, int | None]]
+LatestTimes: TypeAlias = list[tuple[str, int, int | None]]
+"""Topic, partition, and the latest event time that a reader saw in it, in ms."""
 
 
-def latest_of(notes: Iterable[Note]) -> dict[TopicPartition, int | None]:
+def latest_of(notes: Iterable[LatestTimes]) -> dict[TopicPartition, int | None]:
     """Return the latest event time of each partition, in ms, from the notes of all readers.
 
     None: it had rows, and none of them a time.

@@ -20,8 +20,10 @@ from which it had rows itself. So the files that count are of the attempt whose 
 The rows in a frame have the columns that were declared, and travel as bytes of Arrow IPC.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum, auto
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -275,8 +277,48 @@ def target_of(topic_partition: TopicPartition, task_count: int) -> int:
 NO_TOPIC = ""
 
 
+class NoteKind(StrEnum):
+    """The subject of a task's note to the driver, and the class that reads its fields."""
+
+    KEYED = auto()
+    """What a keyed task did: `keyed.TaskNote`."""
+    SINKS = auto()
+    """Transactions that a task prepared: `write.SinkNote`."""
+    TIMES = auto()
+    """How long a task took: `stopwatch.TaskTimes`."""
+    EVENT_TIMES = auto()
+    """The latest event times that a reader saw: `event_times.latest_of`."""
+    TABLE = auto()
+    """A broadcast table after the epoch: `operator_state.tables_after`."""
+    LIST = auto()
+    """A reader's list after the epoch: `operator_state.lists_after`."""
+
+
+class Note(NamedTuple):
+    """A note of a task's attempt to the driver; it travels with the attempt's last frames."""
+
+    kind: NoteKind
+    fields: Any
+    """The contents, as JSON has them."""
+
+    def encode(self) -> bytes:
+        """Return the data of a frame."""
+        return json.dumps(self).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read back what `encode` made."""
+        return cls.of(json.loads(data))
+
+    @classmethod
+    def of(cls, parts: Sequence[Any]) -> Self:
+        """Return the note that JSON has as a list of kind and fields."""
+        kind, fields = parts
+        return cls(NoteKind(kind), fields)
+
+
 def last_frames(
-    source: int, sequence: int, attempt: int, task_count: int, notes: Iterable[str] = ()
+    source: int, sequence: int, attempt: int, task_count: int, notes: Iterable[Note] = ()
 ) -> Iterator[Frame]:
     """Yield a source's last frame to every writer: the number of the attempt, and no rows.
 
@@ -306,7 +348,7 @@ class FrameSources:
     def __init__(self, stage: int) -> None:
         self._stage = stage
         self._attempts: set[Attempt] = set()
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -321,7 +363,7 @@ class FrameSources:
                 count(ROWS_IN, frame.record_count)
                 yield frame
             elif frame.data:
-                self.notes.append(frame.data.decode())
+                self.notes.append(Note.decode(frame.data))
 
 
 def check_same_attempts(attempts_by_task: Iterable[Iterable[Attempt]]) -> None:

@@ -8,7 +8,6 @@ and the note travels with the frames of that very attempt (see `frames`). The co
 the worker's host holds committed epochs only, and nothing of this one.
 """
 
-import json
 import os
 import secrets
 import tempfile
@@ -54,6 +53,8 @@ from tallystick.tasks.frames import (
     Attempt,
     Frame,
     FrameSources,
+    Note,
+    NoteKind,
     conform,
     from_ipc,
     to_ipc,
@@ -334,17 +335,16 @@ class TaskNote:
     byte_count: int = 0
     early: int = 0
 
-    def to_json(self) -> str:
-        """Return the text that travels in a frame."""
-        return json.dumps(asdict(self))
+    def to_note(self) -> Note:
+        """Return the note that travels in a frame."""
+        return Note(NoteKind.KEYED, asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read back what `to_json` made."""
-        fields = json.loads(text)
-        fields["files"] = tuple(StateFile(**file) for file in fields["files"])
-        fields["attempts"] = tuple(Attempt(*attempt) for attempt in fields["attempts"])
-        return cls(**fields)
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read back the fields of a note."""
+        files = tuple(StateFile(**file) for file in fields["files"])
+        attempts = tuple(Attempt(*attempt) for attempt in fields["attempts"])
+        return cls(**{**fields, "files": files, "attempts": attempts})
 
 
 @dataclass
@@ -402,7 +402,7 @@ class ProcessPlan:
         """
         result, sources = _TaskResult(), FrameSources(self.stage - 1)
 
-        def notes() -> list[str]:
+        def notes() -> list[Note]:
             own = TaskNote(
                 uid=self.step.uid,
                 index=index,
@@ -414,7 +414,7 @@ class ProcessPlan:
                 early=result.early,
             )
             of_tables = [note for table in self.tables for note in table.notes()]
-            return [own.to_json(), *sources.notes, *of_tables]
+            return [own.to_note(), *sources.notes, *of_tables]
 
         sent = self._sent(timed(WAIT, sources.with_rows(frames)), index, result)
         with place_to_be_set() as rows_come_from:

@@ -29,7 +29,6 @@ One task writes files again for all: merged changelogs and snapshots.
 """
 
 import hashlib
-import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -65,7 +64,7 @@ from tallystick.state.operator_state import (
     shared_values,
 )
 from tallystick.state.overlay import EmptyView, one_batch
-from tallystick.tasks.frames import conform
+from tallystick.tasks.frames import Note, NoteKind, conform
 from tallystick.tasks.outputs import Batch, DeclaredFunction, Predicate, Rows, mask_of
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan
@@ -106,8 +105,6 @@ class CommittedEntries(EmptyView):
         yield entries.filter(pc.is_valid(entries.column(1)))
 
 
-TABLE_NOTE = "table"
-"""The field that makes a task's note one of a table."""
 TOO_MANY_ROWS = "narrow the rows that it keeps, or spread them over several tables"
 HELD_BYTES = 64 << 20
 """The changes of a partition, about, before they are reduced to the newest of each key."""
@@ -203,7 +200,7 @@ class TablePlan:
         with clock.counted_as(clock.STATE):
             return self._epoch.content if self.splits else self._base()
 
-    def notes(self, task: int | None = None) -> list[str]:
+    def notes(self, task: int | None = None) -> list[Note]:
         """Return what the driver is to be told: a digest, and by the first reader all files.
 
         Args:
@@ -211,14 +208,16 @@ class TablePlan:
         """
         if not self.splits:
             return []
-        fields: dict[str, Any] = {TABLE_NOTE: self.step.uid, "files": None}
+        fields: dict[str, Any] = {"uid": self.step.uid, "files": None}
         if task == FIRST_READER:
             table = self._epoch
             clock.count(clock.READ_RECORDS, table.record_count)
             with clock.counted_as(clock.STATE):
                 fields["files"] = [asdict(file) for file in self._written(table)]
         kept_table = _tables.get(self._place, {}).get(self.version)
-        return [] if kept_table is None else [json.dumps({**fields, "digest": kept_table.digest})]
+        if kept_table is None:
+            return []
+        return [Note(NoteKind.TABLE, {**fields, "digest": kept_table.digest})]
 
     @property
     def _place(self) -> tuple[str, str]:
@@ -376,7 +375,7 @@ def tables_after(plans: Sequence[TablePlan], notes: Iterable[dict[str, Any]]) ->
     """
     all_notes = list(notes)
     return [
-        _table_after(plan, [note for note in all_notes if note[TABLE_NOTE] == plan.step.uid])
+        _table_after(plan, [note for note in all_notes if note["uid"] == plan.step.uid])
         for plan in plans
     ]
 
@@ -415,8 +414,6 @@ def refuse_transform(uids: Iterable[str]) -> None:
         )
 
 
-LIST_NOTE = "list"
-"""The field that makes a task's note one of a list."""
 TOO_MANY_ELEMENTS = "keep fewer elements, or spread them over more tasks"
 LISTS_MAX = 256
 """The most lists that a process remembers."""
@@ -519,7 +516,7 @@ class OpenList:
                 self._elements = self._begun()
         return self._elements
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Write the attempt's changes to a file, and return the notes for the driver."""
         plan, files = self._plan, list[StateFile]()
         storage, nonce, epoch = plan.files.storage(), secrets.token_hex(8), plan.version.epoch
@@ -536,8 +533,8 @@ class OpenList:
                 if changed is None and plan.base.version is not None:
                     self._hold(plan.base.version, after)
         file_fields = [asdict(file) for file in files]
-        fields = {LIST_NOTE: plan.step.uid, "task": self._task, "files": file_fields}
-        return [json.dumps(fields)] if file_fields or plan.is_rescaled else []
+        fields = {"uid": plan.step.uid, "task": self._task, "files": file_fields}
+        return [Note(NoteKind.LIST, fields)] if file_fields or plan.is_rescaled else []
 
     def _changes(self, after: pa.BinaryArray) -> list[pa.RecordBatch]:
         assert self._committed is not None, "read before it is written"
@@ -645,7 +642,7 @@ def lists_after(plans: Sequence[ListPlan], notes: Iterable[dict[str, Any]]) -> l
     """
     all_notes = list(notes)
     return [
-        _list_after(plan, [note for note in all_notes if note[LIST_NOTE] == plan.step.uid])
+        _list_after(plan, [note for note in all_notes if note["uid"] == plan.step.uid])
         for plan in plans
     ]
 

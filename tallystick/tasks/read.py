@@ -42,6 +42,8 @@ from tallystick.tasks.frames import (
     Attempt,
     Frame,
     FrameSources,
+    Note,
+    NoteKind,
     conform,
     grouped,
     last_frames,
@@ -193,7 +195,7 @@ class OpenOutlet(Protocol):
         """Yield the frames of a batch, numbered from `sequence` on."""
         ...
 
-    def finish(self) -> Iterable[str]:
+    def finish(self) -> Iterable[Note]:
         """End the output after the last batch; return notes for the driver."""
         ...
 
@@ -232,7 +234,7 @@ class StatelessOutlet:
         """See `OpenOutlet.frames`."""
         return self.make(sent, self.source, sequence, self.attempt)
 
-    def finish(self) -> Iterable[str]:
+    def finish(self) -> Iterable[Note]:
         """See `OpenOutlet.finish`."""
         return ()
 
@@ -244,7 +246,7 @@ def send(
     outlet: Outlet,
     batches: Iterable[Sent],
     source: int,
-    notes: Callable[[], Iterable[str]] = tuple,
+    notes: Callable[[], Iterable[Note]] = tuple,
     attempt_number: int = 0,
     stage: int = 0,
 ) -> Iterator[Frame]:
@@ -274,7 +276,7 @@ def send(
         except BaseException:
             opened.abandon()
             raise
-        closing_notes.append(watch.times(stage).to_note())
+        closing_notes.append(Note(NoteKind.TIMES, watch.times(stage).to_fields()))
     yield from last_frames(source, sequence, attempt, outlet.target_count, closing_notes)
 
 
@@ -391,7 +393,7 @@ class Report:
     error: str = ""
     message: str = ""
     attempts: tuple[Attempt, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def to_error(self) -> TallystickError | None:
         """Return the error that the task met, or None."""
@@ -410,7 +412,8 @@ class Report:
         fields = json.loads(text)
         produced = tuple(ProducedRange(**written) for written in fields["produced"])
         attempts = tuple(Attempt(*attempt) for attempt in fields["attempts"])
-        return cls(produced, fields["error"], fields["message"], attempts, tuple(fields["notes"]))
+        notes = tuple(map(Note.of, fields["notes"]))
+        return cls(produced, fields["error"], fields["message"], attempts, notes)
 
 
 @dataclass(frozen=True)
@@ -449,7 +452,7 @@ class WritePlan:
             sources = FrameSources(self.stage)
             with clock.stopwatch() as watch:
                 produced = self._write(clock.timed(clock.WAIT, sources.with_rows(frames)))
-            own = watch.times(self.stage + 1).to_note()
+            own = Note(NoteKind.TIMES, watch.times(self.stage + 1).to_fields())
             return Report(produced, attempts=sources.attempts, notes=(*sources.notes, own))
         except WorkerOrphanedError:
             raise

@@ -17,7 +17,7 @@ from tallystick.ports import Fetch
 from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.source.subscription import LossPolicy
 from tallystick.tasks.event_times import TimesRead, not_after
-from tallystick.tasks.frames import Frame
+from tallystick.tasks.frames import Frame, Note
 from tallystick.tasks.outputs import DeadLetters
 from tallystick.tasks.read import BatchFunction, Outlet, Sent, apply, send
 from tallystick.values import SplitRange, TopicPartition
@@ -160,7 +160,7 @@ def send_read(
     outlet: Outlet,
     source: int,
     attempt_number: int = 0,
-    notes: Callable[[], Iterable[str]] = tuple,
+    notes: Callable[[], Iterable[Note]] = tuple,
 ) -> Iterator[Frame]:
     """Yield all frames of a reader's attempt, input after input.
 

@@ -9,9 +9,8 @@ of its own, so Spark may run it again, and at the same time: what counts is what
 attempt names whose rows, or whose report, Spark took.
 """
 
-import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -22,9 +21,9 @@ from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, T
 from tallystick.errors import BrokenInvariantError, TallystickError
 from tallystick.host.stopwatch import WRITE, TaskTimes
 from tallystick.state.functions.processing import SideRows
-from tallystick.tasks import operator_state
-from tallystick.tasks.event_times import NOTE, Note
-from tallystick.tasks.frames import Attempt, Frame, FrameSources
+from tallystick.tasks.event_times import LatestTimes
+from tallystick.tasks.frames import Attempt, Frame, FrameSources, Note, NoteKind
+from tallystick.tasks.keyed import TaskNote
 from tallystick.tasks.outputs import OF_MAIN, DeadLetters, Selection
 from tallystick.tasks.read import (
     BatchFunction,
@@ -80,48 +79,42 @@ class SinkNote:
     committables: tuple[Committable, ...]
     attempt_number: int = 0
 
-    def to_json(self) -> str:
-        """Return the text that travels in a frame."""
+    def to_note(self) -> Note:
+        """Return the note that travels in a frame."""
         committables = [committable.to_fields() for committable in self.committables]
-        return json.dumps({**vars(self), "committables": committables})
+        return Note(NoteKind.SINKS, {**vars(self), "committables": committables})
 
     @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Read back what `to_json` made."""
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read back the fields of a note."""
         committables = tuple(map(Committable.from_fields, fields["committables"]))
         return cls(**{**fields, "committables": committables})
 
 
 class Notes(NamedTuple):
-    """The notes of tasks by kind: keyed tasks (as text), sinks, times, operator state."""
+    """The notes of an epoch's tasks, by kind."""
 
-    keyed: list[str]
+    keyed: list[TaskNote]
     sinks: list[SinkNote]
     times: list[TaskTimes]
-    event_times: list[Note]
+    event_times: list[LatestTimes]
     tables: list[dict[str, Any]]
     lists: list[dict[str, Any]]
 
 
-def split_notes(texts: Iterable[str]) -> Notes:
-    """The notes of an epoch by their kind."""
-    notes = Notes([], [], [], [], [], [])
-    for text in texts:
-        if (times := TaskTimes.from_note(text)) is not None:
-            notes.times.append(times)
-            continue
-        fields = json.loads(text)
-        if "committables" in fields:
-            notes.sinks.append(SinkNote.from_fields(fields))
-        elif NOTE in fields:
-            notes.event_times.append(fields[NOTE])
-        elif operator_state.TABLE_NOTE in fields:
-            notes.tables.append(fields)
-        elif operator_state.LIST_NOTE in fields:
-            notes.lists.append(fields)
-        else:
-            notes.keyed.append(text)
-    return notes
+def split_notes(notes: Iterable[Note]) -> Notes:
+    """Return the notes of an epoch by their kind."""
+    fields: dict[NoteKind, list[Any]] = {kind: [] for kind in NoteKind}
+    for note in notes:
+        fields[note.kind].append(note.fields)
+    return Notes(
+        keyed=list(map(TaskNote.from_fields, fields[NoteKind.KEYED])),
+        sinks=list(map(SinkNote.from_fields, fields[NoteKind.SINKS])),
+        times=[TaskTimes(*times) for times in fields[NoteKind.TIMES]],
+        event_times=fields[NoteKind.EVENT_TIMES],
+        tables=fields[NoteKind.TABLE],
+        lists=fields[NoteKind.LIST],
+    )
 
 
 def check_notes(notes: Iterable[SinkNote], attempts: Iterable[Attempt], stage: int) -> None:
@@ -211,12 +204,12 @@ class _BranchWriter:
                     yield frame
                     sequence += 1
 
-    def finish(self) -> list[str]:
+    def finish(self) -> list[Note]:
         """See `OpenOutlet.finish`."""
         begun = self.transactions.values()
         prepared = [committable for transaction in begun for committable in transaction.prepare()]
         note = SinkNote(self.source, self.attempt, tuple(prepared), self.attempt_number)
-        return [note.to_json()]
+        return [note.to_note()]
 
     def abandon(self) -> None:
         """See `OpenOutlet.abandon`."""

@@ -1,6 +1,5 @@
 """List state in readers, without Spark and Kafka: tasks, attempts, rescales."""
 
-import json
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -45,7 +44,7 @@ class Host:
         return keyed.epoch(self.epoch, 0, f"{random.random()}", self.state, EncodePlan((), 1))
 
     def commit(self, epoch: Any, opened: list[OpenList]) -> None:
-        notes = [json.loads(note) for task in opened for note in task.notes()]
+        notes = [note.fields for task in opened for note in task.notes()]
         self.state = tuple(operator_state.lists_after(epoch.lists, notes))
 
     def open(self, parallelism: int) -> tuple[Any, list[OpenList]]:

@@ -27,6 +27,8 @@ from tallystick.host.stopwatch import (
 )
 from tallystick.run import part_times
 from tallystick.run.part_times import PartTimes, profile_text
+from tallystick.tasks.frames import Note, NoteKind
+from tallystick.tasks.write import split_notes
 
 RAN = c.EpochRan((), ())
 FACTS: list[tuple[float, c.Event]] = [
@@ -208,5 +210,5 @@ def test_a_note_of_times_travels_among_others():
     count(READ_RECORDS, 100)  # outside of a task
     times = watch.times(3)
     assert times.counts == {READ_RECORDS: 7}
-    assert TaskTimes.from_note(times.to_note()) == times
-    assert TaskTimes.from_note('{"uid": "count"}') is None
+    notes = [Note(NoteKind.LIST, {}), Note(NoteKind.TIMES, times.to_fields())]
+    assert split_notes(Note.decode(note.encode()) for note in notes).times == [times]

@@ -1,6 +1,5 @@
 """Broadcast tables in tasks, without Spark and Kafka: from files, from memory, from both."""
 
-import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -81,7 +80,7 @@ class Host:
         """Let all readers look at the table, and decide for the epoch."""
         (plan,) = epoch.tables
         rows = [plan.rows for _ in range(readers)]
-        notes = [json.loads(note) for at in range(readers) for note in plan.notes(at)]
+        notes = [note.fields for at in range(readers) for note in plan.notes(at)]
         self.state = tuple(operator_state.tables_after(epoch.tables, notes))
         for number, partition in enumerate(self.topic):
             for key, value in partition[self.read[number] :]:
@@ -152,9 +151,9 @@ def test_tasks_that_read_different_rows_abort_the_epoch() -> None:
     assert plan.rows.num_rows == 1
     notes += plan.notes(1)
     with pytest.raises(EpochAbortedError, match="table rules: the tasks of epoch 0 did not read"):
-        operator_state.tables_after(epoch.tables, [json.loads(note) for note in notes])
+        operator_state.tables_after(epoch.tables, [note.fields for note in notes])
     with pytest.raises(BrokenInvariantError, match="0 tasks wrote what changed"):
-        operator_state.tables_after(epoch.tables, [json.loads(note) for note in notes[1:]])
+        operator_state.tables_after(epoch.tables, [note.fields for note in notes[1:]])
 
 
 def test_rows_of_one_key_count_in_the_order_of_their_partitions() -> None:

@@ -16,6 +16,7 @@ from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import EmptyView
 from tallystick.tasks import epoch_plan, event_times, keyed, read_plan
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
+from tallystick.tasks.frames import Note
 from tallystick.tasks.keyed import ProcessPlan
 from tests.simulation.faults import Fault
 from tests.simulation.hosts import SimulatedStore
@@ -112,10 +113,10 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     """Not only those that came with the rows that are used."""
-    notes_of_outlet: dict[tuple[int, int], tuple[Any, list[str]]] = {}
+    notes_of_outlet: dict[tuple[int, int], tuple[Any, list[Note]]] = {}
 
     def send(outlet: Any, batches: Any, source: int, notes: Any, *attempt: int) -> Any:
-        def notes_of_all() -> list[str]:
+        def notes_of_all() -> list[Note]:
             _, notes_known = notes_of_outlet.setdefault((id(outlet), source), (outlet, []))
             notes_known += notes()
             return notes_known

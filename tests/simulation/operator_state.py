@@ -24,7 +24,7 @@ from tallystick.source.offsets import ONLY_INPUT, of_input
 from tallystick.state.catalog import StepState
 from tallystick.state.operator_state import ListCodec, TableCodec
 from tallystick.tasks.epoch_plan import EpochPlan, PipelinePlan
-from tallystick.tasks.frames import Frame
+from tallystick.tasks.frames import Frame, Note
 from tallystick.tasks.keyed import WorkerHost
 from tallystick.tasks.operator_state import (
     ListFunction,
@@ -242,7 +242,7 @@ class Reading:
                 planned, functions=(*self._functions(input_, tables, lists), *planned.functions)
             )
 
-        def notes() -> list[str]:
+        def notes() -> list[Note]:
             of_tables = [note for table in tables for note in table.notes(reader)]
             return [
                 *of_tables,

@@ -16,7 +16,7 @@ from tallystick.host.stopwatch import WRITE
 from tallystick.spark.gang import link as links
 from tallystick.spark.gang.gang import Gang, Size
 from tallystick.spark.gang.messages import Order
-from tallystick.tasks.frames import Frame
+from tallystick.tasks.frames import Frame, Note, NoteKind
 from tallystick.tasks.read import OpenOutlet, Outlet, Report, StatelessOutlet, send
 from tests.spark.mischief import is_gone
 from tests.waiting import wait_for
@@ -209,7 +209,7 @@ class WriteStep:
         assert attempt_number == 0
         numbers = [int(frame.data) for frame in frames if frame.record_count]
         self.act(len(numbers))
-        return Report(notes=tuple(map(str, numbers)))
+        return Report(notes=tuple(Note(NoteKind.LIST, number) for number in numbers))
 
 
 def order(
@@ -234,7 +234,7 @@ def order(
 
 def numbers_of(reports: list[Report]) -> list[int]:
     """What was written."""
-    return sorted(int(note) for report in reports for note in report.notes)
+    return sorted(note.fields for report in reports for note in report.notes)
 
 
 def wait_until_gone(pids: list[int]) -> None:
