@@ -80,7 +80,7 @@ class SplitsEngine:
         )
         unread = self.unread.with_state(epoch.tables, epoch.lists)
         write = replace(self.write(producer), stage=epoch.stage)
-        return prepared(self.tasks.run(unread, epoch, write), epoch)
+        return epoch.prepared(self.tasks.run(unread, epoch, write))
 
     def _placed(self, last: EncodePlan | FanOut) -> EncodePlan | FanOut:
         """Let readers write, where their rows are on their way to partitions of the same numbers.
@@ -130,7 +130,7 @@ class DataFrameEngine:
             reports = in_living_workers(
                 lambda: self._reports(rows, epoch, write, broadcast_plans), self._run_nothing
             )
-        return prepared(reports, epoch)
+        return epoch.prepared(reports)
 
     def _run_nothing(self) -> None:
         """Do as `SplitsEngine` does: Spark has workers of another pool for DataFrames."""
@@ -276,15 +276,6 @@ def _ids(indices: Iterable[pa.RecordBatch]) -> list[int]:
 
 def _token() -> str:
     return secrets.token_hex(8)
-
-
-def prepared(reports: list[Report], epoch: EpochPlan) -> EpochRan:
-    """Gather the reports of an epoch; the first error met is the epoch's."""
-    for report in reports:
-        error_met = report.to_error()
-        if error_met is not None:
-            raise error_met
-    return epoch.prepared(reports)
 
 
 def _idle_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

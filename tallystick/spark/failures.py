@@ -5,113 +5,40 @@ hold values of records, so nothing that is read there is ever unpickled.
 """
 
 import base64
-import builtins
 import json
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import wraps
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
 
 from tallystick import errors
-from tallystick.errors import FunctionError, TallystickError, WorkerOrphanedError
-from tallystick.host.excepthook import shows_full_tracebacks
-from tallystick.host.user_code import (
-    NO_CALL,
-    UserCall,
-    UserLine,
-    function_error,
-    is_users,
-    taken_call,
-    user_lines,
-)
+from tallystick.errors import FunctionError, WorkerOrphanedError
+from tallystick.host.failure import Failure, text_of
+from tallystick.host.user_code import UserCall, UserLine, function_error, is_users, user_lines
 
 _Args = ParamSpec("_Args")
 _Item = TypeVar("_Item")
-TRACE_LENGTH_MAX = 20_000
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The error of a task.
-
-    Args:
-        name: of its class.
-        classes: the names of that class and its bases.
-        text: of the error.
-        call: of the user's code that raised it.
-        lines: of the user's program, the innermost last.
-        trace: the end of the whole traceback.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    text: str
-    call: UserCall = NO_CALL
-    lines: tuple[UserLine, ...] = ()
-    trace: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Self:
-        """Return the failure of a task that ends with an error."""
-        call, lines = taken_call(error), user_lines(error.__traceback__)
-        if not lines and error.__cause__ is not None:  # as of a StopIteration in a generator
-            lines = user_lines(error.__cause__.__traceback__)
-        trace = "".join(traceback.format_exception(error))[-TRACE_LENGTH_MAX:]
-        classes = tuple(kind.__name__ for kind in type(error).__mro__)
-        return cls(type(error).__name__, classes, _text_of(error), call, lines, trace)
-
-    def to_error(self, original: Exception | None = None) -> Exception:
-        """Return the error, of the original's class if it is known here.
-
-        Args:
-            original: the error itself; None: it did not come along.
-        """
-        error = original or self._known()
-        if isinstance(error, TallystickError):
-            for line in self.lines[-1:]:
-                error.add_note(str(line))
-        else:
-            error = function_error(self.name, self.text, self.call, self.lines, error)
-        if shows_full_tracebacks():
-            error.add_note(f"in a task:\n{self.trace}")
-        return error
-
-    def _known(self) -> Exception | None:
-        """Return an error of the nearest class that Tallystick or Python has."""
-        for name in self.classes:
-            kind = getattr(errors, name, getattr(builtins, name, None))
-            if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
-                try:
-                    return kind(self.text)
-                except TypeError:  # more belongs to it than its text
-                    continue
-        return None
-
-    def to_text(self) -> str:
-        """Return the text that passes through Spark."""
-        return MARK + base64.b64encode(json.dumps(asdict(self)).encode()).decode()
-
-    @classmethod
-    def from_text(cls, text: str) -> Self | None:
-        """Return the failure in a text of Spark's; None: there is none."""
-        carried = _CARRIED.search(text)
-        if carried is None:
-            return None
-        try:
-            fields = json.loads(base64.b64decode(carried[1]))
-            call = fields.pop("call")
-            call["columns"] = tuple(call["columns"])
-            lines = tuple(UserLine(**line) for line in fields.pop("lines"))
-            fields["classes"] = tuple(fields["classes"])
-            return cls(**fields, call=UserCall(**call), lines=lines)
-        except errors.UNREADABLE:
-            return None
 
 
 MARK = "tallystick-failure:"
 _CARRIED = re.compile(rf"{MARK}([A-Za-z0-9+/=]+)")
+
+
+def to_text(failure: Failure) -> str:
+    """Return the text with which a failure passes through Spark."""
+    return MARK + base64.b64encode(json.dumps(asdict(failure)).encode()).decode()
+
+
+def from_text(text: str) -> Failure | None:
+    """Return the failure in a text of Spark's; None: there is none."""
+    carried = _CARRIED.search(text)
+    if carried is None:
+        return None
+    try:
+        return Failure.from_fields(json.loads(base64.b64decode(carried[1])))
+    except errors.UNREADABLE:
+        return None
 
 
 class TaskFailedError(Exception):
@@ -130,16 +57,9 @@ def carrying_failures(
         except WorkerOrphanedError:
             raise
         except Exception as error:
-            raise TaskFailedError(Failure.of(error).to_text()) from None
+            raise TaskFailedError(to_text(Failure.of(error))) from None
 
     return task
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text cannot be made)"
 
 
 _PYTHON_ERROR = re.compile(
@@ -166,7 +86,7 @@ def spark_error(
         step: what Spark was doing.
         columns: of the rows.
     """
-    text, call = _text_of(error), UserCall(step, columns=tuple(columns))
+    text, call = text_of(error), UserCall(step, columns=tuple(columns))
     raised = _PYTHON_ERROR.findall(text)
     lines = user_lines(error.__traceback__)
     if raised and "Traceback (most recent call last)" in text:

@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark import SparkContext, TaskContext
 
-from tallystick import errors
 from tallystick.errors import EpochAbortedError, TallystickError
+from tallystick.host.failure import Failure
 from tallystick.host.forks import check_parent
-from tallystick.spark.failures import Failure, carrying_failures, spark_error
+from tallystick.spark.failures import carrying_failures, from_text, spark_error
 from tallystick.spark.jvm import quiet_tasks
 from tallystick.spark.tasks import BroadcastPlans, Parcel, Unread
 from tallystick.spark.worker_reasons import why_no_worker
@@ -148,7 +148,7 @@ def meaning_of(error: Exception) -> Exception:
     if isinstance(error, TallystickError):
         return error
     text = str(error)
-    failure = Failure.from_text(text)
+    failure = from_text(text)
     if failure is not None:
         return failure.to_error()
     raised = _RAISED.findall(text)
@@ -161,13 +161,7 @@ def meaning_of(error: Exception) -> Exception:
     if not raised:
         return spark_error(error)
     name, message = raised[-1]
-    kind = getattr(errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, TallystickError)):
-        return spark_error(error)
-    try:
-        return kind(message)
-    except TypeError:  # more belongs to it than its text
-        return TallystickError(f"{name}: {message}")
+    return Failure(name, (name, "TallystickError"), message).to_error()
 
 
 def _stage_lost(text: str) -> EpochAbortedError:

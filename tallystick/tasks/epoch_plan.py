@@ -382,12 +382,16 @@ class EpochPlan:
         return len(self.plans)
 
     def prepared(self, reports: Sequence[Report]) -> EpochRan:
-        """Return the result of an epoch from the reports of writing tasks without errors.
+        """Return the result of an epoch from the reports of the writing tasks.
 
         Raises:
+            Exception: the first failure that a task reports.
             EpochAbortedError: tasks saw different attempts of a source.
             BrokenInvariantError: the note of a task is missing.
         """
+        for report in reports:
+            if report.failure is not None:
+                raise report.failure.to_error()
         by_kind = split_notes(note for report in reports for note in report.notes)
         notes, prepared, times, read, of_tables, of_lists = by_kind
         check_same_attempts(

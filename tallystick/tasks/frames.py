@@ -281,11 +281,11 @@ class NoteKind(StrEnum):
     """The subject of a task's note to the driver, and the class that reads its fields."""
 
     KEYED = auto()
-    """What a keyed task did: `keyed.TaskNote`."""
+    """The result of a keyed task: `keyed.TaskNote`."""
     SINKS = auto()
     """Transactions that a task prepared: `write.SinkNote`."""
     TIMES = auto()
-    """How long a task took: `stopwatch.TaskTimes`."""
+    """The times of a task: `stopwatch.TaskTimes`."""
     EVENT_TIMES = auto()
     """The latest event times that a reader saw: `event_times.latest_of`."""
     TABLE = auto()

@@ -26,13 +26,13 @@ from typing import ClassVar, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
-from tallystick import errors
 from tallystick.codec.output_records import OutputRecords, letters_of, told_of
 from tallystick.codec.own_memory import own
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.codec.rows import RowLayout
-from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
+from tallystick.errors import EpochAbortedError, OptionError, TallystickError, WorkerOrphanedError
 from tallystick.host import stopwatch as clock
+from tallystick.host.failure import Failure
 from tallystick.host.forks import check_parent
 from tallystick.host.stopwatch import now_ms
 from tallystick.host.user_code import calling_user
@@ -157,7 +157,7 @@ def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:
         batches: list[pa.RecordBatch] = whole.to_batches()
         return batches
     if not isinstance(result, pa.RecordBatch):
-        raise errors.OptionError(
+        raise OptionError(
             f"map_batches: {_name_of(function)!r} returned {type(result).__name__}: expected a "
             f"pyarrow RecordBatch or Table, None for no rows, or ts.Rows with side outputs"
             f"{remedy_of(result)}"
@@ -390,17 +390,9 @@ class Report:
     """
 
     produced: tuple[ProducedRange, ...] = ()
-    error: str = ""
-    message: str = ""
+    failure: Failure | None = None
     attempts: tuple[Attempt, ...] = ()
     notes: tuple[Note, ...] = ()
-
-    def to_error(self) -> TallystickError | None:
-        """Return the error that the task met, or None."""
-        if not self.error:
-            return None
-        kind: type[TallystickError] = getattr(errors, self.error, TallystickError)
-        return kind(self.message)
 
     def to_json(self) -> str:
         """Return the text that travels back through Spark."""
@@ -411,9 +403,9 @@ class Report:
         """Read back what `to_json` made."""
         fields = json.loads(text)
         produced = tuple(ProducedRange(**written) for written in fields["produced"])
+        failure = fields["failure"] and Failure.from_fields(fields["failure"])
         attempts = tuple(Attempt(*attempt) for attempt in fields["attempts"])
-        notes = tuple(map(Note.of, fields["notes"]))
-        return cls(produced, fields["error"], fields["message"], attempts, notes)
+        return cls(produced, failure, attempts, tuple(map(Note.of, fields["notes"])))
 
 
 @dataclass(frozen=True)
@@ -457,7 +449,7 @@ class WritePlan:
         except WorkerOrphanedError:
             raise
         except TallystickError as error:
-            return Report(error=type(error).__name__, message=str(error))
+            return Report(failure=Failure.of(error))
 
     def _write(self, frames: Iterator[Frame]) -> tuple[ProducedRange, ...]:
         check_parent()

@@ -19,6 +19,7 @@ import pyarrow as pa
 from tallystick.codec.own_memory import own
 from tallystick.epoch.two_phase import Committable, Owner, Place, Transaction, TransactionPlan
 from tallystick.errors import BrokenInvariantError, TallystickError
+from tallystick.host.failure import Failure
 from tallystick.host.stopwatch import WRITE, TaskTimes
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.event_times import LatestTimes
@@ -258,4 +259,4 @@ class CollectPlan:
                 raise BrokenInvariantError(f"{rows} frames with rows, and no task to write them")
             return Report(attempts=sources.attempts, notes=tuple(sources.notes))
         except TallystickError as error:
-            return Report(error=type(error).__name__, message=str(error))
+            return Report(failure=Failure.of(error))

@@ -117,9 +117,8 @@ class TaskProcesses:
             task.stdin.flush()
         reports = [self._report(task) for task in self._tasks]
         for report in reports:
-            error = report.to_error()
-            if error is not None:
-                raise error
+            if report.failure is not None:
+                raise report.failure.to_error()
         return EpochRan(tuple(produced for report in reports for produced in report.produced))
 
     def _report(self, task: subprocess.Popen[str]) -> Report:

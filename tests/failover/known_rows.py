@@ -102,9 +102,8 @@ class RowsEngine:
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochRan:
         report = self._write_plan(producer).write(self._frames(checkpoint_id), attempt_number=0)
-        error = report.to_error()
-        if error is not None:
-            raise error
+        if report.failure is not None:
+            raise report.failure.to_error()
         return EpochRan(report.produced)
 
     def _frames(self, epoch: int) -> Iterator[Frame]:

@@ -140,8 +140,6 @@ class TasksEngine:
             targets = range(epoch.writer_count)
             sent = [[frame for frame in frames if frame.target == target] for target in targets]
         reports = [write.write(iter(frames), 0) for frames in sent]
-        for error in filter(None, (report.to_error() for report in reports)):
-            raise error
         return epoch.prepared(reports)
 
     def _rows(self, epoch: int, task: int) -> Iterator[pa.RecordBatch]:

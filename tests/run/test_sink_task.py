@@ -130,7 +130,9 @@ def test_reports_gather_notes_and_rows_that_nobody_writes_are_a_bug() -> None:
     report = CollectPlan(stage=0).write(send(outlet, [ROWS], 4), attempt_number=3)
     notes = split_notes(report.notes).sinks
 
-    assert report.to_error() is None
+    assert report.failure is None
     check_notes(notes, report.attempts, 0)
     frames = [frame._replace(record_count=1) for frame in send(outlet, [ROWS], 4)]
-    assert isinstance(CollectPlan().write(iter(frames), 0).to_error(), BrokenInvariantError)
+    failure = CollectPlan().write(iter(frames), 0).failure
+    assert failure is not None
+    assert failure.name == BrokenInvariantError.__name__

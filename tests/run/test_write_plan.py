@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from tallystick.codec.records.encoder import EncodedBatch
-from tallystick.errors import EpochAbortedError, WorkerOrphanedError
+from tallystick.errors import (
+    EpochAbortedError,
+    OtherOffsetsError,
+    TallystickError,
+    WorkerOrphanedError,
+)
 from tallystick.tasks.frames import Frame, last_frames
-from tallystick.tasks.read import WritePlan
+from tallystick.tasks.read import Report, WritePlan
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 PRODUCER = Producer("tallystick:p", 5, 6)
@@ -49,13 +54,20 @@ def frames(partition: int = 0) -> list[Frame]:
     return [*own, *last_frames(0, 2, 9, 1)]
 
 
+def error_of(report: Report) -> Exception:
+    """The error that the driver raises for a report which came through Spark."""
+    failure = Report.from_json(report.to_json()).failure
+    assert failure is not None
+    return failure.to_error()
+
+
 def test_a_task_looks_writes_and_closes_before_it_reports() -> None:
     kafka = Notebook()
 
     report = WritePlan(kafka, PRODUCER).write(iter(frames()), 0)
 
     assert kafka.calls == ["last_sequences of out-0", "write 2", "close"]
-    assert (report.produced, report.error) == (PRODUCED, "")
+    assert (report.produced, report.failure) == (PRODUCED, None)
 
 
 def test_a_resident_task_need_not_look() -> None:
@@ -72,7 +84,7 @@ def test_a_later_attempt_does_not_even_begin() -> None:
     report = WritePlan(kafka, PRODUCER).write(iter(frames()), 1)
 
     assert kafka.calls == []
-    assert isinstance(report.to_error(), EpochAbortedError)
+    assert isinstance(error_of(report), EpochAbortedError)
 
 
 def test_a_partition_that_holds_rows_of_this_producer_is_not_written() -> None:
@@ -81,9 +93,10 @@ def test_a_partition_that_holds_rows_of_this_producer_is_not_written() -> None:
     report = WritePlan(kafka, PRODUCER).write(iter(frames()), 0)
 
     assert kafka.calls == ["last_sequences of out-0", "close"]
-    assert isinstance(report.to_error(), EpochAbortedError)
-    assert "out-0 already holds rows" in report.message
-    assert "up to sequence 4" in report.message
+    error = error_of(report)
+    assert isinstance(error, EpochAbortedError)
+    assert "out-0 already holds rows" in str(error)
+    assert "up to sequence 4" in str(error)
 
 
 def test_where_nobody_may_look_the_check_passes() -> None:
@@ -91,7 +104,7 @@ def test_where_nobody_may_look_the_check_passes() -> None:
 
     report = WritePlan(kafka, PRODUCER).write(iter(frames()), 0)
 
-    assert (report.produced, report.error) == (PRODUCED, "")
+    assert (report.produced, report.failure) == (PRODUCED, None)
 
 
 def test_each_partition_is_looked_at_once_whichever_group_brings_it() -> None:
@@ -114,5 +127,18 @@ def test_an_error_closes_the_writer_too(error: Exception) -> None:
         with pytest.raises(WorkerOrphanedError):
             plan.write(iter(frames()), 0)
     else:
-        assert isinstance(plan.write(iter(frames()), 0).to_error(), EpochAbortedError)
+        assert isinstance(error_of(plan.write(iter(frames()), 0)), EpochAbortedError)
     assert kafka.calls[-1] == "close"
+
+
+def test_a_reported_error_whose_class_needs_more_than_its_text_arrives_as_its_base() -> None:
+    class NeedsRowError(EpochAbortedError):
+        def __init__(self, row: int) -> None:
+            super().__init__(f"row {row}")
+
+    error = error_of(WritePlan(Notebook(error=NeedsRowError(4)), PRODUCER).write(iter(frames()), 0))
+    assert (type(error), str(error)) == (EpochAbortedError, "row 4")
+    other = OtherOffsetsError("epoch 3 is committed", 3, ("a",), ("b",))
+    error = error_of(WritePlan(Notebook(error=other), PRODUCER).write(iter(frames()), 0))
+    assert isinstance(error, TallystickError)
+    assert str(error) == str(other)

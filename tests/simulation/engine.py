@@ -173,8 +173,8 @@ class SimulatedEngine:
             self._world.strays += self._running.values()  # their driver died; they do not know
             raise
         for report in self._reports.values():
-            if (error := report.to_error()) is not None:
-                raise error
+            if report.failure is not None:
+                raise report.failure.to_error()
         return list(self._reports.values())
 
     def _step(self, producer: Producer) -> None:

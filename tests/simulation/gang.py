@@ -332,7 +332,7 @@ class SimulatedGang:
         """See `spark.gang.gang.Gang.run`."""
         for member in self.members:
             self._tell(member, order)
-        replies = Replies(order.run, range(len(self.members)), lambda reply: reply)
+        replies = Replies(order.run, range(len(self.members)), list, lambda error: error)
         while replies.is_waiting:
             self._world.pass_by(self._driver)
             kind, index, run, reply = self._next()

@@ -186,9 +186,6 @@ class KeyedEngine(SimulatedEngine):
         if self._world.plan.strikes(Fault.TASK_AGAIN):
             self._stages.run_again()
         reports = self._stages.collected()
-        for report in reports:
-            if (error := report.to_error()) is not None:
-                raise error
         return epoch.prepared(reports)
 
     def _frames(self, partition: TopicPartition, *, reordered: bool = False) -> list[Frame]:

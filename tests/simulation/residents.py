@@ -179,9 +179,6 @@ class GangEngine:
         plans = rewriting(self._world, epoch.plans)
         epoch = replace(epoch, plans=plans)
         reports = self._residents.run(partial(self._order, epoch, producer, rows))
-        for report in reports:
-            if (error := report.to_error()) is not None:
-                raise error
         prepared = epoch.prepared(reports)
         if not is_numbered:
             return prepared

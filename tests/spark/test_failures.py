@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from tallystick.errors import EpochAbortedError, FunctionError, OptionError, RecordError
+from tallystick.host.failure import Failure
 from tallystick.host.user_code import UserCall, calling_user
-from tallystick.spark.failures import Failure, TaskFailedError, carrying_failures, reason_line
+from tallystick.spark.failures import (
+    TaskFailedError,
+    carrying_failures,
+    from_text,
+    reason_line,
+    to_text,
+)
 from tallystick.spark.jobs import meaning_of
 from tallystick.spark.worker_reasons import why_no_worker
 
@@ -52,10 +59,10 @@ def test_an_error_of_ours_passes_with_all_its_lines() -> None:
 
 
 def test_a_text_that_only_looks_like_a_failure_is_none() -> None:
-    assert Failure.from_text("tallystick-failure:AAAA") is None
-    assert Failure.from_text("tallystick-failure:W10=") is None
+    assert from_text("tallystick-failure:AAAA") is None
+    assert from_text("tallystick-failure:W10=") is None
     failure = Failure("KeyError", ("KeyError",), "x", UserCall("f", "", ("a",)))
-    assert Failure.from_text(f"? {failure.to_text()}\n\tat") == failure
+    assert from_text(f"? {to_text(failure)}\n\tat") == failure
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,11 @@ from tallystick.spark.gang.inbox import CUT, FAILED, HELD_BYTES_MAX, READY, WORK
 from tallystick.spark.gang.link import Link, LinkBrokenError, accept_calls, listen, stop_listening
 from tallystick.spark.gang.member import CANCEL, LEAVE, ORDER, Spec, serve
 from tallystick.spark.gang.messages import (
-    MemberFailure,
     Order,
     PicklingError,
     SharedObjects,
-    dumps,
     loads,
+    loads_failure,
 )
 from tallystick.spark.jobs import JobTasks
 from tallystick.spark.jvm import quiet_tasks
@@ -170,7 +169,7 @@ class Gang:
         data = self._known.dumps(order)
         for link in self._links.values():
             self._send(link, ORDER, order.run, data)
-        replies = Replies(order.run, self._links, _read)
+        replies = Replies(order.run, self._links, loads, loads_failure)
         give_up_s, late = time.monotonic() + self._limit_s, self._too_long("the epoch")
         while replies.is_waiting:
             kind, index, run, answer = self._next(give_up_s, late)
@@ -225,7 +224,7 @@ class Gang:
         try:
             return self._answers.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except Empty:
-            return CUT, -1, 0, dumps(LinkBrokenError(late))
+            return CUT, -1, 0, late.encode()
 
     def _raise_lost(
         self, failure: Exception | None, kind: str, answer: bytes, *, is_late: bool = False
@@ -236,7 +235,7 @@ class Gang:
             raise failure
         self._check_wanted()
         # The end of a process says more than a link of another one that broke because of it.
-        cut = f": {loads(answer)}" if kind == CUT else ""
+        cut = f": {answer.decode()}" if kind == CUT else ""
         why = cut if is_late else self._end or cut
         raise GangLostError(
             f"a resident task of pipeline {self._name!r} is gone or hung{why}. What it wrote is "
@@ -337,7 +336,7 @@ class Gang:
             except Empty:
                 continue
             if kind == FAILED:
-                error = _read(answer)
+                error = loads_failure(answer)
                 is_import = isinstance(error, ModuleNotFoundError)
                 raise (why_no_worker(str(error)) if is_import else None) or error
             if kind in (LOST, CUT):
@@ -418,12 +417,6 @@ class Gang:
         except Exception:
             self._is_lost = True
             self._answers.put((LOST, index, 0, b""))
-
-
-def _read(answer: bytes) -> Any:
-    """Return the error that a member sent."""
-    sent = loads(answer)
-    return sent.to_error() if isinstance(sent, MemberFailure) else sent
 
 
 _held_slots: WeakKeyDictionary[SparkContext, int] = WeakKeyDictionary()

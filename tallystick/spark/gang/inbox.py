@@ -205,13 +205,21 @@ class Replies:
     Args:
         run: the order's number; answers to others are not counted.
         members: the members that got the order.
-        read: makes reports, or an error, from a member's answer.
+        reports_of: reads the reports in a member's answer.
+        error_of: reads the error.
     """
 
-    def __init__(self, run: int, members: Iterable[int], read: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        run: int,
+        members: Iterable[int],
+        reports_of: Callable[[Any], list[Report]],
+        error_of: Callable[[Any], Exception],
+    ) -> None:
         self._run = run
         self._missing = set(members)
-        self._read = read
+        self._reports_of = reports_of
+        self._error_of = error_of
         self.reports: list[Report] = []
         self.failure: Exception | None = None
 
@@ -236,9 +244,9 @@ class Replies:
             return False
         self._missing.discard(index)
         if kind == DONE:
-            self.reports += self._read(answer)
+            self.reports += self._reports_of(answer)
         elif kind == FAILED and self.failure is None:
-            self.failure = self._read(answer)
+            self.failure = self._error_of(answer)
             return True
         return False
 

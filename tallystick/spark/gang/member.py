@@ -44,7 +44,7 @@ from tallystick.spark.gang.link import (
     listen,
     stop_listening,
 )
-from tallystick.spark.gang.messages import MemberFailure, Order, SharedObjects, dumps
+from tallystick.spark.gang.messages import Order, SharedObjects, dumps, dumps_failure
 from tallystick.spark.tasks import Parcel
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report
@@ -227,7 +227,7 @@ class Member:
         try:
             known = self._parcel.plan
         except BaseException as error:
-            self._driver.send(FAILED, self._index, 0, dumps(MemberFailure.of(error)))
+            self._driver.send(FAILED, self._index, 0, dumps_failure(error))
             self._orders.get()  # the driver ends the gang: it must not hear first that peers did
         else:
             self._driver.send(READY, self._index, 0, b"")
@@ -242,11 +242,11 @@ class Member:
             except EpochCancelledError:
                 kind, answer = CANCELLED, b""
             except LinkBrokenError as error:
-                kind, answer = CUT, dumps(error)
+                kind, answer = CUT, str(error).encode()
             except WorkerOrphanedError:
                 _end_process()  # Spark must take another worker
             except BaseException as error:
-                kind, answer = FAILED, dumps(MemberFailure.of(error))
+                kind, answer = FAILED, dumps_failure(error)
             self._driver.send(kind, self._index, run, answer)
 
     def close(self) -> None:
@@ -317,7 +317,7 @@ class Member:
             # Members leave one after another: then the driver no longer listens.
             self._inbox.fail(error)
             with contextlib.suppress(LinkBrokenError):
-                self._driver.send(CUT, self._index, 0, dumps(error))
+                self._driver.send(CUT, self._index, 0, str(error).encode())
         except Exception as error:
             self._inbox.fail(error)
 

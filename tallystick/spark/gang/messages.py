@@ -7,11 +7,11 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pyspark import cloudpickle as pyspark_cloudpickle
 
-from tallystick.spark.failures import Failure
+from tallystick.host.failure import Failure
 from tallystick.spark.tasks import Unread
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import Outlet, WritePlan
@@ -56,37 +56,27 @@ class Order:
     attempt_number: int = 0
 
 
-@dataclass(frozen=True)
-class MemberFailure:
-    """The error of a member.
-
-    Args:
-        failure: the facts of the error.
-        pickled: the error; nothing where it cannot be pickled and read again, or is no `Exception`.
-    """
-
-    failure: Failure
-    pickled: bytes
-
-    @classmethod
-    def of(cls, error: BaseException) -> Self:
-        """Return the failure of a member that cannot go on with its order."""
-        failure = Failure.of(error)
-        try:
-            data = dumps(error)
-            if type(loads(data)) is not type(error) or not isinstance(error, Exception):
-                data = b""
-        except Exception:
+def dumps_failure(error: BaseException) -> bytes:
+    """Pickle the failure of a member, with the error itself if it can be pickled and read again."""
+    failure = Failure.of(error)
+    try:
+        data = dumps(error)
+        if type(loads(data)) is not type(error) or not isinstance(error, Exception):
             data = b""
-        return cls(failure, data)
+    except Exception:
+        data = b""
+    return dumps((failure, data))
 
-    def to_error(self) -> Exception:
-        """Return the error, of the original class if the class can be unpickled here."""
-        try:
-            original: Exception | None = loads(self.pickled)
-        except Exception:  # the class may not be importable here
-            original = None
-        return self.failure.to_error(original)
+
+def loads_failure(data: bytes) -> Exception:
+    """Return the error of a member, of the original class if the class can be unpickled here."""
+    failure, pickled = loads(data)
+    try:
+        original: Exception | None = loads(pickled)
+    except Exception:  # the class may not be importable here
+        original = None
+    error: Exception = failure.to_error(original)
+    return error
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]

@@ -14,17 +14,17 @@ from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.layout import Layout
 from tallystick.codec.rows import RowLayout
 from tallystick.errors import NOT_SHOWN, FunctionError
+from tallystick.host.failure import Failure
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.fetcher import KafkaFetch
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.spark.failures import Failure
 from tallystick.spark.gang.messages import (
-    MemberFailure,
     Order,
     PicklingError,
     SharedObjects,
     dumps,
     loads,
+    loads_failure,
 )
 from tallystick.spark.tasks import Unread, UnreadInput
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
@@ -138,7 +138,7 @@ def test_classes_of_a_script_arrive_and_its_errors_come_back_as_what_they_are() 
     """The script's own classes are nobody's to import; the other process is not the script."""
     script = """
         import subprocess, sys
-        from tallystick.spark.gang.messages import dumps, loads
+        from tallystick.spark.gang.messages import dumps, loads_failure
 
         class Mistake(ValueError):
             def __init__(self, row):
@@ -155,18 +155,18 @@ def test_classes_of_a_script_arrive_and_its_errors_come_back_as_what_they_are() 
 
         member = '''if True:
             import sys
-            from tallystick.spark.gang.messages import MemberFailure, dumps, loads
+            from tallystick.spark.gang.messages import dumps_failure, loads
             doubler = loads(sys.stdin.buffer.read())
             assert doubler.of(4) == 8
             try:
                 doubler.of(-4)
             except ValueError as error:
-                sys.stdout.buffer.write(dumps(MemberFailure.of(error)))
+                sys.stdout.buffer.write(dumps_failure(error))
         '''
         found = subprocess.run(
             [sys.executable, "-c", member], input=dumps(Doubler()), capture_output=True, check=True
         )
-        error = loads(found.stdout).to_error()
+        error = loads_failure(found.stdout)
         assert isinstance(error, Mistake) and error.row == -4, repr(error)
         assert type(error).__name__ == "Mistake" and str(error).startswith("Mistake: in row -4 (")
         assert "in of" in "".join(error.__notes__)
@@ -183,7 +183,7 @@ def test_an_error_whose_class_the_driver_does_not_have_keeps_its_text() -> None:
             return __import__, ("a_module_of_the_executors",)
 
     there = Failure("TheirError", ("TheirError", "Exception"), "no such row")
-    error = MemberFailure(there, dumps(Elsewhere())).to_error()
+    error = loads_failure(dumps((there, dumps(Elsewhere()))))
     assert isinstance(error, FunctionError)
     assert (type(error).__name__, str(error)) == ("TheirError", "TheirError: no such row")
     assert error.without_values == NOT_SHOWN
