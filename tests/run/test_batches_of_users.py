@@ -4,7 +4,6 @@ A function may use one buffer for all that it returns. Whoever keeps its rows (a
 group is full, a COPY, a sink of the user's own, a list, state) must have the rows it was given.
 """
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.operator_state import ListFunction, with_lists
 from tallystick.tasks.outputs import DeclaredFunction, Rows, Selection
 from tallystick.tasks.read import EncodePlan, Route, apply, send
-from tallystick.tasks.write import Branch, FanOut
+from tallystick.tasks.write import Branch, CollectPlan, FanOut, split_notes
 from tests.run.test_list_tasks import Host
 
 OWNER = Owner("p", "files-0", "f00d")
@@ -230,9 +229,9 @@ def test_a_function_before_the_only_sink_may_use_the_same_buffer(kind: str) -> N
 def test_files_hold_the_same_rows(function: Any, tmp_path: Any) -> None:
     sink = FileSink(str(tmp_path)).open(OWNER, RunFacts())
     fan = FanOut((Branch(OWNER, sink.plan()),), None, 1, functions=(function,))
-    notes = [json.loads(frame.data) for frame in send(fan, BATCHES, 0) if frame.data[:1] == b"{"]
-    for fields in (note_fields for note in notes for note_fields in note.get("committables", ())):
-        sink.commit(Committable.from_fields(fields))
+    (note,) = split_notes(CollectPlan().write(send(fan, BATCHES, 0), 0).notes).sinks
+    for committable in note.committables:
+        sink.commit(committable)
 
     table = ds.dataset(tmp_path, format="parquet").to_table(columns=["id", "gross"])
     assert pairs(table.to_pylist()) == DOUBLED

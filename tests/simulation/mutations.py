@@ -311,9 +311,9 @@ def _(original: Any) -> Any:
     return attempt
 
 
-@mutation("a failed task is ignored", Report, "to_error", Fault.TASK_KILLED)
-def _(_: Any) -> Any:
-    return lambda self: None
+@mutation("a failed task is ignored", WritePlan, "write", Fault.TASK_KILLED)
+def _(original: Any) -> Any:
+    return lambda *arguments: replace(original(*arguments), failure=None)
 
 
 # What is found at a start.
