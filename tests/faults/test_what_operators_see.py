@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import free_ports
-from tests.faults.scene import Scene, as_json, scene_of
+from tests.faults.scene import START_S, Scene, as_json, scene_of
 from tests.faults.seen import keep, known
 from tests.spark.flow import Flow
 from tests.waiting import wait_until
@@ -103,7 +103,11 @@ def expired_offsets(scene: Scene) -> None:
     for deleted in admin.delete_records(places).values():
         deleted.result(20)
     scene.process = scene.start(scene.log, scene.metrics_port, scene.ui_port)
-    wait_until(lambda: scene.process.poll() is not None, "the next run ends")
+    wait_until(
+        lambda: scene.process.poll() is not None,
+        lambda: f"the next run ends: {scene.log_text()}",
+        timeout_s=START_S,
+    )
 
 
 def full_disk(scene: Scene) -> None:
@@ -124,10 +128,10 @@ FAULTS = {
     ),
     "JVM killed (-9)": Fault(killed_jvm, 1, frozenset({"progress"})),
     "function hangs": Fault(
-        hung_function, 1, frozenset({"transactions", "progress"}), "TallystickStandsStill"
+        hung_function, 1, frozenset({"progress"}), "TallystickStandsStill"
     ),
     "task's process hangs (SIGSTOP)": Fault(
-        hung_member, 1, frozenset({"transactions", "progress"}), "TallystickStandsStill"
+        hung_member, 1, frozenset({"progress"}), "TallystickStandsStill"
     ),
     "broker paused (SIGSTOP)": Fault(
         paused_broker, 2, frozenset({"kafka"}), "TallystickStandsStill"
@@ -163,4 +167,5 @@ def test_each_fault_is_seen(tallystick_kafka: EmbeddedKafka, tmp_path: Path, nam
     assert {finding.partition(":")[0] for finding in told["doctor"]} == checks
     assert set(told["alerts"]) == set(seen.alerts)
     assert set(told["metrics"]) == set(seen.metrics)
-    assert bool(told["log"]) == bool(seen.log)
+    # A warning comes later where earlier epochs took long too.
+    assert told["log"].startswith("ERROR") == seen.log.startswith("ERROR")
