@@ -16,6 +16,7 @@ from tallystick.ops import metrics, remedies
 from tallystick.options.source import SOURCE
 from tests import matrix
 from tests.campaign import summary
+from tests.faults import seen as operators
 from tests.simulation import justify
 from tests.test_tidy import MAY_IMPORT, PURE, path_of_layer
 
@@ -71,6 +72,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "errors": remedies.page,
     "matrix": matrix.summary,
     "faults": summary.faults,
+    "operator_faults": operators.page,
     "campaign": summary.campaign,
     "simulated_faults": justify.page,
     "peer_faults": peers.kinds,

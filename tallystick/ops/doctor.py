@@ -60,7 +60,7 @@ from tallystick.ops.transactions import (
     recovery,
 )
 from tallystick.source.offsets import SourceOffsets, parse_source
-from tallystick.source.subscription import LATEST
+from tallystick.source.subscription import EARLIEST, LATEST
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import CheckFinding, Severity
 
@@ -371,6 +371,13 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
             continue
         named = {partition.topic for partition in source.positions} - set(source.gone)
         there = cluster.describe_topics(subject.client, named)
+        starts = cluster.list_offsets(
+            subject.client, source.positions, EARLIEST, absent_after_s=0.0
+        )
+        for at, start in sorted(starts.items()):
+            if source.positions[at] < start:
+                gone = f"offsets {source.positions[at]} to {start - 1} of {at} were deleted unread"
+                yield _topic_lost(gone, "Retention, or somebody, removed them")
         for topic in sorted(named):
             expected = source.topic_ids.get(topic, "")
             if topic not in there:
@@ -394,14 +401,14 @@ def topics(subject: Subject) -> Iterator[CheckFinding]:
             )
 
 
-def _topic_lost(observation: str) -> CheckFinding:
+def _topic_lost(observation: str, cause: str = "Look who removed it") -> CheckFinding:
     return CheckFinding(
         Severity.ERROR,
         "topics",
         observation,
-        "The records after the checkpoint's positions are gone. What the next epoch does is up to "
-        "the source's LossPolicy: by default it stops.",
-        "Look who removed it; then choose losses=LossPolicy(...) of the KafkaSource.",
+        "Records after the checkpoint's positions are gone. What the next epoch does is up to the "
+        "source's LossPolicy: by default it stops.",
+        f"{cause}; then choose losses=LossPolicy(...) of the KafkaSource.",
     )
 
 

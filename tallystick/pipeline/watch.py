@@ -20,6 +20,7 @@ from tallystick.pipeline.inputs import PipelineInput
 from tallystick.pipeline.listeners import PIPELINES, source_progress
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.console import Console
+from tallystick.run.part_times import WHOLE
 from tallystick.source.subscription import EARLIEST, LATEST, AtOffsets
 from tallystick.values import TopicPartition
 
@@ -30,6 +31,8 @@ TOLD_AFTER_S = 3.0
 """A shorter wait is not reported."""
 REPORT_S = 30.0
 """The time between two lines about progress, or about one outage."""
+OVERDUE_S = 15.0
+"""An epoch that is open for less is not warned about, however short those before it were."""
 
 
 class RunWatch:
@@ -60,6 +63,8 @@ class RunWatch:
         self._committed = ""
         self._hint = ""
         self._state = "starting"
+        self._longest_s = 0.0
+        self._overdue_ms = 0
 
     def begin(self) -> None:
         """Begin to look."""
@@ -86,6 +91,8 @@ class RunWatch:
         """Take in the progress of an epoch."""
         self._epochs += 1
         self._records += progress["numInputRows"]
+        if self._epochs > 1:  # the first waits for Spark and compiles
+            self._longest_s = max(self._longest_s, progress["durationMs"][WHOLE] / 1000)
         lags = [source.lag_total for source in source_progress(progress)]
         known = [lag for lag in lags if lag is not None]
         self._lag = sum(known) if known else None
@@ -117,6 +124,7 @@ class RunWatch:
         """Report what has come about until now."""
         self._look_for_outages(now_s)
         waits_s = self._look_for_waiting(now_s)
+        self._look_for_overdue_epoch()
         if now_s - self._reported_s >= REPORT_S:
             self._report(now_s)
         if now_s - self._drawn_s >= 2 * LOOK_S:
@@ -166,6 +174,19 @@ class RunWatch:
             self._is_waiting_told, self._waiting_told_s = True, now_s
             self._console.info(f"waits for records: there is none to read{self._hint}")
         return waits_s
+
+    def _look_for_overdue_epoch(self) -> None:
+        """Warn once of an epoch that takes much longer than all epochs before it."""
+        since_ms = PIPELINES[self._name].open_since_ms
+        open_s = time.time() - since_ms / 1000
+        if since_ms in (0, self._overdue_ms) or open_s < max(OVERDUE_S, 3 * self._longest_s):
+            return
+        self._overdue_ms = since_ms
+        before = f", and none took longer than {self._longest_s:.1f} s" if self._longest_s else ""
+        self._console.warning(
+            f"an epoch is under way for {open_s:.0f} s{before}: a function hangs, or a task or a "
+            f"server does not answer. Nothing is lost"
+        )
 
     def _report(self, now_s: float) -> None:
         counts = (self._records, self._rows, self._epochs)

@@ -120,6 +120,8 @@ class Driver:
         self.collection = Collection(self._folder, collect_every, deletes_at_a_time)
         self._seen_through = ""  # the manifest of the newest epoch that came to its end
         self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
+        self.runs_epoch = False
+        """True from the start of an epoch's tasks to the end of the epoch that a source planned."""
 
     @property
     def pipeline(self) -> str:
@@ -193,7 +195,10 @@ class Driver:
             TallystickError: as `run_epoch`.
         """
         self._requested_epoch, self._may_skip = LAST_EPOCH + 1, True
-        return self._follow(EpochWanted(), source) is not None
+        try:
+            return self._follow(EpochWanted(), source) is not None
+        finally:
+            self.runs_epoch = False
 
     def recover_newest(self) -> int | None:
         """Commit and abort what earlier runs of a loop left, as its start does; plan no epoch.
@@ -345,6 +350,7 @@ class Driver:
                 return EpochPlanned(planned.sources, planned.start, planned.looks_through)
             case RunEpoch(checkpoint_id, producer, state, start, sources):
                 assert by is not None, "a recovery ends before the epoch runs"
+                self.runs_epoch = True
                 if isinstance(by, EpochSource):
                     by = by.engine(checkpoint_id, start, sources)
                 return by.run_epoch(checkpoint_id, producer, state)

@@ -166,13 +166,13 @@ class EpochLoop:
 
     @property
     def is_idle(self) -> bool:
-        """True if the newest look found nothing to read."""
-        return not self._has_work
+        """True if the newest look found nothing to read, and no epoch runs since then."""
+        return not (self._has_work or self._driver.runs_epoch)
 
     @property
     def idle_since_s(self) -> float | None:
         """The first of the looks that found nothing, by the monotonic clock; None: none did."""
-        return self._idle_since_s
+        return None if self._driver.runs_epoch else self._idle_since_s
 
     @property
     def is_complete(self) -> bool:

@@ -55,6 +55,7 @@ class Driver:
         self._clock, self._epochs_at = clock, epochs_at
         self.looks = 0
         self.look_s = 0.0
+        self.runs_epoch = False
         self.noted_s: list[float] = []
         self.strays_s: list[float] = []
 
@@ -183,6 +184,16 @@ def test_strays_are_aborted_at_the_end_when_none_can_begin_any_more(
 
     assert driver.strays_s == pytest.approx(strays_s, abs=IDLE_MAX_S)
     assert driver.noted_s[-1] >= sum(strays_s), "then nothing is left"
+
+
+def test_a_loop_whose_epoch_hangs_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the look before that epoch found nothing: the page must not say that it waits."""
+    clock, driver = idle(monkeypatch, 5)
+    assert clock.loop.is_idle
+    assert clock.loop.idle_since_s is not None
+    driver.runs_epoch = True
+    assert not clock.loop.is_idle
+    assert clock.loop.idle_since_s is None
 
 
 def failed_query(explain: Any = lambda error: error) -> Query:

@@ -141,7 +141,7 @@ def test_a_backlog_does_not_wait_for_the_trigger_and_what_comes_later_does(monke
         source.is_behind = answers.pop(0)
         return True
 
-    driver = SimpleNamespace(run_next=run_next, end=lambda: None)
+    driver = SimpleNamespace(run_next=run_next, end=lambda: None, runs_epoch=False)
     ended: list[EpochEnded] = []
     loop = EpochLoop(driver, source, Trigger(interval_ms=60_000), ended.append)
 

@@ -1,6 +1,7 @@
 """The report of a run: progress each 30 s, waiting and outages after 3 s with the reason."""
 
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -48,7 +49,8 @@ class Watched:
         return [record.getMessage() for record in self._caplog.records]
 
     def epoch(self, number: int, records: int) -> None:
-        self.watch.note({"batchId": number, "numInputRows": records, "sources": []})
+        progress = {"batchId": number, "numInputRows": records, "sources": []}
+        self.watch.note({**progress, "durationMs": {"triggerExecution": 200}})
 
 
 @pytest.fixture
@@ -127,3 +129,16 @@ def test_the_end_is_a_line_with_the_sums(
     watched.watch.ended(None)
 
     assert f"{NAME}: ended after 60 s: 1 epochs, 10 records read, 0 rows written" in caplog.text
+
+
+def test_an_epoch_that_takes_much_longer_than_those_before_is_warned_about_once(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.start()
+    watched.epoch(1, 10)
+    watched.epoch(2, 10)
+    monkeypatch.setattr(PIPELINES[NAME], "open_since_ms", int((time.time() - 14) * 1000))
+    assert watched.pass_by(1) == []
+    monkeypatch.setattr(PIPELINES[NAME], "open_since_ms", int((time.time() - 16) * 1000))
+    (line,) = watched.pass_by(2)
+    assert "an epoch is under way for 16 s, and none took longer than 0.2 s: a function" in line

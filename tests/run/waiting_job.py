@@ -22,6 +22,7 @@ class Driver:
     def __init__(self, name: str, spec: dict[str, Any]) -> None:
         self._name, self._spec = name, spec
         self.cancelled = Event()
+        self.runs_epoch = False
         self._epochs = 0
 
     def run_next(self, _: object) -> bool:
