@@ -143,8 +143,8 @@ MAY_RUN_BYTES = {
 CACHES_OF_VALUES = {
     "arguments.py": {"parameters"},
     "checkpoint/local/lmdb_environment.py": {"_open", "_looked_s"},  # LMDB's rules for forks
-    "codec/avro/reader.py": {"_plan"},
-    "codec/avro/writer.py": {"_tree"},
+    "codec/avro/reader.py": {"_branches"},
+    "codec/avro/writer.py": {"_record_of"},
     "codec/json/flat.py": {"_tree", "flat_of"},
     "codec/json/schema.py": {"parse_shape"},
     "codec/protobuf/reader.py": {"_plan"},

@@ -175,10 +175,11 @@ def as_columns(kind: Json) -> dict[str, Any]:
 
 def ddl_of(schema: pa.Schema) -> str:
     """Return a schema as DDL for people, with Arrow's names for types that DDL does not know."""
-    return ", ".join(f"{_quoted(field.name)} {ddl_of_type(field.type)}" for field in schema)
+    return ", ".join(f"{quoted(field.name)} {ddl_of_type(field.type)}" for field in schema)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a column's name as DDL has it, in backticks unless it is a plain word."""
     return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
 
 
@@ -189,7 +190,7 @@ def ddl_of_type(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"map<{ddl_of_type(kind.key_type)}, {ddl_of_type(kind.item_type)}>"
     if pa.types.is_struct(kind):
-        fields = (f"{_quoted(field.name)}: {ddl_of_type(field.type)}" for field in kind)
+        fields = (f"{quoted(field.name)}: {ddl_of_type(field.type)}" for field in kind)
         return f"struct<{', '.join(fields)}>"
     if pa.types.is_decimal128(kind):
         return f"decimal({kind.precision}, {kind.scale})"
@@ -218,7 +219,7 @@ def text_of(columns: Any) -> Any:
         return ddl_of(columns)
     fields = getattr(columns, "fields", None)
     if isinstance(fields, list):  # a StructType of Spark, which is not imported for this
-        return ", ".join(f"{_quoted(one.name)} {one.dataType.simpleString()}" for one in fields)
+        return ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in fields)
     return columns
 
 

@@ -89,8 +89,10 @@ class Avro:
     Args:
         schema: in a source the fields to read, as Spark DDL text such as `"dest string, delay
             double"`; fields that the writer's schema has beyond them are skipped, ones that it
-            lacks are null. In a sink the schema to write, as Avro's JSON text, which the subject
-            must have; None: the subject's newest.
+            lacks are null. Of a union of records each column is a field of any of them; a struct
+            with the name of a record, such as `"Order struct<id: bigint>"`, holds that one's. In a
+            sink the schema to write, as Avro's JSON text, which the subject must have; None: the
+            subject's newest.
         registry: the URL of the schema registry that knows the writers' schemas; may name user and
             password as `https://user:password@host`.
         schemas: instead of a registry: a JSON file `{"1": <schema>, ...}` of schemas by id, or a
@@ -101,6 +103,9 @@ class Avro:
         subject: in a sink: where the registry has the schema; None: `<topic>-value`, or for a key
             `<topic>-key`.
         register: in a sink: whether to register the schema under the subject if it is not there.
+        name_column: in a source: a column more, after the fields, for the full name of the record's
+            type, such as `"shop.OrderPaid"`, where a topic has records of several types; None:
+            no such column.
 
     Raises:
         OptionError: not one of registry and schemas, an unknown mode, no URL, or empty text.
@@ -114,6 +119,7 @@ class Avro:
     ca: PathText | None = None
     subject: str | None = None
     register: bool = False
+    name_column: str | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -126,6 +132,8 @@ class Avro:
         ddl.check_fields("Avro(schema)", self.schema)
         if self.subject is not None and not self.subject.strip():
             raise OptionError("Avro(subject='') is empty: name one, or leave it out")
+        if self.name_column is not None and not self.name_column.strip():
+            raise OptionError("Avro(name_column='') is empty: name a column, or leave it out")
         if self.register and self.schema is None:
             raise OptionError("Avro(register=True) needs the schema= to register")
         if (self.registry is None) == (self.schemas is None):
@@ -154,12 +162,14 @@ class Avro:
 
     def check_for_writing(self) -> None:
         """Raise `OptionError` without a registry, or with a schema that is no JSON text."""
+        if self.name_column is not None:
+            raise OptionError("Avro(name_column=...) is for a source: leave it out of a sink")
         if self.registry is None:
             raise OptionError(
                 "Avro(schemas=...) is for reading: writing needs a registry=, which gives the "
                 "schema its id"
             )
-        if self.schema is not None and not self.schema.lstrip().startswith("{"):
+        if self.schema is not None and not self.schema.lstrip().startswith(("{", "[")):
             raise OptionError(
                 f"Avro(schema={self.schema[:50]!r}): a sink takes the schema as Avro's JSON text, "
                 f'\'{{"type": "record", ...}}\', or none, for the newest of the subject'
@@ -310,6 +320,13 @@ ReadKeyFormat: TypeAlias = Annotated[Format, lambda given: _meant_by(given, is_r
 WrittenFormat: TypeAlias = Annotated[Format, lambda given: _meant_by(given, is_read=False)]
 REGISTERED = (Avro, JsonSchema, Protobuf)
 """Formats whose schemas are in a registry."""
+
+
+def columns_read(form: Format) -> str | None:
+    """Return the columns that a source reads in a format, as DDL; None: a registry has them."""
+    if isinstance(form, Avro) and form.schema is not None and form.name_column is not None:
+        return f"{form.schema.strip().rstrip(',')}, {ddl.quoted(form.name_column)} string"
+    return form.schema
 
 
 def _meant_by(given: Any, *, is_read: bool) -> Any:

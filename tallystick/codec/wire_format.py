@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tallystick.codec import bytes_kernels as kernels
 from tallystick.codec.formats import FAILFAST, MODES
@@ -160,7 +161,7 @@ class _Batch:
             parts.append(arrays)
             order.append(rows)
             self._wrong |= {int(rows[index]): why for index, why in decoded.reasons.items()}
-        return self._in_order(parts, order)
+        return in_order(parts, order, self._form.schema, len(self._verdicts))
 
     def reasons(self) -> dict[int, str]:
         """Return the reason of each malformed row, in the order of rows; after `columns`."""
@@ -188,10 +189,8 @@ class _Batch:
         ids = self._ids[rows]
         if not len(rows):
             return
-        by_id = np.argsort(ids, kind="stable")
-        cuts = np.flatnonzero(np.diff(ids[by_id])) + 1
-        for group in np.split(by_id, cuts):
-            yield int(ids[group[0]]), rows[group]
+        for schema_id, group in groups_of(ids):
+            yield schema_id, rows[group]
 
     def _decoded(
         self, schema_id: int, rows: Int64Array, bodies: Int64Array
@@ -211,17 +210,33 @@ class _Batch:
                 f"asked for: {error}"
             ) from error
 
-    def _in_order(
-        self, parts: Sequence[pa.RecordBatch], order: Sequence[Int64Array]
-    ) -> pa.RecordBatch:
-        count = len(self._verdicts)
-        if not parts:
-            return nulls(self._form.schema, count)
-        if len(order) == 1 and len(order[0]) == count:
-            return parts[0]
-        places = np.zeros(count, np.int64)
-        absent = np.ones(count, np.bool_)
-        rows = np.concatenate(order)
-        places[rows] = np.arange(len(rows))
-        absent[rows] = False
-        return pa.concat_batches(parts).take(pa.array(places, mask=absent))
+
+def groups_of(numbers: NDArray[np.integer]) -> Iterator[tuple[int, Int64Array]]:
+    """Yield every distinct number of a non-empty array, and the places of the number in order."""
+    by_number = np.argsort(numbers, kind="stable")
+    cuts = np.flatnonzero(np.diff(numbers[by_number])) + 1
+    for group in np.split(by_number, cuts):
+        yield int(numbers[group[0]]), group
+
+
+def in_order(
+    parts: Sequence[pa.RecordBatch], order: Sequence[Int64Array], schema: pa.Schema, count: int
+) -> pa.RecordBatch:
+    """Return rows that were decoded in parts, each in its place; a place without a row is null.
+
+    Args:
+        parts: the rows.
+        order: the places of each part's rows.
+        schema: the columns.
+        count: how many places there are.
+    """
+    if not parts:
+        return nulls(schema, count)
+    if len(order) == 1 and len(order[0]) == count:
+        return parts[0]
+    places = np.zeros(count, np.int64)
+    absent = np.ones(count, np.bool_)
+    rows = np.concatenate(order)
+    places[rows] = np.arange(len(rows))
+    absent[rows] = False
+    return pa.concat_batches(parts).take(pa.array(places, mask=absent))

@@ -23,6 +23,7 @@ from tallystick.codec.formats import (
     JsonSchema,
     Protobuf,
     Text,
+    columns_read,
 )
 from tallystick.codec.layout import METADATA
 from tallystick.errors import OptionError
@@ -100,13 +101,14 @@ LOSS_OPTIONS = {
 
 
 def _registry_options(part: str) -> tuple[Option, ...]:
-    """Return the options of where the schemas of values or keys are."""
+    """Return the options of where the schemas of values or keys are, and of their names."""
     also = ", and `json_schema` with `value.registry.subject`" if part == "value" else ""
     return (
         Option(f"{part}.registry.url", text_of("URL"), None, f"For `{part}.format=avro` or `protobuf`{also}: a schema registry with Confluent's interface; user and password may stand in the URL.", "http://registry:8081", VALUES, _NOT_SET),
         Option(f"{part}.registry.user.info", text_of("`user:password`"), None, "Credentials for the registry, if they do not stand in its URL.", "reader:secret", VALUES, _NOT_SET),
         Option(f"{part}.registry.ca", text_of("path"), None, "PEM certificates that the registry's is signed with.", "/etc/ssl/registry.pem", VALUES, "the system's"),
         Option(f"{part}.registry.file", text_of("path"), None, f"For `{part}.format=avro`: instead of a registry, a JSON file `{{\"1\": <schema>, …}}` of schemas by id, or a folder of files `1.avsc`, …. Every worker reads it.", "schemas.json", VALUES, _NOT_SET),
+        Option(f"{part}.name.column", text_of("column"), None, f"For `{part}.format=avro`: a column more, after the fields of `{part}.schema`, for the full name of the record's type, where a topic has records of several types.", "event_type", VALUES, _NOT_SET),
     )  # fmt: skip
 
 
@@ -408,7 +410,9 @@ class SourceOptions:
     @property
     def value_schema(self) -> str | None:
         """The fields of the value as DDL; None: the value is one column, or a registry has them."""
-        return None if self.value is None or isinstance(self.value, Text) else self.value.schema
+        if self.value is None or isinstance(self.value, Text):
+            return None
+        return columns_read(self.value)
 
     @property
     def asks_registry(self) -> bool:
@@ -507,7 +511,8 @@ def format_named(parsed: ParsedOptions, part: str) -> Format | Text | None:
         case "json":
             return Json(schema, mode)
         case "avro":
-            form = Avro(schema, schemas=parsed[f"{part}.registry.file"], mode=mode, **registry)
+            file, name = parsed[f"{part}.registry.file"], parsed[f"{part}.name.column"]
+            form = Avro(schema, schemas=file, mode=mode, name_column=name, **registry)
         case "protobuf":
             form = Protobuf(schema, mode=mode, **registry)
         case _:
@@ -533,6 +538,10 @@ def _check_parts(parsed: ParsedOptions, part: str, example: str) -> None:
         raise OptionError(
             f"{', '.join(registry)}: {part}.format={form} needs no registry: set it to avro, or "
             f"remove that"
+        )
+    if f"{part}.name.column" in parsed and form != "avro":
+        raise OptionError(
+            f"{part}.name.column is for {part}.format=avro, whose records have names: remove it"
         )
 
 

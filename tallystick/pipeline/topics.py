@@ -18,6 +18,7 @@ from tallystick.codec.formats import (
     JsonSchema,
     Protobuf,
     Text,
+    columns_read,
 )
 from tallystick.codec.json.read import FramedJsonReader, JsonReader
 from tallystick.codec.layout import Layout, ddl
@@ -362,7 +363,7 @@ def _reader(form: Format, schema: pa.Schema) -> ValueReader:
         case Protobuf():
             return ProtobufReader(schema, schema_source(form))
         case Avro():
-            return AvroReader(schema, schema_source(form))
+            return AvroReader(schema, schema_source(form), form.name_column is not None)
         case _:
             assert_never(form)
 
@@ -378,8 +379,9 @@ def _value_schema(options: SourceOptions, schema: pa.Schema) -> pa.Schema:
 def _key_schema(options: SourceOptions) -> pa.Schema:
     """Return the fields that the key becomes, without their prefix."""
     assert options.key is not None, "asked for with a key only"
-    assert options.key.schema is not None, "checked with the options"
-    return schema_of(options.key.schema, "key.schema")
+    columns = columns_read(options.key)
+    assert columns is not None, "checked with the options"
+    return schema_of(columns, "key.schema")
 
 
 def _prefixed(options: SourceOptions) -> pa.Schema:

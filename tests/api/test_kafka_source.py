@@ -133,6 +133,15 @@ ARGUMENTS_AND_TEXTS = [
         {"value.format": "json", "value.schema": "a int", "metadata.prefix": "k_"},
     ),
     (
+        {"value": ts.Avro("a int", schemas="here.json", name_column="type")},
+        {
+            "value.format": "avro",
+            "value.schema": "a int",
+            "value.registry.file": "here.json",
+            "value.name.column": "type",
+        },
+    ),
+    (
         {"key": ts.Avro("a int", schemas="here.json", mode="dropmalformed"), "key_prefix": "k_"},
         {
             "key.format": "avro",

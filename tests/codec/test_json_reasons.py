@@ -1,5 +1,7 @@
 """The reason why a record does not fit its schema names the field, and what to declare."""
 
+import re
+
 import pyarrow as pa
 import pytest
 
@@ -34,3 +36,25 @@ def test_the_field_is_named_with_the_type_to_declare(ddl, record, reason):
 
     parsed = parse_json(values, schema_of(ddl, "x"), "permissive", lambda row: "")
     assert reason in parsed.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b' [{"n": 1}, {"n": 2}]', "it is an array, and a value is one row. Write each item as"),
+        (b"[]", "it is an array"),
+        (b"5", "it is a text, number, boolean or null.*with ts.Text()"),
+        (b'"text"', "it is a text"),
+        (b"null", "it is a text, number, boolean or null"),
+        (b'\0\0\0\0\1{"n": 1}', "begins with byte 0.*ts.JsonSchema"),
+        (b"no document", "it is not one JSON object, from { to }$"),
+        (b'{"n": 1}, 2', "it is not one JSON object, from { to }$"),
+    ],
+)
+@pytest.mark.parametrize("ddl", ["n bigint", "n bigint, m array<struct<x: int>>"])
+def test_a_document_that_is_no_object_says_what_it_is_and_what_to_do(ddl, record, reason):
+    values = pa.array([b'{"n": 1}', record], pa.binary())
+    parsed = parse_json(values, schema_of(ddl, "x"), "permissive", lambda row: "")
+    assert re.search(reason.replace("()", r"\(\)"), parsed.reasons[1])
+    with pytest.raises(RecordError, match=r"offset 1.*it is not one JSON object"):
+        parse_json(values, schema_of(ddl, "x"), "failfast", lambda row: f"offset {row}")

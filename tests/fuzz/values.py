@@ -18,6 +18,7 @@ from tallystick.codec.json.read import FramedJsonReader, JsonReader
 from tallystick.codec.protobuf.reader import ProtobufReader
 from tallystick.codec.values import TextReader, ValueReader
 from tests.codec import test_avro_reader as avro
+from tests.codec import test_avro_unions as unions
 from tests.codec import test_protobuf as protobuf
 from tests.codec.test_json_flat import SCHEMA as FLAT
 from tests.fuzz.decoder import Decoder
@@ -252,4 +253,8 @@ DECODERS = {
     "Protobuf": _values(protobuf_values, ProtobufReader(protobuf.ALL, protobuf.Schemas())),
     "Protobuf descriptor": Decoder(protobuf_schemas, read_protobuf_schema),
     "JSON Schema": Decoder(json_schemas, read_json_schema, mutated_document),
+    "Avro union": _values(
+        lambda: [unions.GOOD, unions.PAID],
+        AvroReader(unions.COLUMNS, avro.schemas(_1=unions.UNION), has_name=True),
+    ),
 }

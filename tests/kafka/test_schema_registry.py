@@ -356,6 +356,7 @@ def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path):
         ({"schema": "a int", "schemas": ""}, "empty"),
         ({"schema": "a int", "schemas": "f", "mode": "lenient"}, "lenient.*failfast"),
         ({"schema": "a int", "schemas": "f", "ca": "c"}, "for a registry"),
+        ({"schema": "a int", "schemas": "f", "name_column": " "}, "name_column=''\\) is empty"),
         ({"schema": "a int", "registry": "h:8081"}, "http"),
         ({"schema": "a int", "registry": "http://h:port"}, "http"),
         ({"schema": "a int", "registry": "http://a,b"}, "one http"),

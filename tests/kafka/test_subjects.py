@@ -14,6 +14,8 @@ import tallystick as ts
 from tallystick.errors import RegistryUnavailableError
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.registry import columns_to_read
+from tallystick.pipeline.topics import columns_ddl, layout_of
+from tallystick.state.schema import schema_of
 from tallystick.values import TopicPartition
 from tests.kafka.registry import WritableRegistry
 from tests.protobuf_schemas import add_field, classes_of, text_of
@@ -190,10 +192,34 @@ def test_a_key_of_columns_has_a_schema_of_its_own(registry):
     assert records.column("value").to_pylist() == [b'{"k":"a","n":1}', b'{"k":null,"n":2}']
 
 
+def test_a_union_of_schemas_that_the_registry_refers_to_is_read(registry):
+    """As Confluent's documentation has it for several types of events in one topic."""
+    names = [("orders-value", "shop.Order", "id"), ("payments-value", "shop.Payment", "payer")]
+    for subject, name, field in names:
+        fields = [{"name": field, "type": "string"}]
+        registry.add(subject, json.dumps({"type": "record", "name": name, "fields": fields}))
+    references = [{"name": name, "subject": subject, "version": 1} for subject, name, _ in names]
+    union = registry.add("all-value", '["shop.Order", "shop.Payment"]', references=references)
+    form = ts.Avro("id string, payer string", registry=registry.url, name_column="type")
+    source = ts.KafkaSource("host:9092", topics=["all"], value=form)
+    options = source.read_options("p")
+    layout = layout_of(options, schema_of(columns_ddl(options), "columns"))
+
+    assert layout.value is not None
+    frame = b"\0" + union.to_bytes(4, "big")
+    values = pa.array([frame + b"\0\2a", frame + b"\2\2b"], pa.binary())
+    parsed = layout.value.parse(values, "failfast", str)
+    assert parsed.columns.to_pylist() == [
+        {"id": "a", "payer": None, "type": "shop.Order"},
+        {"id": None, "payer": "b", "type": "shop.Payment"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"value": ts.Avro(schemas="f.json")}, "writing needs a registry="),
+        ({"value": ts.Avro(registry="http://r", name_column="t")}, "name_column=...\\) is for a s"),
         ({"value": ts.Avro("n long", registry="http://r")}, "Avro's JSON text"),
         (
             {"value": ts.Avro(registry="http://r"), "topic": None, "token_topic": "t"},

@@ -90,6 +90,10 @@ def test_patterns_and_assignments_are_subscriptions_too():
         ({"value__schema": "a int"}, "needs value.format=json, avro or protobuf"),
         ({"value__format": "avro", "value__schema": "a int"}, "set either registry"),
         ({"value__registry__url": "http://r"}, "needs no registry"),
+        (
+            {"value__format": "json", "value__schema": "a int", "value.name.column": "type"},
+            "value.name.column is for value.format=avro",
+        ),
         ({"key__format": "string"}, "expected one of raw, json, avro, json_schema"),
         ({"key__format": "json"}, "needs key.schema"),
         ({"value__format": "json_schema"}, "needs value.schema"),
@@ -199,9 +203,11 @@ def test_the_example_of_every_option_changes_something(option):
         "metadata.prefix": json,
         "value.registry.user.info": registry,
         "value.registry.ca": registry,
+        "value.name.column": registry,
         "key.prefix": key_json,
         "key.registry.user.info": key_registry,
         "key.registry.ca": key_registry,
+        "key.name.column": key_registry,
     }.get(option.name, {})
     instead = {  # means nothing without the option
         "assign": {"subscribe": ""},

@@ -24,8 +24,9 @@ FORMATS = (
     },
     {
         "value.format": "avro",
-        "value.schema": "n bigint, tags array<string>",
+        "value.schema": "n bigint, tags array<string>,",
         "value.registry.file": "asked-when-it-reads.json",
+        "value.name.column": "the type",
         "metadata.columns": "offset, KEY",
     },
     {"value.format": "json", "value.schema": "n bigint", "metadata.columns": "none"},
@@ -41,6 +42,7 @@ FORMATS = (
         "key.format": "avro",
         "key.schema": "m map<string, int>, b binary, t timestamp_ntz",
         "key.registry.file": "asked-when-it-reads.json",
+        "key.name.column": "type",
     },
 )
 

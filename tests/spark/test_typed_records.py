@@ -145,6 +145,52 @@ def test_keys_are_read_as_columns_and_a_malformed_one_goes_to_the_dead_letters(
     assert committed_bytes(flow.confluent, letters) == [(0, b"no key", b'{"n": 0}')]
 
 
+def test_records_of_several_types_in_one_topic_are_told_by_their_name(
+    flow: Flow, registry: WritableRegistry
+) -> None:
+    """A union of null and two records; a record of a branch that is none is a dead letter."""
+    union: list[Any] = ["null", VALUE, KEY]
+    frame = b"\0" + registry.add("all", json.dumps(union)).to_bytes(4, "big")
+    schema = fastavro.parse_schema(union)
+    records = [("bad", frame + b"\x06")]
+    for n in range(60):
+        event, key = ("Event", {"k": f"k{n}", "n": n, "tags": []}), ("Key", {"k": f"k{n}"})
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, [event, key, None][n % 3])
+        records.append((f"k{n}", frame + out.getvalue()))
+    produce(flow.confluent, flow.topic_in, records)
+    letters = f"{flow.topic_in}-letters"
+    flow.kafka.create_topic(letters, 1)
+    form = ts.Avro(
+        "k string, n bigint", registry=registry.url, mode="deadletter", name_column="type"
+    )
+
+    def shown(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.select(["k", "n", "type"])
+
+    pipeline = (
+        ts.Pipeline(flow.name)
+        .read(flow.source(value=form))
+        .map_batches(shown)
+        .write(
+            flow.sink(value=ts.Json(), key=["k"], key_format=ts.Json(), dead_letter_topic=letters)
+        )
+    )
+    flow.run(pipeline)
+
+    rows = [json.loads(value) for _, _, value in committed_bytes(flow.confluent, flow.topic_out)]
+    whole = [
+        [
+            {"k": f"k{n}", "n": n, "type": "Event"},
+            {"k": f"k{n}", "n": None, "type": "Key"},
+            {"k": None, "n": None, "type": None},
+        ][n % 3]
+        for n in range(60)
+    ]
+    assert sorted(map(repr, rows)) == sorted(map(repr, whole))
+    assert committed_bytes(flow.confluent, letters) == [(0, b"bad", frame + b"\x06")]
+
+
 ORDER = {
     "type": "object",
     "additionalProperties": False,

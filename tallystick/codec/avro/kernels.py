@@ -355,3 +355,29 @@ def decode_records(  # type: ignore[no-untyped-def]
         problems[1, row] = report[0]
         problems[2, row] = report[1]
     return spans.shape[1], np.int64(-1)
+
+
+@_kernel
+def read_branches(bodies, branch_count, branches, problems):  # type: ignore[no-untyped-def]
+    """Read the branch that each value of a union at the top has; return True if all have the same.
+
+    Args:
+        bodies: rows 0 and 1: addresses where each value begins and ends; row 0 gets the address
+            after the branch.
+        branch_count: how many branches the union has.
+        branches: gets the index of each value's branch, as it is written.
+        problems: gets the problem of each value whose branch is none, else 0.
+    """
+    is_same = True
+    for row in range(bodies.shape[1]):
+        branch, at = _varint(bodies[0, row], bodies[1, row])
+        branches[row] = branch
+        if at < 0:
+            problems[row] = -at
+        elif branch < 0 or branch >= branch_count:
+            problems[row] = UNION_RANGE
+        else:
+            problems[row] = 0
+            bodies[0, row] = at
+        is_same = is_same and problems[row] == 0 and branch == branches[0]
+    return is_same

@@ -4,6 +4,9 @@ Columns are found by name. The rules are those of Avro's schema resolution, with
 place of a reader's schema: int may become long, float, double; long float, double; float double;
 string and bytes one another. A logical type may be read as its underlying type, never the reverse.
 
+A union at the top has a plan per branch, all for the same columns. A struct with the name of a
+record holds the fields of that record (docs/decisions/0064).
+
 Source: https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
 
@@ -21,6 +24,7 @@ from tallystick.codec.wire_format import SchemaError
 
 DECIMAL_DIGITS_MAX = 38
 INSTRUCTIONS_MAX = 1 << 16
+FIELDS_SHOWN_MAX = 5
 _PRIMITIVE_OPERATIONS = {
     "boolean": kernels.BOOLEAN,
     "int": kernels.INT,
@@ -90,16 +94,104 @@ class Plan:
     paths: tuple[str, ...]
 
 
-def make_plan(writer: Node, schema: pa.Schema) -> Plan:
-    """Return the plan that reads records of a writer's schema as the columns asked for.
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A branch of a union at the top of a schema, or the record that a schema is.
+
+    Args:
+        name: the full name of the record; None: the branch is no record.
+        plan: the way to read values of the branch; None: they are malformed.
+        problem: the reason why they are malformed; "": they are not.
+    """
+
+    name: str | None
+    plan: Plan | None
+    problem: str = ""
+
+
+def make_branches(writer: Node, schema: pa.Schema, *, is_named: bool) -> tuple[Branch, ...]:
+    """Return the ways to read values of a writer's schema, one per branch of a union.
+
+    Args:
+        writer: a record, or a union with a record.
+        schema: the columns asked for.
+        is_named: whether a column says the record's name: rows without other columns are told by
+            the name, so no record is unknown.
 
     Raises:
         SchemaError: a type does not fit; field and both types are named.
     """
-    if writer.kind != "record":
+    parts = writer.parts if writer.kind == "union" else [writer]
+    records = [part for part in parts if part.kind == "record"]
+    if not records:
         raise SchemaError(f"it is of type {writer}, but the columns asked for need a record")
+    knows_all = is_named or len(records) == 1
+    return tuple(_branch(part, records, schema, knows_all=knows_all) for part in parts)
+
+
+def _branch(part: Node, records: list[Node], schema: pa.Schema, *, knows_all: bool) -> Branch:
+    if part.kind == "null":
+        return Branch(None, _make_plan(Node("record"), schema))
+    if part.kind != "record":
+        return Branch(None, None, f"it is of type {part}, and only records become columns")
+    known = [name for name, _ in part.fields]
+    if not (knows_all or any(_is_whole(part, c) or c.name in known for c in schema)):
+        return Branch(
+            part.name,
+            None,
+            f"it is a record {part.name}, which has none of the fields in value.schema: name one "
+            f"of {known[:FIELDS_SHOWN_MAX]} there, or have a row of every record by a name_column=",
+        )
+    try:
+        return Branch(part.name, _make_plan(part, schema))
+    except SchemaError as error:
+        raise _conflict(records, schema) or error from None
+
+
+def _conflict(records: list[Node], schema: pa.Schema) -> SchemaError | None:
+    """Return an error about a field that records of a union have as types for different columns."""
+    for column in schema:
+        types = {
+            record.name: dict(record.fields)[column.name]
+            for record in records
+            if column.name in dict(record.fields)
+        }
+        if len({str(node) for node in types.values()}) > 1 and not all(
+            _can_read(node, column) for node in types.values()
+        ):
+            alone = (f"`{r.rpartition('.')[2]}` struct<`{column.name}`: ...>" for r in types)
+            return SchemaError(
+                f"field {column.name!r} was asked for as {column.type}, and records of the union "
+                f"have it as different types: "
+                + ", ".join(f"{node} in {record}" for record, node in types.items())
+                + ". Declare a type in value.schema that all can be read as, or in place of that "
+                "column take the field of each record by itself: " + ", ".join(alone)
+            )
+    return None
+
+
+def _can_read(node: Node, column: pa.Field) -> bool:
+    try:
+        _make_plan(Node("record", fields=[(column.name, node)]), pa.schema([column]))
+    except SchemaError:
+        return False
+    return True
+
+
+def _is_whole(record: Node, column: pa.Field) -> bool:
+    """Return whether a column is the record itself: a struct that is called as the record is."""
+    named = column.name in (record.name, record.name.rpartition(".")[2])
+    return named and pa.types.is_struct(column.type) and column.name not in dict(record.fields)
+
+
+def _make_plan(writer: Node, schema: pa.Schema) -> Plan:
+    """Return the plan that reads a record as the columns asked for.
+
+    Raises:
+        SchemaError: a type does not fit; field and both types are named.
+    """
     compiler = _Compiler()
-    outputs = compiler.record(writer, list(schema), 0, "")
+    outputs = compiler.top(writer, schema)
     compiler.emit(kernels.END, "")
     compiler.finish()
     return Plan(
@@ -139,6 +231,34 @@ class _Compiler:
             self.emit(kernels.RETURN, node.name)
         for place, node in self._calls:
             self.program[place][kernels.TARGET] = self._skipped[node]
+
+    def top(self, node: Node, schema: pa.Schema) -> tuple[Output, ...]:
+        """Read a record's fields as columns, and as fields of a struct that is the record."""
+        wholes = [column.name for column in schema if _is_whole(node, column)]
+        fields: dict[str, pa.Field] = {}
+        for column in schema:
+            for part in list(column.type) if column.name in wholes else [column]:
+                if fields.setdefault(part.name, part).type != part.type:
+                    raise SchemaError(
+                        f"field {part.name!r} of the record {node.name} is asked for as "
+                        f"{fields[part.name].type} and as {part.type}: declare one type in "
+                        f"value.schema"
+                    )
+        valid = {name: self._column(0) for name in wholes}
+        for name, place in valid.items():
+            self.emit(kernels.VALID, name, place)
+        outputs = dict(zip(fields, self.record(node, list(fields.values()), 0, ""), strict=True))
+        return tuple(
+            Output(
+                column.type,
+                SlotContent.STRUCT,
+                valid[column.name],
+                parts=tuple(outputs[part.name] for part in column.type),
+            )
+            if column.name in wholes
+            else outputs[column.name]
+            for column in schema
+        )
 
     def record(
         self, node: Node, fields: Sequence[pa.Field], context: int, path: str

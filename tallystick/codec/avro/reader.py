@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallystick.codec.avro import kernels
-from tallystick.codec.avro.kernels import decode_records
-from tallystick.codec.avro.plan import Output, Plan, SlotContent, make_plan
+from tallystick.codec.avro.kernels import decode_records, read_branches
+from tallystick.codec.avro.plan import Branch, Output, Plan, SlotContent, make_branches
 from tallystick.codec.avro.schema import parse_schema
 from tallystick.codec.bytes_kernels import ENVELOPE_SIZE, may_repeat, read_envelopes
 from tallystick.codec.spans import (
@@ -27,7 +27,14 @@ from tallystick.codec.spans import (
     validity,
 )
 from tallystick.codec.values import ParsedValues, Where, check_names
-from tallystick.codec.wire_format import DecodedBodies, SchemaSource, SchemaTexts, parse_bodies
+from tallystick.codec.wire_format import (
+    DecodedBodies,
+    SchemaSource,
+    SchemaTexts,
+    groups_of,
+    in_order,
+    parse_bodies,
+)
 from tallystick.errors import OptionError
 
 PLANS_KEPT_MAX = 256
@@ -53,6 +60,7 @@ class AvroReader:
         schema: the columns asked for, found by name in the writer's record; a column without a
             field there is null.
         schemas: the registry of the schema ids.
+        has_name: the last of the columns holds the full name of the record; False: none does.
 
     Raises:
         OptionError: no column, one named twice, a type that Avro has no form for, or NOT NULL.
@@ -60,9 +68,20 @@ class AvroReader:
 
     schema: pa.Schema
     schemas: SchemaSource
+    has_name: bool = False
 
     def __post_init__(self) -> None:
-        _check_fields(list(self.schema), "the Avro schema")
+        _check_fields(list(self._fields), "the Avro schema")
+        if self.has_name and self.schema.names[-1] in self._fields.names:
+            name = self.schema.names[-1]
+            raise OptionError(
+                f"Avro(name_column={name!r}): the schema has a field of that name, too: choose "
+                f"another name for the column"
+            )
+
+    @property
+    def _fields(self) -> pa.Schema:
+        return pa.schema(list(self.schema)[:-1]) if self.has_name else self.schema
 
     name: ClassVar[str] = "Avro"
 
@@ -72,29 +91,98 @@ class AvroReader:
 
     def decode(self, texts: SchemaTexts, schema_id: int, bodies: Int64Array) -> DecodedBodies:
         """See `wire_format.BodyFormat.decode`."""
-        plan = _plan(texts, self.schema)
-        decoded = decode(plan, bodies)
-        reasons = {}
-        for index in np.flatnonzero(decoded.problems[0]).tolist():
-            code, pc, value = decoded.problems[:, index].tolist()
-            reasons[index] = _body_reason(code, schema_id, plan, pc, value)
-        return DecodedBodies(decoded.arrays, reasons)
+        fields = self._fields
+        branches, is_union = _branches(texts, fields, self.has_name)
+        which = np.zeros(bodies.shape[1], np.int64)
+        if is_union:
+            decoded = _decoded_union(branches, schema_id, bodies, fields, which)
+        else:
+            decoded = _decoded(branches[0], f"schema {schema_id}", bodies)
+        if not self.has_name:
+            return decoded
+        is_wrong = np.zeros(len(which), np.bool_)
+        is_wrong[list(decoded.reasons)] = True
+        names = pa.array([branch.name for branch in branches], pa.string())
+        name = names.take(pa.array(which, mask=is_wrong))
+        return DecodedBodies([*decoded.arrays, name], decoded.reasons)
 
 
 @lru_cache(maxsize=PLANS_KEPT_MAX)
-def _plan(texts: SchemaTexts, schema: pa.Schema) -> Plan:
-    return make_plan(parse_schema(texts), schema)
+def _branches(
+    texts: SchemaTexts, schema: pa.Schema, is_named: bool
+) -> tuple[tuple[Branch, ...], bool]:
+    """Return the ways to read values of a schema, and whether the schema is a union."""
+    writer = parse_schema(texts)
+    return make_branches(writer, schema, is_named=is_named), writer.kind == "union"
+
+
+def _decoded_union(
+    branches: Sequence[Branch],
+    schema_id: int,
+    bodies: Int64Array,
+    schema: pa.Schema,
+    which: Int64Array,
+) -> DecodedBodies:
+    """Decode values of a union, branch by branch, and put the rows back in their order.
+
+    Args:
+        branches: of the union.
+        schema_id: for messages.
+        bodies: the addresses where each value begins and ends.
+        schema: the columns.
+        which: gets the index of each value's branch.
+    """
+    after = bodies.copy()
+    problems = np.zeros(len(which), np.int64)
+    is_same = read_branches(after, len(branches), which, problems)
+    union = f"schema {schema_id}"
+    reasons = {
+        row: f"the union of {union}: {_BODY_REASONS[int(problems[row])](int(which[row]))}"
+        for row in np.flatnonzero(problems).tolist()
+    }
+    good = np.flatnonzero(problems == 0)
+    parts, order = [], []
+    for index, places in groups_of(which[good]) if len(good) else ():
+        branch, rows = branches[index], good[places]
+        if branch.plan is None:
+            reasons |= dict.fromkeys(rows.tolist(), f"by {union} {branch.problem}")
+            continue
+        where = f"{branch.name} in {union}" if branch.name else union
+        decoded = _decoded(branch, where, after if is_same else after[:, rows])
+        parts.append(pa.RecordBatch.from_arrays(decoded.arrays, schema=schema))
+        order.append(rows)
+        reasons |= {int(rows[place]): why for place, why in decoded.reasons.items()}
+    return DecodedBodies(in_order(parts, order, schema, len(which)).columns, reasons)
+
+
+def _decoded(branch: Branch, where: str, bodies: Int64Array) -> DecodedBodies:
+    """Decode records, or nulls, of one type; `where` is the type as messages name it."""
+    assert branch.plan is not None, branch
+    decoded = decode(branch.plan, bodies)
+    reasons = {}
+    for index in np.flatnonzero(decoded.problems[0]).tolist():
+        code, pc, value = decoded.problems[:, index].tolist()
+        if code == kernels.LEFT_OVER:
+            end = "the last field" if branch.name else "the null"
+            reasons[index] = f"{value} bytes are left over after {end} of {where}"
+        else:
+            path = branch.plan.paths[pc]
+            reasons[index] = f"field {path!r} of {where}: {_BODY_REASONS[code](value)}"
+    return DecodedBodies(decoded.arrays, reasons)
 
 
 def warm_up() -> None:
     """Compile the kernels, or load them from the cache."""
     text = '{"type":"record","name":"r","fields":[{"name":"s","type":"string"}]}'
-    plan = _plan((text,), pa.schema([("s", pa.string())]))
+    (branch,), _ = _branches((text,), pa.schema([("s", pa.string())]), False)
+    assert branch.plan is not None
     spans = spans_of(pa.array([b"\x00\x00\x00\x00\x01\x02a"], pa.binary()), "value")
     ids, verdicts = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+    which, problems = np.zeros((2, 1), np.int64)
     read_envelopes(spans.address, spans.starts, spans.lengths, ids, verdicts)
     body = spans.address + ENVELOPE_SIZE
-    decode(plan, np.array([[body], [body + 2]], np.int64))
+    decode(branch.plan, np.array([[body], [body + 2]], np.int64))
+    read_branches(np.array([[body], [body + 2]], np.int64), 2, which, problems)
     none = np.zeros(0, np.int64)
     may_repeat(none, none, none)
 
@@ -118,13 +206,6 @@ _BODY_REASONS: dict[int, Callable[[int], str]] = {
         f"records are nested in themselves more than {kernels.FRAMES_MAX} deep"
     ),
 }
-
-
-def _body_reason(code: int, schema_id: int, plan: Plan, pc: int, value: int) -> str:
-    if code == kernels.LEFT_OVER:
-        return f"{value} bytes are left over after the last field of schema {schema_id}"
-    what = _BODY_REASONS[code](value)
-    return f"field {plan.paths[pc]!r} of schema {schema_id}: {what}"
 
 
 def _check_fields(fields: Sequence[pa.Field], path: str) -> None:

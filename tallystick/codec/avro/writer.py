@@ -51,22 +51,36 @@ class AvroWriter:
     def write(self, columns: pa.RecordBatch) -> pa.Array:
         """See `ValueWriter.write`."""
         program = self._program(columns)
-        prefix = np.frombuffer(b"\0" + self.schema_id.to_bytes(4, "big"), np.uint8)
+        _, branch = _record_of(self.texts)
+        prefix = np.frombuffer(b"\0" + self.schema_id.to_bytes(4, "big") + branch, np.uint8)
         return _encoded(program, prefix, columns.num_rows, columns.nbytes)
 
     def _program(self, columns: pa.RecordBatch) -> "_Program":
-        node = _tree(self.texts)
-        if node.kind != "record":
-            raise OptionError(f"the Avro schema is of type {node}, and rows need a record")
+        record, _ = _record_of(self.texts)
         program = _Program()
-        program.record(node, columns.schema, columns.columns, "")
+        program.record(record, columns.schema, columns.columns, "")
         program.emit(kernels.END, "")
         return program
 
 
 @lru_cache(maxsize=SCHEMAS_KEPT_MAX)
-def _tree(texts: SchemaTexts) -> Node:
-    return parse_schema(texts)
+def _record_of(texts: SchemaTexts) -> tuple[Node, bytes]:
+    """Return the record that rows are written as, and the bytes of its branch in a union."""
+    node = parse_schema(texts)
+    kinds = [part.kind for part in node.parts]
+    if node.kind == "record":
+        return node, b""
+    if node.kind == "union" and kinds in (["record"], ["null", "record"], ["record", "null"]):
+        index = kinds.index("record")
+        return node.parts[index], bytes([2 * index])
+    if kinds.count("record") > 1:
+        raise OptionError(
+            f"the Avro schema is a {node}, and no column says which of its records a row is: "
+            f"split the rows, and write each part with the schema of one record"
+        )
+    raise OptionError(
+        f"the Avro schema is of type {node}, and rows need a record, or a union of null and one"
+    )
 
 
 @dataclass(eq=False)

@@ -52,7 +52,7 @@ from tallystick.codec.json.kernels import (
     has_odd_word,
     join_records,
 )
-from tallystick.codec.json.reasons import misfit
+from tallystick.codec.json.reasons import misfit, no_object
 from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of, text_array, validity
 from tallystick.codec.values import (
@@ -310,6 +310,9 @@ def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _in_words(value: pa.Scalar, schema: pa.Schema, refusal: str) -> str:
     """Return the reason why a record is malformed: the field's, or as it was refused."""
+    if refusal == _REASONS[NOT_AN_OBJECT]:
+        kind = no_object(value.as_py())
+        return f"{refusal}: {kind}" if kind else refusal
     is_known = refusal in _REASONS.values() or refusal == _NO_NUMBER_REASON
     return refusal if is_known else misfit(value.as_py(), schema, refusal) or refusal
 

@@ -30,6 +30,31 @@ def misfit(record: bytes, schema: pa.Schema, refusal: str) -> str:
     return _misfit("", pa.struct(list(schema)), document, refusal) if document else ""
 
 
+def no_object(record: bytes) -> str:
+    """Return the kind of a document that is no object, and the way to read it; "": not known."""
+    begin = record.lstrip()[:1]
+    if begin == b"[":
+        return (
+            "it is an array, and a value is one row. Write each item as a record of its own, or "
+            "read the values without a format and split them in a map_batches"
+        )
+    if begin == b"\0":
+        return (
+            "it begins with byte 0, as Confluent's wire format does. Read such values with "
+            "ts.JsonSchema, ts.Avro or ts.Protobuf"
+        )
+    try:
+        document = json.loads(record)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(document, dict):
+        return (
+            "it is a text, number, boolean or null, which names no columns. Read the values "
+            "without a format, or as text with ts.Text()"
+        )
+    return ""
+
+
 def _misfit(path: str, kind: pa.DataType, value: Any, refusal: str) -> str:
     if value is None:
         return ""
