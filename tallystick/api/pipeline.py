@@ -79,6 +79,7 @@ from tallystick.words import unknown_name
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor  # PySpark 3.5 has none
 
+    from tallystick.api.preview import Preview
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
     from tallystick.ops.ui.page import LiveRun
 
@@ -362,6 +363,21 @@ class Pipeline:
         run = self._run(Cluster.at_hand(spark), execution)
         return explained(run, self.inputs.sources, self._all_steps, self.topology, place)
 
+    def preview(self, rows: Any) -> "Preview":
+        """Run some rows through the pipeline in this process, and show what comes out.
+
+        Nothing is written, and neither Kafka nor Spark is asked; no sink has to be named yet.
+
+        Args:
+            rows: as for `tallystick.testing.run`: those of the only topic, or by source.
+
+        Returns:
+            The rows of the main output as a `table`, shown with their types.
+        """
+        from tallystick.api.preview import previewed
+
+        return previewed(self, rows)
+
     @property
     def _all_steps(self) -> tuple[Step, ...]:
         """The steps, those of an only input included."""
@@ -430,21 +446,22 @@ class Pipeline:
         execution: str | None,
         listener: Listener | None = None,
         dropped: frozenset[str] = frozenset(),
+        topology: OutputTopology | None = None,
     ) -> PipelineRun:
-        steps = (*self.inputs.steps, *self.steps)
+        steps, topology = (*self.inputs.steps, *self.steps), topology or self.topology
         run = PipelineRun(
             name=self.name,
             cluster=cluster,
             inputs=self.inputs.declared(self.name),
             steps=self._all_steps,
-            topology=self.topology,
+            topology=topology,
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
             tables=tuple(table.declared(self.name) for table in tables_in(steps)),
             lists=lists_in(steps),
         )
-        check_columns(self.topology, {MAIN: run.columns, **run.outputs})
+        check_columns(topology, {MAIN: run.columns, **run.outputs})
         return run
 
     if not TYPE_CHECKING:  # type checkers know what is there

@@ -2,11 +2,17 @@
 
 from .driver import (
     Driver as Driver,
+)
+from .driver import (
     run as run,
 )
 from .kafka import EmbeddedKafka as EmbeddedKafka
 from .security import (
     Grant as Grant,
+)
+from .security import (
     Security as Security,
+)
+from .security import (
     create_acls as create_acls,
 )

@@ -49,6 +49,11 @@ from tallystick.testing.tasks import TasksInProcess
 from tallystick.text import duration_ms
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+PREVIEW = "preview"
+IN_MEMORY = ("postgres", PREVIEW)
+"""The kinds of sinks, beside Kafka's, whose rows are kept in memory, and written nowhere."""
+LETTERS = "dead_letter_topic"
+"""The attribute of a sink that takes malformed records."""
 _MAIN = "main"
 
 
@@ -298,10 +303,11 @@ class Driver:
         real, kept = dict[str, Sink](), dict[str, MemorySink]()
         for uid, sink in topology.by_uid:
             output = getattr(sink, "output", None)
+            is_kafka, letters = isinstance(output, KafkaOutput), getattr(sink, LETTERS, None)
             kept[uid] = MemorySink(
-                self._written, output if isinstance(output, KafkaOutput) else None, self._clock
+                self._written, self._clock, output if is_kafka else None, letters
             )
-            if output is None and sink.kind != "postgres":
+            if not is_kafka and sink.kind not in IN_MEMORY:
                 real[uid] = sink
         return real, kept
 

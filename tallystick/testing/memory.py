@@ -257,17 +257,24 @@ class MemorySink:
 
     Args:
         topics: the destination of committed records.
+        clock: the timestamp of records that have none.
         output: of the `KafkaSink` that it stands for; None: it keeps rows only.
-        now_ms: the timestamp of records that have none.
+        dead_letter_topic: the destination of malformed records; None: there is none.
     """
 
     kind = "memory"
     uid = None
     timeout = None
 
-    def __init__(self, topics: Topics, output: KafkaOutput | None, now_ms: "Clock") -> None:
-        self.topics, self.output, self.clock = topics, output, now_ms
-        self.dead_letter_topic = None if output is None else output.dead_letter_topic
+    def __init__(
+        self,
+        topics: Topics,
+        clock: "Clock",
+        output: KafkaOutput | None = None,
+        dead_letter_topic: str | None = None,
+    ) -> None:
+        self.topics, self.clock = topics, clock
+        self.output, self.dead_letter_topic = output, dead_letter_topic
         self.rows: list[pa.RecordBatch] = []
         self.prepared: dict[str, tuple[Committable, list[pa.RecordBatch], Written]] = {}
         self._committed: set[str] = set()
@@ -340,7 +347,7 @@ class MemoryTransaction:
 
     def __init__(self, sink: MemorySink, place: Place) -> None:
         self._sink, self._place = sink, place
-        self._layout = None if sink.output is None else sink.layout()
+        self._layout = sink.output and sink.output.rows(sink.counts(), registers=False)
         self._rows: list[pa.RecordBatch] = []
         self._written: Written = []
 
@@ -352,7 +359,7 @@ class MemoryTransaction:
 
     def write_dead_letters(self, records: pa.RecordBatch) -> None:
         """Keep malformed records for the dead-letter topic."""
-        self._write(records, self._sink.layout(self._sink.dead_letter_topic))
+        self._write(records, RowLayout(self._sink.counts(), self._sink.dead_letter_topic))
 
     def _write(self, rows: pa.RecordBatch, layout: RowLayout) -> None:
         for partition, records in layout.split(rows, len(self._written)):
