@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -52,8 +52,6 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 PREVIEW = "preview"
 IN_MEMORY = ("postgres", PREVIEW)
 """The kinds of sinks, beside Kafka's, whose rows are kept in memory, and written nowhere."""
-LETTERS = "dead_letter_topic"
-"""The attribute of a sink that takes malformed records."""
 _MAIN = "main"
 
 
@@ -114,10 +112,11 @@ class Driver:
         self._clock = Clock(round(now.timestamp() * 1000))
         self._topics, self._written = Topics(partitions or {}), Topics(partitions or {})
         self._host = MemoryHost(MemoryStorage())
-        self._real, self._kept = self._sinks_of(pipeline.topology)
+        self._kept: dict[str, MemorySink] = {}
+        self._topology = self._in_memory(pipeline.topology)
         self._late = Counter[str]()
-        self._ran: EpochRan | None = None
         self._is_crashing = False
+        self._sinks: Sinks | None = None
         self._start()
         self._feeder = Feeder(self._run.all_inputs, self._topics, self._clock)
 
@@ -162,7 +161,7 @@ class Driver:
             self._start()
             raise
 
-    def drain(self) -> "Driver":
+    def drain(self) -> Self:
         """Run epochs until there is nothing to do at this time; return the driver."""
         while self.epoch():
             pass
@@ -267,9 +266,12 @@ class Driver:
     # --- inside ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Begin a run, as `pipeline.loop` does."""
+        """Begin a run, as `pipeline.loop` does; the one before has ended, or is given up."""
+        if self._sinks is not None:
+            self._sinks.close()
+        self._ran: EpochRan | None = None
         run = self._run = self._pipeline._compiled(Cluster.absent())
-        sinks = Sinks(self._topology, run.name, run.cluster, trigger_interval_ms=None)
+        sinks = self._sinks = Sinks(self._topology, run.name, run.cluster, trigger_interval_ms=None)
         run.use(sinks, TasksInProcess(), MemoryFetch(self._topics), self._host, CLUSTER)
         if self._parallelism is not None:
             run.keyed = run.keyed.rescaled(self._parallelism, ())
@@ -298,27 +300,24 @@ class Driver:
                 self._late.update(dict(self._ran.late))
                 self._ran = None
 
-    def _sinks_of(self, topology: OutputTopology) -> tuple[dict[str, Sink], dict[str, MemorySink]]:
-        """Return the sinks that write for real, and the ones in memory, by uid."""
-        real, kept = dict[str, Sink](), dict[str, MemorySink]()
+    def _in_memory(self, topology: OutputTopology) -> OutputTopology:
+        """Return sinks that keep rows: in place of those on servers, and beside the real ones."""
+        others: list[tuple[str, Sink]] = []
+        real: list[tuple[str, Sink]] = []
+        selections = dict(topology.selections)
         for uid, sink in topology.by_uid:
             output = getattr(sink, "output", None)
-            is_kafka, letters = isinstance(output, KafkaOutput), getattr(sink, LETTERS, None)
-            kept[uid] = MemorySink(
-                self._written, self._clock, output if is_kafka else None, letters
+            is_kafka, letters = isinstance(output, KafkaOutput), topology.dead_letter_topic
+            kept = MemorySink(
+                self._written,
+                self._clock,
+                output if is_kafka else None,
+                letters if letters == getattr(sink, "dead_letter_topic", None) else None,
             )
+            self._kept[uid], beside = kept, uid
             if not is_kafka and sink.kind not in IN_MEMORY:
-                real[uid] = sink
-        return real, kept
-
-    @property
-    def _topology(self) -> OutputTopology:
-        """The sinks, with those in memory: where they stand for others, and beside real ones."""
-        topology = self._pipeline.topology
-        others: list[tuple[str, Sink]] = []
-        selections = dict(topology.selections)
-        for uid, kept in self._kept.items():
-            beside = f"{uid}.rows" if uid in self._real else uid
+                real.append((uid, sink))
+                beside = f"{uid}.rows"
             others.append((beside, kept))
             selections[beside] = topology.selection(uid)
         return replace(
@@ -327,22 +326,19 @@ class Driver:
             sink=None,
             uid="",
             sharing=(),
-            others=(*others, *self._real.items()),
+            others=(*others, *real),
             selections=selections,
         )
 
     def _uids_of(self, name: str) -> list[str]:
         """Return the uids of the sinks that a name means."""
-        topology = self._pipeline.topology
-        by_topic = {
-            uid: kept.output.topic for uid, kept in self._kept.items() if kept.output is not None
-        }
         if name in self._kept:
             return [name]
-        if uids := [uid for uid, topic in by_topic.items() if topic == name]:
+        outputs = {uid: kept.output for uid, kept in self._kept.items()}
+        if uids := [uid for uid, output in outputs.items() if output and output.topic == name]:
             return uids
-        output = MAIN if name == _MAIN else name
-        return [uid for uid in self._kept if topology.selection(uid).output == output]
+        meant = MAIN if name == _MAIN else name
+        return [uid for uid in self._kept if self._topology.selection(uid).output == meant]
 
 
 _DEAD_LETTERS = pa.schema(
