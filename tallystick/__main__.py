@@ -27,7 +27,9 @@ from tallystick.ops.cli_savepoint import (
     errors_as_messages,
 )
 from tallystick.ops.cli_savepoint import app as savepoint
+from tallystick.ops.cli_topic import app as topic
 from tallystick.storage.places import resolved
+from tallystick.text import printable
 
 if TYPE_CHECKING:
     from tallystick.api.pipeline import Pipeline
@@ -55,7 +57,6 @@ def recover(
     nothing is left; 1: an error, or an epoch that only the next start can run again.
     """
     from tallystick.ops.cli_progress import waiting
-    from tallystick.ops.cli_show import printable
 
     with errors_as_messages():
         checkpoint = resolved(checkpoint)  # a module that is imported may change the folder
@@ -185,6 +186,7 @@ app = typer.Typer(
 )
 broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
 app.add_typer(broker, name="broker")
+app.add_typer(topic, name="topic")
 app.add_typer(savepoint, name="savepoint")
 app.add_typer(cli.transactions_app, name="transactions")
 app.command("recover")(recover)
