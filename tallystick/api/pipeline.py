@@ -74,7 +74,7 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
 from tallystick.tasks.hints import returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
-from tallystick.tasks.outputs import MAIN, Predicate, Selection
+from tallystick.tasks.outputs import MAIN, Predicate, Selection, users_function
 from tallystick.text import duration_ms
 from tallystick.words import unknown_name
 
@@ -417,7 +417,7 @@ class Pipeline:
         """Warn of functions that never return rows, whatever they get."""
         for step in (*self.inputs.steps, *self.steps):
             function = step.function if isinstance(step, MapBatches) else None
-            function = getattr(function, "function", function)  # below one with state
+            function = users_function(function)
             if function is not None and returns_nothing(function):
                 warn_of_silence("map_batches", function)
 
