@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from tallystick.errors import OptionError
 from tallystick.tasks.hints import place_of
-from tallystick.tasks.outputs import Rows
 
 FRAMES = ("pandas", "polars")
 OTHERS = ("pyspark",)
@@ -49,15 +48,10 @@ class DataFrameFunction:
         result = self.function(*frames)
         if isinstance(result, tuple):  # the rows and the elements of a list state
             return tuple(map(self._arrow, result))
-        if isinstance(result, Rows):
-            outputs = {name: self._arrow(rows) for name, rows in result.outputs.items()}
-            return Rows(self._arrow(result.main), outputs)
         return self._arrow(result)
 
     def _arrow(self, rows: Any) -> Any:
-        is_frame = type(rows).__name__ == "DataFrame"
-        library = type(rows).__module__.partition(".")[0] if is_frame else ""
-        return arrow_of(rows, library, self) if library in FRAMES else rows
+        return as_arrow(rows, f"map_batches {place_of(self.function)}: ")
 
 
 def with_frames(function: Any, argument_count: int) -> Any:
@@ -92,7 +86,7 @@ def _names_of(function: Any) -> Mapping[str, Any]:
     while isinstance(function, partial):
         function = function.func
     if not hasattr(function, "__globals__"):
-        function = getattr(type(function), "__call__", None)
+        function = type(function).__call__
     function = inspect.unwrap(getattr(function, "__func__", function))
     cells = getattr(function, "__closure__", None) or ()
     code = getattr(function, "__code__", None)
@@ -171,32 +165,32 @@ def frame_of(rows: Any, library: str) -> Any:
     return rows
 
 
-def arrow_of(frame: Any, library: str, function: Any) -> pa.Table:
+def as_arrow(rows: Any, what: str = "") -> Any:
     """Return a frame as Arrow rows, of the types that batches from Kafka have.
 
     Args:
-        frame: of the library.
-        library: pandas or polars.
-        function: returned the frame, for the message.
+        rows: a frame; anything else is returned as it is.
+        what: returned the frame, for the message.
 
     Raises:
         OptionError: a pandas frame has values in its index.
     """
+    library = type(rows).__module__.partition(".")[0]
+    if type(rows).__name__ != "DataFrame" or library not in FRAMES:
+        return rows
     if library == "polars":
         import polars
 
-        rows = frame.to_arrow(compat_level=polars.CompatLevel.oldest())
+        table = rows.to_arrow(compat_level=polars.CompatLevel.oldest())
     else:
-        if named := [str(name) for name in frame.index.names if name is not None]:
+        if named := [str(name) for name in rows.index.names if name is not None]:
             raise OptionError(
-                f"map_batches {place_of(function)}: the pandas frame that it returned has "
-                f"{', '.join(map(repr, named))} in its index, which is no column: .reset_index() "
-                f"makes one of it, .reset_index(drop=True) drops it, and "
+                f"{what}a pandas frame has {', '.join(map(repr, named))} in its index, which is no "
+                f"column: .reset_index() makes one of it, .reset_index(drop=True) drops it, and "
                 f"groupby(…, as_index=False) never makes an index"
             )
-        rows = pa.Table.from_pandas(frame, preserve_index=False)
-    plain = pa.schema([field.with_type(_plain(field.type)) for field in rows.schema])
-    return rows.cast(plain)
+        table = pa.Table.from_pandas(rows, preserve_index=False)
+    return table.cast(pa.schema([(field.name, _plain(field.type)) for field in table.schema]))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -211,6 +205,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if types.is_list(kind) or types.is_large_list(kind):
         item = kind.value_field
         return pa.list_(item.with_type(_plain(item.type)))
+    if types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     if types.is_struct(kind):
         return pa.struct([field.with_type(_plain(field.type)) for field in kind])
     return kind
