@@ -323,6 +323,22 @@ def _prepared(
         yield "  tallystick new my-job"
 
 
+@app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(help="To make; its name is the pipeline's.")],
+) -> None:
+    """Write a small job, which runs as it is: pipeline, test, Dockerfile, README."""
+    from tallystick.ops.new_job import write_job
+
+    with errors_as_messages():
+        write_job(folder)
+    typer.echo(f"Made {folder}. Next:")
+    typer.echo(f"  cd {folder}")
+    typer.echo("  python -m pytest       # its test, without a broker")
+    typer.echo("  python pipeline.py     # with `tallystick broker start --topics flights:3,late:3")
+    typer.echo("                         # --sample flights` in another terminal")
+
+
 @app.command("warm-up")
 def warm_up() -> None:
     """Compile kernels and archive JVM classes, which shortens every later start.
