@@ -1,7 +1,7 @@
 """The cost of frames in functions of `map_batches`: `python -m benchmarks.dataframes`.
 
-Prints, for batches of 1,000 rows of six columns, the microseconds of processor time that the way into a frame and
-back takes in addition to a function of Arrow batches: the median of 200 batches.
+Prints, for batches of 1,000 rows of six columns, the microseconds of processor time that the way
+into a frame and back takes beside a function of Arrow batches: the median of 200 batches.
 """
 
 import json

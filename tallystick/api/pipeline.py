@@ -153,9 +153,10 @@ class Pipeline:
 
         Args:
             function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows;
-                `ts.enrich(…)` makes such a function. It must keep nothing between calls, except in
-                `state`, its second argument: batches may be cut elsewhere when an epoch is run
-                again, and any worker may get any batch.
+                `ts.enrich(…)` makes such a function. With a `polars.DataFrame` or a
+                `pandas.DataFrame` in its annotations it gets and returns such frames. It must keep
+                nothing between calls, except in `state`, its second argument: batches may be cut
+                elsewhere when an epoch is run again, and any worker may get any batch.
             schema: the columns of the returned rows, as DDL or as a schema, by name; `transform`
                 and `key_by` need them.
             outputs: the columns of the side outputs, whose rows are returned in a `ts.Rows`.
