@@ -268,6 +268,13 @@ def test_side_outputs_and_no_rows_pass() -> None:
     assert called(lambda rows: None) == []
 
 
+def test_rows_on_their_way_to_a_sink_may_be_frames_too() -> None:
+    (function,) = ts.mapped(ts.KafkaSink("localhost:9092", topic="t"), pandas_to_anything).functions
+
+    (rows,) = apply([function], ROWS)
+    assert rows.to_pydict() == {"text": ["a", None, "é"]}
+
+
 def test_a_function_with_state_gets_frames_where_it_names_them() -> None:
     def joined(rows: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
         assert isinstance(rows, pd.DataFrame)
