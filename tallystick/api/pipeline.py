@@ -20,14 +20,13 @@ With state, exactly once with the output:
 After `process` the functions run in the task that owns the key.
 """
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
@@ -35,6 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tallystick.api.explain import explained
 from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.processors import ahead_ms, delays_ms, processor_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import (
     NO_INPUTS,
@@ -68,19 +68,18 @@ from tallystick.run.query import Query
 from tallystick.run.signals import interruption, is_interactive
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.jvm import reason_of_end
-from tallystick.state.functions.aggregates import Aggregate
-from tallystick.state.functions.processing import NO_TIME, Processor
+from tallystick.state.functions.processing import Processor
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
 from tallystick.tasks.hints import returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Predicate, Selection, users_function
-from tallystick.text import duration_ms
 from tallystick.words import unknown_name
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor  # PySpark 3.5 has none
 
+    from tallystick.api.preview import Preview
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
     from tallystick.ops.ui.page import LiveRun
 
@@ -365,6 +364,21 @@ class Pipeline:
         run = self._run(Cluster.at_hand(spark), execution)
         return explained(run, self.inputs.sources, self._all_steps, self.topology, place)
 
+    def preview(self, rows: Any) -> "Preview":
+        """Run some rows through the pipeline in this process, and show what comes out.
+
+        Nothing is written, and neither Kafka nor Spark is asked; no sink has to be named yet.
+
+        Args:
+            rows: as for `tallystick.testing.run`: those of the only topic, or by source.
+
+        Returns:
+            The rows of the main output as a `table`, shown with their types.
+        """
+        from tallystick.api.preview import previewed
+
+        return previewed(self, rows)
+
     @property
     def _all_steps(self) -> tuple[Step, ...]:
         """The steps, those of an only input included."""
@@ -422,27 +436,33 @@ class Pipeline:
             if function is not None and returns_nothing(function):
                 warn_of_silence("map_batches", function)
 
+    def _compiled(self, cluster: Cluster) -> PipelineRun:
+        """Return the pipeline as a start compiles it; Kafka is not asked."""
+        self._check_whole(None)
+        return self._run(cluster, None)
+
     def _run(
         self,
         cluster: Cluster,
         execution: str | None,
         listener: Listener | None = None,
         dropped: frozenset[str] = frozenset(),
+        topology: OutputTopology | None = None,
     ) -> PipelineRun:
-        steps = (*self.inputs.steps, *self.steps)
+        steps, topology = (*self.inputs.steps, *self.steps), topology or self.topology
         run = PipelineRun(
             name=self.name,
             cluster=cluster,
             inputs=self.inputs.declared(self.name),
             steps=self._all_steps,
-            topology=self.topology,
+            topology=topology,
             listener=listener,
             allow_dropped_state=dropped,
             execution=execution,
             tables=tuple(table.declared(self.name) for table in tables_in(steps)),
             lists=lists_in(steps),
         )
-        check_columns(self.topology, {MAIN: run.columns, **run.outputs})
+        check_columns(topology, {MAIN: run.columns, **run.outputs})
         return run
 
     if not TYPE_CHECKING:  # type checkers know what is there
@@ -518,7 +538,7 @@ class KeyedPipeline:
         Raises:
             OptionError: an argument is not what it should be.
         """
-        processor = _processor_of(function, output, time_mode, rows, initial_state)
+        processor = processor_of(function, output, time_mode, rows, initial_state)
         event_time, inputs = times_of(self.pipeline.inputs, self.keys, event_time)
         step = Process(
             uid=uid,
@@ -531,8 +551,8 @@ class KeyedPipeline:
             event_time=event_time,
             watermark_column=watermark_column,
             idle_advance=idle_advance,
-            event_time_max_ahead_ms=_ahead_ms(event_time_max_ahead),
-            **_delays_ms(
+            event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
+            **delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),
         )
@@ -561,74 +581,6 @@ def _raise_unknown(owner: object, name: str) -> NoReturn:
 
 _STEPS = ("read", "map_batches", "filter", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
-
-
-_OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
-
-
-def _processor_of(
-    function: "StatefulProcessor | Processor",
-    output: Columns | None,
-    time_mode: str | None,
-    rows: str,
-    initial_state: DataFrame | None,
-) -> Processor:
-    """Return the function given to `process` as the processor of a step.
-
-    Raises:
-        OptionError: the argument is no such function, or other arguments do not fit it.
-    """
-    if not _is_stateful_processor(function):
-        processor = cast(Processor, function)
-        _check_own(processor, time_mode, rows, initial_state)
-        return processor
-    from tallystick.state.pyspark.processor import row_processor
-
-    if output is None:
-        raise OptionError(
-            f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
-            f"columns of the rows that it returns, e.g. output='user string, n bigint'"
-        )
-    mode = time_mode or NO_TIME
-    return row_processor(
-        function, output=output, rows=rows, time_mode=mode, initial_state=initial_state
-    )
-
-
-def _is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
-    module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
-    return module is not None and isinstance(function, module.StatefulProcessor)
-
-
-def _check_own(
-    processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
-) -> None:
-    if isinstance(processor, Aggregate):
-        raise OptionError(
-            "process(): count(), sum() and the like are columns of an aggregate, not a function by "
-            'themselves. Wrap it: ts.aggregate({"n": ts.count()}), or in ts.windowed(...)'
-        )
-    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
-        raise OptionError(
-            f"process({processor!r}): expected a StatefulProcessor, a function made with "
-            f"vectorised(...), or a ready-made one such as deduplicate()"
-        )
-    if time_mode not in (None, processor.time_mode):
-        raise OptionError(
-            f"time_mode={time_mode!r}: the function has time mode {processor.time_mode!r} already"
-        )
-    if rows != "row" or initial_state is not None:
-        raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
-
-
-def _delays_ms(**delays: str | int) -> dict[str, int]:
-    """Return delays in ms, by the names of the fields of `Process`."""
-    return {f"{name}_ms": duration_ms(name, delay) for name, delay in delays.items()}
-
-
-def _ahead_ms(given: str | int | None) -> int | None:
-    """Return how far event times may be ahead of the clock, in ms; None: without limit."""
-    return None if given is None else duration_ms("event_time_max_ahead", given)
 
 
 def _live_page(
@@ -687,11 +639,10 @@ def declared(pipeline: Pipeline) -> "DeclaredPipeline":
     """
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
 
-    pipeline._check_whole(None)
-    topology = pipeline.topology
+    run, topology = pipeline._compiled(Cluster.at_hand(None)), pipeline.topology
     by_uid = dict(topology.by_uid)
     return DeclaredPipeline(
-        run=pipeline._run(Cluster.at_hand(None), None),
+        run=run,
         outputs={uid: sink.output for uid, sink in by_uid.items() if isinstance(sink, KafkaSink)},
         decider=topology.uid,
         other_sinks=tuple(uid for uid, sink in by_uid.items() if not isinstance(sink, KafkaSink)),

@@ -15,7 +15,7 @@ from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.tokens import Token
-from tallystick.errors import DataLossError, OptionError
+from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
@@ -44,18 +44,27 @@ from tallystick.pipeline.sinks import (
     with_columns,
 )
 from tallystick.pipeline.topology import OutputTopology
-from tallystick.ports import Engine
+from tallystick.ports import Engine, Fetch
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.part_times import PartTimes
 from tallystick.spark.cluster import JOBS, Cluster, execution_of, tasks_at_once
 from tallystick.spark.engine import SplitsEngine, read_frame, transformed
 from tallystick.spark.gang.gang import GangTasks, size_of
 from tallystick.spark.jobs import JobTasks
-from tallystick.spark.tasks import BroadcastPlans, InputSplits, Unread, UnreadInput, share
+from tallystick.spark.jvm import jvm_end
+from tallystick.spark.tasks import (
+    BroadcastPlans,
+    InputSplits,
+    TaskRunner,
+    Unread,
+    UnreadInput,
+    share,
+)
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
+from tallystick.tasks.keyed import WorkerHost
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
 from tallystick.tasks.operator_state import parts_of
 from tallystick.tasks.outputs import DeclaredFunction, Filter
@@ -105,6 +114,7 @@ class PipelineRun:
         self.parts = PartTimes(counts_of(name, topology, listener))
         self._sinks: Sinks | None = None
         self._gang: GangTasks | None = None
+        self._tasks: TaskRunner | None = None
         self.inputs = tuple(PipelineInput(declared, cluster) for declared in inputs)
         topology.check_dead_letters(value_mode_of(self.inputs))
         columns, joining = joined(self.inputs, steps, cluster)
@@ -286,6 +296,25 @@ class PipelineRun:
             on_lingering=open_now.replace_all,
         )
 
+    def use(
+        self, sinks: Sinks, tasks: TaskRunner, fetch: Fetch, worker_host: WorkerHost, cluster: str
+    ) -> None:
+        """Run over other ports than those to Kafka and Spark; instead of `check`.
+
+        Args:
+            sinks: in place of those of `topology`.
+            tasks: runs the tasks.
+            fetch: reads the records of all inputs.
+            worker_host: see `PipelinePlan`.
+            cluster: the id of the cluster that `fetch` reads.
+        """
+        self._sinks, self._tasks = sinks, tasks
+        for source in self.all_inputs:
+            source.cluster_id = cluster
+            source.read = replace(source.read, fetch=fetch)
+        tables = (replace(step, read=replace(step.read, fetch=fetch)) for step in self.keyed.tables)
+        self.keyed = replace(self.keyed, tables=tuple(tables), worker_host=worker_host)
+
     def start_tasks(self) -> None:
         """Start resident tasks if the pipeline runs with a gang; call `make_driver` first."""
         if self.execution.kind == JOBS:
@@ -299,11 +328,16 @@ class PipelineRun:
         self._gang.prepare()
 
     def check_tasks(self) -> None:
-        """Raise the error for resident tasks that can never come up, before records come.
+        """Raise the error for tasks that can never come up, before records come.
 
         Raises:
+            TallystickError: Spark has ended.
             OptionError: see `GangTasks.check`.
         """
+        if self.cluster.is_there and self.cluster.context._jsc is None:
+            raise TallystickError(f"pipeline {self.name!r}: its SparkContext was stopped")
+        if self.cluster.is_there and (end := jvm_end()):
+            raise TallystickError(f"pipeline {self.name!r}: {end}")
         if self._gang is not None:
             self._gang.check()
 
@@ -378,7 +412,7 @@ class PipelineRun:
         unread = self._unread(batch)
         if stages.frames is None:
             return SplitsEngine(
-                tasks=self._gang or JobTasks(self.cluster.context),
+                tasks=self._tasks or self._gang or JobTasks(self.cluster.context),
                 unread=unread,
                 last=lambda checkpoint_id: sinks.last((), checkpoint_id),
                 write=sinks.write_plan,

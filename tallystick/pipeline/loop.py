@@ -22,7 +22,7 @@ from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import no_base
-from tallystick.errors import FencedError, StorageError, TallystickError
+from tallystick.errors import FencedError, StorageError
 from tallystick.host.stopwatch import (
     READ_BYTES,
     READ_RECORDS,
@@ -31,17 +31,18 @@ from tallystick.host.stopwatch import (
     WRITTEN_FILES,
 )
 from tallystick.kafka.broker import KafkaBroker
-from tallystick.kafka.config import KafkaConfig
 from tallystick.pipeline.compiled import PipelineRun, check_checkpoint
 from tallystick.pipeline.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.pipeline.input_planning import (
     InputPlanner,
     InputPlanners,
+    Planner,
     Positions,
     by_input,
     count_of,
     text_of,
 )
+from tallystick.pipeline.inputs import PipelineInput
 from tallystick.pipeline.lag_watch import LagWatch
 from tallystick.pipeline.listeners import PIPELINES, observe
 from tallystick.pipeline.planning import StreamPlanner
@@ -55,7 +56,7 @@ from tallystick.run.query import Query, refuse_second
 from tallystick.source.offsets import from_text, next_tick, of_input, unmoved
 from tallystick.spark.cluster import JOBS
 from tallystick.spark.context import kill_jvm
-from tallystick.spark.jvm import jvm_end, reason_of_end
+from tallystick.spark.jvm import reason_of_end
 from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan, final_stage
@@ -158,10 +159,6 @@ class PipelinePlanner:
         self, checkpoint_id: int, start: tuple[str, ...], state: tuple[StepState, ...]
     ) -> PlannedEpoch:
         """See `ports.EpochSource.plan`."""
-        if self._run.cluster.context._jsc is None:
-            raise TallystickError(f"pipeline {self._run.name!r}: its SparkContext was stopped")
-        if end := jvm_end():
-            raise TallystickError(f"pipeline {self._run.name!r}: {end}")
         self._run.check_tasks()
         self._run.keyed.check(state)
         self._planned_at_ms = self._clock.now_ms()
@@ -337,7 +334,16 @@ class _Run:
             note_run(storage)
             self._driver.collection.begin_beside()
             run.start_tasks()
-            planners = _planners_of(run, self._brokers, accepted)
+            planners = planners_of(
+                run,
+                lambda source: StreamPlanner(
+                    self._brokers[source.config],
+                    source.options,
+                    tick_interval_ms=run.keyed.tick_interval_ms,
+                    tick_count_max=run.keyed.tick_count,
+                ),
+                accepted,
+            )
             self.source = PipelinePlanner(
                 *(run, planners, _sizes_of(run, when), self._look_again),
                 on_begin=self._report_begin,
@@ -566,20 +572,23 @@ def _sizes_of(run: PipelineRun, when: Trigger) -> EpochSizes | None:
     return EpochSizes(limits)
 
 
-def _planners_of(
-    run: PipelineRun, brokers: Mapping[KafkaConfig, KafkaBroker], accepted: frozenset[str]
+def planners_of(
+    run: PipelineRun,
+    planner_of: Callable[[PipelineInput], Planner],
+    accepted: frozenset[str] = frozenset(),
 ) -> InputPlanners:
-    """Return what plans the inputs of a run."""
+    """Return the planners of all inputs of a run.
+
+    Args:
+        run: the pipeline.
+        planner_of: returns the planner of an input, which asks its cluster.
+        accepted: decisions that the user stated.
+    """
     return InputPlanners(
         [
             InputPlanner(
                 uid=source.uid,
-                planner=StreamPlanner(
-                    brokers[source.config],
-                    source.options,
-                    tick_interval_ms=run.keyed.tick_interval_ms,
-                    tick_count_max=run.keyed.tick_count,
-                ),
+                planner=planner_of(source),
                 offset_count_max=source.options.own_count_max,
                 takes_all=not source.waits or source.options.takes_all,
                 waits=source.is_timed,

@@ -43,6 +43,7 @@ from tallystick.kafka.writer import KafkaProduce
 from tallystick.pipeline.keyed import columns_of
 from tallystick.pipeline.listeners import EpochAge
 from tallystick.pipeline.topology import OutputTopology
+from tallystick.ports import Storage
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import Note, OnLingering, OpenSinks
 from tallystick.run.transaction_decider import Target, TransactionDecider
@@ -51,7 +52,7 @@ from tallystick.spark.context import log_what_is_missing
 from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.gang.messages import dumps
 from tallystick.spark.tasks import BroadcastPlans, Unread
-from tallystick.storage.file_storage import DELETES_AT_A_TIME, FileStorage, SystemClock
+from tallystick.storage.file_storage import DELETES_AT_A_TIME, SystemClock
 from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import MapBatches, Step
@@ -305,7 +306,7 @@ class Sinks:
     def make_driver(
         self,
         identity: Identity,
-        storage: FileStorage,
+        storage: Storage,
         *,
         listener: Listener | None = None,
         note: Note = lambda *_: None,

@@ -83,7 +83,12 @@ class Cluster:
             OptionError: see `of`.
         """
         spark = spark or SparkContext._active_spark_context
-        return cls(_no_context, is_there=False) if spark is None else cls.of(spark)
+        return cls.absent() if spark is None else cls.of(spark)
+
+    @classmethod
+    def absent(cls) -> "Cluster":
+        """Return a cluster that is not there: whatever needs Spark raises an error."""
+        return cls(_no_context, is_there=False)
 
     @cached_property
     def context(self) -> SparkContext:

@@ -1,28 +1,13 @@
-"""A real Kafka for your own tests, and pytest fixtures.
+"""Tests of pipelines: a pipeline in this process, a real Kafka, and pytest fixtures.
 
-    from tallystick.testing import EmbeddedKafka
+    from tallystick.testing import Driver, run          without Kafka and Spark, in milliseconds
+    from tallystick.testing import EmbeddedKafka        a real broker
 
 The fixtures `tallystick_kafka` and `tallystick_topic` are there as soon as Tallystick is installed
-(see `tallystick.testing.pytest_plugin`).
+(see `tallystick.testing.pytest_plugin`). The public names stand in `__init__.pyi` and are loaded
+when they are used: pytest imports this package in every run.
 """
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-if TYPE_CHECKING:
-    from tallystick.testing.kafka import EmbeddedKafka
-    from tallystick.testing.security import Grant, Security, create_acls
-
-__all__ = ["EmbeddedKafka", "Grant", "Security", "create_acls"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: pytest loads this package in every run."""
-    if name == "EmbeddedKafka":
-        from tallystick.testing.kafka import EmbeddedKafka
-
-        return EmbeddedKafka
-    if name in __all__:
-        from tallystick.testing import security
-
-        return getattr(security, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -26,7 +26,7 @@ def test_a_new_job_passes_its_test(tmp_path: Path) -> None:
     )
 
     assert ran.returncode == 0, ran.stdout
-    assert "2 passed" in ran.stdout
+    assert "1 passed" in ran.stdout
     assert {path.name for path in (tmp_path / "my-job").iterdir()} >= {*FILES}
     assert 'ts.Pipeline("my-job")' in (tmp_path / "my-job" / "pipeline.py").read_text()
     assert "python -m pytest" in words
