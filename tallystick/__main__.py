@@ -7,7 +7,7 @@ Commands import what they run when they run: `--help` must not wait for Spark or
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,11 +27,15 @@ from tallystick.ops.cli_savepoint import (
     errors_as_messages,
 )
 from tallystick.ops.cli_savepoint import app as savepoint
+from tallystick.ops.cli_topic import LOCAL, partition_counts
+from tallystick.ops.cli_topic import app as topic
 from tallystick.storage.places import resolved
+from tallystick.text import printable
 
 if TYPE_CHECKING:
     from tallystick.api.pipeline import Pipeline
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
+    from tallystick.testing import EmbeddedKafka
 
 
 def recover(
@@ -55,7 +59,6 @@ def recover(
     nothing is left; 1: an error, or an epoch that only the next start can run again.
     """
     from tallystick.ops.cli_progress import waiting
-    from tallystick.ops.cli_show import printable
 
     with errors_as_messages():
         checkpoint = resolved(checkpoint)  # a module that is imported may change the folder
@@ -185,6 +188,7 @@ app = typer.Typer(
 )
 broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help=True)
 app.add_typer(broker, name="broker")
+app.add_typer(topic, name="topic")
 app.add_typer(savepoint, name="savepoint")
 app.add_typer(cli.transactions_app, name="transactions")
 app.command("recover")(recover)
@@ -249,13 +253,26 @@ def start_broker(
     transaction_version: Annotated[
         int, typer.Option(help="Kafka's feature transaction.version.", min=0, max=2)
     ] = 2,
+    topics: Annotated[
+        str, typer.Option(help="Topics to create: NAME:PARTITIONS,…, such as flights:3,late:3.")
+    ] = "",
+    sample: Annotated[
+        str | None,
+        typer.Option(help="Real rows for the topic of the same name, which is made: flights."),
+    ] = None,
 ) -> None:
     """Run Apache Kafka in the foreground until Ctrl-C."""
     from tallystick.ops.cli_progress import counted
     from tallystick.testing import EmbeddedKafka, jars
     from tallystick.testing.process import first_taken, free_port_after
+    from tallystick.testing.samples import check_sample
 
     signal.signal(signal.SIGTERM, _interrupt)
+    with errors_as_messages():
+        counts = partition_counts(topics.split(",") if topics else [])
+        if sample is not None:
+            check_sample(sample)
+            counts.setdefault(sample, 3)
     if (taken := first_taken(port, brokers)) is not None:
         _fail(f"port {taken} is taken: --port {free_port_after(taken, brokers)}")
     typer.echo("Starting Apache Kafka (the first time, it is downloaded) ...", err=True)
@@ -265,6 +282,8 @@ def start_broker(
             brokers, port=port, directory=directory, transaction_version=transaction_version
         )
         with kafka:
+            for line in _prepared(kafka, counts, sample):
+                typer.echo(line, err=True)
             typer.echo(kafka.bootstrap_servers)
             typer.echo("Ctrl-C stops it.", err=True)
             while all(kafka.is_running(node.node_id) for node in kafka.nodes):
@@ -276,6 +295,48 @@ def start_broker(
         typer.echo("Stopped.", err=True)
     except TallystickError as error:
         _fail(str(error))
+
+
+def _prepared(
+    kafka: "EmbeddedKafka", counts: Mapping[str, int], sample: str | None
+) -> Iterator[str]:
+    """Create the topics and write the sample; yield what is there, and the next commands."""
+    from tallystick.kafka.client import Client
+    from tallystick.kafka.config import KafkaConfig
+    from tallystick.testing.samples import fill
+
+    servers = kafka.bootstrap_servers
+    for name, count in counts.items():
+        kafka.create_topic(name, count)
+        rows = ""
+        if name == sample:
+            client = Client(KafkaConfig.from_options({"bootstrap.servers": servers}))
+            try:
+                rows = f", {written:,} records" if (written := fill(client, name)) else ""
+            finally:
+                client.close()
+        yield f"Topic {name!r}: {count} partitions{rows}."
+    if counts:
+        where = "" if servers == LOCAL else f" --bootstrap-servers {servers}"
+        yield "Next, in another terminal:"
+        yield f"  tallystick topic read {sample or next(iter(counts))}{where}"
+        yield "  tallystick new my-job"
+
+
+@app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(help="To make; its name is the pipeline's.")],
+) -> None:
+    """Write a small job, which runs as it is: pipeline, test, Dockerfile, README."""
+    from tallystick.ops.new_job import write_job
+
+    with errors_as_messages():
+        write_job(folder)
+    typer.echo(f"Made {folder}. Next:")
+    typer.echo(f"  cd {folder}")
+    typer.echo("  python -m pytest       # its test, without a broker")
+    typer.echo("  python pipeline.py     # with `tallystick broker start --topics flights:3,late:3")
+    typer.echo("                         # --sample flights` in another terminal")
 
 
 @app.command("warm-up")

@@ -1,4 +1,4 @@
-"""Texts that all layers share: spans of time as users give them, and long lists, cut.
+"""Texts that all layers share: spans of time as users give them, long lists, text of others.
 
 A span of time is whole milliseconds, or a text such as "10 seconds". All texts have one grammar:
 
@@ -33,6 +33,13 @@ def shortened(names: Iterable[object], shown_max: int = 5, more: str = "more") -
     texts = [str(name) for name in names]
     left_out = len(texts) - shown_max
     return ", ".join(texts[:shown_max]) + (f" and {left_out} {more}" if left_out > 0 else "")
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters: parts of a message may come from a file."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text
+    )
 
 
 def span_ms(text: str) -> int | None:

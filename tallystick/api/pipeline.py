@@ -73,7 +73,7 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
 from tallystick.tasks.hints import returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
-from tallystick.tasks.outputs import MAIN, Predicate, Selection
+from tallystick.tasks.outputs import MAIN, Predicate, Selection, users_function
 from tallystick.words import unknown_name
 
 if TYPE_CHECKING:
@@ -152,9 +152,10 @@ class Pipeline:
 
         Args:
             function: gets a `pyarrow.RecordBatch` and returns one, or a Table, or None for no rows;
-                `ts.enrich(…)` makes such a function. It must keep nothing between calls, except in
-                `state`, its second argument: batches may be cut elsewhere when an epoch is run
-                again, and any worker may get any batch.
+                `ts.enrich(…)` makes such a function. With a `polars.DataFrame` or a
+                `pandas.DataFrame` in its annotations it gets and returns such frames. It must keep
+                nothing between calls, except in `state`, its second argument: batches may be cut
+                elsewhere when an epoch is run again, and any worker may get any batch.
             schema: the columns of the returned rows, as DDL or as a schema, by name; `transform`
                 and `key_by` need them.
             outputs: the columns of the side outputs, whose rows are returned in a `ts.Rows`.
@@ -431,7 +432,7 @@ class Pipeline:
         """Warn of functions that never return rows, whatever they get."""
         for step in (*self.inputs.steps, *self.steps):
             function = step.function if isinstance(step, MapBatches) else None
-            function = getattr(function, "function", function)  # below one with state
+            function = users_function(function)
             if function is not None and returns_nothing(function):
                 warn_of_silence("map_batches", function)
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from tallystick.arguments import checked
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
+from tallystick.tasks.dataframes import with_frames
 from tallystick.tasks.outputs import MAIN, Batch, Predicate, Selection, check_output_name
 
 Function = Callable[[pa.RecordBatch], Batch]
@@ -41,7 +42,7 @@ def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
             "mapped(when(...)): rows are chosen before they are mapped: write "
             "when(mapped(sink, function), predicate)"
         )
-    return replace(routed, functions=(function, *routed.functions))
+    return replace(routed, functions=(with_frames(function, 1), *routed.functions))
 
 
 @checked

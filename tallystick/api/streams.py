@@ -14,6 +14,7 @@ from tallystick.pipeline.inputs import InputDeclaration, ListDeclaration, TableD
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import PLAIN_NAME
 from tallystick.state.functions.inputs import TIME
+from tallystick.tasks.dataframes import with_frames
 from tallystick.tasks.enrichment import HOW, Enrichment
 from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step, check_function
 from tallystick.tasks.operator_state import (
@@ -156,9 +157,11 @@ def map_step(
             raise OptionError("map_batches(enrich(table, …), state=…): it has its table already")
         inner = TableFunction(function.function, function.table.uid)
         return MapBatches(inner, schema, outputs or {}, function.table)
+    argument_count = 1 if state is None else 2
+    check_function("map_batches", function, argument_count)
+    function = with_frames(function, argument_count)
     if state is None:
         return MapBatches(cast(BatchFunction, function), schema, outputs or {})
-    check_function("map_batches", function, 2)
     if isinstance(state, ListState):
         with_list = ListFunction(cast(ListFunctionType, function), state.uid)
         return MapBatches(with_list, schema, outputs or {}, state)

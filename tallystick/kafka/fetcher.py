@@ -23,7 +23,6 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from tallystick.codec.records.decoder import decode, decode_pieces
 from tallystick.errors import DataLossError
 from tallystick.host.stopwatch import READ_BYTES, count
 from tallystick.kafka import cluster
@@ -148,6 +147,9 @@ def _decoded(
     part: Part, headers: bool, isolation: Isolation, policy: LossPolicy
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a part, piece by piece."""
+    # It loads compiled kernels, which `topic_reading` does without.
+    from tallystick.codec.records.decoder import decode_pieces
+
     split = part.cursor.split
     count(READ_BYTES, len(part.records))
     pieces = decode_pieces(
@@ -406,6 +408,8 @@ class Turns:
         cursor = part.cursor
         stop = cursor.split.stop_offset
         if len(part.records):  # not one whole batch: raises when it is because of damage
+            from tallystick.codec.records.decoder import decode
+
             decode(part.records, topic_partition=cursor.partition, start_offset=part.start,
                    stop_offset=stop, aborted=None, headers=False)  # fmt: skip
         doubt = SHORT if answer.high_watermark < stop else ""

@@ -8,14 +8,16 @@ say (no ACL for it), the check is left out and named, so that its absence is kno
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import AnyBroker, Client, Coordinator
 from tallystick.kafka.config import failover_ms
 from tallystick.kafka.error_policy import ABORT, FENCED
-from tallystick.kafka.output import KafkaOutput
+
+if TYPE_CHECKING:  # it loads compiled kernels, for which `tallystick topic` does not wait
+    from tallystick.kafka.output import KafkaOutput
 
 TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional-id"
 READ, WRITE = "READ", "WRITE"
@@ -182,7 +184,7 @@ class Findings:
 
 def check(
     facts: ClusterFacts,
-    output: KafkaOutput,
+    output: "KafkaOutput",
     *,
     trigger_interval_ms: int | None,
     speculation: bool = False,
@@ -263,7 +265,7 @@ def _broker_problems(facts: ClusterFacts) -> Iterator[str]:
         )
 
 
-def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
+def _output_problems(facts: ClusterFacts, output: "KafkaOutput", interval_ms: int) -> Iterator[str]:
     timeout, most = output.transaction_timeout_ms, facts.transaction_timeout_max_ms
     if most is not None and timeout > most:
         yield (
@@ -286,7 +288,7 @@ def _output_problems(facts: ClusterFacts, output: KafkaOutput, interval_ms: int)
         )
 
 
-def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Iterator[str]:
+def _warnings(facts: ClusterFacts, output: "KafkaOutput", interval_ms: int) -> Iterator[str]:
     if beyond := transaction_record_warning(facts.partition_counts, facts.transaction_record_max):
         yield beyond
     if facts.partition_verification is None:
@@ -316,7 +318,7 @@ def _warnings(facts: ClusterFacts, output: KafkaOutput, interval_ms: int) -> Ite
         )
 
 
-def check_recovery(output: KafkaOutput, trigger_interval_ms: int | None) -> Iterator[str]:
+def check_recovery(output: "KafkaOutput", trigger_interval_ms: int | None) -> Iterator[str]:
     """Return what keeps prepared transactions from outliving a trigger interval and a restart.
 
     For sinks whose transactions are committed after the checkpoint: one that is aborted in between

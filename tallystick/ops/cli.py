@@ -24,6 +24,7 @@ from tallystick.ops.cli_savepoint import (
     errors_as_messages,
     options_in,
 )
+from tallystick.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +42,6 @@ STYLES = {"ERROR": "bold red", "WARNING": "yellow", "INFO": "dim"}
 
 def fail(error: TallystickError) -> None:
     """Print an error in the use of the command, and exit."""
-    from tallystick.ops.cli_show import printable
-
     typer.echo(printable(str(error)), err=True)
     sys.exit(ERROR_EXIT_CODE)
 
@@ -222,7 +221,7 @@ def list_transactions(
     elif fields:
         cli_show.show_transactions(fields, cli_show.console())
         if remedy := _transactions_remedy(fields, view):
-            typer.echo(cli_show.printable(remedy))
+            typer.echo(printable(remedy))
     else:
         typer.echo("No transaction is open.")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tallystick.errors import OptionError, TallystickError
+from tallystick.text import printable
 
 if TYPE_CHECKING:
     from tallystick.checkpoint.newest import Ask
@@ -106,7 +107,7 @@ def list_savepoints(
     elif not damaged:
         damaged = [f"{shown(folder)} holds no savepoint, or there is no such folder."]
     for message in damaged:
-        typer.echo(cli_show.printable(message), err=True)
+        typer.echo(printable(message), err=True)
     if damaged:
         sys.exit(1)
 
@@ -254,7 +255,5 @@ def errors_as_messages() -> Iterator[None]:
     try:
         yield
     except TallystickError as error:
-        from tallystick.ops.cli_show import printable
-
         typer.echo(printable(str(error)), err=True)
         sys.exit(1)

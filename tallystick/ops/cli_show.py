@@ -15,7 +15,7 @@ from tallystick.ops.inspection import Report, StepReport, state_text
 from tallystick.source.offsets import ONLY_INPUT, parse_source
 from tallystick.state.catalog import StepState
 from tallystick.state.keys import KeyCodec
-from tallystick.text import shortened
+from tallystick.text import printable, shortened
 
 SHOWN_MAX = 20
 """At most this many lines of a kind; JSON has them all."""
@@ -185,13 +185,6 @@ def _source(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # of a source of other software
         return text
-
-
-def printable(text: str) -> str:
-    """Return a text without control characters: parts of a message may come from a file."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text
-    )
 
 
 def plain(text: str) -> str:

@@ -30,7 +30,8 @@ _WHOLE = (
 )
 _BATCH = (
     "a function gets a pyarrow.RecordBatch: rows['column'], rows.filter(…), rows.select([…]), or "
-    "rows.to_pandas(), and back pa.RecordBatch.from_pandas(frame, preserve_index=False)"
+    "rows.to_pandas(), and back pa.RecordBatch.from_pandas(frame, preserve_index=False); with the "
+    "annotation rows: pd.DataFrame, or pl.DataFrame, a frame"
 )
 _BY_TEXT = (
     (r"not supported between instances of .*'pyarrow\.", _WHOLE),
@@ -67,9 +68,12 @@ def remedy_of(returned: object) -> str:
     """Return how to make a batch of another value that a function returned; "": as it says."""
     module = type(returned).__module__.partition(".")[0]
     if module == "pandas":
-        return ": pa.RecordBatch.from_pandas(frame, preserve_index=False) makes one"
+        return (
+            ": pa.RecordBatch.from_pandas(frame, preserve_index=False) makes one, and so does the "
+            "annotation -> pd.DataFrame"
+        )
     if module == "polars":
-        return ": frame.to_arrow() makes one"
+        return ": frame.to_arrow() makes one, and so does the annotation -> pl.DataFrame"
     if module == "pyspark":
         return ": Spark's DataFrames are for transform()"
     if isinstance(returned, list | tuple):

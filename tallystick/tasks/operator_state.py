@@ -64,6 +64,7 @@ from tallystick.state.operator_state import (
     shared_values,
 )
 from tallystick.state.overlay import EmptyView, one_batch
+from tallystick.tasks.dataframes import DataFrameFunction
 from tallystick.tasks.frames import Note, NoteKind, conform
 from tallystick.tasks.outputs import Batch, DeclaredFunction, Predicate, Rows, mask_of
 from tallystick.tasks.read import BatchFunction
@@ -618,7 +619,9 @@ def parts_of(functions: Iterable[BatchFunction]) -> Iterator[object]:
     """Yield functions and the functions they wrap, all of them the same in every epoch."""
     for function in functions:
         yield function
-        if isinstance(function, DeclaredFunction | TableFunction | ListFunction):
+        if isinstance(
+            function, DeclaredFunction | TableFunction | ListFunction | DataFrameFunction
+        ):
             inner: Any = function.function
             yield from parts_of((inner,))
 

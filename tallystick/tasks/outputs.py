@@ -9,7 +9,7 @@ user can give. Source: the behaviour of Flink's side outputs (OutputTag).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from tallystick.arguments import checked
 from tallystick.errors import OptionError
 from tallystick.host.user_code import calling_user
 from tallystick.state.functions.processing import SideRows
+from tallystick.tasks.dataframes import as_arrow
 from tallystick.tasks.frames import Frame, conform, from_ipc, to_ipc
 from tallystick.tasks.hints import hinting
 
@@ -66,13 +67,13 @@ class Rows:
     Source: Flink's `ProcessFunction.Context.output(OutputTag, value)`.
 
     Args:
-        main: rows for the next step; None: none.
+        main: rows for the next step, in Arrow, pandas or Polars; None: none.
         outputs: rows of side outputs, by the names that `map_batches(outputs=...)` declares; a
             name that is left out has none.
     """
 
-    main: Batch = None
-    outputs: Mapping[str, Batch] = field(default_factory=dict)
+    main: Annotated[Batch, as_arrow] = None
+    outputs: Mapping[str, Annotated[Batch, as_arrow]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,13 @@ class DeclaredFunction:
     def __call__(self, rows: pa.RecordBatch) -> Batch | Rows:
         """Call the function."""
         return self.function(rows)
+
+
+def users_function(function: object) -> object:
+    """Return the function that a user wrote, below what a step wraps it in."""
+    while type(function).__module__.startswith("tallystick.") and hasattr(function, "function"):
+        function = function.function
+    return function
 
 
 def conformed(

@@ -60,6 +60,7 @@ from tallystick.tasks.outputs import (
     Rows,
     Selection,
     conformed,
+    users_function,
 )
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
@@ -112,7 +113,7 @@ def _passed(
             with clock.counted_as(clock.FUNCTIONS):
                 with calling_user(f"map_batches {_name_of(function)}", rows), hinting(rows):
                     result = function(own(rows) if of_users else rows)
-                note_result("map_batches", _user_function(function), is_none=result is None)
+                note_result("map_batches", users_function(function), is_none=result is None)
                 outputs = _outputs_of(function, result)
                 # While the first is on its way, other functions run, and the others wait.
                 outputs[1:] = map(_own, outputs[1:])
@@ -163,10 +164,6 @@ def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:
             f"{remedy_of(result)}"
         )
     return [result]
-
-
-def _user_function(function: BatchFunction) -> object:
-    return getattr(function, "function", function)
 
 
 def _name_of(function: BatchFunction) -> str:

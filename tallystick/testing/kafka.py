@@ -28,9 +28,7 @@ from typing import Any, Self
 from tallystick.errors import BrokerUnavailableError, OptionError
 from tallystick.host.java import java_home
 from tallystick.host.user_cache import cache_directory, one_process_at_a_time
-from tallystick.kafka import protocol
-from tallystick.kafka.client import AnyBroker, Client
-from tallystick.kafka.error_policy import Attempts, kafka_message
+from tallystick.kafka.topics import create_topic
 from tallystick.testing.jars import chosen_version, kafka_classpath
 from tallystick.testing.node import (
     HOST,
@@ -450,74 +448,3 @@ def _record_classes(programs: Programs, archive: Path, version: str) -> None:
                 return  # it was too slow this time; the next cluster tries again
         recorded.touch()
         os.replace(recorded, archive)
-
-
-def create_topic(
-    client: Client,
-    name: str,
-    partitions: int = 1,
-    replication_factor: int = -1,
-    config: Mapping[str, str] | None = None,
-) -> None:
-    """Create a topic unless it exists, and return when every partition has a leader.
-
-    Args:
-        client: of the cluster.
-        name: the topic.
-        partitions: the number of partitions.
-        replication_factor: replicas of each; -1 is the broker's default.
-        config: topic settings, such as `retention.ms`.
-
-    Raises:
-        OptionError: the broker refused name, numbers or settings.
-        AuthorizationError: CREATE is missing.
-        BrokerUnavailableError: the deadline passed.
-    """
-    topic_class = protocol.CreateTopicsRequest.CreatableTopic
-    config_class = topic_class.CreatableTopicConfig
-
-    def make() -> Any:
-        settings = [config_class(name=key, value=value) for key, value in (config or {}).items()]
-        topic = topic_class(
-            name=name,
-            num_partitions=partitions,
-            replication_factor=replication_factor,
-            assignments=[],
-            configs=settings,
-        )
-        return protocol.CreateTopicsRequest(
-            topics=[topic], timeout_ms=client.config.request_timeout_ms * 3 // 4, min_version=4
-        )
-
-    def codes(response: Any) -> list[tuple[int, str]]:
-        return [
-            (topic.error_code, f"topic {topic.name!r}{kafka_message(topic)}")
-            for topic in response.topics
-        ]
-
-    refused = frozenset(
-        {
-            "InvalidTopic",
-            "InvalidPartitions",
-            "InvalidReplicationFactor",
-            "InvalidConfiguration",
-            "PolicyViolation",
-            "TopicAlreadyExists",
-        }
-    )
-    answer = client.call(make, AnyBroker(), codes, accept=refused).topics[0]
-    error_name = protocol.error_name(answer.error_code)
-    if error_name not in (None, "TopicAlreadyExists"):
-        raise OptionError(f"topic {name!r} cannot be created: {error_name}{kafka_message(answer)}.")
-    _wait_for_leaders(client, name)
-
-
-def _wait_for_leaders(client: Client, name: str) -> None:
-    attempts = Attempts(client.deadline(), "Metadata", f"topic {name!r}")
-    while True:
-        topic = client.metadata([name]).topics[0]
-        error_name = protocol.error_name(topic.error_code)
-        leaderless = [part for part in topic.partitions if part.leader_id < 0]
-        if error_name is None and not leaderless:
-            return
-        attempts.pause(error_name or "LeaderNotAvailable")

@@ -362,7 +362,6 @@ def test_every_kernel_is_compiled_once_for_all_kinds_of_input() -> None:
         kernels.scan_records,
         kernels.scan_headers,
         kernels.gather,
-        kernels.control_type,
     ):
         assert len(kernel.signatures) == 1, kernel
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-import pyarrow as pa
 from crc32c import crc32c
 
-from tallystick.codec.records import kernels
 from tallystick.codec.records.compression import Buffer
 from tallystick.errors import CorruptRecordError
 
@@ -194,7 +192,36 @@ def _header(view: memoryview, start: int, end: int) -> BatchHeader:
     )
 
 
+def varint(data: memoryview, at: int, bits: int = 32) -> tuple[int, int]:
+    """Return the signed number at a place in a record, and the place after the number.
+
+    Args:
+        data: of the record; an IndexError is raised where the number leaves it.
+        at: the place.
+        bits: higher ones mean nothing, as in Java.
+    """
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            value &= (1 << bits) - 1
+            return (value >> 1) ^ -(value & 1), at
+    raise IndexError("a number of more than 64 bits")
+
+
 def _control_type(records: memoryview) -> ControlType | None:
     """Return the kind of transaction marker; None for Kafka's other control records."""
-    number = kernels.control_type(pa.py_buffer(records).address, len(records))
+    try:
+        size, at = varint(records, 0)
+        record = records[at : at + max(size, 0)]
+        _, key_at = varint(record, 1)  # after the attributes: the time
+        _, key_at = varint(record, key_at)  # the offset
+        key_size, key_at = varint(record, key_at)
+    except IndexError:
+        return None
+    if size > len(records) - at or not 4 <= key_size <= len(record) - key_at:
+        return None
+    number = int.from_bytes(record[key_at + 2 : key_at + 4])  # after the version
     return ControlType(number) if number in (ControlType.ABORT, ControlType.COMMIT) else None

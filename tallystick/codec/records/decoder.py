@@ -6,9 +6,8 @@ Invariants
     No decoded column exceeds `COLUMN_BYTES_MAX`: decoding stops before, at a batch boundary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +15,20 @@ from numpy.typing import NDArray
 
 from tallystick.codec.records import kernels
 from tallystick.codec.records.batch_header import (
-    HEADER,
     BatchHeader,
-    ControlType,
     DamagedBatchError,
     UnreadableBatchError,
     batch_headers,
     check,
 )
-from tallystick.codec.records.compression import Buffer, decompress
+from tallystick.codec.records.compression import Buffer
 from tallystick.codec.records.encoder import encode, stamp
+from tallystick.codec.records.plain import (
+    AbortedTransactions,
+    GiveUp,
+    decompressed,
+    give_up_or_raise,
+)
 from tallystick.errors import CorruptRecordError
 from tallystick.values import Producer, TopicPartition
 
@@ -51,11 +54,6 @@ RECORD_SCHEMA = pa.schema(
 """Columns of `decode`: timestamp in ms, timestampType 0 (create time) or 1 (log append time)."""
 
 RECORD_SCHEMA_WITH_HEADERS = RECORD_SCHEMA.append(pa.field("headers", HEADERS_TYPE))
-
-GiveUp: TypeAlias = Callable[[UnreadableBatchError], None]
-"""Decides about a batch that its producer wrote wrongly: returns to leave it out, or raises."""
-
-_RECORD_BYTES_MIN = 7  # seven fields of at least one byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ def decode_pieces(
     visible: list[tuple[BatchHeader, Buffer]] = []
     records_bytes = 0
     next_offset = start_offset
-    transactions = _AbortedTransactions(aborted)
+    transactions = AbortedTransactions(aborted)
     try:
         for header in batch_headers(view):
             if header.base_offset >= stop_offset:
@@ -144,7 +142,7 @@ def decode_pieces(
             hidden = transactions.hide(header)
             if header.last_offset < start_offset:
                 continue
-            records = None if hidden else _records(header, view, give_up)
+            records = None if hidden else decompressed(header, view, give_up)
             if records is not None:
                 records_bytes += len(records)
                 if records_bytes > piece_bytes and visible:
@@ -164,52 +162,6 @@ def decode_pieces(
             f"{topic_partition}, {damage}. Compare the replicas with "
             "kafka-dump-log.sh; a damaged one heals when its log directory is re-created."
         ) from None
-
-
-class _AbortedTransactions:
-    """The aborted transactions, whose batches are hidden. Source: Java's CompletedFetch."""
-
-    def __init__(self, aborted: Iterable[tuple[int, int]] | None) -> None:
-        self._later = sorted(aborted or (), key=lambda transaction: -transaction[1])
-        self._open: set[int] = set()
-
-    def hide(self, header: BatchHeader) -> bool:
-        """Take note of the next batch; True if its records are to be left out."""
-        while self._later and self._later[-1][1] <= header.last_offset:
-            self._open.add(self._later.pop()[0])
-        if header.is_control:
-            if header.control_type is ControlType.ABORT:
-                self._open.discard(header.producer_id)
-            return True
-        return header.is_transactional and header.producer_id in self._open
-
-
-def _records(header: BatchHeader, view: memoryview, give_up: GiveUp | None) -> Buffer | None:
-    """Return the decompressed records of a batch; None: the batch has none, or is given up."""
-    problem = ""
-    records: Buffer = b""
-    if not 0 <= header.record_count <= header.last_offset - header.base_offset + 1:
-        problem = (
-            f"{header.record_count} records in a batch that ends at offset {header.last_offset}"
-        )
-    elif header.record_count:
-        try:
-            records = decompress(header.compression, view[header.start + HEADER.size : header.end])
-        except CorruptRecordError as error:
-            problem = str(error)
-        # Before room for so many records is allocated.
-        if not problem and header.record_count * _RECORD_BYTES_MIN > len(records):
-            problem = f"{header.record_count} records in {len(records)} bytes"
-    if problem:
-        _give_up(UnreadableBatchError(header, problem), give_up)
-        return None
-    return records if header.record_count else None
-
-
-def _give_up(wrong: UnreadableBatchError, give_up: GiveUp | None) -> None:
-    if give_up is None:
-        raise wrong
-    give_up(wrong)
 
 
 def _to_arrow(
@@ -242,7 +194,7 @@ def _to_arrow(
     )
     for index in np.flatnonzero(problems[:, 0]).tolist():
         header = visible[index][0]
-        _give_up(UnreadableBatchError(header, _problem(header, *problems[index])), give_up)
+        give_up_or_raise(UnreadableBatchError(header, _problem(header, *problems[index])), give_up)
     columns = [
         _gathered(keys, rows, pa.binary()),
         _gathered(values, rows, pa.binary()),
@@ -356,4 +308,3 @@ def warm_up() -> None:
         headers=True,
     )
     assert decoded.batch.num_rows == 1, decoded
-    kernels.control_type(0, 0)

@@ -255,22 +255,6 @@ def gather(spans, offsets, target, capacity):  # type: ignore[no-untyped-def]
     return size
 
 
-@_kernel
-def control_type(at, size):  # type: ignore[no-untyped-def]
-    """Return the type in the key of a control batch's only record; -1 when it cannot be read."""
-    end = at + size
-    size, at = _read_int(at, end)
-    end = _skip(at, size, end)
-    if end == FAILED:
-        return -1
-    _, at = _read_int(at + 1, end)
-    _, at = _read_int(at, end)
-    size, at = _read_int(at, end)
-    if size < 4 or _skip(at, size, end) == FAILED:
-        return -1
-    return np.int64(load8(at + 2) << np.uint64(8) | load8(at + 3))  # after the int16 version
-
-
 # ---- writing ------------------------------------------------------------------------------------
 
 

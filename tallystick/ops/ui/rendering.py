@@ -14,10 +14,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tallystick.ops.cli_show import printable, size_text, time_text
+from tallystick.ops.cli_show import size_text, time_text
 from tallystick.ops.ui.facts import EpochFact, PageFacts
 from tallystick.ops.ui.page import PARTS
 from tallystick.state.overlay import FINAL_WATERMARK_MS, is_final
+from tallystick.text import printable
 from tallystick.values import Severity
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

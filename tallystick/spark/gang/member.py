@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from pyspark import TaskContext
 
 # Members of every pipeline need them: imported here, before there are members, it is once.
+import tallystick.codec.records.decoder
 import tallystick.kafka.fetcher
 import tallystick.kafka.output
 import tallystick.kafka.registry  # noqa: F401
