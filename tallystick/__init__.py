@@ -18,11 +18,14 @@ if not __debug__:
 
 _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 excepthook.install()
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     """Return a public name, loaded from its module; for another name say which one is meant."""
+    if name == "__version__":  # of what is installed: pyproject.toml is the one place
+        from importlib.metadata import version
+
+        return version("tallystick")
     try:
         return _public(name)
     except AttributeError:

@@ -16,21 +16,29 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from xml.etree import ElementTree
 
+from packaging.utils import canonicalize_name
+
 from tallystick.spark.streaming import PYSPARK_VERSION_MIN
 from tallystick.testing.jars import KAFKA_VERSIONS, VERSION_VARIABLE
+from tests.dependencies import wanted
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".matrix"
 TABLE = ROOT / "benchmarks" / "MATRIX.md"
 RESULTS = TABLE.with_suffix(".json")
 SPARKS = ("3.5", "4.0", "4.1", "4.2", "4.3")
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PACKAGES = ("newest", "lowest")
+"""The newest version of each package that is needed, beside `BESIDE`; the lowest allowed one."""
+BESIDE = ("polars", "duckdb", "deltalake", "pyiceberg", "confluent-kafka", "protobuf", "pandas")
+"""What users have in the same environment: with the newest of all of them it must resolve."""
 STREAMING_MIN = "{}.{}".format(*PYSPARK_VERSION_MIN)
 """The oldest PySpark for Structured Streaming queries of the user's own."""
 INSTALL_TIMEOUT_S = 1_800
@@ -45,16 +53,24 @@ class Cell:
     spark: str
     kafka: str
     python: str
+    packages: str = ""
 
     @property
     def name(self) -> str:
         """The versions, as one word."""
-        return "-".join(f"{axis}{version}" for axis, version in vars(self).items())
+        return "-".join(f"{axis}{version}" for axis, version in vars(self).items() if version)
+
+    @property
+    def key(self) -> str:
+        """The versions, as the results are kept by them."""
+        return "/".join(filter(None, astuple(self)))
 
     @property
     def venv(self) -> Path:
         """The folder of its virtual environment; brokers are no part of that."""
-        return FOLDER / f"python{self.python}-spark{self.spark}"
+        return FOLDER / "-".join(
+            filter(None, (f"python{self.python}", f"spark{self.spark}", self.packages))
+        )
 
 
 DEFAULT = Cell("4.3", KAFKA_VERSIONS[-1], "3.11")
@@ -98,6 +114,7 @@ def cells() -> list[Cell]:
     all_cells += [replace(DEFAULT, spark=version) for version in SPARKS]
     all_cells += [replace(DEFAULT, kafka=version) for version in KAFKA_VERSIONS]
     all_cells += [replace(DEFAULT, python=version) for version in PYTHONS]
+    all_cells += [replace(DEFAULT, packages=choice) for choice in PACKAGES]
     all_cells += [Cell(SPARKS[at], KAFKA_VERSIONS[at], PYTHONS[at]) for at in (0, -1)]
     return list(dict.fromkeys(all_cells))
 
@@ -130,7 +147,11 @@ def build(cell: Cell) -> str | None:
     subprocess.run([python, "-m", "venv", cell.venv], check=True)
     pip = [cell.venv / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
     completed = subprocess.run(
-        [*pip, "-e", f"{ROOT}[test]", "-e", ROOT / "tools", f"pyspark=={cell.spark}.*"],
+        [
+            *pip,
+            *chosen_packages(cell),
+            *("-e", f"{ROOT}[test]", "-e", ROOT / "tools", f"pyspark=={cell.spark}.*"),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -140,6 +161,40 @@ def build(cell: Cell) -> str | None:
         return completed.stdout.strip()[-NOTE_LENGTH_MAX:]
     ready.touch()
     return None
+
+
+def chosen_packages(cell: Cell) -> list[str]:
+    """Return arguments of pip that choose the versions of the packages that are needed."""
+    if cell.packages == "newest":
+        return ["--upgrade", "--upgrade-strategy", "eager", *BESIDE]
+    return ["--constraint", str(lowest(cell))] if cell.packages == "lowest" else []
+
+
+def lowest(cell: Cell) -> Path:
+    """Write the lowest versions that both pyproject.toml allow, but for PySpark's, as uv finds."""
+    tool, path = FOLDER / "tool", FOLDER / "lowest.txt"
+    subprocess.run([sys.executable, "-m", "venv", tool], check=True)
+    subprocess.run([tool / "bin" / "pip", "install", "--quiet", "uv"], check=True)
+    asked = [requirement for requirement in wanted() if requirement.name != "pyspark"]
+    solved = subprocess.run(
+        [
+            *(tool / "bin" / "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header"),
+            *("--resolution", "lowest-direct", "--python-version", cell.python, "-"),
+        ],
+        input="\n".join([*map(str, asked), f"pyspark=={cell.spark}.*"]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    path.write_text(direct_pins(solved.stdout, [requirement.name for requirement in asked]))
+    return path
+
+
+def direct_pins(solved: str, names: Iterable[str]) -> str:
+    """Return the lines of a solution for these packages; what they need in turn is left open."""
+    direct = {canonicalize_name(name) for name in names}
+    lines = solved.splitlines(keepends=True)
+    return "".join(line for line in lines if canonicalize_name(line.split("==")[0]) in direct)
 
 
 def run(cell: Cell, columns: list[str]) -> dict[str, str]:
@@ -234,7 +289,7 @@ def kept() -> dict[str, dict[str, str]]:
 def record(cell: Cell, result: dict[str, str]) -> None:
     """Keep a cell's result, and write the table of all that are kept."""
     results = kept()
-    known = results.setdefault("/".join(astuple(cell)), {})
+    known = results.setdefault(cell.key, {})
     known.pop("not built", None)
     known |= {**result, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     RESULTS.write_text(json.dumps(results, indent=1))
@@ -246,7 +301,7 @@ def table(results: dict[str, dict[str, str]]) -> str:
     notes: list[str] = []
 
     def shown(cell: Cell, column: str) -> str:
-        result = results.get("/".join(astuple(cell)), {})
+        result = results.get(cell.key, {})
         outcome = result.get(column, "not run")
         if "not built" in result:
             outcome = f"not built: {result['not built']}"
@@ -259,7 +314,7 @@ def table(results: dict[str, dict[str, str]]) -> str:
         [*astuple(cell), *(shown(cell, column) for column in COLUMNS), version_of(cell, results)]
         for cell in cells()
     ]
-    head = ["PySpark", "Kafka", "Python", *COLUMNS, "ran with"]
+    head = ["PySpark", "Kafka", "Python", "packages", *COLUMNS, "ran with"]
     lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     text = f"""\
@@ -269,7 +324,8 @@ Written by `make matrix` (`python -m tests.matrix`): a small part of the tests, 
 a real Spark of each version, on {machine}. `refused`: Structured Streaming
 queries of your own (`format("tallystick")`, `foreachBatch`) need PySpark 4.2, and with an older one
 the call says so, which is tested there ([why](../docs/deploying.md#versions)); a `Pipeline` does
-not use them. `wheel`: the wheel, installed outside of the repository, runs the demo.
+not use them. `wheel`: the wheel, installed outside of the repository, runs the demo. `packages`:
+as pip resolves them; the newest of all, beside {", ".join(BESIDE)}; or the lowest that are allowed.
 
 {chr(10).join(lines)}
 
@@ -290,11 +346,11 @@ def summary() -> str:
     results = kept()
     lines = ["| with | passed | refused | failed |", "| --- | --- | --- | --- |"]
     axes = (("spark", "PySpark", SPARKS), ("kafka", "Kafka", KAFKA_VERSIONS),
-            ("python", "Python", PYTHONS))  # fmt: skip
+            ("python", "Python", PYTHONS), ("packages", "packages", PACKAGES))  # fmt: skip
     remaining: list[str] = []
     for axis, name, versions in axes:
         came = {
-            version: by_outcome(results.get("/".join(astuple(cell)), {}))
+            version: by_outcome(results.get(cell.key, {}))
             for version in versions
             for cell in [replace(DEFAULT, **{axis: version})]
         }
@@ -326,7 +382,7 @@ def by_outcome(result: dict[str, str]) -> tuple[str, ...]:
 
 def version_of(cell: Cell, results: dict[str, dict[str, str]]) -> str:
     """Return the exact versions of Python and PySpark, and the day."""
-    result = results.get("/".join(astuple(cell)), {})
+    result = results.get(cell.key, {})
     python, _, spark = result.get("versions", "").partition(" ")
     return (
         f"PySpark {spark}, Python {python}, {result['date']}" if spark else result.get("date", "")
@@ -338,7 +394,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the cells and run nothing")
     parser.add_argument("--cell", action="append", default=[], metavar="AXIS=VERSION",
-                        help="spark=4.1, kafka=3.7.2, python=3.12")  # fmt: skip
+                        help="spark=4.1, kafka=3.7.2, python=3.12, packages=lowest")  # fmt: skip
     parser.add_argument("--part", action="append", choices=COLUMNS, help="all, if none is named")
     parser.add_argument("--build", action="store_true", help="only make the environments")
     options = parser.parse_args()

@@ -19,7 +19,7 @@ from tests.generated_pages import PARTS, generated
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "examples", "tools")
 PAGES = [
-    ROOT / "README.md",
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
     *(ROOT / folder / "README.md" for folder in FOLDERS),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

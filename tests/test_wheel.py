@@ -5,11 +5,25 @@ environment of their own, by pip, pipx and uvx; each takes minutes.
 """
 
 import os
+import tarfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
-from tests.wheel import RECORDS, ROOT, Way, beside_packages, build, by_pip, by_pipx, by_uvx, use
+from tests.wheel import (
+    RECORDS,
+    ROOT,
+    Way,
+    beside_packages,
+    build,
+    by_pip,
+    by_pipx,
+    by_uvx,
+    sdist_beside,
+    tools_beside,
+    use,
+)
 
 WAYS = (by_pip, by_pipx, by_uvx) if "WHEEL" in os.environ else (beside_packages,)
 
@@ -32,3 +46,18 @@ def test_the_demo_runs_from_the_wheel(wheel: Path, way: Way) -> None:
     faults = ("lost", "duplicated", "wrong", "out_of_order")
     assert [verdict[name] for name in faults] == [0, 0, 0, 0]
     assert verdict["output"] == verdict["expected"] > 0
+
+
+def test_sdists_have_license_notice_and_metadata(wheel: Path) -> None:
+    uplot = "tallystick/ops/ui/static/uPlot.LICENSE.txt"
+    licenses = {wheel: ["LICENSE", "NOTICE", uplot], tools_beside(wheel): ["LICENSE"]}
+    for path, names in licenses.items():
+        with tarfile.open(sdist_beside(path)) as archive:
+            (top,) = {name.partition("/")[0] for name in archive.getnames()}
+            packed = archive.extractfile(f"{top}/PKG-INFO")
+            assert packed is not None
+            metadata = Parser().parsestr(packed.read().decode())
+            assert {f"{top}/{name}" for name in names} <= set(archive.getnames())
+        assert (metadata["License-Expression"] or "").startswith("Apache-2.0")
+        assert metadata.get_all("License-File") == names
+        assert "Typing :: Typed" in (metadata.get_all("Classifier") or ())

@@ -1,10 +1,11 @@
 """Build the wheels and use them where the repository is not: `python -m tests.wheel [folder]`.
 
-Tallystick's wheel is installed with its extras `demo` and `java` into a new virtual environment in
-a temporary folder, which takes the wheel of the tools from beside it; there `tallystick --help` and
-a short demo run, with a path that has none of our files. The wheels stay in `dist`, or in the
-folder that is named. Tests do the same by pipx and uvx, and in short: the two wheels alone are
-installed, beside the packages that are there.
+Each wheel is built from its sdist, so that this is whole too. Tallystick's is installed with its
+extras `demo` and `java` into a new virtual environment in a temporary folder, which takes the wheel
+of the tools from beside it; there `tallystick --help` and a short demo run, with a path that has
+none of our files. Sdists and wheels stay in `dist`, or in the folder that is named. Tests do the
+same by pipx and uvx, and in short: the two wheels alone are installed, beside the packages that are
+there.
 """
 
 import hashlib
@@ -45,7 +46,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def build(source: Path, into: Path) -> Path:
-    """Build the wheels of the package and of its tools, and return the path of the package's."""
+    """Build sdists and wheels of the package and its tools; return the path of its wheel."""
     _build(source / "tools", into, "tallystick_tools")
     return _build(source, into, "tallystick")
 
@@ -55,17 +56,23 @@ def tools_beside(wheel: Path) -> Path:
     return wheel.with_name(wheel.name.replace("tallystick", "tallystick_tools", 1))
 
 
+def sdist_beside(wheel: Path) -> Path:
+    """Return the path of the sdist that a wheel was built from."""
+    return wheel.with_name(wheel.name.replace("-py3-none-any.whl", ".tar.gz"))
+
+
 def _build(source: Path, into: Path, package: str) -> Path:
-    """Build the wheel of what git knows in a folder, and return its path."""
+    """Build the sdist of what git knows in a folder, and from that the wheel; return its path."""
     listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
-    names = run(*listed, package, "pyproject.toml", "README.md", cwd=source).splitlines()
+    beside = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
+    names = run(*listed, package, *beside, cwd=source).splitlines()
     with TemporaryDirectory(prefix="tallystick-source-") as copy:
         for name in names:  # a `build` folder of earlier times would put removed modules back
             if (source / name).exists():
                 target = Path(copy, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes((source / name).read_bytes())
-        run(sys.executable, "-m", "build", "--wheel", "--outdir", into, ".", cwd=Path(copy))
+        run(sys.executable, "-m", "build", "--outdir", into, ".", cwd=Path(copy))
     wheel = max(into.glob(f"{package}-*.whl"), key=lambda path: path.stat().st_mtime_ns)
     packed = set(ZipFile(wheel).namelist())
     missing = [name for name in names if name.startswith(f"{package}/") and name not in packed]

@@ -109,7 +109,7 @@ class KafkaSink:
             `kafka-1` for the first one, and so on; those of a side output begin with its name,
             `alerts-kafka-1`.
         name: for foreachBatch only: the pipeline's name; None: that of the query, or its id.
-        accept: for foreachBatch only: decisions to state, as an error message names them.
+        accept: for foreachBatch and `write`: decisions to state, as an error message names them.
         options: further client settings under the names of Spark's connector.
 
     Raises:
@@ -233,7 +233,7 @@ class KafkaSink:
         """Write a DataFrame in one Kafka transaction: all of its rows, or none of them.
 
         Called twice, it writes the rows twice. A transaction that a killed driver left open ends
-        with `transaction_timeout_ms`. `name`, `uid` and `accept` have no effect.
+        with `transaction_timeout_ms`. `name` and `uid` have no effect.
 
         Raises:
             OptionError: a setting cannot work; all problems are named.
@@ -245,7 +245,7 @@ class KafkaSink:
                 f"(rows): a batch is one transaction of the guarantee 'exactly_once', since nobody "
                 f"would come back to commit the rest of it. Leave both out"
             )
-        write_batch(topology_of([self]), rows)
+        write_batch(topology_of([self]), rows, frozenset(self.accept))
 
     @cached_property
     def _runner(self) -> RunnerPerRun:
@@ -337,8 +337,8 @@ def check_for_pipeline(sinks: Sequence[Sink]) -> None:
             )
         if sink.accept:
             raise OptionError(
-                "KafkaSink(accept=...) is for foreachBatch: here decisions are stated at the "
-                "start, Pipeline.start(accept=...). Move it there"
+                "KafkaSink(accept=...) is for foreachBatch and write: here decisions are stated at "
+                "the start, Pipeline.start(accept=...). Move it there"
             )
 
 

@@ -309,12 +309,14 @@ class RunFacts:
         earlier_ids: transactional ids of the pipeline that the checkpoint's newest manifests name,
             besides the present one: its prefix was changed.
         are_checked: the sink was opened with these settings before, and gave its warnings.
+        accepted: decisions that the user stated.
     """
 
     trigger_interval_ms: int | None = None
     tasks: int = 1
     earlier_ids: frozenset[str] = frozenset()
     are_checked: bool = False
+    accepted: frozenset[str] = frozenset()
 
 
 class Sink(Protocol):

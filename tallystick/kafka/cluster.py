@@ -32,6 +32,8 @@ FACT_APIS = (
     protocol.OffsetFetchRequest,
     protocol.DescribeProducersRequest,
     protocol.AddPartitionsToTxnRequest,
+    protocol.AddOffsetsToTxnRequest,
+    protocol.DescribeTransactionsRequest,
 )
 FACT_SETTINGS = (
     "transaction.max.timeout.ms",
@@ -300,7 +302,7 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
     wanted = {broker: FACT_SETTINGS, STATE: (BATCH_LIMIT,), **of_topics}
     configs = _settings(client, Node(node), wanted, accept=UNAUTHORIZED | ABSENT)
     settings: Mapping[str, str] = configs[broker] or {}
-    verification = settings.get("transaction.partition.verification.enable", "false")
+    verification = settings.get("transaction.partition.verification.enable")
     return ClusterFacts(
         transaction_version=_finalized_version(versions),
         api_versions={
@@ -309,7 +311,7 @@ def cluster_facts(client: Client, topics: Iterable[str] = ()) -> ClusterFacts:
             if api.API_KEY in highest
         },
         transaction_timeout_max_ms=_number(settings.get("transaction.max.timeout.ms")),
-        partition_verification=None if configs[broker] is None else verification == "true",
+        partition_verification=None if verification is None else verification == "true",
         offsets_retention_minutes=_number(settings.get("offsets.retention.minutes")),
         message_bytes_max=_number(settings.get("message.max.bytes")),
         session_timeout_ms=_number(settings.get("broker.session.timeout.ms")),

@@ -23,6 +23,21 @@ TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional-id"
 READ, WRITE = "READ", "WRITE"
 REQUEST_VERSIONS = {"InitProducerId": 3, "OffsetFetch": 7, "TxnOffsetCommit": 3, "EndTxn": 1}
 """API -> lowest version with what the protocol needs (KIP-360, KIP-447)."""
+REQUESTS_NEEDED = frozenset(
+    {
+        *REQUEST_VERSIONS,
+        "Produce",
+        "AddPartitionsToTxn",
+        "AddOffsetsToTxn",
+        "DescribeProducers",
+        "DescribeTransactions",
+    }
+)
+"""The APIs of transactions, and those that count an epoch's rows and prove its end."""
+UNVERIFIED = "unverified-partitions"
+"""The word by which a user accepts brokers of which nothing says that they verify partitions."""
+METADATA_VERSION_MIN = 12
+"""The first `metadata.version` of Kafka 3.6, which verifies partitions unless it is told not to."""
 OPERATION_CODES = {READ: 3, WRITE: 4}
 """Kafka's AclOperation."""
 Operations = Collection[int]
@@ -149,8 +164,8 @@ class ClusterFacts:
         api_versions: the highest version that brokers speak, for each API that exactly-once needs;
             APIs that are not spoken at all are absent.
         transaction_timeout_max_ms: `transaction.max.timeout.ms`.
-        partition_verification: `transaction.partition.verification.enable`; False for brokers that
-            are too old to have it (before 3.6).
+        partition_verification: `transaction.partition.verification.enable`; None also for brokers
+            that answer without it: Kafka before 3.6, and other brokers.
         offsets_retention_minutes: `offsets.retention.minutes`.
         message_bytes_max: `message.max.bytes`.
         session_timeout_ms: `broker.session.timeout.ms`: after how long a broker counts as dead.
@@ -188,6 +203,7 @@ def check(
     *,
     trigger_interval_ms: int | None,
     speculation: bool = False,
+    accepted: frozenset[str] = frozenset(),
 ) -> Findings:
     """Compare the facts of a cluster with the needs of a sink's settings.
 
@@ -196,15 +212,20 @@ def check(
         output: what the user chose.
         trigger_interval_ms: the time between two epochs; None: they follow each other at once.
         speculation: whether attempts of a task that share a transaction may run side by side.
+        accepted: decisions that the user stated.
     """
     interval_ms = trigger_interval_ms or 0
     problems = [*_broker_problems(facts), *_output_problems(facts, output, interval_ms)]
+    warnings = [*_warnings(facts, output, interval_ms)]
+    if unverified := _unverified(facts):
+        is_accepted = UNVERIFIED in accepted or _is_new_enough(facts)
+        (warnings if is_accepted else problems).append(unverified)
     if speculation:
         problems.append(
             "spark.speculation is on: two attempts of a writing task would share one transaction, "
             "and Kafka cannot tell them apart. Start Spark with spark.speculation=false"
         )
-    return Findings(tuple(problems), tuple(_warnings(facts, output, interval_ms)))
+    return Findings(tuple(problems), tuple(warnings))
 
 
 def refuse(problems: Iterable[str], missing: Sequence[Right] = (), user: str = "") -> None:
@@ -256,13 +277,47 @@ def _broker_problems(facts: ClusterFacts) -> Iterator[str]:
                 f"the brokers know {api} up to version {highest}, version {lowest} is needed: "
                 f"upgrade them to Kafka 3.6 or later"
             )
-    if facts.partition_verification is False:
+    if lacking := sorted(REQUESTS_NEEDED - facts.api_versions.keys()):
+        yield (
+            f"the brokers do not answer {', '.join(lacking)}, without which no epoch can be "
+            f"committed exactly once. Use a broker that does (docs/brokers.md), or another "
+            f"guarantee: KafkaSink(guarantee='at_least_once', transactions='task')"
+        )
+    if facts.partition_verification is False or _is_too_old(facts):
         yield (
             "the brokers do not verify that a partition belongs to a transaction "
             "(transaction.partition.verification.enable is false, or they are older than Kafka "
-            "3.6): a stray write of an earlier run would be committed with the next epoch. Turn it "
-            "on, or upgrade"
+            f"3.6): {STRAYS}. Turn it on, or upgrade"
         )
+
+
+STRAYS = "a stray write of an earlier run would be committed with the next epoch"
+
+
+def _is_new_enough(facts: ClusterFacts) -> bool:
+    return (facts.metadata_version or 0) >= METADATA_VERSION_MIN
+
+
+def _is_too_old(facts: ClusterFacts) -> bool:
+    return facts.metadata_version is not None and not _is_new_enough(facts)
+
+
+def _unverified(facts: ClusterFacts) -> str | None:
+    """Return the risk of brokers that do not say whether they verify partitions; None: they do."""
+    if facts.partition_verification is not None or _is_too_old(facts):
+        return None
+    unknown = (
+        "the brokers do not say whether they verify that a partition belongs to a transaction: "
+        "they answer without transaction.partition.verification.enable, or it needs "
+        "DESCRIBE_CONFIGS on the cluster"
+    )
+    if _is_new_enough(facts):
+        return f"{unknown}. Kafka 3.6 and later do by default; if it is turned off, {STRAYS}"
+    return (
+        f"{unknown}; nor do they say that they are Kafka 3.6 or later, which does by default. "
+        f"Where they do not, {STRAYS}. docs/brokers.md has what is known of brokers; where you "
+        f"take the risk, each start has accept=[{UNVERIFIED!r}]"
+    )
 
 
 def _output_problems(facts: ClusterFacts, output: "KafkaOutput", interval_ms: int) -> Iterator[str]:
@@ -291,11 +346,6 @@ def _output_problems(facts: ClusterFacts, output: "KafkaOutput", interval_ms: in
 def _warnings(facts: ClusterFacts, output: "KafkaOutput", interval_ms: int) -> Iterator[str]:
     if beyond := transaction_record_warning(facts.partition_counts, facts.transaction_record_max):
         yield beyond
-    if facts.partition_verification is None:
-        yield (
-            "the brokers do not say whether they verify partitions of transactions (needs "
-            "DESCRIBE_CONFIGS on the cluster): make sure they are Kafka 3.6 or later"
-        )
     if facts.transaction_timeout_max_ms is None:
         yield (
             "the brokers do not say which transaction timeout they allow (needs DESCRIBE_CONFIGS "

@@ -258,7 +258,9 @@ class KafkaTaskSink:
             interval_ms = facts.trigger_interval_ms
             topics = () if missing or facts.are_checked else output.topics
             cluster_facts = cluster.cluster_facts(self._client, topics)
-            findings = check(cluster_facts, output, trigger_interval_ms=interval_ms)
+            findings = check(
+                cluster_facts, output, trigger_interval_ms=interval_ms, accepted=facts.accepted
+            )
             if not facts.are_checked:
                 concerns = (
                     finding

@@ -18,6 +18,7 @@ from tallystick.kafka.broker_settings import check_broker_settings
 from tallystick.kafka.client import Client
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import (
+    UNVERIFIED,
     Right,
     check,
     check_recovery,
@@ -143,10 +144,11 @@ def settings(subject: DeclaredSubject) -> Iterator[CheckFinding]:
             if output.guarantee is not Guarantee.EXACTLY_ONCE:
                 continue
             facts = cluster.cluster_facts(client, output.topics & there.keys())
-            preflight = check(facts, output, trigger_interval_ms=subject.trigger_interval_ms)
+            interval_ms, accepted = subject.trigger_interval_ms, frozenset({UNVERIFIED})
+            preflight = check(facts, output, trigger_interval_ms=interval_ms, accepted=accepted)
             problems = list(preflight.problems)
             if uid != declared.decider and uid not in declared.sharing:
-                problems += check_recovery(output, subject.trigger_interval_ms)
+                problems += check_recovery(output, interval_ms)
             for problem in problems:
                 text = f"sink {uid}: {problem}"
                 yield CheckFinding(Severity.ERROR, "settings", text, "The next start is refused.")

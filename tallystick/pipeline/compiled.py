@@ -190,13 +190,20 @@ class PipelineRun:
         )
         return None
 
-    def check(self, trigger_interval_ms: int | None, *, is_new: bool) -> None:
+    def check(
+        self,
+        trigger_interval_ms: int | None,
+        *,
+        is_new: bool,
+        accepted: frozenset[str] = frozenset(),
+    ) -> None:
         """Find what cannot work before anything starts.
 
         Args:
             trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
             is_new: no epoch was planned yet. Later, a topic that is gone is a loss, and the
                 policy's to judge.
+            accepted: decisions that the user stated.
 
         Raises:
             OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
@@ -204,7 +211,8 @@ class PipelineRun:
         tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
         self._sinks = Sinks(self._topology, self.name, self.cluster, trigger_interval_ms, tasks)
         try:
-            check_all([partial(self.check_source, is_new=is_new), self._check_sinks])
+            sinks = partial(self._check_sinks, accepted)
+            check_all([partial(self.check_source, is_new=is_new), sinks])
         except BaseException:
             self.close()
             raise
@@ -218,7 +226,7 @@ class PipelineRun:
         check_all([partial(source.check, is_new=is_new) for source in self.all_inputs])
         check_groups(self.all_inputs)
 
-    def _check_sinks(self) -> None:
+    def _check_sinks(self, accepted: frozenset[str]) -> None:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
@@ -228,7 +236,7 @@ class PipelineRun:
                 written = (*cluster.outputs, *written)
             for output in written:
                 self._check_circle(output, source)
-        self._sinks.check(self.shown_rights(cluster_id))
+        self._sinks.check(self.shown_rights(cluster_id), accepted=accepted)
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
         """Return the rights needed to show positions of the inputs in a cluster.

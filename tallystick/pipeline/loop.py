@@ -519,7 +519,7 @@ def _started(
     refuse_second(run.name, storage.location)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
-    run.check(when.interval_ms or None, is_new=is_new)
+    run.check(when.interval_ms or None, is_new=is_new, accepted=accepted)
     for warning in disk_space(storage.uri):
         logger.warning("%s", warning)
     query_run = _Run(run, storage, when, accepted, watch)

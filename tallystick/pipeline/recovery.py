@@ -9,6 +9,7 @@ from tallystick.checkpoint.newest_run import note_run
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.epoch.verdict import FIRST_EPOCH
+from tallystick.kafka.preflight import UNVERIFIED
 from tallystick.pipeline.loop import opened
 from tallystick.pipeline.sinks import Sinks
 from tallystick.pipeline.topology import OutputTopology
@@ -101,7 +102,8 @@ def recover(name: str, topology: OutputTopology, checkpoint: str) -> Recovery:
     """
     storage = opened(checkpoint, name)
     lineage = existing_lineage(CheckpointFolder(storage))
-    identity = Identity(name, lineage, storage.location, frozenset())
+    # What is decided is settled on any broker; whether it may decide more is the next start's.
+    identity = Identity(name, lineage, storage.location, frozenset({UNVERIFIED}))
     uids = [uid for uid, _ in topology.others]
     results: dict[Committable, Result] = {}
     sinks = Sinks(topology, name, Cluster.at_hand(None), trigger_interval_ms=None)

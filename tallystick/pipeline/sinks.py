@@ -171,7 +171,7 @@ def preflight(
     cluster: SinkCluster,
     pipeline: str,
     conf: Mapping[str, str],
-    trigger_interval_ms: int | None,
+    facts: RunFacts,
     shown: Iterable[Right] = (),
 ) -> None:
     """Check cluster, rights, topics and settings before anything starts.
@@ -180,7 +180,7 @@ def preflight(
         cluster: that decides.
         pipeline: its name.
         conf: the settings of the Spark whose tasks write.
-        trigger_interval_ms: how long Spark waits between two epochs; None: it does not.
+        facts: of the run.
         shown: the rights that showing the sources' positions takes.
 
     Raises:
@@ -195,17 +195,20 @@ def preflight(
     missing = missing_rights(broker.client, wanted)
     if not missing:
         partition_counts(broker.client, cluster.topics | {output.token_topic})
-    facts = cluster_facts(broker.client, () if missing else cluster.topics)
+    reported = cluster_facts(broker.client, () if missing else cluster.topics)
     findings = [
         check(
-            facts,
+            reported,
             sink_output,
-            trigger_interval_ms=trigger_interval_ms,
+            trigger_interval_ms=facts.trigger_interval_ms,
             speculation=is_speculative(conf),
+            accepted=facts.accepted,
         )
         for sink_output in cluster.outputs
     ]
-    notices = (notice for notice in check_broker_settings(broker.client, facts) if notice.is_logged)
+    notices = (
+        notice for notice in check_broker_settings(broker.client, reported) if notice.is_logged
+    )
     warnings = dict.fromkeys(warning for finding in findings for warning in finding.warnings)
     for warning in (*warnings, *notices):
         logger.warning("%s", warning)
@@ -275,24 +278,25 @@ class Sinks:
             self.cluster = SinkCluster(topology.decider, topology.written)
             self._to_close.append(self.cluster.broker.close)
 
-    def check(self, shown: Iterable[Right] = ()) -> None:
+    def check(self, shown: Iterable[Right] = (), *, accepted: frozenset[str] = frozenset()) -> None:
         """Check clusters, rights, topics, tables and settings before anything starts.
 
         Args:
             shown: the rights that showing the sources' positions takes, in the deciding cluster.
+            accepted: decisions that the user stated.
 
         Raises:
             OptionError: something cannot work; all problems of all sinks are named.
         """
+        facts = replace(self._facts, accepted=accepted)
 
         def try_out(uid: str, sink: Sink) -> None:
-            sink.open(Owner(self._pipeline, uid, ""), self._facts).close()
+            sink.open(Owner(self._pipeline, uid, ""), facts).close()
 
         checks = [partial(try_out, uid, sink) for uid, sink in self._topology.others]
         if self.cluster is not None:
-            interval_ms = self._facts.trigger_interval_ms
             decides = partial(
-                preflight, self.cluster, self._pipeline, self._spark.conf, interval_ms, shown
+                preflight, self.cluster, self._pipeline, self._spark.conf, facts, shown
             )
             checks.insert(0, decides)
         check_all(checks)
@@ -327,7 +331,12 @@ class Sinks:
             manifest.producer.transactional_id for manifest in newest
         }
         earlier_ids = ids - {transactional_id}
-        facts = replace(self._facts, earlier_ids=earlier_ids, are_checked=self._are_checked)
+        facts = replace(
+            self._facts,
+            earlier_ids=earlier_ids,
+            are_checked=self._are_checked,
+            accepted=identity.accepted,
+        )
         for uid, sink in self._topology.others:
             self._owners[uid] = Owner(identity.pipeline, uid, identity.lineage)
             self._open[uid] = sink.open(self._owners[uid], _of_sink(facts, uid, newest))

@@ -97,7 +97,7 @@ def test_what_is_for_foreach_batch_is_refused_in_a_pipeline(setting):
     """It would have no effect, and nobody would say so."""
     sink = ts.KafkaSink("nowhere:9092", topic="out", **setting)
     pipeline = ts.Pipeline("p").read(ts.KafkaSource("nowhere:9092", topics=["in"])).write(sink)
-    with pytest.raises(ts.OptionError, match="is for foreachBatch: here"):
+    with pytest.raises(ts.OptionError, match="is for foreachBatch"):
         pipeline.start(None, checkpoint="unused")
 
 

@@ -210,7 +210,7 @@ class SinkJob:
         cluster = spark_with(self.parallelism)
         sinks = Sinks(topology_of(self.sinks), self.name, cluster, self.trigger_interval_ms)
         try:
-            sinks.check()
+            sinks.check(accepted=self.accepted)
             storage = FileStorage(str(self.folder))
             lineage = f"lineage-of-{self.name}"
             identity = Identity(self.name, lineage, storage.location, self.accepted)

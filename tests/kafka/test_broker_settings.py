@@ -9,6 +9,7 @@ import pytest
 from fake_broker import CODES, SILENCE, FakeBroker, answer, part
 from test_preflight import FACTS
 
+from tallystick.epoch.two_phase import RunFacts
 from tallystick.kafka import broker_settings, cluster, connection
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -94,7 +95,7 @@ def test_a_start_asks_one_question_more_and_connects_no_more_often(
         requests.clear()
         sink = SinkCluster(KafkaOutput(config, topic, topic))
         try:
-            preflight(sink, "quick", {}, None)
+            preflight(sink, "quick", {}, RunFacts())
         finally:
             sink.broker.close()
         return Counter(requests)

@@ -7,11 +7,18 @@ import pytest
 
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.output import KafkaOutput
-from tallystick.kafka.preflight import ClusterFacts, Findings, check, check_recovery
+from tallystick.kafka.preflight import (
+    REQUESTS_NEEDED,
+    UNVERIFIED,
+    ClusterFacts,
+    Findings,
+    check,
+    check_recovery,
+)
 
 FACTS = ClusterFacts(
     transaction_version=2,
-    api_versions={"InitProducerId": 5, "OffsetFetch": 9, "TxnOffsetCommit": 5, "EndTxn": 5},
+    api_versions=dict.fromkeys(REQUESTS_NEEDED, 9),
     transaction_timeout_max_ms=900_000,
     partition_verification=True,
     offsets_retention_minutes=10_080,
@@ -43,7 +50,16 @@ def test_a_good_cluster_passes_without_a_word():
 @pytest.mark.parametrize(
     ("facts", "run", "words"),
     [
-        ({"api_versions": {"InitProducerId": 2}}, {}, "upgrade them to Kafka 3.6"),
+        (
+            {"api_versions": dict.fromkeys(REQUESTS_NEEDED, 9) | {"InitProducerId": 2}},
+            {},
+            "upgrade them to Kafka 3.6",
+        ),
+        (
+            {"api_versions": dict.fromkeys(REQUESTS_NEEDED - {"DescribeProducers"}, 9)},
+            {},
+            "do not answer DescribeProducers",
+        ),
         ({"partition_verification": False}, {}, "transaction.partition.verification.enable"),
         ({"transaction_timeout_max_ms": 1000}, {}, "the brokers allow 1000"),
         ({}, {"output": LONG_CALL}, "must outlive a single call"),
@@ -60,7 +76,16 @@ def test_what_cannot_work_is_a_problem(facts, run, words):
 @pytest.mark.parametrize(
     ("facts", "run", "words"),
     [
-        ({"partition_verification": None}, {}, "do not say whether they verify"),
+        (
+            {"partition_verification": None, "metadata_version": 12},
+            {},
+            "do not say whether they verify",
+        ),
+        (
+            {"partition_verification": None},
+            {"accepted": frozenset({UNVERIFIED})},
+            "do not say whether they verify",
+        ),
         ({"transaction_timeout_max_ms": None}, {}, "which transaction timeout they allow"),
         ({}, {"trigger_interval_ms": 400_000}, "longer than transaction_timeout_ms"),
         (
@@ -76,6 +101,27 @@ def test_what_cannot_be_checked_is_said(facts, run, words):
 
     assert findings.problems == ()
     assert [words in warning for warning in findings.warnings] == [True]
+
+
+@pytest.mark.parametrize("accepted", [frozenset(), frozenset({UNVERIFIED})])
+@pytest.mark.parametrize(
+    ("verification", "metadata_version"), [(False, 12), (False, None), (None, 11)]
+)
+def test_brokers_that_are_known_not_to_verify_are_refused_whatever_is_accepted(
+    verification, metadata_version, accepted
+):
+    facts = replace(FACTS, partition_verification=verification, metadata_version=metadata_version)
+    (problem,) = findings_of(facts, accepted=accepted).problems
+
+    assert "Turn it on, or upgrade" in problem
+
+
+def test_what_nobody_knows_is_for_a_person_to_decide():
+    facts = replace(FACTS, partition_verification=None, metadata_version=None)
+
+    (problem,) = findings_of(facts).problems
+    assert f"accept=['{UNVERIFIED}']" in problem
+    assert findings_of(facts).warnings == ()
 
 
 def test_all_problems_are_told_at_once():

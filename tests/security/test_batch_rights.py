@@ -3,6 +3,7 @@
 import pytest
 
 from tallystick.epoch.transactional_ids import batch_name
+from tallystick.epoch.two_phase import RunFacts
 from tallystick.errors import AuthorizationError
 from tallystick.kafka.output import KafkaOutput
 from tallystick.pipeline.sinks import SinkCluster, preflight
@@ -18,7 +19,7 @@ def check(kafka: EmbeddedKafka, user: str, id_prefix: str) -> None:
     output = KafkaOutput(config_of(kafka, user), TOPIC, TOPIC, id_prefix=id_prefix)
     sinks = SinkCluster(output)
     try:
-        preflight(sinks, NAME, {}, None)
+        preflight(sinks, NAME, {}, RunFacts())
     finally:
         sinks.broker.close()
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tallystick.epoch.tokens import decode_token
+from tallystick.epoch.two_phase import RunFacts
 from tallystick.errors import AuthorizationError, DataLossError
 from tallystick.kafka import cluster
 from tallystick.kafka.audit import transaction_state
@@ -179,7 +180,7 @@ def test_topics_of_sinks_that_share_a_transaction_are_asked_for_too(
         sinks = SinkCluster(main, ((main, OF_MAIN), (side, Selection("alerts"))))
         try:
             with pytest.raises(AuthorizationError, match=message) if message else nullcontext():
-                preflight(sinks, "alice", {}, None)
+                preflight(sinks, "alice", {}, RunFacts())
         finally:
             sinks.broker.close()
 

@@ -447,7 +447,7 @@ def foreach_batch_runner(
             sinks = Sinks(topology, identity.pipeline, cluster, run.trigger_interval_ms)
             opened.append(sinks)
             try:
-                sinks.check()
+                sinks.check(accepted=identity.accepted)
                 return sinks.make_driver(identity, storage)
             except BaseException:
                 close()
@@ -461,7 +461,7 @@ def foreach_batch_runner(
     return RunnerPerRun(sink, make, _at_end)
 
 
-def write_batch(topology: OutputTopology, rows: DataFrame) -> None:
+def write_batch(topology: OutputTopology, rows: DataFrame, accepted: frozenset[str]) -> None:
     """Write a DataFrame as the only epoch of a checkpoint that is deleted afterwards.
 
     The name is drawn for the write: nothing that was decided before is asked for, and no other
@@ -470,6 +470,7 @@ def write_batch(topology: OutputTopology, rows: DataFrame) -> None:
     Args:
         topology: a sink whose transaction decides.
         rows: the DataFrame.
+        accepted: see `EpochRunner`.
 
     Raises:
         OptionError: the sink cannot be used.
@@ -481,9 +482,9 @@ def write_batch(topology: OutputTopology, rows: DataFrame) -> None:
     sinks = Sinks(topology, name, Cluster.of(spark), trigger_interval_ms=None)
     with TemporaryDirectory(prefix="tallystick-") as folder:
         storage = FileStorage(folder)
-        identity = Identity(name, name, storage.location)
+        identity = Identity(name, name, storage.location, accepted)
         try:
-            sinks.check()
+            sinks.check(accepted=accepted)
             driver = sinks.make_driver(identity, storage)
             engine = engine_of(sinks, spark, lambda _: rows)
             driver.run_epoch(Request(0, (NO_OFFSETS,), may_skip=False), engine)
