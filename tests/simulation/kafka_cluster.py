@@ -26,7 +26,11 @@ from tests.simulation.rows import Row, rows_of
 BATCHES_REMEMBERED = 5
 EPOCH_BY_END_TXN = 2
 Offsets = Mapping[TopicPartition, tuple[int, str]]
-_NOT_HELD = ("on_commit", "_clock", "_dice")
+_NOT_HELD = ("on_commit", "refuses", "_clock", "_dice")
+
+
+class BatchTooLargeError(Exception):
+    """A record batch is larger than its topic takes; nothing of it was written."""
 
 
 @dataclass(slots=True)
@@ -84,6 +88,7 @@ class KafkaCluster:
         self.logs: dict[TopicPartition, list[LoggedBatch]] = {}
         self.offsets: dict[tuple[str, TopicPartition], tuple[int, str]] = {}
         self.on_commit: Callable[[Committed], None] = lambda _: None
+        self.refuses: Callable[[], bool] = lambda: False  # a batch of several records
         self._dice = dice
         self._clock = clock
         self._ends: dict[TopicPartition, int] = {}
@@ -125,6 +130,8 @@ class KafkaCluster:
     def produce(self, transactional_id: str, partition: TopicPartition, data: bytes) -> int:
         """Write one record batch; the offset of its first record."""
         (header,) = batch_headers(memoryview(data))
+        if header.record_count > 1 and self.refuses():  # looked at before anything else
+            raise BatchTooLargeError(f"{partition}: {header.record_count} records are too many")
         producer = Producer(transactional_id, header.producer_id, header.producer_epoch)
         sequence, rows = header.base_sequence, rows_of(data, partition, header.record_count)
         self._check_current(producer)

@@ -12,6 +12,7 @@ from tallystick.run import driver, participants
 from tallystick.tasks import epoch_plan, frames, operator_state
 from tests.simulation.checker import Violation
 from tests.simulation.faults import Fault
+from tests.simulation.keyed_step import RECORDS
 from tests.simulation.rows import OUTPUT, Row, rows_between
 from tests.simulation.sabotage import sabotage
 from tests.simulation.scheduler import Endless
@@ -156,6 +157,7 @@ def _expect(world: World, error: type[Exception]) -> None:
         if world.sink.current != owner:
             checker.note("a start with another decider has fenced the one before")
         world.has_other_decider = False
+    world.workers.counted = RECORDS
     checker.expected_error = None
 
 
@@ -182,7 +184,7 @@ def _is_made_good(world: World, act: Fault | None) -> bool:
     if act in (Fault.STATE_FILE_DELETED, Fault.STATE_FILE_DAMAGED):
         world.checkpoint.files.update(world.backup)
         return True
-    if act is Fault.OTHER_DECIDER:
+    if act in (Fault.OTHER_DECIDER, Fault.OTHER_MEANING):
         return True  # started as before
     return act in (Fault.OTHER_CHECKPOINT, Fault.OLD_SAVEPOINT) and world.accept_last()
 

@@ -37,6 +37,7 @@ from tests.simulation.faults import (
     SINK_FAULTS,
     Fault,
     FaultPlan,
+    draw_recent_kinds,
 )
 from tests.simulation.gang import Network, SimulatedGang
 from tests.simulation.gangs import Gangs
@@ -97,6 +98,8 @@ class World:
         has_loop = self.pipeline.has_loop
         self.seed, self.dice = seed, random.Random(seed)
         self.plan = FaultPlan(self.dice, kinds)
+        if kinds is None:
+            self.plan.kinds |= draw_recent_kinds(seed)
         if self.pipeline.has_windows:  # what is in them is told by where the records were
             self.plan.kinds -= {Fault.WHIM}
         self.strays: list[Attempt] = []
@@ -152,6 +155,7 @@ class World:
             has_operator_state=self.pipeline.has_operator_state,
         )
         self.sink.on_commit = self.checker.on_commit
+        self.sink.refuses = lambda: self.plan.strikes(Fault.BATCH_REFUSED)
         decided_by = self.pipeline.decided_by
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
