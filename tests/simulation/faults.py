@@ -167,12 +167,16 @@ class FaultPlan:
     Args:
         dice: the world's only source of chance.
         kinds: exactly these kinds; None draws some.
+        seed: of the world, for the recent kinds.
     """
 
-    def __init__(self, dice: random.Random, kinds: Collection[Fault] | None = None) -> None:
+    def __init__(
+        self, dice: random.Random, kinds: Collection[Fault] | None = None, seed: int = 0
+    ) -> None:
         self._dice = dice
         self.intensity = dice.choice(INTENSITIES) if kinds is None else 2.0
-        self.kinds = draw_kinds(dice) if kinds is None else frozenset(kinds)
+        drawn = draw_kinds(dice) | draw_recent_kinds(seed) if kinds is None else kinds
+        self.kinds = frozenset(drawn)
         self.struck: Counter[Fault] = Counter()
         self.active = True
 

@@ -361,9 +361,7 @@ def _(_: Any) -> Any:
     return lambda before, now: iter(())
 
 
-@mutation(
-    "a manifest does not hold what a state means", epoch_plan, "settle", Fault.OTHER_MEANING
-)
+@mutation("a manifest does not hold what a state means", epoch_plan, "settle", Fault.OTHER_MEANING)
 def _(original: Any) -> Any:
     def settle(uid: str, declared: Any, base: Any) -> Any:
         fields, next_id = original(uid, declared, base)

@@ -62,6 +62,7 @@ class Mutation:
     has_two_inputs: bool = False
     has_windows: bool = False
     has_operator_state: bool = False
+    has_end: bool = False
 
     @property
     def pipeline(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class Mutation:
             "has_two_inputs",
             "has_windows",
             "has_operator_state",
+            "has_end",
         )
         return {name: getattr(self, name) for name in names}
 

@@ -247,7 +247,7 @@ def _change_decider(world: World) -> type[Exception] | None:
 
 def _change_meaning(world: World) -> type[Exception] | None:
     """Start with another function of the same name and type, which finds the first one's state."""
-    data = world.checkpoint.files.get(_named_manifest(world))
+    data = world.checkpoint.files.get(_named_manifest(world)) if world.is_keyed else None
     if data is None or not any(step.fields for step in manifest.decode(data, "").state):
         return None
     world.workers.counted = "what the records say"

@@ -105,6 +105,9 @@ def _live(world: World) -> str:
     _look(world, _read(world))
     if world.checker.violations:
         return "broken"
+    if world.pipeline.has_end:
+        _look_at_the_end(world)
+        return "exactly once, to the end"
     world.release_input()
     act = world.plan.pick_sabotage()
     expected = sabotage(world, act) if act else None
@@ -121,6 +124,13 @@ def _live(world: World) -> str:
         world.run_quietly()  # with nothing to read
         _look(world, [*_read(world), *world.repeated], is_last=True)
     return "exactly once"
+
+
+def _look_at_the_end(world: World) -> None:
+    """Nothing waits any more in a window, and nothing else is left to do."""
+    if waiting := sorted(world.checker.state.windows.now.waiting):
+        world.checker.note(f"all inputs have ended, and {waiting} wait in windows")
+    check_positions(world)
 
 
 def _look(world: World, read: list[Row], *, is_last: bool = False) -> None:

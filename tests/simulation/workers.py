@@ -170,6 +170,6 @@ def unread_in(checkpoint: Checkpoint, epoch: int) -> EpochInput:
     ranges = {partition: range(starts[partition], end) for partition, end in ends.items()}
     rules = ranges.pop(RULES, None)
     if rules is None:
-        return EpochInput(checkpoint.lineage, epoch, ranges)
+        return EpochInput(checkpoint.lineage, epoch, ranges, is_over=checkpoint.is_over)
     all_rules = range(checkpoint.beginning[RULES], rules.stop)
     return EpochInput(checkpoint.lineage, epoch, ranges, rules, all_rules)

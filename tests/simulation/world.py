@@ -37,7 +37,6 @@ from tests.simulation.faults import (
     SINK_FAULTS,
     Fault,
     FaultPlan,
-    draw_recent_kinds,
 )
 from tests.simulation.gang import Network, SimulatedGang
 from tests.simulation.gangs import Gangs
@@ -90,6 +89,9 @@ class World:
         wanted: of its pipeline; see `pipelines.pipeline_of`.
     """
 
+    stops: Positions | None = None
+    """Where reading ends for good."""
+
     def __init__(self, seed: int, kinds: Collection[Fault] | None = None, **wanted: Any) -> None:
         self.pipeline = pipeline_of(seed, **wanted)
         self.is_keyed, self.has_gang = self.pipeline.is_keyed, self.pipeline.has_gang
@@ -97,9 +99,7 @@ class World:
         self.is_timed = self.has_two_inputs or self.pipeline.has_windows
         has_loop = self.pipeline.has_loop
         self.seed, self.dice = seed, random.Random(seed)
-        self.plan = FaultPlan(self.dice, kinds)
-        if kinds is None:
-            self.plan.kinds |= draw_recent_kinds(seed)
+        self.plan = FaultPlan(self.dice, kinds, seed)
         if self.pipeline.has_windows:  # what is in them is told by where the records were
             self.plan.kinds -= {Fault.WHIM}
         self.strays: list[Attempt] = []
@@ -127,6 +127,7 @@ class World:
             lambda: self.step,
             transaction_version=self.dice.choice((2, 2, 1)),
             tells=self._tells,
+            refuses=lambda: self.plan.strikes(Fault.BATCH_REFUSED),
         )
         self.sources = sources(self.dice, self.pipeline)
         partitions = [name for source in self.sources for name in source.names]
@@ -155,7 +156,6 @@ class World:
             has_operator_state=self.pipeline.has_operator_state,
         )
         self.sink.on_commit = self.checker.on_commit
-        self.sink.refuses = lambda: self.plan.strikes(Fault.BATCH_REFUSED)
         decided_by = self.pipeline.decided_by
         self.sinks = Sinks(self, decided_by) if decided_by else None
         if self.sinks is not None:
@@ -401,8 +401,10 @@ class World:
         while remaining or self._scheduler.living:
             if remaining and (self._takeover_wanted or not self._scheduler.living):
                 self.release_input()
-                self.start_driver()
                 remaining -= 1
+                if self.pipeline.has_end and not remaining:
+                    self.stops = self.checker.stops = dict(self.available)
+                self.start_driver()
             self._takeover_wanted = False
             self._run_some()
 
@@ -441,8 +443,8 @@ class World:
             self.sinks.drain()
 
     def release_input(self) -> None:
-        """More input than before: the next run has something to do."""
-        for partition in self.available:
+        """More input than before: the next run has something to do, unless the inputs ended."""
+        for partition in self.available if self.stops is None else ():
             self.available[partition] += self.dice.randint(1, RELEASED_MAX)
 
     def close(self) -> None:
