@@ -26,6 +26,9 @@ _UNITS_MS = {name: ms for ms, names in _NAMES_BY_UNIT_MS.items() for name in nam
 _PART = re.compile(r"\s*(\d+)(\.\d+)?\s*([a-z]+)\s*")
 SPAN_MAX_MS = 1 << 52
 """The most that a span may be: added to an event time, in microseconds, 64 bits still hold it."""
+WAIT_MAX_MS = 9_000_000_000_000
+"""The longest wait: computers count at most 2^63 ns, from when they were switched on."""
+WAIT_MAX_WORDS = "at most 285 years, the longest that a process can wait"
 
 
 def shortened(names: Iterable[object], shown_max: int = 5, more: str = "more") -> str:

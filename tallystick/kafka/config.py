@@ -26,6 +26,7 @@ from urllib.request import url2pathname
 
 from tallystick.errors import OptionError
 from tallystick.kafka.java_settings import check_without_field
+from tallystick.text import WAIT_MAX_MS, WAIT_MAX_WORDS
 
 TRANSACTION_TIMEOUT_MS = 900_000
 """The most that brokers allow by default (transaction.max.timeout.ms): a first epoch may have a
@@ -333,9 +334,12 @@ def _set_timeout(options: Mapping[str, str], option: str) -> int | None:
 
 def _milliseconds(option: str, text: str) -> int:
     try:
-        return int(text)
+        ms = int(text)
     except ValueError:
         raise OptionError(f"{option} is {text!r}: it must be a whole number of ms.") from None
+    if ms > WAIT_MAX_MS:
+        raise OptionError(f"{option} is {text!r}: it must be {WAIT_MAX_WORDS}.")
+    return ms
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -64,7 +64,7 @@ from tallystick.source.subscription import (
     TopicPattern,
     topic_problem,
 )
-from tallystick.text import span_ms
+from tallystick.text import WAIT_MAX_MS, WAIT_MAX_WORDS, span_ms
 from tallystick.values import TopicPartition
 
 VALUES = "What a record becomes"
@@ -267,6 +267,8 @@ def _read_duration(text: str) -> int:
     duration_ms = span_ms(text)
     if duration_ms is None:
         raise ValueError("expected a duration such as 500ms, 30s, 15m or 1h")
+    if duration_ms > WAIT_MAX_MS:
+        raise ValueError(f"expected {WAIT_MAX_WORDS}")
     return duration_ms
 
 

@@ -22,7 +22,7 @@ from tallystick.errors import (
 )
 from tallystick.ports import EpochSource
 from tallystick.run.driver import Driver
-from tallystick.text import span_ms
+from tallystick.text import WAIT_MAX_MS, WAIT_MAX_WORDS, span_ms
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +92,11 @@ def interval_ms(text: object) -> int:
     Raises:
         OptionError: it is none.
     """
-    if isinstance(text, timedelta) and text >= timedelta():
-        return text // timedelta(milliseconds=1)
     ms = span_ms(text) if isinstance(text, str) else None
+    if isinstance(text, timedelta) and text >= timedelta():
+        ms = text // timedelta(milliseconds=1)
+    if ms is not None and ms > WAIT_MAX_MS:
+        raise OptionError(f"trigger: processingTime={text!r}: expected {WAIT_MAX_WORDS}")
     if ms is None:
         raise OptionError(
             f"trigger: processingTime={text!r} is no interval: expected a number and a unit, such "

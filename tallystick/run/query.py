@@ -10,9 +10,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from html import escape
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
-from tallystick.arguments import checked
+from tallystick.arguments import as_path, checked
 from tallystick.errors import (
     FunctionError,
     OptionError,
@@ -24,6 +24,7 @@ from tallystick.run.epoch_loop import EpochEnded, EpochLoop
 from tallystick.run.part_times import profile_text
 from tallystick.run.signals import INTERRUPTED, StopSignals, exit_code, is_interactive
 from tallystick.source.offsets import from_text
+from tallystick.text import WAIT_MAX_MS, WAIT_MAX_WORDS
 from tallystick.words import unknown_name
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,16 @@ def refuse_second(name: str, key: str) -> None:
                 f"with the stop() of the query that its start() returned; or give this one another "
                 f"name and checkpoint. Nothing was started, and the other one goes on."
             )
+
+
+def _seconds(given: Any) -> Any:
+    """Return a number of seconds that a process can wait."""
+    if isinstance(given, int | float) and not given <= WAIT_MAX_MS / 1000:
+        raise ValueError(f"seconds, {WAIT_MAX_WORDS}")
+    return given
+
+
+Seconds: TypeAlias = Annotated[float, _seconds]
 
 
 class Query:
@@ -201,7 +212,7 @@ class Query:
         return self._error
 
     @checked
-    def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
+    def awaitTermination(self, timeout: Seconds | None = None) -> bool | None:  # noqa: N802
         """Wait for the run's end; in the main thread, SIGINT and SIGTERM drain the run meanwhile.
 
         Drained are all runs of this process, as by `stop(drain=True)`; then the process ends with
@@ -336,8 +347,13 @@ class Query:
             raise TallystickError(f"pipeline {self.name!r} has ended")
         done.result()
 
+    @checked
     def stop(
-        self, *, drain: bool = False, savepoint: str | None = None, timeout: float = DRAIN_S
+        self,
+        *,
+        drain: bool = False,
+        savepoint: Annotated[str, as_path] | None = None,
+        timeout: Seconds = DRAIN_S,
     ) -> None:
         """End the run. Nothing happens where it has ended.
 

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sinks", action="store_true", help="with other sinks, every seed")
     parser.add_argument("--gang", action="store_true", help="with resident tasks, every seed")
     parser.add_argument("--windows", action="store_true", help="after a keyed step, every seed")
+    parser.add_argument("--end", action="store_true", help="of two inputs with windows, every seed")
     parser.add_argument("--recover", action="store_true", help="before each run, every seed")
     parser.add_argument("--lists", action="store_true", help="of readers, and a table, every seed")
     parser.add_argument(
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.justify:
         return justify()
-    is_keyed = options.keyed or options.two_inputs or options.windows
+    is_keyed = options.keyed or options.two_inputs or options.windows or options.end
     is_stateless = options.sinks and not is_keyed
 
     def run(seed: int) -> Outcome:
@@ -49,8 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             decided_by=(KAFKA, CHECKPOINT)[seed % 2] if options.sinks else None,
             has_loop=options.gang or options.recover or options.lists or None,
             has_gang=options.gang or options.lists or None,
-            has_two_inputs=options.two_inputs or None,
-            has_windows=options.windows or None,
+            has_two_inputs=options.two_inputs or options.end or None,
+            has_windows=options.windows or options.end or None,
+            has_end=options.end or None,
             recovers=options.recover or None,
             has_operator_state=options.lists or None,
         )

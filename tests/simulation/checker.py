@@ -79,6 +79,7 @@ class Checker:
         self._tells = tells
         self.on_decision: Callable[[int, str, str], None] = lambda *_: None
         self.is_keyed = is_keyed
+        self.stops: Mapping[TopicPartition, int] | None = None  # where reading ends for good
         self.has_operator_state = has_operator_state
         others = len(UIDS) * has_operator_state
         self.state = StateOracle(
@@ -166,7 +167,8 @@ class Checker:
     ) -> None:
         """An epoch with keyed steps was decided; its rows by the partition where they belong."""
         read = self._expected_rows(self.checkpoint, epoch)
-        expected = self.state.expected(epoch, read)
+        is_over = self.checkpoint.offsets[epoch] == self.stops
+        expected = self.state.expected(epoch, read, is_over=is_over)
         self.state.on_commit(epoch, visible, self.checkpoint.files, manifest_path)
         self._check_operator_state(epoch, manifest_path)
         if _offsets(visible) != _offsets(expected):

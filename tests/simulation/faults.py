@@ -25,6 +25,7 @@ class Fault(Enum):
     OUTAGE = "Kafka is away for longer than any deadline"
     TRANSACTION_TIMEOUT = "the transaction times out while it is open"
     COUNT_HIDDEN = "Kafka may not be asked what it holds"
+    BATCH_REFUSED = "a topic takes smaller batches than before, and Kafka refuses one as too large"
     # The checkpoint storage.
     DISK_FULL = "a write is refused"
     LOST_PUT = "a write is durable, and reported as failed"
@@ -84,10 +85,16 @@ class Fault(Enum):
     SITE_SET_BACK = "Kafka and the checkpoint were set back, the hosts were not"
     DECISION_DAMAGED = "the newest slot of the log of decisions is damaged"
     OTHER_DECIDER = "the pipeline is started with another decider"
+    OTHER_MEANING = "the pipeline is started with a function that counts something else"
 
 
 SABOTAGE = tuple(Fault)[list(Fault).index(Fault.TOKEN_EXPIRED) :]
 """Done while no driver runs. Most of it no program can make good: the job must stop and say so."""
+
+RECENT = (Fault.BATCH_REFUSED, Fault.OTHER_MEANING)
+"""Not drawn with the others, but in worlds of later seeds: those before live as they did."""
+RECENT_FROM = 200
+RECENT_SHARE = 0.3
 
 DRIVER_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_LATE)
 KAFKA_FAULTS = (Fault.OUTAGE, Fault.REFUSED, Fault.LOST_REPLY, Fault.LATE_EFFECT)
@@ -109,6 +116,7 @@ RATIOS = {
     Fault.OUTAGE: 0.01,
     Fault.TRANSACTION_TIMEOUT: 0.015,
     Fault.COUNT_HIDDEN: 1.0,
+    Fault.BATCH_REFUSED: 0.1,
     Fault.DISK_FULL: 0.1,
     Fault.LOST_PUT: 0.1,
     Fault.LATE_PUT: 0.1,
@@ -159,12 +167,16 @@ class FaultPlan:
     Args:
         dice: the world's only source of chance.
         kinds: exactly these kinds; None draws some.
+        seed: of the world, for the recent kinds.
     """
 
-    def __init__(self, dice: random.Random, kinds: Collection[Fault] | None = None) -> None:
+    def __init__(
+        self, dice: random.Random, kinds: Collection[Fault] | None = None, seed: int = 0
+    ) -> None:
         self._dice = dice
         self.intensity = dice.choice(INTENSITIES) if kinds is None else 2.0
-        self.kinds = draw_kinds(dice) if kinds is None else frozenset(kinds)
+        drawn = draw_kinds(dice) | draw_recent_kinds(seed) if kinds is None else kinds
+        self.kinds = frozenset(drawn)
         self.struck: Counter[Fault] = Counter()
         self.active = True
 
@@ -196,7 +208,15 @@ class FaultPlan:
 def draw_kinds(dice: random.Random) -> frozenset[Fault]:
     """A mixture: often a few kinds, so that each is seen alone; sometimes nearly all of them."""
     share = dice.choice((0.15, 0.3, 0.6, 1.0))
-    kinds = {fault for fault in RATIOS if dice.random() < share}
+    kinds = {fault for fault in RATIOS if fault not in RECENT and dice.random() < share}
     if dice.random() < SABOTAGE_SHARE:
-        kinds.add(dice.choice(SABOTAGE))
+        kinds.add(dice.choice([fault for fault in SABOTAGE if fault not in RECENT]))
     return frozenset(kinds)
+
+
+def draw_recent_kinds(seed: int) -> frozenset[Fault]:
+    """Some of the recent kinds for the world of a seed, by dice of their own."""
+    if seed < RECENT_FROM:
+        return frozenset()
+    dice = random.Random(f"recent kinds of {seed}")
+    return frozenset(fault for fault in RECENT if dice.random() < RECENT_SHARE)

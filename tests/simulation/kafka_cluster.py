@@ -26,7 +26,11 @@ from tests.simulation.rows import Row, rows_of
 BATCHES_REMEMBERED = 5
 EPOCH_BY_END_TXN = 2
 Offsets = Mapping[TopicPartition, tuple[int, str]]
-_NOT_HELD = ("on_commit", "_clock", "_dice")
+_NOT_HELD = ("on_commit", "_refuses", "_clock", "_dice")
+
+
+class BatchTooLargeError(Exception):
+    """A record batch is larger than its topic takes; nothing of it was written."""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class KafkaCluster:
         clock: the world's current step.
         transaction_version: 0, 1 or 2.
         tells: whether DescribeProducers is allowed.
+        refuses: whether a batch of several records is larger than its topic takes now.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class KafkaCluster:
         *,
         transaction_version: int = EPOCH_BY_END_TXN,
         tells: bool = True,
+        refuses: Callable[[], bool] = lambda: False,
     ) -> None:
         self.cluster_id = cluster_id
         self.transaction_version = transaction_version
@@ -84,6 +90,7 @@ class KafkaCluster:
         self.logs: dict[TopicPartition, list[LoggedBatch]] = {}
         self.offsets: dict[tuple[str, TopicPartition], tuple[int, str]] = {}
         self.on_commit: Callable[[Committed], None] = lambda _: None
+        self._refuses = refuses
         self._dice = dice
         self._clock = clock
         self._ends: dict[TopicPartition, int] = {}
@@ -125,6 +132,8 @@ class KafkaCluster:
     def produce(self, transactional_id: str, partition: TopicPartition, data: bytes) -> int:
         """Write one record batch; the offset of its first record."""
         (header,) = batch_headers(memoryview(data))
+        if header.record_count > 1 and self._refuses():  # looked at before anything else
+            raise BatchTooLargeError(f"{partition}: {header.record_count} records are too many")
         producer = Producer(transactional_id, header.producer_id, header.producer_epoch)
         sequence, rows = header.base_sequence, rows_of(data, partition, header.record_count)
         self._check_current(producer)

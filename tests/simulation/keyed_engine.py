@@ -111,6 +111,8 @@ class EpochInput:
     """The new records of the table's topic."""
     all_rules: range = range(0)
     """All of its records up to there: the table is made of them."""
+    is_over: bool = False
+    """All inputs end where this epoch ends."""
 
     @property
     def is_empty(self) -> bool:
@@ -125,7 +127,8 @@ class EpochInput:
 
     def state(self, clock_ms: int) -> InputState:
         """The state of the input: no partition has more."""
-        return InputState(frozenset(self.ranges), frozenset(), clock_ms=clock_ms)
+        partitions = frozenset(self.ranges)
+        return InputState(partitions, frozenset(), is_over=self.is_over, clock_ms=clock_ms)
 
 
 class KeyedEngine(SimulatedEngine):

@@ -10,6 +10,7 @@ import pyarrow as pa
 from tallystick.checkpoint import collection, state_files
 from tallystick.epoch import verdict
 from tallystick.errors import StateFileError
+from tallystick.state import compatibility
 from tallystick.state.catalog import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.file_sets import Load, epoch_of
 from tallystick.state.key_groups import KeyGroupRange
@@ -349,6 +350,25 @@ for sentence, what, needed in (
     MUTATIONS[sentence] = Mutation(
         frozenset({needed}), state_files._Reader, "read", _left_out(what), is_keyed=True
     )
+
+
+# What a state means.
+
+
+@mutation(
+    "what a state means is not compared at a start", compatibility, "changes", Fault.OTHER_MEANING
+)
+def _(_: Any) -> Any:
+    return lambda before, now: iter(())
+
+
+@mutation("a manifest does not hold what a state means", epoch_plan, "settle", Fault.OTHER_MEANING)
+def _(original: Any) -> Any:
+    def settle(uid: str, declared: Any, base: Any) -> Any:
+        fields, next_id = original(uid, declared, base)
+        return tuple(replace(field, meaning=()) for field in fields), next_id
+
+    return settle
 
 
 # Savepoints.

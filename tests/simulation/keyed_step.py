@@ -29,6 +29,7 @@ from tallystick.state.functions.windowed import windowed
 from tallystick.state.functions.windows import tumbling
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.keys import KeyCodec
+from tallystick.state.meaning import meaning_of
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.keyed import KeyedStep, WorkerHost
 from tests.simulation.pipelines import Pipeline
@@ -62,6 +63,8 @@ GROUP_COLUMNS = pa.schema(
 )
 KEY = KeyCodec(pa.schema([COLUMNS.field("key")]))
 NOT_OF_ONE_MOMENT = -1
+RECORDS = "records"
+"""What the first step says that it counts."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,15 @@ class Counter:
     """Counts records by key; see `Processor`."""
 
     time_mode: str
+    counted: str = RECORDS
     reads = None
     has_timers = False
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """See `Processor.declared`."""
-        return StateDeclaration("count", "value", "", "{}"), StateDeclaration(
-            "odd", "value", "", "{}"
+        meaning = meaning_of("counter", {"counted": self.counted})
+        return tuple(
+            StateDeclaration(name, "value", "", "{}", meaning=meaning) for name in ("count", "odd")
         )
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
@@ -97,7 +102,9 @@ class Counter:
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT_COLUMNS)
 
 
-def keyed_steps(parallelism: int, worker_host: WorkerHost, pipeline: Pipeline) -> PipelinePlan:
+def keyed_steps(
+    parallelism: int, worker_host: WorkerHost, pipeline: Pipeline, counted: str = RECORDS
+) -> PipelinePlan:
     """The keyed steps of a run: this one, and perhaps the windows after it.
 
     With one input the event time is drawn again by another attempt, as the rows are, and no row is
@@ -105,7 +112,7 @@ def keyed_steps(parallelism: int, worker_host: WorkerHost, pipeline: Pipeline) -
     """
     has_two_inputs = pipeline.has_two_inputs
     is_timed = has_two_inputs or pipeline.has_windows
-    processor = Counter(EVENT_TIME if has_two_inputs else NO_TIME)
+    processor = Counter(EVENT_TIME if has_two_inputs else NO_TIME, counted)
     step = KeyedStep(
         uid=UID,
         key=KEY,

@@ -15,7 +15,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.keyed_step import MAX_PARALLELISM
 from tests.simulation.pipelines import Pipeline
-from tests.simulation.planners import named_positions, next_ends, planners_of
+from tests.simulation.planners import is_at_the_end, named_positions, next_ends, planners_of
 from tests.simulation.residents import Residents
 from tests.simulation.rows import RULES, Row
 from tests.simulation.scheduler import Process
@@ -31,6 +31,7 @@ class Surroundings(Protocol):
     origin: Checkpoint
     checkpoint: Checkpoint
     available: dict[TopicPartition, int]
+    stops: Positions | None
     begins_late: bool
     has_two_inputs: bool
     pipeline: Pipeline
@@ -170,7 +171,8 @@ class _Epochs:
         read = positions_in if self._inputs is None else named_positions
         begins = {0: self._world.checkpoint.beginning}
         ends = {**begins, checkpoint_id - 1: read(start), checkpoint_id: read(sources)}
-        planned = replace(self._world.checkpoint, recorded=ends)
+        is_over = self._inputs is not None and is_at_the_end(self._inputs, sources)
+        planned = replace(self._world.checkpoint, recorded=ends, is_over=is_over)
         return self._world.engine(self._process, planned, checkpoint_id)
 
     def _texts(self, positions: Positions) -> tuple[str, ...]:

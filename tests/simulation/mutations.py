@@ -29,6 +29,7 @@ from tallystick.errors import (
     RetriableError,
     StorageError,
 )
+from tallystick.kafka import writer
 from tallystick.run import driver as driver_module
 from tallystick.run.driver import Driver
 from tallystick.run.transaction_decider import TransactionDecider
@@ -61,6 +62,7 @@ class Mutation:
     has_two_inputs: bool = False
     has_windows: bool = False
     has_operator_state: bool = False
+    has_end: bool = False
 
     @property
     def pipeline(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class Mutation:
             "has_two_inputs",
             "has_windows",
             "has_operator_state",
+            "has_end",
         )
         return {name: getattr(self, name) for name in names}
 
@@ -543,6 +546,26 @@ def _(original: Any) -> Any:
 )
 def _(original: Any) -> Any:
     return lambda self, _: original(self, {})
+
+
+# What Kafka refuses as too large, and is cut.
+
+
+def _cut(change: Callable[[list[EncodedBatch]], list[EncodedBatch]]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        return lambda *batch: change(original(*batch))
+
+    return make
+
+
+for sentence, change_pieces in (
+    ("a batch that is cut loses its last part", lambda pieces: pieces[:-1]),
+    ("the last part of a batch that is cut goes out twice", lambda pieces: [*pieces, pieces[-1]]),
+    ("the parts of a batch that is cut go out backwards", lambda pieces: pieces[::-1]),
+):
+    MUTATIONS[sentence] = Mutation(
+        frozenset({Fault.BATCH_REFUSED}), writer, "divided", _cut(change_pieces)
+    )
 
 
 # The guards of the tasks.

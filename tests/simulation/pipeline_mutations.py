@@ -6,11 +6,14 @@ from typing import Any
 
 from tallystick.epoch.coordinator import Coordinator
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tallystick.pipeline import input_planning
 from tallystick.state.catalog import StepState
 from tallystick.state.functions.window_engine import Panes
 from tallystick.state.functions.windows import Clock
+from tallystick.state.overlay import is_final
 from tallystick.tasks import epoch_plan, keyed
 from tallystick.tasks.epoch_plan import PipelinePlan
+from tallystick.tasks.handed_on import HandedOn
 from tallystick.tasks.write import FanOut
 from tests.simulation.faults import Fault
 from tests.simulation.keyed_step import WINDOW_DELAY_MS, WINDOW_MS, WINDOWS_UID
@@ -166,6 +169,51 @@ def _(original: Any) -> Any:
         return original(self, goal, base, *arguments)
 
     return run
+
+
+# The end of all inputs.
+
+
+def _over(name: str) -> Callable[[Any], Any]:
+    def make(_: Any) -> Any:
+        of_partitions = {"none": lambda ends: False, "one": any}[name]
+        return staticmethod(
+            lambda stops, without: of_partitions(
+                input_planning._is_at_end(stop, at) for stop in stops for at in stop.positions
+            )
+        )
+
+    return make
+
+
+for sentence, name in (
+    ("the end of all inputs closes no window", "none"),
+    ("the end of one partition closes all windows", "one"),
+):
+    MUTATIONS[sentence] = Mutation(
+        frozenset(),
+        input_planning.InputPlanners,
+        "_are_over",
+        _over(name),
+        is_keyed=True,
+        has_two_inputs=True,
+        has_windows=True,
+        has_end=True,
+    )
+
+
+@mutation(
+    "the final watermark is not handed on",
+    HandedOn,
+    "watermark_ms",
+    has_two_inputs=True,
+    has_end=True,
+)
+def _(original: Any) -> Any:
+    def watermark_ms(self: Any, of_giver: int | None, delay_ms: int) -> int | None:
+        return None if is_final(of_giver) else original(self, of_giver, delay_ms)
+
+    return watermark_ms
 
 
 # Keyed steps, and other sinks.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tests.simulation.faults import RECENT_FROM
 
 KEYED_EVERY = 5
 """Of so many seeds one has a keyed step: that takes ten times as long."""
@@ -22,6 +23,8 @@ RECOVERED = 2
 
 OPERATOR_STATE_EVERY, OPERATOR_STATE_TURN = 3, 1
 """One seed in so many has lists and a table, if it has a keyed step, or resident tasks alone."""
+END_EVERY = 4
+"""Of so many keyed worlds with two inputs one has an end, if it has windows and no lists."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Pipeline:
         has_windows: a second keyed step, with windows of event time.
         recovers: it is recovered before each run, by a driver of its own.
         has_operator_state: its readers have lists and a table.
+        has_end: both inputs end with what is there when the last run of the storm starts.
     """
 
     is_keyed: bool
@@ -48,6 +52,7 @@ class Pipeline:
     has_windows: bool
     recovers: bool
     has_operator_state: bool
+    has_end: bool
 
 
 def pipeline_of(
@@ -60,6 +65,7 @@ def pipeline_of(
     has_windows: bool | None = None,
     recovers: bool | None = None,
     has_operator_state: bool | None = None,
+    has_end: bool | None = None,
 ) -> Pipeline:
     """Return the pipeline of a seed's world; what is not None is as a test wants it."""
     is_free = is_keyed is None
@@ -84,6 +90,9 @@ def pipeline_of(
     if has_operator_state is None:
         has_operator_state = is_free and seed % OPERATOR_STATE_EVERY == OPERATOR_STATE_TURN
     has_readers = is_keyed or (has_gang and not decided_by)
+    has_operator_state = has_operator_state and has_readers
+    if has_end is None:
+        has_end = is_free and seed >= RECENT_FROM and turn % END_EVERY == 1
     return Pipeline(
         is_keyed,
         decided_by,
@@ -92,7 +101,8 @@ def pipeline_of(
         has_two_inputs,
         has_windows,
         recovers and has_loop,
-        has_operator_state and has_readers,
+        has_operator_state,
+        has_end and has_two_inputs and has_windows and not has_operator_state,
     )
 
 

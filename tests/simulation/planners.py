@@ -2,15 +2,19 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from tallystick.pipeline import input_planning
 from tallystick.pipeline.input_planning import InputPlanner, InputPlanners
 from tallystick.pipeline.input_planning import Positions as InputPositions
-from tallystick.source.offsets import SourceOffsets, of_input, unmoved
+from tallystick.source.offsets import SourceOffsets, next_tick, of_input, unmoved
 from tallystick.values import TopicPartition
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.spark import EPOCH_ROWS_MAX, Positions, Source
+
+TICK_COUNT = 2
+"""Epochs without records after the last: each keyed step moves the watermark of the next."""
 
 
 class Logs(Protocol):
@@ -19,6 +23,7 @@ class Logs(Protocol):
     dice: random.Random
     plan: FaultPlan
     available: dict[TopicPartition, int]
+    stops: Positions | None
     sources: tuple[Source, ...]
 
 
@@ -57,7 +62,7 @@ class SimulatedPlanner:
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         """See `Planner.plan`: some of what is there, in one partition at least."""
         if not self.waiting:
-            return start
+            return start if self._is_done(start) else self._ending(next_tick(start))
         dice, ends = self._world.dice, self._ends()
         drawn = {
             at: max(offset, min(ends[at], offset + dice.randint(0, EPOCH_ROWS_MAX)))
@@ -65,7 +70,17 @@ class SimulatedPlanner:
         }
         named = {of_input(self._source.input, at): offset for at, offset in drawn.items()}
         is_any = drawn != start.positions
-        return self._source.offsets(named if is_any else self._world.available)
+        return self._ending(self._source.offsets(named if is_any else self._world.available))
+
+    def _is_done(self, start: SourceOffsets) -> bool:
+        """Tell if no epoch without records is due, which the last windows of a stream need."""
+        return self._world.stops is None or start.tick >= TICK_COUNT
+
+    def _ending(self, offsets: SourceOffsets) -> SourceOffsets:
+        """Return offsets with those where reading ends for good, if it does."""
+        if self._world.stops is None:
+            return offsets
+        return replace(offsets, stops=self._source.offsets(self._world.stops).positions)
 
     def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         """See `Planner.next`."""
@@ -86,6 +101,11 @@ def planners_of(world: Logs, first: Positions) -> InputPlanners:
     return InputPlanners(
         [InputPlanner(planner.input, SimulatedPlanner(world, planner, first)) for planner in order]
     )
+
+
+def is_at_the_end(planners: InputPlanners, texts: tuple[str, ...]) -> bool:
+    """Tell if all inputs end where an epoch ends."""
+    return planners.state(tuple(input_planning.by_input(texts).values())).is_over
 
 
 def next_ends(world: Logs, planners: InputPlanners, starts: InputPositions) -> InputPositions:

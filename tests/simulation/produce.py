@@ -1,12 +1,16 @@
-"""The Produce port over a simulated cluster: finished record batches, stamped, one at a time."""
+"""The Produce port over a simulated cluster: finished record batches, one at a time.
+
+Their numbers, and how a batch that is refused as too large is cut, are the real writer's.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tallystick.codec.records.encoder import EncodedBatch, stamp
+from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
+from tallystick.kafka.writer import _Log
 from tallystick.values import ProducedRange, Producer, TopicPartition
-from tests.simulation.kafka_cluster import KafkaCluster
+from tests.simulation.kafka_cluster import BatchTooLargeError, KafkaCluster
 
 
 def _ignore(is_accepted: bool) -> None:
@@ -41,7 +45,7 @@ class SimulatedWriter:
         self._is_closed = False
         self._produce = produce
         self._producer = producer
-        self._produced: dict[TopicPartition, ProducedRange] = {}
+        self._logs: dict[TopicPartition, _Log] = {}
 
     def last_sequences(
         self, partitions: Iterable[TopicPartition]
@@ -54,32 +58,45 @@ class SimulatedWriter:
         if self._is_closed:
             raise BrokenInvariantError("a writer wrote after it was closed")
         for partition, encoded in batches:
-            self._produce.before_batch()
-            try:
-                self._send(partition, encoded)
-            except EpochAbortedError:
-                self._produce.answered(False)
-                raise
-            self._produce.answered(True)
+            log = self._log_with(partition, encoded)
+            while log.pending:
+                self._produce.before_batch()
+                try:
+                    self._send(partition, log)
+                except BatchTooLargeError:
+                    log.divide(self._producer, partition, None)
+                except EpochAbortedError:
+                    self._produce.answered(False)
+                    raise
+                else:
+                    self._produce.answered(True)
 
     def write_on(self, batch: tuple[TopicPartition, EncodedBatch]) -> None:
         """Write although it was closed: no task does it, but broken ones of the tests do."""
-        self._send(*batch)
+        partition, encoded = batch
+        self._send(partition, self._log_with(partition, encoded))
 
-    def _send(self, partition: TopicPartition, encoded: EncodedBatch) -> None:
-        before = self._produced.get(partition)
-        sequence = before.record_count if before else 0
-        data = stamp(encoded.data, self._producer, sequence)
-        offset = self._produce.cluster.produce(self._producer.transactional_id, partition, data)
-        self._produced[partition] = ProducedRange(
-            partition.topic,
-            partition.partition,
-            sequence + encoded.record_count,
-            before.first_offset if before else offset,
-            offset + encoded.record_count - 1,
-        )
+    def _log_with(self, partition: TopicPartition, encoded: EncodedBatch) -> _Log:
+        log = self._logs.setdefault(partition, _Log())
+        log.add(self._producer, encoded)
+        return log
+
+    def _send(self, partition: TopicPartition, log: _Log) -> None:
+        cluster, data = self._produce.cluster, log.pending[0].data
+        log.acknowledge(cluster.produce(self._producer.transactional_id, partition, data))
 
     def close(self) -> tuple[ProducedRange, ...]:
         """See `ports.Writer.close`."""
         self._is_closed = True
-        return tuple(produced for _, produced in sorted(self._produced.items()))
+        return tuple(
+            _range_of(partition, log)
+            for partition, log in sorted(self._logs.items())
+            if log.last_batch is not None
+        )
+
+
+def _range_of(partition: TopicPartition, log: _Log) -> ProducedRange:
+    assert log.last_batch is not None, "something was written"
+    assert log.first_offset is not None, "the simulated cluster always tells"
+    last_offset = log.last_base_offset + log.last_batch.record_count - 1
+    return ProducedRange(*partition, log.record_count, log.first_offset, last_offset)

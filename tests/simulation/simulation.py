@@ -12,6 +12,7 @@ from tallystick.run import driver, participants
 from tallystick.tasks import epoch_plan, frames, operator_state
 from tests.simulation.checker import Violation
 from tests.simulation.faults import Fault
+from tests.simulation.keyed_step import RECORDS
 from tests.simulation.rows import OUTPUT, Row, rows_between
 from tests.simulation.sabotage import sabotage
 from tests.simulation.scheduler import Endless
@@ -104,6 +105,9 @@ def _live(world: World) -> str:
     _look(world, _read(world))
     if world.checker.violations:
         return "broken"
+    if world.pipeline.has_end:
+        _look_at_the_end(world)
+        return "exactly once, to the end"
     world.release_input()
     act = world.plan.pick_sabotage()
     expected = sabotage(world, act) if act else None
@@ -120,6 +124,13 @@ def _live(world: World) -> str:
         world.run_quietly()  # with nothing to read
         _look(world, [*_read(world), *world.repeated], is_last=True)
     return "exactly once"
+
+
+def _look_at_the_end(world: World) -> None:
+    """Nothing waits any more in a window, and nothing else is left to do."""
+    if waiting := sorted(world.checker.state.windows.now.waiting):
+        world.checker.note(f"all inputs have ended, and {waiting} wait in windows")
+    check_positions(world)
 
 
 def _look(world: World, read: list[Row], *, is_last: bool = False) -> None:
@@ -156,6 +167,7 @@ def _expect(world: World, error: type[Exception]) -> None:
         if world.sink.current != owner:
             checker.note("a start with another decider has fenced the one before")
         world.has_other_decider = False
+    world.workers.counted = RECORDS
     checker.expected_error = None
 
 
@@ -182,7 +194,7 @@ def _is_made_good(world: World, act: Fault | None) -> bool:
     if act in (Fault.STATE_FILE_DELETED, Fault.STATE_FILE_DAMAGED):
         world.checkpoint.files.update(world.backup)
         return True
-    if act is Fault.OTHER_DECIDER:
+    if act in (Fault.OTHER_DECIDER, Fault.OTHER_MEANING):
         return True  # started as before
     return act in (Fault.OTHER_CHECKPOINT, Fault.OLD_SAVEPOINT) and world.accept_last()
 

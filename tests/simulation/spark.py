@@ -46,6 +46,7 @@ class Checkpoint:
         recorded: for a loop of our own, which has no log of Spark's: the end of each epoch that was
             decided, as the oracle was told; of epoch 0, where the lineage begins. None: Spark's.
         caught: start and end of epochs whose error the function caught, so that they may be lost.
+        is_over: of what is planned now: all inputs end there.
     """
 
     lineage: str
@@ -58,6 +59,7 @@ class Checkpoint:
     refused_twice: set[int] = field(default_factory=set)
     recorded: dict[int, Positions] | None = None
     caught: dict[int, tuple[Positions, Positions]] = field(default_factory=dict)
+    is_over: bool = False
 
     @property
     def beginning(self) -> Positions:

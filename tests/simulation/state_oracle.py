@@ -23,7 +23,7 @@ from tallystick.values import TopicPartition
 from tests.simulation.hosts import LocalCopy
 from tests.simulation.keyed_step import GROUP_COUNT, KEY_COUNT, entries_of
 from tests.simulation.rows import Row, key_partition, time_of
-from tests.simulation.window_oracle import Place, WindowOracle
+from tests.simulation.window_oracle import FINAL_MS, Place, WindowOracle
 
 Counts = dict[int, int]
 ENTRIES_PER_PANE = 2
@@ -91,16 +91,19 @@ class StateOracle:
         return Counter(at for late_rows in self._late.values() for at in late_rows)
 
     def expected(
-        self, epoch: int, read: Mapping[TopicPartition, Sequence[Row]]
+        self, epoch: int, read: Mapping[TopicPartition, Sequence[Row]], *, is_over: bool = False
     ) -> Mapping[TopicPartition, Sequence[Row]]:
         """The rows that an epoch is to make visible; called once for each, before `on_commit`.
 
         Args:
             epoch: its number.
             read: all that it read.
+            is_over: nothing comes after it.
         """
         before = self.watermark
         in_time = self._in_time(epoch, read)
+        if is_over:
+            self.watermark = FINAL_MS
         if not self.has_windows:
             return in_time
         rows = [row for rows_there in in_time.values() for row in rows_there]

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
-from tests.simulation.faults import Fault
+from tests.simulation.faults import RECENT, RECENT_FROM, Fault
 from tests.simulation.pipelines import pipeline_of
 from tests.simulation.scheduler import Endless
 from tests.simulation.simulation import check, simulate
@@ -117,6 +117,26 @@ def test_one_pipeline_may_have_it_all(seed: int, decided_by: str) -> None:
             recovers=seed % 5 == 0,
         )
     )
+
+
+@pytest.mark.parametrize("has_gang", [False, True])
+@pytest.mark.parametrize("seed", FEW)
+def test_the_end_of_all_inputs_closes_all_windows(seed: int, has_gang: bool) -> None:
+    """Whatever befalls the last epochs, and those without records behind them."""
+    wanted = {"is_keyed": True, "has_two_inputs": True, "has_windows": True, "has_end": True}
+    outcome = simulate(seed, has_gang=has_gang, **wanted)
+
+    check(outcome)
+    assert outcome.verdict == "exactly once, to the end"
+
+
+def test_later_seeds_alone_choose_what_came_later() -> None:
+    """An end, and the kinds of faults that seeds before do not draw."""
+    worlds = [World(seed) for seed in range(RECENT_FROM, RECENT_FROM + 200)]
+
+    assert any(world.pipeline.has_end for world in worlds)
+    assert {kind for world in worlds for kind in world.plan.kinds} >= set(RECENT)
+    assert not any(world.plan.kinds & set(RECENT) for world in map(World, range(RECENT_FROM)))
 
 
 def test_windows_and_lost_output_meet_in_some_of_these_worlds() -> None:

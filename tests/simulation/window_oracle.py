@@ -1,7 +1,8 @@
 """What the windows of the second keyed step must put out, told without the code that is tested.
 
 * A record waits in its window until an epoch begins behind the watermark that passed its end.
-* The watermark is the one that the first step went by in the epoch, less a delay.
+* The watermark is the one that the first step went by in the epoch, less a delay, unless it is the
+  final one; that is left by the epoch which reads all inputs to their ends, and by no other.
 * A record whose window had closed when it came is late, and never visible.
 * Each shows a count of its key that its own epoch gave out, and no other record shows it.
 """
@@ -16,6 +17,8 @@ from tests.simulation.rows import Row, key_of, time_of
 
 Place = tuple[TopicPartition, int]
 Counts = dict[int, int]
+FINAL_MS = (1 << 62) // 1000
+"""The watermark at the end of all inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ class WindowOracle:
                 waiting[row.source, row.offset] = Waiting(key, closes_ms, ranges[key])
         for key, count in added.items():
             counts[key] = counts.get(key, 0) + count
-        watermark_ms = None if handed_ms is None else handed_ms - WINDOW_DELAY_MS
+        watermark_ms = handed_ms
+        if handed_ms is not None and handed_ms != FINAL_MS:
+            watermark_ms = handed_ms - WINDOW_DELAY_MS
         self.now = self._at[epoch] = Moment(waiting, watermark_ms)
         self._fired[self._lineage, epoch] = list(self._due)
         return list(self._due)

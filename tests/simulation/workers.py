@@ -14,7 +14,7 @@ from tests.simulation.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
 from tests.simulation.hosts import Host, SimulatedWorkerHost
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_engine import EpochInput, KeyedEngine, TaskKilledError
-from tests.simulation.keyed_step import MAX_PARALLELISM, keyed_steps
+from tests.simulation.keyed_step import MAX_PARALLELISM, RECORDS, keyed_steps
 from tests.simulation.operator_state import with_operator_state
 from tests.simulation.pipelines import Pipeline
 from tests.simulation.rows import RULES
@@ -83,6 +83,7 @@ class Workers:
     def __init__(self, world: Outside, output: Sequence[TopicPartition]) -> None:
         self.hosts = [Host(number) for number in range(HOST_COUNT)]
         self.parallelism = PARALLELISM
+        self.counted = RECORDS  # by the steps of the runs that start now
         self._world = world
         self._output = output
         self._parallelism_of: dict[str, int] = {}  # by process
@@ -106,7 +107,7 @@ class Workers:
         """The keyed steps of a run."""
         parallelism = self.parallelism_of(process)
         worker_host = self.worker_host(process, checkpoint, 0)
-        steps = keyed_steps(parallelism, worker_host, self._world.pipeline)
+        steps = keyed_steps(parallelism, worker_host, self._world.pipeline, self.counted)
         return self.with_operator_state(steps, process, checkpoint)
 
     def with_operator_state(
@@ -169,6 +170,6 @@ def unread_in(checkpoint: Checkpoint, epoch: int) -> EpochInput:
     ranges = {partition: range(starts[partition], end) for partition, end in ends.items()}
     rules = ranges.pop(RULES, None)
     if rules is None:
-        return EpochInput(checkpoint.lineage, epoch, ranges)
+        return EpochInput(checkpoint.lineage, epoch, ranges, is_over=checkpoint.is_over)
     all_rules = range(checkpoint.beginning[RULES], rules.stop)
     return EpochInput(checkpoint.lineage, epoch, ranges, rules, all_rules)

@@ -89,6 +89,9 @@ class World:
         wanted: of its pipeline; see `pipelines.pipeline_of`.
     """
 
+    stops: Positions | None = None
+    """Where reading ends for good."""
+
     def __init__(self, seed: int, kinds: Collection[Fault] | None = None, **wanted: Any) -> None:
         self.pipeline = pipeline_of(seed, **wanted)
         self.is_keyed, self.has_gang = self.pipeline.is_keyed, self.pipeline.has_gang
@@ -96,7 +99,7 @@ class World:
         self.is_timed = self.has_two_inputs or self.pipeline.has_windows
         has_loop = self.pipeline.has_loop
         self.seed, self.dice = seed, random.Random(seed)
-        self.plan = FaultPlan(self.dice, kinds)
+        self.plan = FaultPlan(self.dice, kinds, seed)
         if self.pipeline.has_windows:  # what is in them is told by where the records were
             self.plan.kinds -= {Fault.WHIM}
         self.strays: list[Attempt] = []
@@ -124,6 +127,7 @@ class World:
             lambda: self.step,
             transaction_version=self.dice.choice((2, 2, 1)),
             tells=self._tells,
+            refuses=lambda: self.plan.strikes(Fault.BATCH_REFUSED),
         )
         self.sources = sources(self.dice, self.pipeline)
         partitions = [name for source in self.sources for name in source.names]
@@ -397,8 +401,10 @@ class World:
         while remaining or self._scheduler.living:
             if remaining and (self._takeover_wanted or not self._scheduler.living):
                 self.release_input()
-                self.start_driver()
                 remaining -= 1
+                if self.pipeline.has_end and not remaining:
+                    self.stops = self.checker.stops = dict(self.available)
+                self.start_driver()
             self._takeover_wanted = False
             self._run_some()
 
@@ -437,8 +443,8 @@ class World:
             self.sinks.drain()
 
     def release_input(self) -> None:
-        """More input than before: the next run has something to do."""
-        for partition in self.available:
+        """More input than before: the next run has something to do, unless the inputs ended."""
+        for partition in self.available if self.stops is None else ():
             self.available[partition] += self.dice.randint(1, RELEASED_MAX)
 
     def close(self) -> None:
