@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import tallystick
-from tallystick.errors import OptionError, TallystickError
+from tallystick.errors import OptionError, TallystickError, pip_install
 from tallystick.ops import cli
 from tallystick.ops.cli_savepoint import (
     Checkpoint,
@@ -306,7 +306,7 @@ def _how_to_install(tool: str) -> Callable[[typer.Context], None]:
     """Return a command that takes the words of a tool and says how to install the tool."""
 
     def command(_: typer.Context) -> None:
-        _fail(f"`tallystick {tool}` is not installed: pip install 'tallystick[{tool}]'")
+        _fail(f"`tallystick {tool}` is not installed: {pip_install(tool)}")
 
     return command
 
@@ -315,7 +315,7 @@ if find_spec("tallystick_tools") is None:
     for name in ("chaos", "demo"):
         app.command(
             name,
-            help=f"Not installed: pip install 'tallystick[{name}]'",
+            help=f"Not installed: {pip_install(name)}",
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )(_how_to_install(name))
 else:

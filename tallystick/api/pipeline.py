@@ -20,14 +20,13 @@ With state, exactly once with the output:
 After `process` the functions run in the task that owns the key.
 """
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
@@ -35,6 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tallystick.api.explain import explained
 from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.processors import processor_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import (
     NO_INPUTS,
@@ -53,7 +53,14 @@ from tallystick.api.streams import (
 from tallystick.arguments import checked
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
-from tallystick.errors import NeedsSparkError, OptionError, StepMissingError, TallystickError
+from tallystick.errors import (
+    NeedsSparkError,
+    OptionError,
+    StepMissingError,
+    TallystickError,
+    UnknownNameError,
+    pip_install,
+)
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
@@ -68,8 +75,7 @@ from tallystick.run.query import Query
 from tallystick.run.signals import interruption, is_interactive
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.jvm import reason_of_end
-from tallystick.state.functions.aggregates import Aggregate
-from tallystick.state.functions.processing import NO_TIME, Processor
+from tallystick.state.functions.processing import Processor
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
 from tallystick.tasks.hints import returns_nothing, warn_of_silence
@@ -446,6 +452,13 @@ class Pipeline:
 
     if not TYPE_CHECKING:  # type checkers know what is there
 
+        def __getitem__(self, name: object) -> NoReturn:
+            """Raise an error for a pipeline that is used as a DataFrame, or looped over."""
+            raise UnknownNameError(
+                f"pipeline {self.name!r}: [{name!r}] or a loop over it: a pipeline has no rows "
+                f"before it runs. A function of map_batches gets them: rows[{'column'!r}]"
+            )
+
         def __getattr__(self, name: str) -> NoReturn:
             """Raise an error for `process` without a `key_by` before it."""
             if name == "process":
@@ -517,7 +530,7 @@ class KeyedPipeline:
         Raises:
             OptionError: an argument is not what it should be.
         """
-        processor = _processor_of(function, output, time_mode, rows, initial_state)
+        processor = processor_of(function, output, time_mode, rows, initial_state)
         event_time, inputs = times_of(self.pipeline.inputs, self.keys, event_time)
         step = Process(
             uid=uid,
@@ -562,64 +575,6 @@ _STEPS = ("read", "map_batches", "filter", "transform", "key_by", "write", "star
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
 
 
-_OF_A_PROCESSOR = ("time_mode", "has_timers", "reads", "declared", "output", "run")
-
-
-def _processor_of(
-    function: "StatefulProcessor | Processor",
-    output: Columns | None,
-    time_mode: str | None,
-    rows: str,
-    initial_state: DataFrame | None,
-) -> Processor:
-    """Return the function given to `process` as the processor of a step.
-
-    Raises:
-        OptionError: the argument is no such function, or other arguments do not fit it.
-    """
-    if not _is_stateful_processor(function):
-        processor = cast(Processor, function)
-        _check_own(processor, time_mode, rows, initial_state)
-        return processor
-    from tallystick.state.pyspark.processor import row_processor
-
-    if output is None:
-        raise OptionError(
-            f"process({type(function).__name__}()): a StatefulProcessor needs output=, the "
-            f"columns of the rows that it returns, e.g. output='user string, n bigint'"
-        )
-    mode = time_mode or NO_TIME
-    return row_processor(
-        function, output=output, rows=rows, time_mode=mode, initial_state=initial_state
-    )
-
-
-def _is_stateful_processor(function: object) -> "TypeGuard[StatefulProcessor]":
-    module = sys.modules.get("pyspark.sql.streaming.stateful_processor")  # as its class imports it
-    return module is not None and isinstance(function, module.StatefulProcessor)
-
-
-def _check_own(
-    processor: Processor, time_mode: str | None, rows: str, initial_state: DataFrame | None
-) -> None:
-    if isinstance(processor, Aggregate):
-        raise OptionError(
-            "process(): count(), sum() and the like are columns of an aggregate, not a function by "
-            'themselves. Wrap it: ts.aggregate({"n": ts.count()}), or in ts.windowed(...)'
-        )
-    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
-        raise OptionError(
-            f"process({processor!r}): expected a StatefulProcessor, a function made with "
-            f"vectorised(...), or a ready-made one such as deduplicate()"
-        )
-    if time_mode not in (None, processor.time_mode):
-        raise OptionError(
-            f"time_mode={time_mode!r}: the function has time mode {processor.time_mode!r} already"
-        )
-    if rows != "row" or initial_state is not None:
-        raise OptionError("rows= and initial_state= are for a StatefulProcessor: leave them out")
-
-
 def _delays_ms(**delays: str | int) -> dict[str, int]:
     """Return delays in ms, by the names of the fields of `Process`."""
     return {f"{name}_ms": duration_ms(name, delay) for name, delay in delays.items()}
@@ -646,7 +601,7 @@ def _live_page(
         from tallystick.ops.ui.page import LiveRun
         from tallystick.ops.ui.server import open_page
     except ModuleNotFoundError as error:
-        raise OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'") from None
+        raise OptionError(f"the page needs {error.name}: {pip_install('ui')}") from None
     live = LiveRun(listener, trigger, pipeline.topology.dead_letter_topic or "")
     open_page(port, checkpoint, connection_of(pipeline), live)
     return live

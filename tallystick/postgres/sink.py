@@ -13,7 +13,7 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
     guarantee_problem,
 )
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, pip_install
 
 if TYPE_CHECKING:
     from tallystick.postgres.connection import Connection
@@ -119,7 +119,7 @@ class PostgresSink:
             if error.name is None or not error.name.startswith(("psycopg", "pgpq")):
                 raise
             raise OptionError(
-                "writing to PostgreSQL needs psycopg and pgpq: pip install 'tallystick[postgres]'"
+                f"writing to PostgreSQL needs psycopg and pgpq: {pip_install('postgres')}"
             ) from None
         session = connection.Session(self.dsn)
         try:
