@@ -421,11 +421,15 @@ class Pipeline:
 
     def _warn_of_silence(self) -> None:
         """Warn of functions that never return rows, whatever they get."""
-        for step in (*self.inputs.steps, *self.steps):
-            function = step.function if isinstance(step, MapBatches) else None
+        steps = (*self.inputs.steps, *self.steps)
+        functions = [
+            *(("map_batches", step.function) for step in steps if isinstance(step, MapBatches)),
+            *(("mapped", function) for one in self.selections for function in one.functions),
+        ]
+        for step, function in functions:
             function = getattr(function, "function", function)  # below one with state
-            if function is not None and returns_nothing(function):
-                warn_of_silence("map_batches", function)
+            if returns_nothing(function):
+                warn_of_silence(step, function)
 
     def _run(
         self,

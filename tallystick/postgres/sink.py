@@ -13,7 +13,7 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
     guarantee_problem,
 )
-from tallystick.errors import OptionError, pip_install
+from tallystick.errors import OptionError, RetriableError, pip_install
 
 if TYPE_CHECKING:
     from tallystick.postgres.connection import Connection
@@ -133,8 +133,10 @@ class PostgresSink:
             server, database = session.run("asking who it is", outcome.identity)
             tokens = schema.tokens_of(own)
             tokens_id = session.run("asking", lambda conn: schema.table_id_of(conn, tokens))
-        except BaseException:
+        except BaseException as error:
             session.close()
+            if isinstance(error, RetriableError):
+                raise OptionError(f"{error}. Start the server, or correct dsn=") from None
             raise
         details = transactions.Details(
             self.transactions, own, table.sql, server, database, tokens_id

@@ -278,7 +278,7 @@ class Driver:
         except Exception as error:
             # Another error ends the run, which says so.
             if isinstance(error, RetriableError):
-                logger.warning("%s failed: %s", type(action).__name__, error)
+                logger.warning("%s (%s is tried again)", error, type(action).__name__)
             is_state = isinstance(error, StateFileError)
             return ActionFailed(self._with_remedy(str(error)) if is_state else error)
 

@@ -24,6 +24,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from types import SimpleNamespace
 
 MODULE = "tallystick.spark.early_daemon"
 ADDRESS = "TALLYSTICK_EARLY_DAEMON"
@@ -182,7 +184,15 @@ def _stand_in(address: str) -> bool:
 
 def _serve() -> None:
     importlib.import_module("tallystick.host.forks").seed_forks()
-    importlib.import_module("pyspark.daemon").manager()
+    daemon = importlib.import_module("pyspark.daemon")
+    daemon.traceback = SimpleNamespace(print_exc=_print_error, format_exc=traceback.format_exc)
+    daemon.manager()
+
+
+def _print_error() -> None:
+    """Print the error that ends a worker, unless it only says that the JVM has hung up."""
+    if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+        traceback.print_exc()
 
 
 if __name__ == "__main__":

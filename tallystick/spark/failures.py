@@ -10,6 +10,7 @@ import json
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import ParamSpec, Self, TypeVar
@@ -70,6 +71,8 @@ class Failure:
         """
         error = original or self._known()
         if isinstance(error, TallystickError):
+            if self.call.step and self.call.step not in str(error):
+                error.args = (f"{self.call.step}: {error}",)
             for line in self.lines[-1:]:
                 error.add_note(str(line))
         else:
@@ -142,6 +145,7 @@ def _text_of(error: BaseException) -> str:
         return "(its text cannot be made)"
 
 
+_QUERY_CONTEXTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _PYTHON_ERROR = re.compile(
     r"^((?!org\.|java\.|scala\.|py4j\.)(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Iteration))"
     r"(?:: (.*))?$",
@@ -154,6 +158,25 @@ _WRAPPING = re.compile(
     r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*? executor \S+\): )+"
 )
 _NO_REASON = re.compile(r"\s*(?:at |\.\.\.|An error occurred while calling|Driver stacktrace|$)")
+
+
+@contextmanager
+def without_query_contexts() -> Iterator[None]:
+    """Keep PySpark from printing an error that it raises, as JSON: whoever takes it says it."""
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # PySpark 3.5 prints none
+        yield
+        return
+    loggers = [PySparkLogger.getLogger(name) for name in _QUERY_CONTEXTS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = not shows_full_tracebacks()
+    try:
+        yield
+    finally:
+        for logger, is_disabled in zip(loggers, before, strict=True):
+            logger.disabled = is_disabled
 
 
 def spark_error(

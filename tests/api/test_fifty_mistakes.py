@@ -6,6 +6,7 @@ Those here need neither Kafka nor Spark; `tests.spark.mistaken` makes the others
 import datetime
 import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,10 @@ import pytest
 import tallystick as ts
 from tallystick.errors import TallystickError, pip_install
 from tallystick.host.excepthook import lines_of
+from tallystick.host.user_code import user_lines
+from tallystick.spark import jvm
+from tallystick.spark.early_daemon import _print_error
+from tests.waiting import wait_until
 
 LINES_MAX = 10
 SERVERS = "nowhere:9092"
@@ -118,6 +123,10 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a function as key": (
         lambda: flights().key_by(other(lambda row: row["dest"])),
         r"key_by\(columns=.*expected a text",
+    ),
+    "an argument that no function has": (
+        lambda: flights().map_batches(partial(same, limit=3)),
+        r"function=same\): .*arguments that partial\(\) names",
     ),
     # Keyed functions.
     "aggregates by name": (
@@ -368,3 +377,60 @@ def test_an_extra_is_installed_from_where_the_package_came(
         lambda _: SimpleNamespace(read_text=lambda _: origin),
     )
     assert pip_install("ui") == command
+
+
+def test_an_error_is_told_in_ten_lines() -> None:
+    error = TallystickError("first\n" + "more\n" * 100)
+    for number in range(20):
+        error.add_note(f"note {number}")
+
+    first, *others = lines_of(error, None)
+    assert first == "TallystickError: first"
+    assert len(others) < LINES_MAX
+    assert "TALLYSTICK_TRACEBACKS" in others[-1]
+
+
+def test_a_line_that_calls_itself_is_shown_once() -> None:
+    def calls_itself(rows: int) -> int:
+        return calls_itself(rows + 1)
+
+    with pytest.raises(RecursionError) as raised:
+        calls_itself(0)
+    assert len(user_lines(raised.tb)) == 2
+
+
+def test_a_function_of_a_sink_that_never_returns_rows_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flights().write(ts.mapped(sink(), lambda rows: None))._warn_of_silence()
+
+    assert "mapped <lambda> (test_fifty_mistakes.py:" in caplog.text
+
+
+def test_a_worker_whose_jvm_has_hung_up_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (BrokenPipeError(32, "Broken pipe"), ValueError("of a user")):
+        try:
+            raise error
+        except Exception:
+            _print_error()
+
+    printed = capsys.readouterr().err
+    assert "of a user" in printed
+    assert "Broken pipe" not in printed
+
+
+def test_tasks_of_a_failed_job_stay_quiet_until_they_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    levels: list[dict[str, Any]] = []
+    monkeypatch.setattr(jvm, "_set_levels", lambda _, new: levels.append(new) or {"logger": 1})
+    monkeypatch.setattr(jvm, "STRAGGLERS_S", 0.1)
+    context: Any = NoProcessor()
+    with pytest.raises(ValueError, match="of the job"), jvm.quiet_tasks(context):
+        raise ValueError("of the job")
+
+    assert len(levels) == 1
+    with jvm.quiet_tasks(context):
+        assert len(levels) == 1
+    wait_until(lambda: len(levels) == 2)
+    assert levels[1] == {"logger": 1}

@@ -250,8 +250,11 @@ class VectorisedFunction:
         )
         update = self._function(batch)
         if not isinstance(update, Update):
+            name = getattr(self._function, "__name__", type(self._function).__name__)
+            returned = "None" if update is None else f"a {type(update).__name__}"
             raise OptionError(
-                f"the function of a keyed step returned {type(update).__name__}: expected an Update"
+                f"{name} returned {returned}: expected ts.Update(rows to put out, new state), of "
+                f"which both may be left out{'. Has it no return?' * (update is None)}"
             )
         state = states.state if update.state is None else self._checked(update.state, len(batch))
         timers = pa.nulls(len(batch), pa.int64()) if is_due else states.timers
@@ -330,7 +333,9 @@ def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
     for name, rows in given.items():
         if not isinstance(rows, pa.RecordBatch) and (rows is not None or name != "output"):
             raise OptionError(
-                f"Update.{name} is {type(rows).__name__}: expected a pyarrow.RecordBatch"
+                f"Update.{name} is a {type(rows).__module__.partition('.')[0]} "
+                f"{type(rows).__name__}: expected a pyarrow.RecordBatch, of pandas' frames "
+                f"pa.RecordBatch.from_pandas(frame, preserve_index=False)"
             )
     main = [] if update.output is None or not update.output.num_rows else [update.output]
     return iter([*main, *(SideRows(name, rows) for name, rows in update.outputs.items())])
