@@ -67,6 +67,7 @@ executor (SPARK-41360), and local mode has no such scheduler. On a cluster the e
 """
 
 
+DAEMON_MODULE = "spark.python.daemon.module"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """In the environment of what `spark-submit` starts."""
 
@@ -113,12 +114,15 @@ def spark_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     check_master(master or named_master())
     builder = configure(SparkSession.builder.appName(app_name))
-    java_options = f"{SETTINGS[JAVA_OPTIONS][0]} {quiet_log.options(_spark_options())}".rstrip()
-    builder = builder.config(JAVA_OPTIONS, java_options)
+    local = _local_settings(master)
+    quiet = quiet_log.options(_spark_options(), is_local=bool(local))
+    builder = builder.config(JAVA_OPTIONS, f"{SETTINGS[JAVA_OPTIONS][0]} {quiet}".rstrip())
     if master is not None:
         builder = builder.master(master)
-    for name, (value, _) in _local_settings(master).items():
+    for name, (value, _) in local.items():
         builder = builder.config(name, value)
+    if local:  # the workers run this Python
+        builder = builder.config(DAEMON_MODULE, early_daemon.MODULE)
     for name, value in (config or {}).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
@@ -180,19 +184,21 @@ def new_context(
     os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName(name)
-    for setting, (value, _) in (*SETTINGS.items(), *_local_settings(None).items()):
+    local = _local_settings(None)
+    for setting, (value, _) in (*SETTINGS.items(), *local.items()):
         conf.set(setting, value)
     for setting, value in QUICK.items():
         conf.set(setting, value)
     check_master(named_master())
-    java_options = f"{conf.get(JAVA_OPTIONS)} {quiet_log.options(_spark_options())}".rstrip()
-    conf.set(JAVA_OPTIONS, java_options)
+    quiet = quiet_log.options(_spark_options(), is_local=bool(local))
+    conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {quiet}".rstrip())
+    if local:  # the workers run this Python
+        conf.set(DAEMON_MODULE, early_daemon.MODULE)
     if is_light:
         shared = class_archive.options(home) if archive is None else archive
         conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {LIGHT_JVM} {shared}".rstrip())
         os.environ.setdefault(LAUNCHER_OPTIONS, LIGHT_JVM)
     if daemon is not None:
-        conf.set("spark.python.daemon.module", early_daemon.MODULE)
         conf.set(f"spark.executorEnv.{early_daemon.ADDRESS}", daemon.address)
     is_new = is_light and SparkContext._gateway is None
     # A JVM that fetches packages first may take any time.

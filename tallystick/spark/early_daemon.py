@@ -196,7 +196,7 @@ def _print_error() -> None:
 
 
 if __name__ == "__main__":
-    if ADDRESS not in os.environ:
+    if len(sys.argv) > 2:
         _wait_for_the_jvm(sys.argv[1], int(sys.argv[2]))
-    elif not _stand_in(os.environ.pop(ADDRESS)):
+    elif ADDRESS not in os.environ or not _stand_in(os.environ.pop(ADDRESS)):
         _serve()

@@ -25,6 +25,7 @@ TASK_LOGGERS = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.api.python.PythonRunner",
+    "org.apache.spark.sql.execution.python",  # workers that are killed with a failed job
 )
 END_S = 1.0
 """The time in which the process of a JVM ends after its connections."""

@@ -57,14 +57,17 @@ def hinting(rows: pa.RecordBatch) -> Iterator[None]:
     try:
         yield
     except (SystemExit, StopIteration) as error:
-        raise RuntimeError(
+        refused = RuntimeError(
             f"{error!r} ends a process of tasks: a function that wants to end the run raises an "
             f"error, such as ValueError"
-        ) from error
+        )
+        raise refused.with_traceback(error.__traceback__) from None
     except (TypeError, AttributeError, KeyError, NotImplementedError, ImportError) as error:
         hint = _hint(error, rows) if len(error.args) == 1 else ""
         if hint and hint not in str(error.args[0]):  # a predicate's call stands in a function's
             error.args = (f"{error.args[0]}: {hint}",)
+            if isinstance(error, ImportError):  # the text is not that of `args`
+                error.msg = error.args[0]
         raise
 
 

@@ -250,7 +250,8 @@ class VectorisedFunction:
         )
         update = self._function(batch)
         if not isinstance(update, Update):
-            name = getattr(self._function, "__name__", type(self._function).__name__)
+            function = getattr(self._function, "function", self._function)  # as the user wrote it
+            name = getattr(function, "__name__", type(function).__name__)
             returned = "None" if update is None else f"a {type(update).__name__}"
             raise OptionError(
                 f"{name} returned {returned}: expected ts.Update(rows to put out, new state), of "
