@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import tallystick
-from tallystick.errors import OptionError, TallystickError, pip_install
+from tallystick.errors import OptionError, TallystickError
+from tallystick.host.installed import pip_install
 from tallystick.ops import cli
 from tallystick.ops.cli_savepoint import (
     Checkpoint,

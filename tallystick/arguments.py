@@ -62,6 +62,7 @@ _OTHER_WORDS = {
     "connection": "dsn",
     "url": "dsn",
     "id": "uid",
+    "uid": "step",
 }
 """Names of arguments in Spark, Flink and Kafka's clients -> ours, where there is such a one."""
 

@@ -11,7 +11,6 @@
 Every message names the thing, what was found, what was expected, and what to do.
 """
 
-import json
 from typing import ClassVar
 
 NOT_SHOWN = (
@@ -208,21 +207,6 @@ class FunctionError(TallystickError):
     def __repr__(self) -> str:
         """Return class and message; the arguments are those of the user's error."""
         return f"{type(self).__name__}({self.message!r})"
-
-
-def pip_install(extra: str) -> str:
-    """Return the command by which pip installs an extra, from where this Tallystick came."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        origin = json.loads(distribution("tallystick").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        origin = {}
-    folder, slash, name = origin.get("url", "").removeprefix("file://").rpartition("/")
-    what = f"{folder}{slash}{name or 'tallystick'}[{extra}]"
-    if name.endswith(".whl") and extra in ("chaos", "demo"):  # they bring the wheel of the tools
-        return f"pip install --find-links {folder} '{what}'"
-    return f"pip install {'-e ' * ('dir_info' in origin)}'{what}'"
 
 
 class BrokenInvariantError(TallystickError):

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from typer.main import get_command
 
 from tallystick.__main__ import app
-from tallystick.errors import pip_install
+from tallystick.host.installed import pip_install
 from tests.test_tidy import ROOT
 
 COMMANDS = ("chaos", "demo")
@@ -19,7 +19,6 @@ WITHOUT_TOOLS = """
 import sys
 sys.modules["tallystick_tools"] = None  # as where the distribution is not installed
 from tallystick.__main__ import app
-from tallystick.errors import pip_install
 app(sys.argv[1:])
 """
 

@@ -51,6 +51,7 @@ from tallystick.api.streams import (
     times_of,
 )
 from tallystick.arguments import checked
+from tallystick.epoch.protocol import Event
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import (
@@ -59,8 +60,9 @@ from tallystick.errors import (
     StepMissingError,
     TallystickError,
     UnknownNameError,
-    pip_install,
 )
+from tallystick.host.installed import pip_install
+from tallystick.host.user_code import calling_user
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
@@ -78,7 +80,7 @@ from tallystick.spark.jvm import reason_of_end
 from tallystick.state.functions.processing import Processor
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
-from tallystick.tasks.hints import returns_nothing, warn_of_silence
+from tallystick.tasks.hints import name_of, returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Predicate, Selection
 from tallystick.text import duration_ms
@@ -297,6 +299,7 @@ class Pipeline:
         is_light = execution != "jobs" and not has_transform
         self._check_before_spark(place, trigger, spark, execution, dropped)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
+        listener = listener and _of_user(listener)
         begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
             page = None if ui_port is None else _live_page(self, ui_port, place, trigger, listener)
@@ -587,6 +590,16 @@ def _delays_ms(**delays: str | int) -> dict[str, int]:
 def _ahead_ms(given: str | int | None) -> int | None:
     """Return how far event times may be ahead of the clock, in ms; None: without limit."""
     return None if given is None else duration_ms("event_time_max_ahead", given)
+
+
+def _of_user(listener: Listener) -> Listener:
+    """Return a listener whose errors say that they are of a listener, and of which."""
+
+    def called(event: Event) -> None:
+        with calling_user(f"listener {name_of(listener)}"):
+            listener(event)
+
+    return called
 
 
 def _live_page(

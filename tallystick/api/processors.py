@@ -73,7 +73,7 @@ def _check_own(
 
 
 def _meant(given: object) -> str:
-    """Return what stands in place of a processor, and what makes one of it."""
+    """Return the words that say how an argument of `process` becomes a processor."""
     name = getattr(given, "__name__", type(given).__name__)
     if isinstance(given, type):
         return f"This is a class: write process({name}())"

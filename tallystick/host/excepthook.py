@@ -33,8 +33,8 @@ def lines_of(error: TallystickError, trace: TracebackType | None) -> list[str]:
     new = [line for line in lines if line not in notes]
     first, *others = str(error).splitlines() or [""]
     more = [*others[:LINES_SHOWN_MAX], *["  …"] * (len(others) > LINES_SHOWN_MAX)]
-    told = [f"{name}{first}", *more, *notes, *new][: LINES_MAX - 1]
-    return [*told, f"  ({TRACEBACKS}=full shows all frames)"]
+    shown = [f"{name}{first}", *more, *notes, *new][: LINES_MAX - 1]
+    return [*shown, f"  ({TRACEBACKS}=full shows all frames)"]
 
 
 def install() -> None:

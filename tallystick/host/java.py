@@ -17,7 +17,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from tallystick.errors import OptionError, pip_install
+from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 from tallystick.host.user_cache import cache_directory
 
 JAVA_VERSION_MIN = 17

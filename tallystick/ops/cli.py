@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tallystick.errors import OptionError, TallystickError, pip_install
+from tallystick.errors import OptionError, TallystickError
+from tallystick.host.installed import pip_install
 from tallystick.host.stopwatch import now_ms
 from tallystick.ops.cli_savepoint import (
     PATIENCE,

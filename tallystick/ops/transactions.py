@@ -13,7 +13,8 @@ from enum import Enum
 from tallystick.checkpoint.newest import TokenAnswer
 from tallystick.epoch.transactional_ids import PooledId, is_batch_name, parse
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
-from tallystick.errors import AuthorizationError, OptionError, pip_install
+from tallystick.errors import AuthorizationError, OptionError
+from tallystick.host.installed import pip_install
 from tallystick.kafka import transactions as kafka_transactions
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig

@@ -13,7 +13,8 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
     guarantee_problem,
 )
-from tallystick.errors import OptionError, RetriableError, pip_install
+from tallystick.errors import OptionError, RetriableError
+from tallystick.host.installed import pip_install
 
 if TYPE_CHECKING:
     from tallystick.postgres.connection import Connection

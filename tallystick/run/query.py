@@ -336,6 +336,7 @@ class Query:
             raise TallystickError(f"pipeline {self.name!r} has ended")
         done.result()
 
+    @checked
     def stop(
         self, *, drain: bool = False, savepoint: str | None = None, timeout: float = DRAIN_S
     ) -> None:

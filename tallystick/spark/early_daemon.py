@@ -26,6 +26,7 @@ import sys
 import tempfile
 import traceback
 from types import SimpleNamespace
+from typing import Any
 
 MODULE = "tallystick.spark.early_daemon"
 ADDRESS = "TALLYSTICK_EARLY_DAEMON"
@@ -184,7 +185,7 @@ def _stand_in(address: str) -> bool:
 
 def _serve() -> None:
     importlib.import_module("tallystick.host.forks").seed_forks()
-    daemon = importlib.import_module("pyspark.daemon")
+    daemon: Any = importlib.import_module("pyspark.daemon")
     daemon.traceback = SimpleNamespace(print_exc=_print_error, format_exc=traceback.format_exc)
     daemon.manager()
 

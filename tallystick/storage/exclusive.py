@@ -17,7 +17,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tallystick.errors import OptionError, pip_install
+from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 
 REQUEST_TIMEOUT = timedelta(seconds=30)
 """The wait for an answer; after it, whether the object was created is unknown."""

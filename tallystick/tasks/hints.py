@@ -38,7 +38,17 @@ _SCALAR = (
     "one value of a column is an Arrow scalar: rows['delay'][0].as_py() is Python's. For all rows "
     "at once, pc.greater(rows['delay'], 15)"
 )
+_LOOP = (
+    "a loop over a batch gives its columns, not its rows: rows.to_pylist() makes dicts of them; "
+    "pyarrow.compute reckons with whole columns"
+)
+_SET = (
+    "a batch never changes: rows.append_column('n', column) and rows.set_column(number, 'n', "
+    "column) return another one"
+)
 _BY_TEXT = (
+    (r"'str' object cannot be interpreted as an integer|list indices must be int", _LOOP),
+    (r"does not support item (?:assignment|deletion)", _SET),
     (r"'pyarrow\.lib\.\w*Scalar'", _SCALAR),
     (r"not supported between instances of .*'pyarrow\.", _WHOLE),
     (r"unsupported operand type.*'?pyarrow\.|bad operand type.*'pyarrow\.", _WHOLE),

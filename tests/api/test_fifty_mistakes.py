@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import tallystick as ts
-from tallystick.errors import TallystickError, pip_install
+from tallystick.errors import TallystickError
 from tallystick.host.excepthook import lines_of
+from tallystick.host.installed import pip_install
 from tallystick.host.user_code import user_lines
 from tallystick.spark import jvm
 from tallystick.spark.early_daemon import _print_error
@@ -373,7 +374,7 @@ def test_an_extra_is_installed_from_where_the_package_came(
     origin: str | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "importlib.metadata.distribution",
+        "tallystick.host.installed.distribution",
         lambda _: SimpleNamespace(read_text=lambda _: origin),
     )
     assert pip_install("ui") == command
@@ -432,5 +433,5 @@ def test_tasks_of_a_failed_job_stay_quiet_until_they_have_ended(
     assert len(levels) == 1
     with jvm.quiet_tasks(context):
         assert len(levels) == 1
-    wait_until(lambda: len(levels) == 2)
+    wait_until(lambda: len(levels) == 2, "the levels from before the job")
     assert levels[1] == {"logger": 1}

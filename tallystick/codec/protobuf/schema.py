@@ -14,7 +14,8 @@ from typing import Any
 
 from tallystick.codec.protobuf.known_files import KNOWN_FILES
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
-from tallystick.errors import OptionError, pip_install
+from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 
 SCHEMAS_KEPT_MAX = 64
 OWN_NAME = "schema.proto"

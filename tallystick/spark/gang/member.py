@@ -147,12 +147,12 @@ def _ended_members(members: dict[int, int]) -> list[tuple[int, int]]:
     return ends
 
 
-_SIGNALS = {
+_SIGNALS: dict[int, str] = {
     signal.SIGKILL: "when memory is short",
     signal.SIGSEGV: "by an error in a compiled library",
     signal.SIGABRT: "by an error in a compiled library",
 }
-"""What ends a process by a signal, mostly."""
+"""The usual reasons of an end by a signal."""
 
 
 def _ended(code: int) -> str:

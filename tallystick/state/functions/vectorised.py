@@ -250,13 +250,7 @@ class VectorisedFunction:
         )
         update = self._function(batch)
         if not isinstance(update, Update):
-            function = getattr(self._function, "function", self._function)  # as the user wrote it
-            name = getattr(function, "__name__", type(function).__name__)
-            returned = "None" if update is None else f"a {type(update).__name__}"
-            raise OptionError(
-                f"{name} returned {returned}: expected ts.Update(rows to put out, new state), of "
-                f"which both may be left out{'. Has it no return?' * (update is None)}"
-            )
+            raise _no_update(self._function, update)
         state = states.state if update.state is None else self._checked(update.state, len(batch))
         timers = pa.nulls(len(batch), pa.int64()) if is_due else states.timers
         if update.timers is not None:
@@ -319,6 +313,16 @@ class VectorisedFunction:
             )
             values = pa.array([value], pa.binary()).take(pa.array(np.zeros(len(entries), np.int8)))
             work.overlay.put_many(entries, values)
+
+
+def _no_update(function: object, returned: object) -> OptionError:
+    function = getattr(function, "function", function)  # as the user wrote it
+    name = getattr(function, "__name__", type(function).__name__)
+    what = "None" if returned is None else f"a {type(returned).__name__}"
+    return OptionError(
+        f"{name} returned {what}: expected ts.Update(rows to put out, new state), of which both may "
+        f"be left out{'. Has it no return?' * (returned is None)}"
+    )
 
 
 def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:

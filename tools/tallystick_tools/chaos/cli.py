@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from tallystick.errors import OptionError, pip_install
+from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 from tallystick.ops.cli_savepoint import errors_as_messages
 
 NOT_EXACT = 1

@@ -5,7 +5,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tallystick.errors import TallystickError, pip_install
+from tallystick.errors import TallystickError
+from tallystick.host.installed import pip_install
 
 
 def demo(
