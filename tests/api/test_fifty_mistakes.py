@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 
 import tallystick as ts
 from tallystick.errors import TallystickError
@@ -18,10 +19,12 @@ from tallystick.host.excepthook import lines_of
 from tallystick.host.installed import pip_install
 from tallystick.host.user_code import user_lines
 from tallystick.spark import jvm
+from tallystick.spark.cluster import Cluster
 from tallystick.spark.early_daemon import _print_error
 from tests.waiting import wait_until
 
 LINES_MAX = 10
+REAL_CLUSTER_OF = Cluster.of
 SERVERS = "nowhere:9092"
 VALUE = "id bigint, dest string, dep_delay double, at bigint"
 Make = Callable[[], Any]
@@ -406,6 +409,14 @@ def test_a_function_of_a_sink_that_never_returns_rows_is_warned_about(
     flights().write(ts.mapped(sink(), lambda rows: None))._warn_of_silence()
 
     assert "mapped <lambda> (test_fifty_mistakes.py:" in caplog.text
+
+
+def test_a_session_that_was_stopped_is_refused() -> None:
+    stopped: Any = object.__new__(SparkContext)
+    stopped._jsc = None
+
+    with pytest.raises(ts.OptionError, match=r"was stopped.*make a new session"):
+        REAL_CLUSTER_OF(stopped)
 
 
 def test_a_worker_whose_jvm_has_hung_up_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -320,7 +320,7 @@ def _no_update(function: object, returned: object) -> OptionError:
     name = getattr(function, "__name__", type(function).__name__)
     what = "None" if returned is None else f"a {type(returned).__name__}"
     return OptionError(
-        f"{name} returned {what}: expected ts.Update(rows to put out, new state), of which both may "
+        f"{name} returned {what}: expected ts.Update(rows to put out, new state); both may "
         f"be left out{'. Has it no return?' * (returned is None)}"
     )
 
