@@ -70,6 +70,8 @@ class EarlyDaemon:
                 [executable, "-m", MODULE, self.address, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                # It has the JVM's once it serves; what it cannot import, Spark's own says.
+                stderr=subprocess.DEVNULL,
                 # As Spark does for its own: the interpreter and libraries read them at once.
                 env={"PYTHONHASHSEED": "0", **os.environ, "OMP_NUM_THREADS": "1"},
             )
