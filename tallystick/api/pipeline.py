@@ -593,7 +593,7 @@ def _ahead_ms(given: str | int | None) -> int | None:
 
 
 def _of_user(listener: Listener) -> Listener:
-    """Return a listener whose errors say that they are of a listener, and of which."""
+    """Return a listener that names itself in the errors of the user's listener."""
 
     def called(event: Event) -> None:
         with calling_user(f"listener {name_of(listener)}"):

@@ -130,9 +130,9 @@ def carrying_failures(
     def task(*args: _Args.args, **kwargs: _Args.kwargs) -> Iterator[_Item]:
         try:
             yield from run(*args, **kwargs)
-        except WorkerOrphanedError:
+        except (WorkerOrphanedError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise TaskFailedError(Failure.of(error).to_text()) from None
 
     return task
