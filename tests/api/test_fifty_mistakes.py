@@ -5,6 +5,7 @@ Those here need neither Kafka nor Spark; `tests.spark.mistaken` makes the others
 
 import datetime
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ import tallystick as ts
 from tallystick.errors import TallystickError
 from tallystick.host.excepthook import lines_of
 from tallystick.host.installed import pip_install
-from tallystick.host.user_code import user_lines
+from tallystick.host.user_code import calling_user, user_lines
 from tallystick.spark import jvm
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.early_daemon import _print_error
+from tallystick.spark.failures import Failure
+from tallystick.tasks.read import apply
 from tests.waiting import wait_until
 
 LINES_MAX = 10
@@ -381,6 +384,41 @@ def test_an_extra_is_installed_from_where_the_package_came(
         lambda _: SimpleNamespace(read_text=lambda _: origin),
     )
     assert pip_install("ui") == command
+
+
+def sets_a_column(rows: Any) -> Any:
+    rows["dep_delay"] = 5
+
+
+def imports(rows: Any) -> Any:
+    import no_such_library  # type: ignore[import-not-found]  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda rows: rows["n"][0] > 1, r"rows\['delay'\]\[0\]\.as_py\(\)"),
+        (lambda rows: [row["n"] for row in rows], r"rows\.to_pylist\(\) makes dicts"),
+        (sets_a_column, r"rows\.set_column\("),
+        (imports, "the Python of the tasks, .*: install it there"),
+        (lambda rows: sys.exit("enough"), r"SystemExit\('enough'\) ends a process of tasks"),
+        (lambda rows: next(iter([])), r"StopIteration\(\) ends a process of tasks"),
+    ],
+)
+def test_an_error_in_a_function_says_what_is_meant(wrong: Any, message: str) -> None:
+    rows = pa.record_batch({"n": [1, 2]})
+    with pytest.raises((TypeError, ImportError, RuntimeError), match=message) as raised:
+        list(apply([wrong], rows))
+    assert user_lines(raised.tb)
+
+
+def test_an_error_of_ours_in_a_task_begins_with_its_step() -> None:
+    with pytest.raises(ts.OptionError) as raised, calling_user("process 'counts'"):
+        raise ts.OptionError("no column 'n'")
+    failure = Failure.from_text(Failure.of(raised.value).to_text())
+    assert failure is not None
+
+    assert str(failure.to_error()) == "process 'counts': no column 'n'"
 
 
 def test_an_error_is_told_in_ten_lines() -> None:
