@@ -139,6 +139,8 @@ def carrying_failures(
 
 
 def _text_of(error: BaseException) -> str:
+    if isinstance(error, KeyError) and len(error.args) == 1 and " " in str(error.args[0]):
+        return str(error.args[0])  # a sentence, which the class would quote
     try:
         return str(error)
     except Exception:
