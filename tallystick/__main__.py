@@ -17,6 +17,7 @@ import typer
 
 import tallystick
 from tallystick.errors import OptionError, TallystickError
+from tallystick.host.installed import pip_install
 from tallystick.ops import cli
 from tallystick.ops.cli_savepoint import (
     Checkpoint,
@@ -367,7 +368,7 @@ def _how_to_install(tool: str) -> Callable[[typer.Context], None]:
     """Return a command that takes the words of a tool and says how to install the tool."""
 
     def command(_: typer.Context) -> None:
-        _fail(f"`tallystick {tool}` is not installed: pip install 'tallystick[{tool}]'")
+        _fail(f"`tallystick {tool}` is not installed: {pip_install(tool)}")
 
     return command
 
@@ -376,7 +377,7 @@ if find_spec("tallystick_tools") is None:
     for name in ("chaos", "demo"):
         app.command(
             name,
-            help=f"Not installed: pip install 'tallystick[{name}]'",
+            help=f"Not installed: {pip_install(name)}",
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )(_how_to_install(name))
 else:

@@ -62,6 +62,7 @@ _OTHER_WORDS = {
     "connection": "dsn",
     "url": "dsn",
     "id": "uid",
+    "uid": "step",
 }
 """Names of arguments in Spark, Flink and Kafka's clients -> ours, where there is such a one."""
 
@@ -185,6 +186,9 @@ def _bound(
         if argument not in signature.parameters:
             other = _OTHER_WORDS.get(_letters(argument))
             hint = near(argument, known) if other not in known else f" Did you mean {other!r}?"
+            entries = (one.name for one in signature.parameters.values() if _is_mapping(one))
+            if not hint and (entry := next(entries, "")):
+                hint = f" Did you mean {entry}={{{argument!r}: …}}?"
             raise OptionError(f"{name}({argument}=…): there is no such argument.{hint} {text}")
     by_place = [
         one
@@ -208,6 +212,10 @@ def _bound(
         and one not in (*taken, *named, "self")
     ]
     raise OptionError(f"{name}(): {missing[0]}= is missing. {text}")
+
+
+def _is_mapping(parameter: inspect.Parameter) -> bool:
+    return get_origin(parameter.annotation) is Mapping
 
 
 class _UnfitError(Exception):
@@ -242,6 +250,10 @@ def _refused(
     kind = "None" if unfit.given is None else _with_article(f"{module}{of.__name__}")
     is_word = isinstance(unfit.given, str) and unfit.expected.startswith("'")
     end = "" if is_word else f"; this is {kind}"
+    if _NAMES[Callable] in unfit.expected and (
+        isinstance(unfit.given, str) or _is_sparks(unfit.given)
+    ):
+        end += ". A Column, SQL's text or a udf is for transform(lambda frame: frame.filter(…))"
     return OptionError(f"{function}({place}={shown}): expected {unfit.expected}{end}")
 
 
@@ -341,7 +353,7 @@ def _several(given: Any, kind: Any) -> Any:
 
 def _instance(given: Any, kind: Any, plain: Any) -> Any:
     if plain is Callable:
-        if not callable(given):
+        if not callable(given) or _is_sparks(given):
             raise _UnfitError("", given, _in_words(kind))
         return given
     if not isinstance(plain, type):
@@ -359,6 +371,11 @@ def _has_methods(given: Any, protocol: type) -> bool:
     methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value)]
     public = [name for name in methods if not name.startswith("_")]
     return not isinstance(given, type) and all(hasattr(given, name) for name in public)
+
+
+def _is_sparks(given: Any) -> bool:
+    """True for a Column, a DataFrame or a udf: functions of batches are no code of DataFrames."""
+    return type(given).__module__.startswith("pyspark.sql") or hasattr(given, "evalType")
 
 
 def _is_ours(given: Any) -> bool:

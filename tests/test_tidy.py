@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "epoch": {"errors", "arguments", "values", "text", "host", "source", "state"},
 }
 MAY_IMPORT["ports"] = {*MAY_IMPORT} - {"text"}
-MAY_IMPORT["storage"] = {"errors"}
+MAY_IMPORT["storage"] = {"errors", "host"}
 MAY_IMPORT["checkpoint"] = {*MAY_IMPORT} - {"text"}
 MAY_IMPORT["kafka"] = MAY_IMPORT["epoch"] - {"state"} | {"codec", "epoch"}
 MAY_IMPORT["postgres"] = {"errors", "arguments", "host", "epoch"}

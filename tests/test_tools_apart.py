@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from typer.main import get_command
 
 from tallystick.__main__ import app
+from tallystick.host.installed import pip_install
 from tests.test_tidy import ROOT
 
 COMMANDS = ("chaos", "demo")
@@ -72,9 +73,7 @@ def test_without_the_tools_their_commands_say_how_to_install_them(
     done = without_tools(tool, *words)
 
     assert done.returncode == 1
-    assert done.stderr == (
-        f"`tallystick {tool}` is not installed: pip install 'tallystick[{tool}]'\n"
-    )
+    assert done.stderr == (f"`tallystick {tool}` is not installed: {pip_install(tool)}\n")
 
 
 def test_without_the_tools_all_other_commands_are_there() -> None:

@@ -141,8 +141,8 @@ class KafkaSink:
         check_servers("KafkaSink", self.bootstrap_servers)
         if self.topic is None and self.token_topic is None:
             raise OptionError(
-                "rows name their topics themselves (topic is None), so token_topic= must name an "
-                "existing topic under which the pipeline's token is kept"
+                "KafkaSink(): topic= is missing. Where rows name their topic in a column 'topic', "
+                "token_topic= has to name an existing one, under which the pipeline's token is kept"
             )
         if (self.key or self.key_format) and self.value is None:
             given = f"key={self.key!r}" if self.key else f"key_format={self.key_format!r}"

@@ -51,9 +51,18 @@ from tallystick.api.streams import (
     times_of,
 )
 from tallystick.arguments import checked
+from tallystick.epoch.protocol import Event
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
-from tallystick.errors import NeedsSparkError, OptionError, StepMissingError, TallystickError
+from tallystick.errors import (
+    NeedsSparkError,
+    OptionError,
+    StepMissingError,
+    TallystickError,
+    UnknownNameError,
+)
+from tallystick.host.installed import pip_install
+from tallystick.host.user_code import calling_user
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
@@ -71,7 +80,7 @@ from tallystick.spark.jvm import reason_of_end
 from tallystick.state.functions.processing import Processor
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
-from tallystick.tasks.hints import returns_nothing, warn_of_silence
+from tallystick.tasks.hints import name_of, returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Predicate, Selection, users_function
 from tallystick.words import unknown_name
@@ -291,6 +300,7 @@ class Pipeline:
         is_light = execution != "jobs" and not has_transform
         self._check_before_spark(place, trigger, spark, execution, dropped)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
+        listener = listener and _of_user(listener)
         begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
             page = None if ui_port is None else _live_page(self, ui_port, place, trigger, listener)
@@ -430,11 +440,15 @@ class Pipeline:
 
     def _warn_of_silence(self) -> None:
         """Warn of functions that never return rows, whatever they get."""
-        for step in (*self.inputs.steps, *self.steps):
-            function = step.function if isinstance(step, MapBatches) else None
+        steps = (*self.inputs.steps, *self.steps)
+        functions = [
+            *(("map_batches", step.function) for step in steps if isinstance(step, MapBatches)),
+            *(("mapped", function) for one in self.selections for function in one.functions),
+        ]
+        for step, function in functions:
             function = users_function(function)
-            if function is not None and returns_nothing(function):
-                warn_of_silence("map_batches", function)
+            if returns_nothing(function):
+                warn_of_silence(step, function)
 
     def _compiled(self, cluster: Cluster) -> PipelineRun:
         """Return the pipeline as a start compiles it; Kafka is not asked."""
@@ -466,6 +480,13 @@ class Pipeline:
         return run
 
     if not TYPE_CHECKING:  # type checkers know what is there
+
+        def __getitem__(self, name: object) -> NoReturn:
+            """Raise an error for a pipeline that is used as a DataFrame, or looped over."""
+            raise UnknownNameError(
+                f"pipeline {self.name!r}: [{name!r}] or a loop over it: a pipeline has no rows "
+                f"before it runs. A function of map_batches gets them: rows[{'column'!r}]"
+            )
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise an error for `process` without a `key_by` before it."""
@@ -583,6 +604,16 @@ _STEPS = ("read", "map_batches", "filter", "transform", "key_by", "write", "star
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
 
 
+def _of_user(listener: Listener) -> Listener:
+    """Return a listener that names itself in the errors of the user's listener."""
+
+    def called(event: Event) -> None:
+        with calling_user(f"listener {name_of(listener)}"):
+            listener(event)
+
+    return called
+
+
 def _live_page(
     pipeline: Pipeline,
     port: int,
@@ -599,7 +630,7 @@ def _live_page(
         from tallystick.ops.ui.page import LiveRun
         from tallystick.ops.ui.server import open_page
     except ModuleNotFoundError as error:
-        raise OptionError(f"the page needs {error.name}: pip install 'tallystick[ui]'") from None
+        raise OptionError(f"the page needs {error.name}: {pip_install('ui')}") from None
     live = LiveRun(listener, trigger, pipeline.topology.dead_letter_topic or "")
     open_page(port, checkpoint, connection_of(pipeline), live)
     return live

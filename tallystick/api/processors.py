@@ -1,5 +1,6 @@
 """The function of a `process` step, and its spans of time, as a user gives them."""
 
+import reprlib
 import sys
 from typing import TYPE_CHECKING, TypeGuard, cast
 
@@ -59,10 +60,10 @@ def _check_own(
             "process(): count(), sum() and the like are columns of an aggregate, not a function by "
             'themselves. Wrap it: ts.aggregate({"n": ts.count()}), or in ts.windowed(...)'
         )
-    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR):
+    if not all(hasattr(processor, name) for name in _OF_A_PROCESSOR) or isinstance(processor, type):
         raise OptionError(
-            f"process({processor!r}): expected a StatefulProcessor, a function made with "
-            f"vectorised(...), or a ready-made one such as deduplicate()"
+            f"process({_shown(processor)}): expected a StatefulProcessor, a function made with "
+            f"vectorised(...), or a ready-made one such as deduplicate(). {_meant(processor)}"
         )
     if time_mode not in (None, processor.time_mode):
         raise OptionError(
@@ -80,3 +81,22 @@ def delays_ms(**delays: str | int) -> dict[str, int]:
 def ahead_ms(given: str | int | None) -> int | None:
     """Return how far event times may be ahead of the clock, in ms; None: without limit."""
     return None if given is None else duration_ms("event_time_max_ahead", given)
+
+
+def _meant(given: object) -> str:
+    """Return the words that say how an argument of `process` becomes a processor."""
+    name = getattr(given, "__name__", type(given).__name__)
+    if isinstance(given, type):
+        return f"This is a class: write process({name}())"
+    if callable(getattr(given, "handleInputRows", None)):
+        return f"Derive the class from Spark's: class {name}(StatefulProcessor)"
+    if callable(given):
+        return (
+            "A function of a KeyedBatch becomes one by ts.vectorised(function, state='n bigint'); "
+            "without state, use map_batches before key_by"
+        )
+    return f"This is {reprlib.repr(given)}"
+
+
+def _shown(given: object) -> str:
+    return str(getattr(given, "__name__", f"{type(given).__name__}(…)"))

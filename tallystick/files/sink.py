@@ -94,8 +94,10 @@ class FileSink:
                 folder.put(probe, b"")
                 folder.remove_file(probe)
         except StorageError as error:
+            reason = str(error).partition(". Nothing is visible")[0]
             raise OptionError(
-                f"the path must be writable for the driver, and for all executors: {error}"
+                f"{reason}. The path has to be a folder in which the driver and all executors "
+                f"may write, or one that they may create"
             ) from None
         plan = FilePlan(
             folder=folder,

@@ -13,6 +13,9 @@ from tallystick.errors import FunctionError, TallystickError
 TRACEBACKS = "TALLYSTICK_TRACEBACKS"
 """The environment variable that shows whole tracebacks, if its value is `full`."""
 
+LINES_MAX = 10
+"""The most lines that an error is shown with; all are in its text."""
+
 
 def shows_full_tracebacks() -> bool:
     """True if the user wants the frames of Tallystick, Spark and libraries too."""
@@ -28,7 +31,10 @@ def lines_of(error: TallystickError, trace: TracebackType | None) -> list[str]:
     notes: list[str] = getattr(error, "__notes__", [])
     lines = [str(line) for line in user_lines(trace)[-LINES_SHOWN_MAX:]]
     new = [line for line in lines if line not in notes]
-    return [f"{name}{error}", *notes, *new, f"  ({TRACEBACKS}=full shows all frames)"]
+    first, *others = str(error).splitlines() or [""]
+    more = [*others[:LINES_SHOWN_MAX], *["  …"] * (len(others) > LINES_SHOWN_MAX)]
+    shown = [f"{name}{first}", *more, *notes, *new][: LINES_MAX - 1]
+    return [*shown, f"  ({TRACEBACKS}=full shows all frames)"]
 
 
 def install() -> None:

@@ -62,6 +62,8 @@ class Failure:
         """
         error = original or self._known()
         if isinstance(error, TallystickError):
+            if self.call.step and self.call.step not in str(error):
+                error.args = (f"{self.call.step}: {error}",)
             for line in self.lines[-1:]:
                 error.add_note(str(line))
         else:
@@ -91,6 +93,8 @@ class Failure:
 
 def text_of(error: BaseException) -> str:
     """Return the text of an error; the text of a user's class may raise."""
+    if isinstance(error, KeyError) and len(error.args) == 1 and " " in str(error.args[0]):
+        return str(error.args[0])  # a sentence, which the class would quote
     try:
         return str(error)
     except Exception:

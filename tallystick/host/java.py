@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 from tallystick.host.user_cache import cache_directory
 
 JAVA_VERSION_MIN = 17
@@ -62,7 +63,7 @@ def java_home() -> Path:
         tried.append(f"{origin}: {'no working Java' if java is None else f'Java {java.version}'}")
     raise OptionError(
         f"Java {JAVA_VERSION_MIN} or newer is needed. Tried: {'; '.join(tried) or 'nothing'}. "
-        f"Install a JDK and set JAVA_HOME, or run `pip install tallystick[java]`."
+        f"Install a JDK and set JAVA_HOME, or run {pip_install('java')}."
     )
 
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -81,7 +82,7 @@ def calling_user(step: str, rows: Any = None) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         if _MARK not in vars(error):
             records = "" if rows is None else place_of(rows, ALL_ROWS).words
             columns = () if rows is None else tuple(rows.schema.names)
@@ -96,14 +97,18 @@ def taken_call(error: BaseException) -> UserCall:
 
 
 def user_lines(trace: TracebackType | None) -> tuple[UserLine, ...]:
-    """Return the lines of a traceback that are the user's, the innermost last."""
-    return tuple(
+    """Return the lines of a traceback that are the user's, the innermost last.
+
+    A line that follows itself, as in a recursion, counts once.
+    """
+    lines = (
         UserLine(frame.f_code.co_filename, number, frame.f_code.co_name)
         for frame, number in traceback.walk_tb(trace)
         if is_users(frame.f_code.co_filename)
         # Code that a library of Python made for us has no file.
         and not str(frame.f_globals.get("__name__")).startswith("tallystick.")
     )
+    return tuple(line for line, _ in groupby(lines))
 
 
 def is_users(file: str) -> bool:
@@ -143,7 +148,8 @@ def function_error(
         more = ", …" if len(call.columns) > COLUMNS_SHOWN_MAX else ""
         message += f"; columns: {', '.join(call.columns[:COLUMNS_SHOWN_MAX])}{more}"
     error = _of_class(name, message, original)
-    for note in (*others[:LINES_SHOWN_MAX], *map(str, lines[-LINES_SHOWN_MAX:])):
+    cut = [line[:TEXT_LENGTH_MAX] for line in others[:LINES_SHOWN_MAX]]
+    for note in (*cut, *map(str, lines[-LINES_SHOWN_MAX:])):
         error.add_note(note)
     return error
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tallystick.errors import OptionError, TallystickError
+from tallystick.host.installed import pip_install
 from tallystick.host.stopwatch import now_ms
 from tallystick.ops.cli_savepoint import (
     PATIENCE,
@@ -358,9 +359,7 @@ def ui(
             from tallystick.ops.ui.page import CheckpointReader
             from tallystick.ops.ui.server import Server, Source, new_token
         except ModuleNotFoundError as error:
-            raise OptionError(
-                f"the page needs {error.name}: pip install 'tallystick[ui]'"
-            ) from None
+            raise OptionError(f"the page needs {error.name}: {pip_install('ui')}") from None
         options = None
         if bootstrap_servers is not None:
             given = {} if kafka_options is None else options_in(Path(kafka_options))

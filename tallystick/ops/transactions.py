@@ -14,6 +14,7 @@ from tallystick.checkpoint.newest import TokenAnswer
 from tallystick.epoch.transactional_ids import PooledId, is_batch_name, parse
 from tallystick.epoch.two_phase import Committable, Guarantee, Owner, TwoPhaseCommitSink
 from tallystick.errors import AuthorizationError, OptionError
+from tallystick.host.installed import pip_install
 from tallystick.kafka import transactions as kafka_transactions
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
@@ -239,7 +240,7 @@ def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[LingeringT
     except ImportError as error:
         if error.name is None or not error.name.startswith("psycopg"):
             raise
-        raise OptionError("--postgres needs psycopg: pip install 'tallystick[postgres]'") from None
+        raise OptionError(f"--postgres needs psycopg: {pip_install('postgres')}") from None
     known = tuple(owners)
     session = connection.Session(dsn)
     server, database = session.run("asking who it is", identity)

@@ -233,8 +233,12 @@ class OptionTable:
 
     def _hint(self, name: str) -> str:
         known = {option.name.lower(): option.name for option in self.options}
-        listed = f" Known: {', '.join([*known.values(), 'kafka.*'])}"
-        return f"source.{near(name, known.values()) or listed}"
+        if hint := near(name, known.values()):
+            return f"source.{hint}"
+        return (
+            f"source: a setting of the Kafka client is {KAFKA_PREFIX + name!r} here. Known: "
+            f"{', '.join([*known.values(), 'kafka.*'])}"
+        )
 
     def page(self) -> str:
         """Return the part of the docs that lists the options, a table per section."""

@@ -54,6 +54,7 @@ from tallystick.spark.gang.messages import dumps
 from tallystick.spark.tasks import BroadcastPlans, Unread
 from tallystick.storage.file_storage import DELETES_AT_A_TIME, SystemClock
 from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
+from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import MapBatches, Step
 from tallystick.tasks.outputs import (
@@ -515,7 +516,7 @@ def _declared_function(cluster: Cluster, step: MapBatches) -> BatchFunction:
     function = step.function
     if step.schema is None and not step.outputs:
         return function
-    what = f"map_batches {getattr(function, '__name__', function)}"
+    what = f"map_batches {name_of(function)}"
     outputs = {
         name: columns_of(cluster, columns, f"{what}, output {name!r}")
         for name, columns in step.outputs.items()

@@ -13,7 +13,8 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
     guarantee_problem,
 )
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RetriableError
+from tallystick.host.installed import pip_install
 
 if TYPE_CHECKING:
     from tallystick.postgres.connection import Connection
@@ -119,7 +120,7 @@ class PostgresSink:
             if error.name is None or not error.name.startswith(("psycopg", "pgpq")):
                 raise
             raise OptionError(
-                "writing to PostgreSQL needs psycopg and pgpq: pip install 'tallystick[postgres]'"
+                f"writing to PostgreSQL needs psycopg and pgpq: {pip_install('postgres')}"
             ) from None
         session = connection.Session(self.dsn)
         try:
@@ -133,8 +134,10 @@ class PostgresSink:
             server, database = session.run("asking who it is", outcome.identity)
             tokens = schema.tokens_of(own)
             tokens_id = session.run("asking", lambda conn: schema.table_id_of(conn, tokens))
-        except BaseException:
+        except BaseException as error:
             session.close()
+            if isinstance(error, RetriableError):
+                raise OptionError(f"{error}. Start the server, or correct dsn=") from None
             raise
         details = transactions.Details(
             self.transactions, own, table.sql, server, database, tokens_id

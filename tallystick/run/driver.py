@@ -119,6 +119,7 @@ class Driver:
         self._ends_of: EndsOf = no_ends
         self.collection = Collection(self._folder, collect_every, deletes_at_a_time)
         self._seen_through = ""  # the manifest of the newest epoch that came to its end
+        self._warned_of = ""  # the newest error after which something was tried again
         self._failures: list[str] = []  # notes of earlier runs about the epoch that was asked for
         self.runs_epoch = False
         """True from the start of an epoch's tasks to the end of the epoch that a source planned."""
@@ -282,8 +283,9 @@ class Driver:
             return self._perform(action, by)
         except Exception as error:
             # Another error ends the run, which says so.
-            if isinstance(error, RetriableError):
-                logger.warning("%s failed: %s", type(action).__name__, error)
+            if isinstance(error, RetriableError) and str(error) != self._warned_of:
+                self._warned_of = str(error)
+                logger.warning("%s (%s is tried again)", error, type(action).__name__)
             is_state = isinstance(error, StateFileError)
             return ActionFailed(self._with_remedy(str(error)) if is_state else error)
 

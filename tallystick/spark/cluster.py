@@ -61,8 +61,14 @@ class Cluster:
             is_light: no rows will pass through its JVM, if one is made.
 
         Raises:
-            OptionError: it is something else, such as a session of Spark Connect.
+            OptionError: it is something else, such as a session of Spark Connect, or was stopped.
         """
+        given = getattr(spark, "_sc", spark)  # a session has it; one of Spark Connect has none
+        if isinstance(given, SparkContext) and getattr(given, "_jsc", None) is None:
+            raise OptionError(
+                "spark=…: its SparkContext was stopped, and none can be started again: make a new "
+                "session, ts.spark_session(…), or leave spark= out"
+            )
         if isinstance(spark, SparkSession):
             return cls(lambda: spark.sparkContext, spark)
         if isinstance(spark, SparkContext):

@@ -67,6 +67,7 @@ executor (SPARK-41360), and local mode has no such scheduler. On a cluster the e
 """
 
 
+DAEMON_MODULE = "spark.python.daemon.module"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """In the environment of what `spark-submit` starts."""
 
@@ -113,19 +114,22 @@ def spark_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     check_master(master or named_master())
     builder = configure(SparkSession.builder.appName(app_name))
-    java_options = f"{SETTINGS[JAVA_OPTIONS][0]} {quiet_log.options(_spark_options())}".rstrip()
-    builder = builder.config(JAVA_OPTIONS, java_options)
+    local = _local_settings(master)
+    quiet = quiet_log.options(_spark_options(), is_local=bool(local))
+    builder = builder.config(JAVA_OPTIONS, f"{SETTINGS[JAVA_OPTIONS][0]} {quiet}".rstrip())
     if master is not None:
         builder = builder.master(master)
-    for name, (value, _) in _local_settings(master).items():
+    for name, (value, _) in local.items():
         builder = builder.config(name, value)
+    if local and _is_this_python():
+        builder = builder.config(DAEMON_MODULE, early_daemon.MODULE)
     for name, value in (config or {}).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
 def log_what_is_missing(conf: Mapping[str, str], application_id: str, *, has_session: bool) -> None:
-    """Warn of each setting that the user's own Spark lacks, with the cost of the lack.
+    """Warn of the settings that the user's own Spark lacks, with the cost of each.
 
     Args:
         conf: the settings of the user's Spark.
@@ -133,18 +137,25 @@ def log_what_is_missing(conf: Mapping[str, str], application_id: str, *, has_ses
         has_session: whether there is a session, whose queries alone go by some settings.
     """
     local = LOCAL_SETTINGS if is_in_one_jvm(conf.get("spark.master", "")) else {}
-    for name, (value, loss) in (*SETTINGS.items(), *local.items()):
-        matters = has_session or name not in _OF_QUERIES
-        if matters and value not in conf.get(name, "") and (name, application_id) not in _warned:
-            _warned.add((name, application_id))
-            logger.warning("this Spark lacks %s=%s, which costs %s", name, value, loss)
+    lacking = [
+        f"{name}={value} ({loss.partition(':')[0]})"
+        for name, (value, loss) in (*SETTINGS.items(), *local.items())
+        if (has_session or name not in _OF_QUERIES) and value not in conf.get(name, "")
+    ]
+    if lacking and application_id not in _warned:
+        _warned.add(application_id)
+        logger.warning(
+            "this Spark lacks settings, and so costs what stands beside them; "
+            "ts.spark_session() makes them: %s",
+            ", ".join(lacking),
+        )
 
 
 _OF_QUERIES = {
     "spark.sql.streaming.checkpointFileManagerClass",
     "spark.driver.extraJavaOptions",
 }
-_warned: set[tuple[str, str]] = set()
+_warned: set[str] = set()
 
 
 QUICK = {"spark.ui.enabled": "false"}
@@ -180,24 +191,31 @@ def new_context(
     os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName(name)
-    for setting, (value, _) in (*SETTINGS.items(), *_local_settings(None).items()):
+    local = _local_settings(None)
+    for setting, (value, _) in (*SETTINGS.items(), *local.items()):
         conf.set(setting, value)
     for setting, value in QUICK.items():
         conf.set(setting, value)
     check_master(named_master())
-    java_options = f"{conf.get(JAVA_OPTIONS)} {quiet_log.options(_spark_options())}".rstrip()
-    conf.set(JAVA_OPTIONS, java_options)
+    quiet = quiet_log.options(_spark_options(), is_local=bool(local))
+    conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {quiet}".rstrip())
+    if daemon is not None or (local and _is_this_python()):
+        conf.set(DAEMON_MODULE, early_daemon.MODULE)
     if is_light:
         shared = class_archive.options(home) if archive is None else archive
         conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {LIGHT_JVM} {shared}".rstrip())
         os.environ.setdefault(LAUNCHER_OPTIONS, LIGHT_JVM)
     if daemon is not None:
-        conf.set("spark.python.daemon.module", early_daemon.MODULE)
         conf.set(f"spark.executorEnv.{early_daemon.ADDRESS}", daemon.address)
     is_new = is_light and SparkContext._gateway is None
     # A JVM that fetches packages first may take any time.
     gateway = launched(conf) if is_new and "packages" not in _spark_options() else None
     return SparkContext(conf=conf, gateway=gateway)
+
+
+def _is_this_python() -> bool:
+    """True if workers on this machine run the driver's Python."""
+    return os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 def kill_jvm() -> None:

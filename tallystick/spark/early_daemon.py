@@ -24,6 +24,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from types import SimpleNamespace
+from typing import Any
 
 MODULE = "tallystick.spark.early_daemon"
 ADDRESS = "TALLYSTICK_EARLY_DAEMON"
@@ -67,6 +70,8 @@ class EarlyDaemon:
                 [executable, "-m", MODULE, self.address, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                # It has the JVM's once it serves; what it cannot import, Spark's own says.
+                stderr=subprocess.DEVNULL,
                 # As Spark does for its own: the interpreter and libraries read them at once.
                 env={"PYTHONHASHSEED": "0", **os.environ, "OMP_NUM_THREADS": "1"},
             )
@@ -182,11 +187,19 @@ def _stand_in(address: str) -> bool:
 
 def _serve() -> None:
     importlib.import_module("tallystick.host.forks").seed_forks()
-    importlib.import_module("pyspark.daemon").manager()
+    daemon: Any = importlib.import_module("pyspark.daemon")
+    daemon.traceback = SimpleNamespace(print_exc=_print_error, format_exc=traceback.format_exc)
+    daemon.manager()
+
+
+def _print_error() -> None:
+    """Print the error that ends a worker, unless it only says that the JVM has hung up."""
+    if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+        traceback.print_exc()
 
 
 if __name__ == "__main__":
-    if ADDRESS not in os.environ:
+    if len(sys.argv) > 2:
         _wait_for_the_jvm(sys.argv[1], int(sys.argv[2]))
-    elif not _stand_in(os.environ.pop(ADDRESS)):
+    elif ADDRESS not in os.environ or not _stand_in(os.environ.pop(ADDRESS)):
         _serve()

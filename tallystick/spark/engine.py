@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import OptionError, TallystickError
 from tallystick.host.forks import check_parent
-from tallystick.spark.failures import carrying_failures, spark_error
+from tallystick.spark.failures import carrying_failures, spark_error, without_query_contexts
 from tallystick.spark.jobs import attempt_number, in_living_workers, task_context
 from tallystick.spark.jvm import quiet_tasks
 from tallystick.spark.tasks import BroadcastPlans, Parcel, TaskRunner, Unread
@@ -37,6 +37,7 @@ from tallystick.state.catalog import StepState
 from tallystick.tasks.epoch_plan import NO_STEPS, EpochPlan, PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.frames import FRAME_DDL, Frame
+from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import ProcessPlan
 from tallystick.tasks.read import EncodePlan, Outlet, Report, WritePlan, send
 from tallystick.tasks.write import CollectPlan, FanOut
@@ -201,11 +202,12 @@ def transformed(
     for function in functions:
         returned: object = _returned(function, rows)
         if not isinstance(returned, DataFrame):
-            kind = type(returned).__name__
+            kind = f"{type(returned).__module__}.{type(returned).__name__}"
+            returned_words = "None" if returned is None else f"a {kind}"
             remedy = "has it no `return`?" if returned is None else "return it as Spark made it"
             raise OptionError(
-                f"transform {getattr(function, '__name__', function)}: the function returned "
-                f"{kind}, expected a DataFrame: {remedy}"
+                f"transform {name_of(function)}: the function returned "
+                f"{returned_words}, expected a DataFrame of PySpark: {remedy}"
             )
         rows = returned
     return rows
@@ -214,12 +216,12 @@ def transformed(
 def _returned(function: Callable[[DataFrame], DataFrame], rows: DataFrame) -> object:
     """Call a function of a `transform` step; its error gets the name and the user's line."""
     try:
-        return function(rows)
+        with without_query_contexts():
+            return function(rows)
     except TallystickError:
         raise
     except Exception as error:
-        name = getattr(function, "__name__", function)
-        raise spark_error(error, f"transform {name}", rows.columns) from None
+        raise spark_error(error, f"transform {name_of(function)}", rows.columns) from None
 
 
 def read_frame(

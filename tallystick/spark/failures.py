@@ -8,12 +8,14 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from tallystick import errors
 from tallystick.errors import FunctionError, WorkerOrphanedError
+from tallystick.host.excepthook import shows_full_tracebacks
 from tallystick.host.failure import Failure, text_of
 from tallystick.host.user_code import UserCall, UserLine, function_error, is_users, user_lines
 
@@ -54,14 +56,15 @@ def carrying_failures(
     def task(*args: _Args.args, **kwargs: _Args.kwargs) -> Iterator[_Item]:
         try:
             yield from run(*args, **kwargs)
-        except WorkerOrphanedError:
+        except (WorkerOrphanedError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise TaskFailedError(to_text(Failure.of(error))) from None
 
     return task
 
 
+_QUERY_CONTEXTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _PYTHON_ERROR = re.compile(
     r"^((?!org\.|java\.|scala\.|py4j\.)(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Iteration))"
     r"(?:: (.*))?$",
@@ -74,6 +77,25 @@ _WRAPPING = re.compile(
     r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*? executor \S+\): )+"
 )
 _NO_REASON = re.compile(r"\s*(?:at |\.\.\.|An error occurred while calling|Driver stacktrace|$)")
+
+
+@contextmanager
+def without_query_contexts() -> Iterator[None]:
+    """Keep PySpark from printing an error that it raises, as JSON: whoever takes it says it."""
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # PySpark 3.5 prints none
+        yield
+        return
+    loggers = [PySparkLogger.getLogger(name) for name in _QUERY_CONTEXTS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = not shows_full_tracebacks()
+    try:
+        yield
+    finally:
+        for logger, is_disabled in zip(loggers, before, strict=True):
+            logger.disabled = is_disabled
 
 
 def spark_error(

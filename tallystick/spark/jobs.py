@@ -15,7 +15,12 @@ from pyspark import SparkContext, TaskContext
 from tallystick.errors import EpochAbortedError, TallystickError
 from tallystick.host.failure import Failure
 from tallystick.host.forks import check_parent
-from tallystick.spark.failures import carrying_failures, from_text, spark_error
+from tallystick.spark.failures import (
+    carrying_failures,
+    from_text,
+    spark_error,
+    without_query_contexts,
+)
 from tallystick.spark.jvm import quiet_tasks
 from tallystick.spark.tasks import BroadcastPlans, Parcel, Unread
 from tallystick.spark.worker_reasons import why_no_worker
@@ -99,7 +104,8 @@ def in_living_workers(
     If the epoch has to run again, dead workers are first removed: see `run_until_alive`.
     """
     try:
-        return run()
+        with without_query_contexts():
+            return run()
     except Exception as error:
         meaning = meaning_of(error)
         if isinstance(meaning, EpochAbortedError):

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import subprocess
 from collections.abc import Iterator, Mapping
-from threading import Lock
+from threading import Lock, Timer
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,9 +25,12 @@ TASK_LOGGERS = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.api.python.PythonRunner",
+    "org.apache.spark.sql.execution.python",  # workers that are killed with a failed job
 )
 END_S = 1.0
 """The time in which the process of a JVM ends after its connections."""
+STRAGGLERS_S = 5.0
+"""The time in which the other tasks of a failed job end."""
 PY4J_LOGGERS = ("py4j", "py4j.clientserver", "py4j.java_gateway")
 
 
@@ -84,11 +87,20 @@ def quiet_tasks(context: SparkContext) -> Iterator[None]:
             _levels[context] = _set_levels(context, dict.fromkeys(TASK_LOGGERS))
     try:
         yield
-    finally:
-        with _quiet_lock:
-            _quiet_users[context] -= 1
-            if _quiet_users[context] == 0:
-                _set_levels(context, _levels.pop(context, {}))
+    except BaseException:
+        # Tasks of a failed job that still run are killed, and each is a warning with the error.
+        late = Timer(STRAGGLERS_S, _end_quiet, (context,))
+        late.daemon = True
+        late.start()
+        raise
+    _end_quiet(context)
+
+
+def _end_quiet(context: SparkContext) -> None:
+    with _quiet_lock:
+        _quiet_users[context] -= 1
+        if _quiet_users[context] == 0:
+            _set_levels(context, _levels.pop(context, {}))
 
 
 def _set_levels(context: SparkContext, levels: Mapping[str, Any]) -> dict[str, Any]:

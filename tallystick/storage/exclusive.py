@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 
 REQUEST_TIMEOUT = timedelta(seconds=30)
 """The wait for an answer; after it, whether the object was created is unknown."""
@@ -55,7 +56,7 @@ class ExclusiveStore:
         except ImportError:
             raise OptionError(
                 f"checkpoint {shown}: a file that must be new is needed here, and pyarrow cannot "
-                f"create one exclusively on {scheme}: `pip install tallystick[object-store]` "
+                f"create one exclusively on {scheme}: {pip_install('object-store')} "
                 f"(obstore), {_DECIDED_IN_KAFKA}."
             ) from None
         bucket, config, client = _settings(uri, region)

@@ -90,6 +90,11 @@ def make_local(location: str, what: str) -> None:
         return
     try:
         os.makedirs(location, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OptionError(
+            f"{what} {location}: the folder cannot be made: it, or one above it, is a file. Name "
+            f"another place"
+        ) from None
     except OSError as error:
         raise OptionError(f"{what} {location}: the folder cannot be made: {error}") from None
     if not os.access(location, os.W_OK):

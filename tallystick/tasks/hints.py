@@ -8,8 +8,10 @@ import inspect
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +35,22 @@ _BATCH = (
     "rows.to_pandas(), and back pa.RecordBatch.from_pandas(frame, preserve_index=False); with the "
     "annotation rows: pd.DataFrame, or pl.DataFrame, a frame"
 )
+_SCALAR = (
+    "one value of a column is an Arrow scalar: rows['delay'][0].as_py() is Python's. For all rows "
+    "at once, pc.greater(rows['delay'], 15)"
+)
+_LOOP = (
+    "a loop over a batch gives its columns, not its rows: rows.to_pylist() makes dicts of them; "
+    "pyarrow.compute reckons with whole columns"
+)
+_SET = (
+    "a batch never changes: rows.append_column('n', column) and rows.set_column(number, 'n', "
+    "column) return another one"
+)
 _BY_TEXT = (
+    (r"'str' object cannot be interpreted as an integer|list indices must be int", _LOOP),
+    (r"does not support item (?:assignment|deletion)", _SET),
+    (r"'pyarrow\.lib\.\w*Scalar'", _SCALAR),
     (r"not supported between instances of .*'pyarrow\.", _WHOLE),
     (r"unsupported operand type.*'?pyarrow\.|bad operand type.*'pyarrow\.", _WHOLE),
     (r"only implemented for.*pyarrow|'pyarrow\.lib\.\w*Array' object", _WHOLE),
@@ -50,9 +67,18 @@ def hinting(rows: pa.RecordBatch) -> Iterator[None]:
     """Add to an error of a user's function what Arrow's or Python's words for it mean here."""
     try:
         yield
-    except (TypeError, AttributeError, KeyError, NotImplementedError) as error:
-        if len(error.args) == 1 and (hint := _hint(error, rows)):
+    except (SystemExit, StopIteration) as error:
+        refused = RuntimeError(
+            f"{error!r} ends a process of tasks: a function that wants to end the run raises an "
+            f"error, such as ValueError"
+        )
+        raise refused.with_traceback(error.__traceback__) from None
+    except (TypeError, AttributeError, KeyError, NotImplementedError, ImportError) as error:
+        hint = _hint(error, rows) if len(error.args) == 1 else ""
+        if hint and hint not in str(error.args[0]):  # a predicate's call stands in a function's
             error.args = (f"{error.args[0]}: {hint}",)
+            if isinstance(error, ImportError):  # the text is not that of `args`
+                error.msg = error.args[0]
         raise
 
 
@@ -61,6 +87,8 @@ def _hint(error: Exception, rows: pa.RecordBatch) -> str:
     if isinstance(error, KeyError):
         name = re.fullmatch(r'Field "(.*)" does not exist in schema', text)
         return near(name[1], rows.schema.names).strip() if name else ""
+    if isinstance(error, ModuleNotFoundError):
+        return f"the Python of the tasks, {sys.executable}, does not have it: install it there"
     return next((hint for pattern, hint in _BY_TEXT if re.search(pattern, text)), "")
 
 
@@ -87,10 +115,17 @@ def remedy_of(returned: object) -> str:
     return ""
 
 
+def name_of(function: object) -> str:
+    """Return the name of a function, or of the class of an object that can be called."""
+    if isinstance(function, partial):
+        return name_of(function.func)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def place_of(function: object) -> str:
     """Return name, file and line of a function."""
     code = getattr(function, "__code__", None)
-    name = str(getattr(function, "__name__", function))
+    name = name_of(function)
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else name
 
 

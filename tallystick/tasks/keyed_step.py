@@ -11,6 +11,7 @@ steps the rows go on from task to task, as Arrow too:
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -143,8 +144,13 @@ def check_function(step: str, function: object, count: int, argument: str = "fun
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a compiled library: nobody knows
-        return
+    except (TypeError, ValueError) as error:
+        if isinstance(function, partial):
+            raise OptionError(
+                f"{step}({argument}={place_of(function)}): {error}: does the function have the "
+                f"arguments that partial() names?"
+            ) from None
+        return  # of a compiled library: nobody knows
     try:
         signature.bind(*[None] * count)
     except TypeError:

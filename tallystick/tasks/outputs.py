@@ -7,6 +7,7 @@ A side output passes by all later steps. Malformed records do so too, as an outp
 user can give. Source: the behaviour of Flink's side outputs (OutputTag).
 """
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ from tallystick.host.user_code import calling_user
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.dataframes import as_arrow
 from tallystick.tasks.frames import Frame, conform, from_ipc, to_ipc
-from tallystick.tasks.hints import hinting
+from tallystick.tasks.hints import hinting, name_of
 
 MAIN = ""
 """The name of the main output."""
@@ -93,7 +94,7 @@ class DeclaredFunction:
     @property
     def __name__(self) -> str:
         """The name of the user's function, for messages."""
-        return str(getattr(self.function, "__name__", self.function))
+        return name_of(self.function)
 
     def __call__(self, rows: pa.RecordBatch) -> Batch | Rows:
         """Call the function."""
@@ -105,6 +106,13 @@ def users_function(function: object) -> object:
     while type(function).__module__.startswith("tallystick.") and hasattr(function, "function"):
         function = function.function
     return function
+
+
+def _shown(returned: object) -> str:
+    """Return what a function returned, on one line."""
+    if isinstance(returned, pa.RecordBatch | pa.Table):
+        return f"a {type(returned).__name__}"
+    return " ".join(reprlib.repr(returned).split())
 
 
 def conformed(
@@ -173,13 +181,13 @@ def mask_of(predicate: Predicate, rows: pa.RecordBatch, what: str) -> pa.Array:
     Raises:
         OptionError: the predicate returned something else than a column of booleans.
     """
-    step = f"{what} {getattr(predicate, '__name__', '')}".rstrip()
+    step = f"{what} {name_of(predicate)}"
     with calling_user(step, rows), hinting(rows):
         chosen = predicate(rows)
     is_column = isinstance(chosen, pa.Array | pa.ChunkedArray)
     if not is_column or not pa.types.is_boolean(chosen.type) or len(chosen) != rows.num_rows:
         is_numpy = type(chosen).__module__ == "numpy"
-        returned = f"{len(chosen)} values of type {chosen.type}" if is_column else repr(chosen)
+        returned = f"{len(chosen)} values of type {chosen.type}" if is_column else _shown(chosen)
         remedy = "; pa.array(mask) makes one of numpy's" if is_numpy else ""
         raise OptionError(
             f"{what}: the predicate returned {returned}: expected a boolean column of the batch's "

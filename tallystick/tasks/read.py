@@ -30,7 +30,7 @@ from tallystick.codec.output_records import OutputRecords, letters_of, told_of
 from tallystick.codec.own_memory import own
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.codec.rows import RowLayout
-from tallystick.errors import EpochAbortedError, OptionError, TallystickError, WorkerOrphanedError
+from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
 from tallystick.host import stopwatch as clock
 from tallystick.host.failure import Failure
 from tallystick.host.forks import check_parent
@@ -49,7 +49,7 @@ from tallystick.tasks.frames import (
     last_frames,
     target_of,
 )
-from tallystick.tasks.hints import hinting, note_result, remedy_of
+from tallystick.tasks.hints import hinting, name_of, note_result, remedy_of
 from tallystick.tasks.outputs import (
     DEAD_LETTERS,
     MAIN,
@@ -111,7 +111,7 @@ def _passed(
             yield rows
         elif rows.num_rows:
             with clock.counted_as(clock.FUNCTIONS):
-                with calling_user(f"map_batches {_name_of(function)}", rows), hinting(rows):
+                with calling_user(f"map_batches {name_of(function)}", rows), hinting(rows):
                     result = function(own(rows) if of_users else rows)
                 note_result("map_batches", users_function(function), is_none=result is None)
                 outputs = _outputs_of(function, result)
@@ -127,7 +127,7 @@ def _own(rows: pa.RecordBatch | SideRows) -> pa.RecordBatch | SideRows:
 def _outputs_of(function: BatchFunction, result: Batch | Rows) -> list[pa.RecordBatch | SideRows]:
     """Return the result of a user's function, conformed to the declared columns."""
     declared = function if isinstance(function, DeclaredFunction) else DeclaredFunction(function)
-    what = f"map_batches {_name_of(function)}"
+    what = f"map_batches {name_of(function)}"
 
     def main(result: Batch) -> list[pa.RecordBatch]:
         batches, columns = _batches_of(function, result), declared.columns
@@ -159,15 +159,11 @@ def _batches_of(function: BatchFunction, result: Batch) -> list[pa.RecordBatch]:
         return batches
     if not isinstance(result, pa.RecordBatch):
         raise OptionError(
-            f"map_batches: {_name_of(function)!r} returned {type(result).__name__}: expected a "
+            f"map_batches: {name_of(function)!r} returned {type(result).__name__}: expected a "
             f"pyarrow RecordBatch or Table, None for no rows, or ts.Rows with side outputs"
             f"{remedy_of(result)}"
         )
     return [result]
-
-
-def _name_of(function: BatchFunction) -> str:
-    return str(getattr(function, "__name__", function))
 
 
 Sent: TypeAlias = pa.RecordBatch | SideRows | DeadLetters

@@ -78,4 +78,4 @@ def test_who_brings_a_local_spark_is_told_what_it_lacks(
 
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == is_told
-    assert all(f"lacks {name}=" in messages[0] for name in LOCAL_SETTINGS if is_told)
+    assert all(f"{name}=" in messages[0] for name in LOCAL_SETTINGS if is_told)

@@ -17,8 +17,12 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 LINES_MAX = 10
 OWN = ("misspelt", "own", "malformed", "keyed", "when")
 MISTAKES = {
-    "resident": (*OWN, "jvm"),
-    "jobs": (*OWN, "transform", "jvm"),
+    "resident": (
+        *OWN,
+        *("ends", "exits", "scalar", "module", "no_update", "column", "frame"),
+        "jvm",
+    ),
+    "jobs": (*OWN, *("transform", "short", "cast", "ends", "column"), "jvm"),
 }
 FIRST_LINES = {
     "misspelt": r"map_batches misspells, printed-.*-in-0 offsets 0 to 2: KeyError: .*nmae.* "
@@ -29,6 +33,16 @@ FIRST_LINES = {
     "keyed": r"process 'process-1': ZeroDivisionError: division by zero \(mistaken.py:\d+\)",
     "when": r"when\(\) <lambda>, printed-.*-in-0 offsets 0 to 2: KeyError",
     "transform": r"transform <lambda>: .*UNRESOLVED_COLUMN.*mistaken.py:\d+\); columns: id, name",
+    "ends": r"map_batches ends, printed-.*-in-0 offsets 0 to 2: EndsError: enough",
+    "exits": r"map_batches <lambda>.*SystemExit\('enough'\) ends a process of tasks",
+    "scalar": r"map_batches one_value.*an Arrow scalar: rows\['delay'\]\[0\].as_py\(\)",
+    "module": r"map_batches imports_nothing.*does not have it: install it there",
+    "no_update": r"OptionError: process 'process-1': <lambda> returned a RecordBatch: expected "
+    r"ts.Update\(",
+    "column": r"OptionError: process 'process-1': .*no column 'di'. Did you mean 'id'",
+    "frame": r"OptionError: when\(\): the predicate returned a RecordBatch: expected a boolean",
+    "short": r"\w+: PySparkRuntimeError: \[RESULT_ROWS_MISMATCH\]",
+    "cast": r"\w+: .*CAST_INVALID_INPUT",
     "jvm": r"TallystickError: Spark's JVM \(pid \d+\) has ended \(killed by signal 9\)",
 }
 
@@ -59,8 +73,8 @@ def test_what_is_printed_of_a_mistake_begins_with_the_reason(
     printed = {part.split("\n", 1)[0]: part.split("\n", 1)[1].splitlines() for part in parts}
     assert [*printed] == [*names, "end"], done.stderr
     for name in names:
-        # A warning of a slow start; Spark's bar; PySpark's own line about a column.
-        others = re.compile(r".*waits since|\s*(?:.*\[Stage .*)?$|\{\"ts\": ")
+        # A warning of a slow start; Spark's bar.
+        others = re.compile(r".*waits since|\s*(?:.*\[Stage .*)?$")
         lines = [line for line in printed[name] if not others.match(line)]
         assert re.match(FIRST_LINES[name], "\n".join(lines)), (name, lines)
         assert len(lines) <= LINES_MAX, (name, lines)

@@ -15,6 +15,7 @@ from typing import Any
 from tallystick.codec.protobuf.known_files import KNOWN_FILES
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
 from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 
 SCHEMAS_KEPT_MAX = 64
 OWN_NAME = "schema.proto"
@@ -36,8 +37,8 @@ def messages_of(texts: SchemaTexts) -> tuple[Message, ...]:
         from google.protobuf import descriptor_pb2, descriptor_pool, message
     except ImportError as error:
         raise OptionError(
-            "Protobuf values need the package protobuf, in the driver and every worker: "
-            "pip install 'tallystick[protobuf]'"
+            f"Protobuf values need the package protobuf, in the driver and every worker: "
+            f"{pip_install('protobuf')}"
         ) from error
     files = dict[str, Any]()
     name = OWN_NAME

@@ -148,10 +148,19 @@ def _ended_members(members: dict[int, int]) -> list[tuple[int, int]]:
     return ends
 
 
+_SIGNALS: dict[int, str] = {
+    signal.SIGKILL: "when memory is short",
+    signal.SIGSEGV: "by an error in a compiled library",
+    signal.SIGABRT: "by an error in a compiled library",
+}
+"""The usual reasons of an end by a signal."""
+
+
 def _ended(code: int) -> str:
     if code < 0:
-        return f"was ended by signal {-code}, as when memory is short"
-    return f"ended with exit code {code}; see its log"
+        meaning = _SIGNALS.get(-code, "")
+        return f"was ended by signal {-code}{meaning and f', as {meaning}'}"
+    return f"ended with exit code {code}, as where a function calls os._exit()"
 
 
 def _fork(spec: Spec, index: int) -> int:

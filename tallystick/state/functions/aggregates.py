@@ -72,6 +72,9 @@ class Aggregate:
     further: tuple[str, ...] = ()
     picks: str = ""
 
+    def __repr__(self) -> str:
+        return f"ts.{self.text}"
+
     @property
     def reads(self) -> frozenset[str]:
         """The columns that the aggregate reads."""

@@ -11,7 +11,7 @@ Rows come as one table (`inputs.py`), from which the rows of an input are taken 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,7 @@ def co_process(
     if time_mode not in TIME_MODES:
         raise not_one_of("time_mode", time_mode, TIME_MODES, of="co_process")
 
+    @wraps(function)
     def one_table(batch: KeyedBatch) -> Update:
         return function(CoKeyedBatch(batch))
 

@@ -250,9 +250,7 @@ class VectorisedFunction:
         )
         update = self._function(batch)
         if not isinstance(update, Update):
-            raise OptionError(
-                f"the function of a keyed step returned {type(update).__name__}: expected an Update"
-            )
+            raise _no_update(self._function, update)
         state = states.state if update.state is None else self._checked(update.state, len(batch))
         timers = pa.nulls(len(batch), pa.int64()) if is_due else states.timers
         if update.timers is not None:
@@ -317,6 +315,16 @@ class VectorisedFunction:
             work.overlay.put_many(entries, values)
 
 
+def _no_update(function: object, returned: object) -> OptionError:
+    function = getattr(function, "function", function)  # as the user wrote it
+    name = getattr(function, "__name__", type(function).__name__)
+    what = "None" if returned is None else f"a {type(returned).__name__}"
+    return OptionError(
+        f"{name} returned {what}: expected ts.Update(rows to put out, new state); both may "
+        f"be left out{'. Has it no return?' * (returned is None)}"
+    )
+
+
 def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
     """Return the rows of an update: of the main output, then of the side outputs."""
     if not isinstance(update.outputs, Mapping):
@@ -330,7 +338,9 @@ def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
     for name, rows in given.items():
         if not isinstance(rows, pa.RecordBatch) and (rows is not None or name != "output"):
             raise OptionError(
-                f"Update.{name} is {type(rows).__name__}: expected a pyarrow.RecordBatch"
+                f"Update.{name} is a {type(rows).__module__.partition('.')[0]} "
+                f"{type(rows).__name__}: expected a pyarrow.RecordBatch, of pandas' frames "
+                f"pa.RecordBatch.from_pandas(frame, preserve_index=False)"
             )
     main = [] if update.output is None or not update.output.num_rows else [update.output]
     return iter([*main, *(SideRows(name, rows) for name, rows in update.outputs.items())])

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tallystick.errors import OptionError
+from tallystick.host.installed import pip_install
 from tallystick.ops.cli_savepoint import errors_as_messages
 
 NOT_EXACT = 1
@@ -142,9 +143,7 @@ def chaos(
             from tallystick_tools.chaos import report
             from tallystick_tools.chaos.verify import question_of, verify
         except ModuleNotFoundError as error:
-            raise OptionError(
-                f"chaos needs {error.name}: pip install 'tallystick[chaos]'"
-            ) from None
+            raise OptionError(f"chaos needs {error.name}: {pip_install('chaos')}") from None
         question = question_of(
             command,
             inputs=dict(_pair("--input", pair) for pair in inputs),

@@ -6,6 +6,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tallystick.errors import TallystickError
+from tallystick.host.installed import pip_install
 
 
 def demo(
@@ -43,7 +44,7 @@ def demo(
     try:
         from tallystick_tools.demo.run import DemoError, DemoOptions, run_demo
     except ModuleNotFoundError as error:
-        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
+        _fail(f"the demo needs {error.name}: {pip_install('demo')}")
     console = Console()
     console.print("making kernels ready: about 25 s at the first time on a machine")
     with waiting("compiling kernels, then archiving classes"):
@@ -55,7 +56,7 @@ def demo(
     except (DemoError, TallystickError) as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
-        _fail(f"the demo needs {error.name}: pip install 'tallystick[demo]'")
+        _fail(f"the demo needs {error.name}: {pip_install('demo')}")
     sys.exit(0 if exact else 1)
 
 
