@@ -446,9 +446,9 @@ class Pipeline:
             *(("mapped", function) for one in self.selections for function in one.functions),
         ]
         for step, function in functions:
-            function = users_function(function)
-            if returns_nothing(function):
-                warn_of_silence(step, function)
+            written = users_function(function)
+            if returns_nothing(written):
+                warn_of_silence(step, written)
 
     def _compiled(self, cluster: Cluster) -> PipelineRun:
         """Return the pipeline as a start compiles it; Kafka is not asked."""

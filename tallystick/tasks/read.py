@@ -30,7 +30,12 @@ from tallystick.codec.output_records import OutputRecords, letters_of, told_of
 from tallystick.codec.own_memory import own
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.codec.rows import RowLayout
-from tallystick.errors import EpochAbortedError, TallystickError, WorkerOrphanedError
+from tallystick.errors import (
+    EpochAbortedError,
+    OptionError,
+    TallystickError,
+    WorkerOrphanedError,
+)
 from tallystick.host import stopwatch as clock
 from tallystick.host.failure import Failure
 from tallystick.host.forks import check_parent

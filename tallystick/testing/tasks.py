@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from tallystick.spark.failures import Failure
+from tallystick.host.failure import Failure
 from tallystick.spark.tasks import Unread
 from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.frames import Frame
