@@ -83,7 +83,7 @@ STEPS: dict[str, Any] = {
     "module": lambda rows: rows.map_batches(imports_nothing),
     "keyed": processed(counts_wrong),
     "no_update": processed(lambda batch: batch.rows),
-    "column": processed(lambda batch: batch.sum("di")),
+    "column": processed(lambda batch: batch.sum("nmae")),
 }
 """The step with the mistake, by the name of the mistake."""
 FRAME_STEPS: dict[str, Any] = {

@@ -39,7 +39,7 @@ FIRST_LINES = {
     "module": r"map_batches imports_nothing.*does not have it: install it there",
     "no_update": r"OptionError: process 'process-1': <lambda> returned a RecordBatch: expected "
     r"ts.Update\(",
-    "column": r"OptionError: process 'process-1': .*no column 'di'. Did you mean 'id'",
+    "column": r"OptionError: process 'process-1': .*no column 'nmae'. Did you mean 'name'",
     "frame": r"OptionError: when\(\): the predicate returned a RecordBatch: expected a boolean",
     "short": r"\w+: PySparkRuntimeError: \[RESULT_ROWS_MISMATCH\]",
     "cast": r"\w+: .*CAST_INVALID_INPUT",
