@@ -14,11 +14,11 @@ Invariants:
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from tallystick.codec.output_records import divided
-from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError, stamp
+from tallystick.codec.partition_log import NumberedBatch, PartitionLog
+from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol
 from tallystick.kafka.audit import batch_at_sequence, producer_states, unexplained
@@ -54,63 +54,9 @@ ADDING_PAUSE_S = 0.001
 """The first pause where a partition may not be part of the transaction yet: of two tasks that add
 theirs through one broker at once, it refuses the first with NotEnoughReplicas, and would take it a
 millisecond later (Kafka's AddPartitionsToTxnManager)."""
-SEQUENCE_MASK = 0x7FFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A batch with a place in the producer's sequence; the bytes never change again."""
-
-    sequence: int
-    record_count: int
-    data: bytes = field(repr=False)
-
-
-@dataclass(slots=True)
-class _Log:
-    """The batches of one partition: written, and still to be written."""
-
-    pending: deque[_Batch] = field(default_factory=deque)
-    next_sequence: int = 0
-    record_count: int = 0
-    first_offset: int | None = None
-    last_batch: _Batch | None = None
-    last_base_offset: int = -1
-
-    def add(self, producer: Producer, encoded: EncodedBatch) -> None:
-        """Assign its sequence number to a batch."""
-        data = stamp(encoded.data, producer, self.next_sequence)
-        self.pending.append(_Batch(self.next_sequence, encoded.record_count, data))
-        self.next_sequence = (self.next_sequence + encoded.record_count) & SEQUENCE_MASK
-
-    def divide(self, producer: Producer, partition: TopicPartition, limit: int | None) -> None:
-        """Put smaller batches in the place of those that are beyond a limit, the first in any case.
-
-        Raises:
-            RecordBeyondLimitError: a single record is.
-        """
-        for index, batch in enumerate([*self.pending]):
-            self.pending.popleft()
-            is_beyond = limit is not None and len(batch.data) > limit
-            if batch.record_count == 1 or not (index == 0 or is_beyond):
-                self.pending.append(batch)
-                continue
-            sequence = batch.sequence
-            for piece in divided(batch.data, partition, limit):
-                data = stamp(piece.data, producer, sequence)
-                self.pending.append(_Batch(sequence, piece.record_count, data))
-                sequence = (sequence + piece.record_count) & SEQUENCE_MASK
-
-    def acknowledge(self, base_offset: int) -> None:
-        """Note that the first pending batch is in the log; at -1 it is not known where."""
-        batch = self.pending.popleft()
-        if self.last_batch is None:
-            self.first_offset = base_offset if base_offset >= 0 else None
-        self.record_count += batch.record_count
-        self.last_batch, self.last_base_offset = batch, base_offset
-
-
-_Piece = tuple[TopicPartition, _Batch]
+_Piece = tuple[TopicPartition, NumberedBatch]
 _Flight = deque[tuple[list[TopicPartition], PendingRequest]]
 
 
@@ -148,7 +94,7 @@ class PartitionWriter:
         self._producer = producer
         self._is_transactional = bool(producer.transactional_id)
         self._adds_partitions = self._is_transactional and transaction_version < 2
-        self._logs: dict[TopicPartition, _Log] = {}
+        self._logs: dict[TopicPartition, PartitionLog] = {}
         self._topic_ids: dict[str, Any] = {}
         self._too_large: dict[TopicPartition, str] = {}  # what Kafka said, in this flight
         self._closed = False
@@ -180,7 +126,7 @@ class PartitionWriter:
         if added and self._adds_partitions:
             self._add_partitions(sorted(added))
         for partition, encoded in frames:
-            self._logs.setdefault(partition, _Log()).add(self._producer, encoded)
+            self._logs.setdefault(partition, PartitionLog()).add(self._producer, encoded)
         self._write_pending()
 
     def close(self) -> tuple[ProducedRange, ...]:
@@ -192,7 +138,7 @@ class PartitionWriter:
             if log.record_count
         )
 
-    def _produced(self, partition: TopicPartition, log: _Log) -> ProducedRange:
+    def _produced(self, partition: TopicPartition, log: PartitionLog) -> ProducedRange:
         """Return the range; offsets withheld for a repeated batch are read from the log."""
         assert log.last_batch is not None, partition
         if log.first_offset is None:

@@ -31,9 +31,11 @@ from tallystick.state.key_groups import (
     key_group_range,
 )
 from tallystick.state.keys import HASH_VERSION
-from tallystick.state.meaning import changes
+from tallystick.state.meaning import FUNCTION, OWN_FUNCTION, changes
 from tallystick.state.schema import schema_from_text
 
+OWN_KINDS = ("value", "list", "map")
+"""The kinds of states that only functions of a user's own have; see `pyspark.values`."""
 STATE_ID_MAX = 0xEF
 """Ids above are the step's own: timers and the index of entries that expire."""
 
@@ -55,9 +57,10 @@ def settle(
         The step's states and its next free id.
 
     Raises:
-        OptionError: a state has another kind, schema or meaning in the checkpoint, or there are too
-            many states.
+        OptionError: a state has another kind, schema or meaning in the checkpoint, there are too
+            many states, or the checkpoint's states are those of another function.
     """
+    declared = tuple(declared)
     by_name = {field.name: field for field in base.fields} if base else {}
     next_id = base.next_id if base else 1
     for state in declared:
@@ -82,7 +85,42 @@ def settle(
                 state.meaning,
             )
             next_id += 1
+    _check_function(uid, declared, by_name)
     return tuple(by_name.values()), next_id
+
+
+def _check_function(
+    uid: str, declared: Collection[StateDeclaration], by_name: Mapping[str, StateField]
+) -> None:
+    """Refuse a function that would leave the state of another one where it lies.
+
+    States of a function's own may come and go; those of a ready-made function belong together. So
+    what nobody declares any more is compared by its function alone.
+
+    Raises:
+        OptionError: the checkpoint holds state of another function, under other names.
+    """
+    kept = [state for state in declared if state.kind != DELETED]
+    names = {state.name for state in kept}
+    now = {_function_of(state) for state in kept} - {""} if kept else {OWN_FUNCTION}
+    for name, field in by_name.items():
+        before = _function_of(field)
+        if name in names or not before or not now or before in now:
+            continue
+        raise OptionError(
+            f"step {uid}: function is now {', '.join(sorted(now))}, "
+            f"and the checkpoint holds state {name!r} that was made with {before}: it would stay "
+            f"there, and what is open in it never come out. Set it back; or give the step a new "
+            f"uid, so that it begins without state, and start once with "
+            f"allow_dropped_state=[{uid!r}] to give up what is held. A function of your own can "
+            f"drop it, by deleteIfExists({name!r}) in init()"
+        )
+
+
+def _function_of(state: StateDeclaration | StateField) -> str:
+    """Return the function that a state was made with; "": not known, as in release 0.1.0."""
+    named = dict(state.meaning).get(FUNCTION, "")
+    return named or (OWN_FUNCTION if state.kind in OWN_KINDS else "")
 
 
 def _same(uid: str, state: StateDeclaration, base: StateField) -> StateField:

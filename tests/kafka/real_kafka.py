@@ -26,11 +26,11 @@ Write = Callable[..., tuple[ProducedRange, ...]]
 
 def continue_at(writer: PartitionWriter, partition: TopicPartition, sequence: int) -> None:
     """Make a writer what no writer of ours is: one that goes on where another one stopped."""
-    from tallystick.kafka.writer import _Log
+    from tallystick.codec.partition_log import PartitionLog
 
     if writer._adds_partitions:
         writer._add_partitions([partition])
-    writer._logs[partition] = _Log(next_sequence=sequence)
+    writer._logs[partition] = PartitionLog(next_sequence=sequence)
 
 
 def commit(broker: KafkaBroker, producer: Producer) -> Producer:

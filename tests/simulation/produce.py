@@ -6,9 +6,9 @@ Their numbers, and how a batch that is refused as too large is cut, are the real
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tallystick.codec.partition_log import PartitionLog
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
-from tallystick.kafka.writer import _Log
 from tallystick.values import ProducedRange, Producer, TopicPartition
 from tests.simulation.kafka_cluster import BatchTooLargeError, KafkaCluster
 
@@ -45,7 +45,7 @@ class SimulatedWriter:
         self._is_closed = False
         self._produce = produce
         self._producer = producer
-        self._logs: dict[TopicPartition, _Log] = {}
+        self._logs: dict[TopicPartition, PartitionLog] = {}
 
     def last_sequences(
         self, partitions: Iterable[TopicPartition]
@@ -76,12 +76,12 @@ class SimulatedWriter:
         partition, encoded = batch
         self._send(partition, self._log_with(partition, encoded))
 
-    def _log_with(self, partition: TopicPartition, encoded: EncodedBatch) -> _Log:
-        log = self._logs.setdefault(partition, _Log())
+    def _log_with(self, partition: TopicPartition, encoded: EncodedBatch) -> PartitionLog:
+        log = self._logs.setdefault(partition, PartitionLog())
         log.add(self._producer, encoded)
         return log
 
-    def _send(self, partition: TopicPartition, log: _Log) -> None:
+    def _send(self, partition: TopicPartition, log: PartitionLog) -> None:
         cluster, data = self._produce.cluster, log.pending[0].data
         log.acknowledge(cluster.produce(self._producer.transactional_id, partition, data))
 
@@ -95,7 +95,7 @@ class SimulatedWriter:
         )
 
 
-def _range_of(partition: TopicPartition, log: _Log) -> ProducedRange:
+def _range_of(partition: TopicPartition, log: PartitionLog) -> ProducedRange:
     assert log.last_batch is not None, "something was written"
     assert log.first_offset is not None, "the simulated cluster always tells"
     last_offset = log.last_base_offset + log.last_batch.record_count - 1

@@ -6,11 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tallystick.codec.partition_log import PartitionLog
 from tallystick.codec.records.encoder import encode
 from tallystick.errors import ForeignRowsError
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
-from tallystick.kafka.writer import PartitionWriter, _Log
+from tallystick.kafka.writer import PartitionWriter
 from tallystick.values import ProducedRange, Producer, TopicPartition
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow
@@ -35,7 +36,9 @@ def write_stray_rows(
     client = Client(KafkaConfig.from_options({"bootstrap.servers": flow.kafka.bootstrap_servers}))
     try:
         writer = PartitionWriter(client, producer, transaction_version=2)
-        writer._logs[target] = _Log(next_sequence=next_sequence)  # where the other attempt stands
+        writer._logs[target] = PartitionLog(
+            next_sequence=next_sequence
+        )  # where the other attempt stands
         writer.write([(target, encoded) for encoded in encode(rows, now_ms=1)])
         writer.close()
     finally:

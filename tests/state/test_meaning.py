@@ -14,6 +14,7 @@ from tallystick.state.catalog import StateField, StepState
 from tallystick.state.compatibility import settle
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
+from tallystick.state.functions.processing import DELETED, StateDeclaration
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.keys import KeyCodec
 from tallystick.state.meaning import Change, changes, meaning_from_json
@@ -161,6 +162,50 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "temporal sides": (ts.temporal_join("l", "r"), ts.temporal_join("r", "l"), 'left is now "r"'),
     "another join": (interval(), ts.window_join("l", "r", size=1), "interval_join"),
 }
+
+OTHER_FUNCTIONS: dict[str, Any] = {
+    "aggregate": per_key(ts.sum("a")),
+    "windowed": by(ts.count()),
+    "session windows": ts.windowed(ts.session(1000), {"x": ts.count()}),
+    "count_window": ts.windowed(ts.count_window(3), {"x": ts.count()}),
+    "deduplicate": ts.deduplicate(1000),
+    "sessions": ts.sessions(1000, "at"),
+    "top_n": ts.top_n(3, "a"),
+    "interval_join": interval(),
+    "temporal_join": ts.temporal_join("l", "r"),
+    "upsert_join": upsert(),
+    "vectorised": of_state(),
+}
+"""A function of each kind; a step takes up the state of none but its own."""
+OF_A_PROCESSOR = (StateDeclaration("seen", "value", "", "{}"),)
+"""What a StatefulProcessor of a user's declares."""
+
+
+@pytest.mark.parametrize("old", OTHER_FUNCTIONS)
+def test_no_function_leaves_the_state_of_another_one_where_it_lies(old: str) -> None:
+    """Also where they call it by other names, so that nothing of it would be read ever again."""
+    before = declared(OTHER_FUNCTIONS[old])
+    for new, function in OTHER_FUNCTIONS.items():
+        if new != old:
+            with pytest.raises(OptionError, match=r"step step: .*give the step a new uid"):
+                start(before, declared(function))
+    if old != "vectorised":
+        for own in (OF_A_PROCESSOR, ()):
+            with pytest.raises(OptionError, match=r"now a function of your own, .*deleteIfExists"):
+                start(before, own)
+        with pytest.raises(OptionError, match=r"'seen' that was made with a function of your own"):
+            start(OF_A_PROCESSOR, before)
+
+
+def test_a_function_of_your_own_may_drop_what_it_finds_and_forget_its_own_states() -> None:
+    before = declared(OTHER_FUNCTIONS["aggregate"])
+    dropped = StateDeclaration(before[0].name, DELETED, "", "")
+    other = StateDeclaration("other", "list", "", "{}")
+
+    assert [field.name for field in start(before, (*OF_A_PROCESSOR, dropped))] == ["seen"]
+    assert [field.name for field in start(OF_A_PROCESSOR, (other,))] == ["seen", "other"]
+    assert [field.name for field in start(OF_A_PROCESSOR, ())] == ["seen"]
+
 
 FREE: dict[str, tuple[Any, Any]] = {
     "lateness, output": (

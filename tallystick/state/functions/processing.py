@@ -215,7 +215,7 @@ def check_event_times(column: pa.Array, what: str) -> None:
 
 
 def event_times(column: pa.Array, what: str) -> NDArray[np.int64]:
-    """Return event times in microseconds.
+    """Return event times in microseconds, rounded down.
 
     Args:
         column: timestamps, or milliseconds since 1970 as whole numbers.
@@ -235,6 +235,8 @@ def event_times(column: pa.Array, what: str) -> NDArray[np.int64]:
         raise OptionError(f"{what} is {column.type}, expected timestamps or milliseconds as bigint")
     check_event_times(column, what)
     if is_timestamp:
+        if column.type.unit == "ns":
+            column = pc.floor_temporal(column, unit="microsecond")
         micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
         times: NDArray[np.int64] = micros.to_numpy()
         return times
