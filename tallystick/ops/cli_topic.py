@@ -85,7 +85,9 @@ def put(
             writer, written = TopicWriter(client, topic), 0
             try:
                 for records, wrong in _records(stream, key):
-                    writer.write(*zip(*records, strict=True)) if records else None
+                    if records:
+                        keys, values = zip(*records, strict=True)
+                        writer.write(keys, values)
                     written += len(records)
                     if wrong is not None:
                         raise wrong
