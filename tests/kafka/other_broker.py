@@ -11,9 +11,12 @@ from collections.abc import Collection
 from typing import Any, Self
 
 from tallystick.kafka import messages, protocol
+from tallystick.kafka.cluster import FACT_SETTINGS
 from tests.kafka.fake_broker import payload_of, read_request
 
 HOST = "127.0.0.1"
+REDPANDA: dict[str, Any] = {"without_settings": FACT_SETTINGS, "without_apis": ["DescribeQuorum"]}
+"""What Redpanda does not tell; its features neither."""
 
 
 class OtherBroker:

@@ -18,16 +18,12 @@ from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Findings, check
 from tallystick.testing import EmbeddedKafka
 from tests.failover.sink_job import PARTITIONS, SinkJob, kafka_sink, read_topic
-from tests.kafka.other_broker import OtherBroker
+from tests.kafka.other_broker import REDPANDA, OtherBroker
 
 pytestmark = pytest.mark.broker
 
 VERIFICATION = "transaction.partition.verification.enable"
 UNVERIFIED = frozenset({"unverified-partitions"})
-REDPANDA: dict[str, Any] = {
-    "without_settings": cluster.FACT_SETTINGS,
-    "without_apis": ["DescribeQuorum"],
-}
 WARPSTREAM: dict[str, Any] = {
     "without_settings": cluster.FACT_SETTINGS,
     "without_apis": ["DescribeProducers", "DescribeQuorum", "DeleteRecords"],

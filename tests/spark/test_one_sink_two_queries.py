@@ -60,7 +60,7 @@ class FakeSinks:
         """See `Sinks.close`."""
         self.is_closed = True
 
-    def check(self) -> None:
+    def check(self, *, accepted: frozenset[str]) -> None:
         """The seconds between an open storage and an open driver; `slow` waits in them."""
         self.of = self.queries.thread.run
         self.queries.opened.append(self.of)
