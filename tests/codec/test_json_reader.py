@@ -22,7 +22,6 @@ from tallystick.codec.spans import spans_of
 from tallystick.codec.values import ParsedValues
 from tallystick.errors import OptionError, RecordError
 
-NUMBER = r"-?(0|[1-9][0-9]{0,45})(\.[0-9]{1,38})?(e-?[0-9]{1,2})?"
 SCHEMA = pa.schema(
     [
         ("a", pa.int32()),
