@@ -26,6 +26,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.codec.values import with_wide_decimals
 from tallystick.errors import EpochAbortedError, OptionError, RecordError
 from tallystick.host.stopwatch import ROWS_IN, count
 from tallystick.source.splits import assign
@@ -33,10 +34,6 @@ from tallystick.values import TopicPartition
 
 COMPRESSED_BYTES_MIN = 4096
 """Smaller batches are not worth compressing."""
-
-
-DIGITS_MAX = 76
-"""The digits of Arrow's widest decimal; a `decimal(38, 38)` with 38 more zeros has as many."""
 
 
 def conform(rows: pa.RecordBatch, columns: pa.Schema, what: str) -> pa.RecordBatch:
@@ -130,7 +127,7 @@ def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
             f"timestamps, text). Declare it as it is, or cast it in the function"
         )
     try:
-        cast = column.cast(_with_wide_decimals(declared.type)).cast(declared.type)
+        cast = column.cast(with_wide_decimals(declared.type)).cast(declared.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise RecordError(f"{problem}: {error}") from None
     if not _is_same(column, cast):
@@ -142,23 +139,6 @@ def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
 
 
 _is = pa.types
-
-
-def _with_wide_decimals(kind: pa.DataType) -> pa.DataType:
-    """Return a type with decimals of 256 bits, at every depth.
-
-    In 128 bits Arrow multiplies to a greater scale, and does not notice that they are full.
-    """
-    if _is.is_decimal128(kind):
-        return pa.decimal256(DIGITS_MAX, kind.scale)
-    if _is.is_struct(kind):
-        return pa.struct([field.with_type(_with_wide_decimals(field.type)) for field in kind])
-    if _is.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_with_wide_decimals(kind.value_type)))
-    if _is.is_map(kind):
-        item = kind.item_field.with_type(_with_wide_decimals(kind.item_type))
-        return pa.map_(kind.key_field, item)
-    return kind
 
 
 def _is_integer_or_float(kind: pa.DataType) -> bool:

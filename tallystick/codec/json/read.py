@@ -56,6 +56,7 @@ from tallystick.codec.json.reasons import misfit
 from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of, text_array, validity
 from tallystick.codec.values import (
+    DECIMAL_DIGITS_MAX,
     ParsedValues,
     Where,
     by_mode,
@@ -79,8 +80,6 @@ _REASONS = {
     CONTROL_CHARACTER: "it holds a raw control character",
     NOT_UTF8: "it is not valid UTF-8",
 }
-_DIGITS_MAX = 76
-"""The digits of Arrow's widest decimal: 10^76 has fewer than 255 bits."""
 _SCALAR_TYPES = (
     pa.types.is_boolean,
     pa.types.is_signed_integer,
@@ -331,7 +330,7 @@ def _read_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_decimal128(kind):
-        return pa.decimal256(min(_DIGITS_MAX, _DIGITS_MAX - kind.scale), kind.scale)
+        return pa.decimal256(min(DECIMAL_DIGITS_MAX, DECIMAL_DIGITS_MAX - kind.scale), kind.scale)
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_read_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
