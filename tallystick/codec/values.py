@@ -17,6 +17,8 @@ from tallystick.codec.formats import FAILFAST, MODES, PERMISSIVE
 from tallystick.errors import OptionError, RecordError
 
 SHOWN_BYTES_MAX = 100
+DECIMAL_DIGITS_MAX = 76
+"""The digits of Arrow's widest decimal: 10^76 has fewer than 255 bits."""
 
 Where = Callable[[int], str]
 """Names the topic, partition and offset of an input row."""
@@ -224,3 +226,20 @@ def binary_array(data: pa.Buffer, offsets: NDArray[np.int64]) -> pa.Array:
     kind = pa.large_binary() if is_large else pa.binary()
     places = offsets if is_large else offsets.astype(np.int32)
     return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(places), data])
+
+
+def with_wide_decimals(kind: pa.DataType) -> pa.DataType:
+    """Return a type with decimals of 256 bits at every depth, through which values are cast.
+
+    In 128 bits Arrow multiplies to a greater scale, and does not notice that they are full.
+    """
+    if pa.types.is_decimal128(kind):
+        return pa.decimal256(DECIMAL_DIGITS_MAX, kind.scale)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(with_wide_decimals(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(with_wide_decimals(kind.value_type)))
+    if pa.types.is_map(kind):
+        item = kind.item_field.with_type(with_wide_decimals(kind.item_type))
+        return pa.map_(kind.key_field, item)
+    return kind

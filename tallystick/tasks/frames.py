@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.codec.values import with_wide_decimals
 from tallystick.errors import EpochAbortedError, OptionError, RecordError
 from tallystick.host.stopwatch import ROWS_IN, count
 from tallystick.source.splits import assign
@@ -128,7 +129,7 @@ def _cast(column: pa.Array, declared: pa.Field, what: str) -> pa.Array:
             f"timestamps, text). Declare it as it is, or cast it in the function"
         )
     try:
-        cast = column.cast(declared.type)
+        cast = column.cast(with_wide_decimals(declared.type)).cast(declared.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise RecordError(f"{problem}: {error}") from None
     if not _is_same(column, cast):

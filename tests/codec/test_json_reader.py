@@ -4,7 +4,7 @@ import json
 import math
 import re
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from itertools import product
 from typing import Any
 
@@ -652,3 +652,29 @@ def test_no_reason_names_a_row_of_a_block():
         reasons = parse(values, NESTED).reasons
         assert len(reasons) == 5
         assert not [reason for reason in reasons.values() if re.search(r"in row \d", reason)]
+
+
+@given(
+    st.sampled_from([(38, 18), (38, 0), (38, 37), (10, 2), (1, 0)]),
+    st.lists(
+        st.from_regex(r"-?(0|[1-9][0-9]{0,45})(\.[0-9]{1,38})?(e-?[0-9]{1,2})?", fullmatch=True)
+    ),
+)
+@example((38, 37), ["25188"])
+@example((38, 18), ["-0.3122635527633590890e27", "1208925819614629174706176"])
+@example((38, 0), ["0.5e-38"])
+@example((1, 0), ["9.0", "0e27"])
+def test_a_decimal_is_the_number_that_was_written_or_the_record_is_malformed(
+    kind: tuple[int, int], texts: list[str]
+) -> None:
+    precision, scale = kind
+    schema = pa.schema([("a", pa.decimal128(precision, scale)), ("l", pa.list_(pa.string()))])
+    records = pa.array([f'{{"a": {text}}}'.encode() for text in texts], pa.binary())
+    (column, _) = parse_json(records, schema, "permissive", lambda row: "").columns
+    with localcontext(prec=200):
+        for text, read in zip(texts, column.to_pylist(), strict=True):
+            number = Decimal(text)
+            digits = len(text.partition("e")[0].strip("-").replace(".", ""))
+            fits = abs(number) < 10 ** (precision - scale) and number == round(number, scale)
+            may_refuse = digits > 38 or not number  # such as 0e60
+            assert read == (number if fits else None) or (read is None and may_refuse), text

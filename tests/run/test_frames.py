@@ -2,7 +2,8 @@
 
 import datetime as dt
 import math
-from decimal import Decimal
+import random
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pyarrow as pa
@@ -143,3 +144,41 @@ def test_a_struct_with_other_fields_is_refused(value: dict[str, Any], problem: s
     rows = pa.record_batch({"x": pa.array([{"s": value}])})
     with pytest.raises(OptionError, match=f"step s: the output: field {problem}"):
         conform(rows, pa.schema([("x", pa.struct([("s", STRUCT)]))]), "step s: the output")
+
+
+WIDE = Decimal("1208925819614629174706176")
+"""24 digits: with 18 behind the point they are 42, which 128 bits do not hold."""
+
+
+@pytest.mark.parametrize("nested", ["", "list", "struct", "map"])
+def test_a_decimal_does_not_become_another_number_where_a_greater_scale_is_declared(
+    nested: str,
+) -> None:
+    def inside(kind: pa.DataType) -> pa.DataType:
+        kinds = {"list": pa.list_(kind), "struct": pa.struct([("d", kind)])}
+        return {"": kind, "map": pa.map_(pa.string(), kind), **kinds}[nested]
+
+    def put(value: Decimal) -> Any:
+        return {"": value, "list": [value], "struct": {"d": value}, "map": [("d", value)]}[nested]
+
+    actual, declared = inside(pa.decimal128(38, 0)), inside(pa.decimal128(38, 18))
+    with pytest.raises(RecordError, match="step s: the output: column 'x'"):
+        conformed([put(WIDE)], actual, declared)
+    assert conformed([put(Decimal(5)), None], actual, declared) == [put(Decimal(5)), None]
+
+
+def test_decimals_of_any_scale_are_the_same_numbers_or_an_error() -> None:
+    dice, refused = random.Random(33), 0
+    with localcontext(prec=100):
+        for _ in range(2000):
+            before, after = dice.randint(0, 38), dice.randint(0, 38)
+            number = Decimal(dice.randrange(10 ** dice.randint(1, 38))).scaleb(-before)
+            fits = number < 10 ** (38 - after) and number == round(number, after)
+            kinds = pa.decimal128(38, before), pa.decimal128(38, after)
+            if fits:
+                assert conformed([number], *kinds) == [number]
+                continue
+            refused += 1
+            with pytest.raises(RecordError):
+                conformed([number], *kinds)
+    assert 200 < refused < 1800

@@ -260,3 +260,16 @@ def wrong(accumulators: dict[str, Any]) -> Aggregate:
 def test_mistakes_are_told(make: Callable[[Any], object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make(pa.array(["a"]))
+
+
+def test_the_sum_of_decimals_in_a_greater_scale_is_their_sum_or_an_error() -> None:
+    """Arrow casts in 128 bits: this number came out as another one of 23 digits."""
+    rows = pa.schema([("u", pa.string()), ("d", pa.decimal128(38, 7))])
+    total = ts.aggregate({"x": ts.sum("d", type="decimal(38, 15)")})
+    task = OneTask(total, pa.schema([("u", pa.string())]), rows)
+
+    (row,) = task.epoch(pa.record_batch([["a"], pa.array([Decimal(5)], rows.types[1])], rows))
+    assert row["x"] == 5
+    wide = pa.array([Decimal("8916254131233420082051788.8029506")], rows.types[1])
+    with pytest.raises(OptionError, match="does not fit in precision 38"):
+        task.epoch(pa.record_batch([["a"], wide], rows))

@@ -665,3 +665,21 @@ def test_a_pane_that_no_session_names_goes_with_its_timer_when_it_is_due() -> No
     assert len(task.entries) == 3, "the pane, the timer and the bounds of the new session"
     assert len(task.epoch(rows_of([]), watermark_ms=5000)) == 1
     assert task.entries == {}
+
+
+@pytest.mark.parametrize(
+    "windows", [ts.tumbling(10), ts.hopping(10, every=5), ts.session(5), ts.cumulative(10, step=5)]
+)
+def test_event_times_with_nanoseconds_are_rounded_down(windows: Any) -> None:
+    """As for the watermark; Arrow refuses to cast them."""
+    starts = []
+    for unit, number in (("ns", -1), ("us", -1), ("ns", 10**9 + 999), ("us", 10**6)):
+        rows = pa.schema([("u", pa.string()), ("ts", pa.timestamp(unit))])
+        counts = ts.windowed(windows, {"n": ts.count()})
+        task = OneTask(counts, pa.schema([("u", pa.string())]), rows, "ts")
+        times = pa.array([number], pa.int64()).cast(rows.types[1])
+        task.epoch(pa.record_batch([["a"], times], rows))
+        closed = task.epoch(pa.RecordBatch.from_pylist([], rows), watermark_ms=10**6)
+        starts.append([row["window_start"] for row in closed])
+    assert starts[0] == starts[1]
+    assert starts[2] == starts[3]

@@ -56,6 +56,7 @@ from tallystick.codec.json.reasons import misfit, no_object
 from tallystick.codec.json.token_kernels import NO_NUMBER, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of, text_array, validity
 from tallystick.codec.values import (
+    DECIMAL_DIGITS_MAX,
     ParsedValues,
     Where,
     by_mode,
@@ -325,10 +326,14 @@ def _reason(problem: pa.ArrowInvalid) -> str:
 def _read_type(kind: pa.DataType) -> pa.DataType:
     """Return the type to ask Arrow's parser for: text for dates and times.
 
-    The parser takes only numbers for dates, and of times at most six digits of fraction.
+    The parser takes only numbers for dates, and of times at most six digits of fraction. A decimal
+    that it has read is multiplied by 10 to the power of the scale, without a look at whether the
+    result has more bits: 24 digits for a `decimal(38, 18)` gave another number.
     """
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         return pa.string()
+    if pa.types.is_decimal128(kind):
+        return pa.decimal256(min(DECIMAL_DIGITS_MAX, DECIMAL_DIGITS_MAX - kind.scale), kind.scale)
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_read_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -343,8 +348,7 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind):
         return _times(array, kind)
     if pa.types.is_decimal128(kind):
-        array.validate(full=True)  # the parser lets more digits through than the type has
-        return array
+        return array.cast(kind)  # the parser lets more digits through than the type has
     if pa.types.is_struct(kind):
         children = [_converted(array.field(index), field.type) for index, field in enumerate(kind)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tallystick.codec.values import with_wide_decimals
 from tallystick.errors import OptionError
 from tallystick.state.functions import fold_kernels
 from tallystick.state.functions.keyed_batch import Int64Array, KeyedBatch, order_by_key
@@ -214,6 +215,12 @@ def order_in_time(codes: NDArray[np.int32], count: int, times: Int64Array) -> In
     return np.lexsort((times, codes))
 
 
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(kind):
+        return column.cast(kind, safe=False)
+    return column.cast(with_wide_decimals(kind)).cast(kind)
+
+
 def typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
     """Return the batch with a column of the rows cast to a type; to floats with rounding.
 
@@ -226,7 +233,7 @@ def typed(batch: KeyedBatch, name: str, kind: pa.DataType) -> KeyedBatch:
     try:
         return replace(
             batch,
-            rows=pa.record_batch({name: column.cast(kind, safe=not pa.types.is_floating(kind))}),
+            rows=pa.record_batch({name: _cast(column, kind)}),
         )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise OptionError(
