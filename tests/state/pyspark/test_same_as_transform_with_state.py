@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -131,7 +132,13 @@ def replayed(
 def check(outputs: list[list[tuple[Any, ...]]], batches: list[Batch]) -> None:
     """Compare batch by batch; and that there was something to compare."""
     assert sum(len(batch.rows) for batch in batches) >= 2
-    assert outputs == [batch.rows for batch in batches]
+    expected = [batch.rows for batch in batches]
+    if int(pd.__version__.split(".")[0]) >= 3:  # Spark takes a null key from a frame: ours is None
+        expected = [
+            [tuple("(None,)" if text == "(nan,)" else text for text in row) for row in rows]
+            for rows in expected
+        ]
+    assert outputs == expected
 
 
 @pytest.mark.parametrize(
