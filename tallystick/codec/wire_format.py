@@ -186,10 +186,7 @@ class _Batch:
             yield int(self._ids[0]), np.arange(len(self._ids))
             return
         rows = np.flatnonzero(self._verdicts == kernels.GOOD)
-        ids = self._ids[rows]
-        if not len(rows):
-            return
-        for schema_id, group in groups_of(ids):
+        for schema_id, group in groups_of(self._ids[rows]):
             yield schema_id, rows[group]
 
     def _decoded(
@@ -212,11 +209,12 @@ class _Batch:
 
 
 def groups_of(numbers: NDArray[np.integer]) -> Iterator[tuple[int, Int64Array]]:
-    """Yield every distinct number of a non-empty array, and the places of the number in order."""
+    """Yield every distinct number of an array, and the places of the number in order."""
     by_number = np.argsort(numbers, kind="stable")
     cuts = np.flatnonzero(np.diff(numbers[by_number])) + 1
     for group in np.split(by_number, cuts):
-        yield int(numbers[group[0]]), group
+        if len(group):  # of no numbers, numpy makes one empty group
+            yield int(numbers[group[0]]), group
 
 
 def in_order(

@@ -181,7 +181,8 @@ def _can_read(node: Node, column: pa.Field) -> bool:
 def _is_whole(record: Node, column: pa.Field) -> bool:
     """Return whether a column is the record itself: a struct that is called as the record is."""
     named = column.name in (record.name, record.name.rpartition(".")[2])
-    return named and pa.types.is_struct(column.type) and column.name not in dict(record.fields)
+    is_field = column.name in dict(record.fields)
+    return named and bool(pa.types.is_struct(column.type)) and not is_field
 
 
 def _make_plan(writer: Node, schema: pa.Schema) -> Plan:

@@ -142,7 +142,7 @@ def _decoded_union(
     }
     good = np.flatnonzero(problems == 0)
     parts, order = [], []
-    for index, places in groups_of(which[good]) if len(good) else ():
+    for index, places in groups_of(which[good]):
         branch, rows = branches[index], good[places]
         if branch.plan is None:
             reasons |= dict.fromkeys(rows.tolist(), f"by {union} {branch.problem}")
