@@ -10,7 +10,7 @@ user can give. Source: the behaviour of Flink's side outputs (OutputTag).
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -101,7 +101,7 @@ class DeclaredFunction:
         return self.function(rows)
 
 
-def users_function(function: object) -> object:
+def users_function(function: Any) -> Any:
     """Return the function that a user wrote, below what a step wraps it in."""
     while type(function).__module__.startswith("tallystick.") and hasattr(function, "function"):
         function = function.function
