@@ -86,7 +86,7 @@ class PreviewSink:
     uid: str | None = PREVIEW
 
     def open(self, owner: Owner, facts: RunFacts) -> TwoPhaseCommitSink:
-        """Never called: a `Driver` keeps rows of such a sink itself."""
+        """Raise an error: a `Driver` keeps the rows of such a sink itself."""
         raise AssertionError("it writes nothing")
 
 

@@ -55,8 +55,8 @@ IN_MEMORY = ("postgres", PREVIEW)
 _MAIN = "main"
 
 
-class DeclaredPipeline(Protocol):
-    """What a `Driver` needs of a `tallystick.Pipeline`."""
+class RunnablePipeline(Protocol):
+    """The part of a `tallystick.Pipeline` that a `Driver` uses."""
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Driver:
 
     def __init__(
         self,
-        pipeline: DeclaredPipeline,
+        pipeline: RunnablePipeline,
         *,
         parallelism: int | None = None,
         partitions: Mapping[str, int] | None = None,
@@ -353,7 +353,7 @@ _DEAD_LETTERS = pa.schema(
 )
 
 
-def _refuse_transform(pipeline: DeclaredPipeline) -> None:
+def _refuse_transform(pipeline: RunnablePipeline) -> None:
     """Raise OptionError for a step whose rows pass through Spark."""
     for number, step in enumerate(pipeline.steps, start=1):
         if isinstance(step, Transform):
@@ -366,7 +366,7 @@ def _refuse_transform(pipeline: DeclaredPipeline) -> None:
 
 
 def run(
-    pipeline: DeclaredPipeline,
+    pipeline: RunnablePipeline,
     inputs: Any,
     *,
     parallelism: int | None = None,

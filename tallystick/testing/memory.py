@@ -251,7 +251,7 @@ Written = list[tuple[TopicPartition, pa.RecordBatch]]
 
 
 class MemorySink:
-    """A sink that keeps its rows, and the records that a `KafkaSink` makes of them.
+    """A sink in memory, of rows and of the records that a `KafkaSink` makes of rows.
 
     It is a `Sink`, the `TwoPhaseCommitSink` of all runs, and the `TransactionPlan` of all epochs.
 
