@@ -101,7 +101,7 @@ class DeclaredFunction:
 
 
 def users_function(function: object) -> object:
-    """Return the function that a user wrote, below what a step wraps it in."""
+    """Return the function as a user wrote it, without the wrappers of a step."""
     while type(function).__module__.startswith("tallystick.") and hasattr(function, "function"):
         function = function.function
     return function
