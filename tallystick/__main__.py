@@ -332,7 +332,7 @@ def new(
     from tallystick.ops.new_job import write_job
 
     with errors_as_messages():
-        write_job(folder)
+        write_job(folder, tallystick.__version__)
     typer.echo(f"Made {folder}. Next:")
     typer.echo(f"  cd {folder}")
     typer.echo("  python -m pytest       # its test, without a broker")

@@ -15,7 +15,7 @@ from tallystick.kafka.topics import partitions_of
 from tallystick.kafka.writer import PartitionWriter
 
 TURN_RECORDS = 100
-"""The records without a key that go to one partition before the next one has its turn."""
+"""The number of records without a key for a partition, before the next partition has a turn."""
 
 
 class TopicWriter:

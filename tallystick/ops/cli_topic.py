@@ -45,7 +45,7 @@ def create(
     bootstrap_servers: Servers = LOCAL,
     kafka_options: KafkaOptions = None,
 ) -> None:
-    """Create topics; those that exist with as many partitions stay as they are."""
+    """Create topics; existing topics with as many partitions stay as they are."""
     from tallystick.kafka.topics import create_topic, partitions_of
 
     with errors_as_messages():
