@@ -13,15 +13,17 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tallystick.arguments import checked
+from tallystick.checkpoint.requests import RESCALE, STOP, Inbox, Request
 from tallystick.errors import (
     FunctionError,
     OptionError,
     RetriableError,
     TallystickError,
 )
-from tallystick.run.console import Console
+from tallystick.run.console import Console, is_logging_set_up
 from tallystick.run.epoch_loop import EpochEnded, EpochLoop
 from tallystick.run.part_times import profile_text
+from tallystick.run.requests import RequestWatch
 from tallystick.run.signals import INTERRUPTED, StopSignals, exit_code, is_interactive
 from tallystick.source.offsets import from_text
 from tallystick.words import unknown_name
@@ -78,6 +80,7 @@ class Query:
         explain: adds what is known of the reason to the error that ends the run.
         on_end: called at the end, with the error if there was one.
         save: writes a savepoint of the newest epoch; None: nothing can.
+        inbox: the requests of operators to this run; None: there are none.
         kill: ends the processes that run tasks, at once.
     """
 
@@ -98,6 +101,7 @@ class Query:
         explain: Callable[[BaseException], BaseException] = lambda error: error,
         on_end: Callable[[BaseException | None], None] = lambda _: None,
         save: Callable[[str], None] | None = None,
+        inbox: Inbox | None = None,
         kill: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -120,15 +124,18 @@ class Query:
         self._error: BaseException | None = None
         self._ended = Event()
         self._is_error_told = Event()
-        self._has_logging = logger.hasHandlers()
+        self._has_logging = is_logging_set_up()
         self._loop = loop(self._note)
         self._thread = Thread(target=self._run, name=f"tallystick {name}", daemon=True)
+        self._requests = None if inbox is None else RequestWatch(name, inbox, self._requested)
 
     def begin(self) -> None:
         """Start the thread."""
         atexit.register(self._note_exit)
         RUNNING.append(self)
         self._thread.start()
+        if self._requests is not None:
+            self._requests.begin()
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name for it
@@ -327,14 +334,45 @@ class Query:
             OptionError: it is less than 1, or more than a step has key groups; all is as before.
             TallystickError: the query has ended.
         """
+        self._rescaling(parallelism)()
+
+    def _rescaling(self, parallelism: int) -> Callable[[], str]:
+        """Order another parallelism; return what waits for it."""
         if parallelism < 1:
             raise OptionError(f"parallelism={parallelism}: expected 1 or more")
         done = self._loop.between_epochs(lambda: self._rescale(parallelism))
-        while not self._ended.wait(0.05) and not done.done():
-            pass
-        if not done.done():
-            raise TallystickError(f"pipeline {self.name!r} has ended")
-        done.result()
+
+        def wait() -> str:
+            while not self._ended.wait(0.05) and not done.done():
+                pass
+            if not done.done():
+                raise TallystickError(f"pipeline {self.name!r} has ended")
+            done.result()
+            return f"goes on with parallelism {parallelism}"
+
+        return wait
+
+    def _requested(self, request: Request) -> Callable[[], str]:
+        """Begin what an operator asks for; return what waits for it."""
+        if request.kind == RESCALE and self._loop.is_stopping:
+            raise TallystickError(f"pipeline {self.name!r} is being stopped, and begins no epoch")
+        if request.kind == RESCALE:
+            return self._rescaling(request.parallelism)
+        if request.kind != STOP:
+            raise OptionError(f"{request.kind!r} is no request that this version knows")
+        self._loop.stop()
+
+        def wait() -> str:
+            is_drained = request.drain or bool(request.savepoint)
+            place = request.savepoint or None
+            self.stop(drain=is_drained, savepoint=place, timeout=request.timeout_s)
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if not is_drained:
+                return "stopped; an epoch that was running is aborted, and runs again at the start"
+            return self._end_text(is_drained=True)
+
+        return wait
 
     def stop(
         self, *, drain: bool = False, savepoint: str | None = None, timeout: float = DRAIN_S
@@ -388,6 +426,8 @@ class Query:
             else:
                 self._error = self._explain(error)
         finally:
+            if self._requests is not None:
+                self._requests.close()
             try:
                 self._close()
             except Exception as error:  # the run's own error counts

@@ -274,7 +274,7 @@ def send(
         except BaseException:
             opened.abandon()
             raise
-        closing_notes.append(watch.times(stage).to_note())
+        closing_notes.append(watch.times(stage, source).to_note())
     yield from last_frames(source, sequence, attempt, outlet.target_count, closing_notes)
 
 

@@ -76,6 +76,18 @@ class Browser:
             lambda _: is_so(), "the page does not come to show it"
         )
 
+    def type(self, element: str, text: str) -> None:
+        """Write into a field, by its id."""
+        field = self.driver.find_element("id", element)
+        field.clear()
+        field.send_keys(text)
+
+    def click(self, selector: str, *, confirms: bool = True) -> None:
+        """Press a button that asks once more, and answer."""
+        self.driver.find_element("css selector", selector).click()
+        question = self.driver.switch_to.alert
+        (question.accept if confirms else question.dismiss)()
+
     def script(self, text: str) -> object:
         """Return what a script on the page says."""
         result: object = self.driver.execute_script(text)

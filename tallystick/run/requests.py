@@ -1,0 +1,125 @@
+"""Requests of operators, served by the run that they are addressed to.
+
+A thread of the driver looks for them, so an epoch that hangs, or a Kafka that is away, holds up
+none. It begins them in the order in which they were sent; each is waited for and answered in a
+thread of its own, which the process waits for at its end: what was taken is answered.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from threading import Event, Lock, Thread
+
+from tallystick.checkpoint.requests import (
+    DONE,
+    FAILED,
+    TAKEN,
+    Answer,
+    Inbox,
+    Request,
+    put_answer,
+)
+from tallystick.errors import StorageError, TallystickError, without_values
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""The interval between two looks, each a read of one small file."""
+ANSWER_TRIES = 15
+
+Begin = Callable[[Request], Callable[[], str]]
+"""A callback that begins a request, and returns what waits for the result and puts it in words."""
+
+
+class RequestWatch:
+    """The thread that serves the requests to one run.
+
+    Args:
+        name: of the pipeline.
+        inbox: of the run.
+        begin: called for each request, in their order.
+        look_s: the interval between two looks.
+    """
+
+    def __init__(self, name: str, inbox: Inbox, begin: Begin, look_s: float = LOOK_S) -> None:
+        self._name = name
+        self._inbox = inbox
+        self._begin = begin
+        self._look_s = look_s
+        self._closed = Event()
+        self._lock = Lock()
+        self._beats: dict[str, int] = {}
+        self._is_away = False
+        self._thread = Thread(target=self._run, name=f"tallystick {name} requests", daemon=True)
+
+    def begin(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no further request; those that were taken are answered."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.is_set() or self._beats:
+            self.look()
+            if self._closed.is_set():
+                time.sleep(self._look_s)
+            else:
+                self._closed.wait(self._look_s)
+
+    def look(self) -> None:
+        """Show that requests are being worked on, and begin the new ones."""
+        try:
+            self._beat()
+            if not self._closed.is_set():
+                for path, request in self._inbox.new():
+                    self._take(path, request)
+            self._is_away = False
+        except StorageError as error:  # the next look finds what this one has not
+            if not self._is_away:
+                logger.warning("pipeline %s: no request can be read: %s", self._name, error)
+            self._is_away = True
+        except Exception:
+            logger.exception("pipeline %s: a look for requests failed", self._name)
+
+    def _beat(self) -> None:
+        with self._lock:
+            for path in self._beats:
+                self._beats[path] += 1
+                put_answer(self._inbox.storage, path, Answer(TAKEN, beat=self._beats[path]))
+
+    def _take(self, path: str, request: Request) -> None:
+        if not self._inbox.take(path):
+            return
+        logger.info("pipeline %s: %s asks: %s", self._name, request.by, request.words)
+        with self._lock:
+            self._beats[path] = 0
+        wait: Callable[[], str]
+        try:
+            wait = self._begin(request)
+        except Exception as error:
+            wait = partial(_raise, error)
+        Thread(target=self._answer, args=(path, request, wait), name="tallystick request").start()
+
+    def _answer(self, path: str, request: Request, wait: Callable[[], str]) -> None:
+        """Wait for the result of a request, and write the answer."""
+        try:
+            answer = Answer(DONE, wait())
+        except Exception as error:
+            name = "" if isinstance(error, TallystickError) else f"{type(error).__name__}: "
+            answer = Answer(FAILED, f"{name}{without_values(error)}")
+        logger.info("pipeline %s: %s: %s", self._name, request.words, answer.text)
+        with self._lock:
+            del self._beats[path]
+        for _ in range(ANSWER_TRIES):
+            try:
+                return put_answer(self._inbox.storage, path, answer)
+            except StorageError:
+                time.sleep(self._look_s)
+        logger.warning("pipeline %s: the answer could not be written", self._name)
+
+
+def _raise(error: Exception) -> str:
+    raise error
