@@ -70,7 +70,7 @@ class TaskTimes(NamedTuple):
 
     @property
     def rows_out(self) -> int:
-        """The rows that it handed on."""
+        """The rows that the task handed on."""
         return self.counts.get(ROWS_OUT, 0)
 
     @property

@@ -337,7 +337,7 @@ class Query:
         self._rescaling(parallelism)()
 
     def _rescaling(self, parallelism: int) -> Callable[[], str]:
-        """Order another parallelism; return what waits for it."""
+        """Order another parallelism; return the wait for the change."""
         if parallelism < 1:
             raise OptionError(f"parallelism={parallelism}: expected 1 or more")
         done = self._loop.between_epochs(lambda: self._rescale(parallelism))
@@ -353,7 +353,7 @@ class Query:
         return wait
 
     def _requested(self, request: Request) -> Callable[[], str]:
-        """Begin what an operator asks for; return what waits for it."""
+        """Begin a request of an operator; return the wait for its result."""
         if request.kind == RESCALE and self._loop.is_stopping:
             raise TallystickError(f"pipeline {self.name!r} is being stopped, and begins no epoch")
         if request.kind == RESCALE:

@@ -101,7 +101,10 @@ class RequestWatch:
             wait = self._begin(request)
         except Exception as error:
             wait = partial(_raise, error)
-        Thread(target=self._answer, args=(path, request, wait), name="tallystick request").start()
+        arguments = (path, request, wait)
+        Thread(
+            target=self._answer, args=arguments, name="tallystick request", daemon=False
+        ).start()  # a daemon, as this thread is, would end with the program
 
     def _answer(self, path: str, request: Request, wait: Callable[[], str]) -> None:
         """Wait for the result of a request, and write the answer."""

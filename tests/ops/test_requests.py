@@ -281,6 +281,16 @@ def test_a_request_at_which_the_storage_fails_is_served_at_the_next_look(tmp_pat
     assert len(begun) == 2, "each is begun once"
 
 
+def test_a_program_does_not_end_before_a_request_that_was_taken_is_answered(run: Run) -> None:
+    """The run's end lets it end; threads that are daemons would end with it, in a savepoint."""
+    threads: list[threading.Thread] = []
+    run.query._save = lambda _: threads.append(threading.current_thread())
+    run.query.begin()
+    run.driver.may_end.set()
+    requests.stop(run.checkpoint, savepoint=f"{run.checkpoint}-saved")
+    assert [thread.daemon for thread in threads] == [False]
+
+
 # --- a run ----------------------------------------------------------------------------------
 
 
