@@ -122,12 +122,16 @@ class Query:
         self._rescale = rescale
         self._progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_COUNT)
         self._error: BaseException | None = None
+        self._is_over = Event()
+        """Set before the requests of operators are answered, for which the end waits."""
         self._ended = Event()
         self._is_error_told = Event()
         self._has_logging = is_logging_set_up()
         self._loop = loop(self._note)
         self._thread = Thread(target=self._run, name=f"tallystick {name}", daemon=True)
-        self._requests = None if inbox is None else RequestWatch(name, inbox, self._requested)
+        self._requests = (
+            None if inbox is None else RequestWatch(self._console, inbox, self._requested)
+        )
 
     def begin(self) -> None:
         """Start the thread."""
@@ -288,7 +292,7 @@ class Query:
         """End the running epoch; False if it has not ended by then."""
         self._is_aborted = True
         self._loop.stop()
-        while not self._ended.wait(0.2):
+        while not self._is_over.wait(0.2):
             self._cancel()
             if time.monotonic() > until_s:
                 return False
@@ -343,7 +347,7 @@ class Query:
         done = self._loop.between_epochs(lambda: self._rescale(parallelism))
 
         def wait() -> str:
-            while not self._ended.wait(0.05) and not done.done():
+            while not self._is_over.wait(0.05) and not done.done():
                 pass
             if not done.done():
                 raise TallystickError(f"pipeline {self.name!r} has ended")
@@ -365,7 +369,7 @@ class Query:
         def wait() -> str:
             is_drained = request.drain or bool(request.savepoint)
             place = request.savepoint or None
-            self.stop(drain=is_drained, savepoint=place, timeout=request.timeout_s)
+            self._stop(drain=is_drained, savepoint=place, timeout_s=request.timeout_s)
             if self._error is not None:
                 raise self._error.with_traceback(None)
             if not is_drained:
@@ -390,8 +394,16 @@ class Query:
             TallystickError: the epoch did not end in time, and was aborted; or it does not end.
             Exception: the run ended with an error before the savepoint was taken.
         """
-        if drain or savepoint is not None:
-            self._drain(timeout)
+        try:
+            self._stop(drain=drain or savepoint is not None, savepoint=savepoint, timeout_s=timeout)
+        finally:
+            if self._is_over.is_set():
+                self._ended.wait()
+
+    def _stop(self, *, drain: bool, savepoint: str | None, timeout_s: float) -> None:
+        """End the run, but for the requests that are still to be answered."""
+        if drain:
+            self._drain(timeout_s)
         elif not self._abort(time.monotonic() + STOP_TIMEOUT_S):
             raise TallystickError(
                 f"pipeline {self.name!r}: the run did not end within {STOP_TIMEOUT_S:.0f} s of "
@@ -406,7 +418,7 @@ class Query:
 
     def _drain(self, timeout_s: float) -> None:
         self._loop.stop()
-        if not self._ended.wait(timeout_s):
+        if not self._is_over.wait(timeout_s):
             self._abort(time.monotonic() + STOP_TIMEOUT_S)
             raise TallystickError(
                 f"pipeline {self.name!r}: the running epoch did not end within {timeout_s:g} s of "
@@ -426,8 +438,6 @@ class Query:
             else:
                 self._error = self._explain(error)
         finally:
-            if self._requests is not None:
-                self._requests.close()
             try:
                 self._close()
             except Exception as error:  # the run's own error counts
@@ -439,6 +449,9 @@ class Query:
                 try:
                     self._on_end(self._error)
                 finally:
+                    self._is_over.set()
+                    if self._requests is not None:
+                        self._requests.close()
                     self._ended.set()
         if self._error is not None:
             self._log(self._error)

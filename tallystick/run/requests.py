@@ -2,7 +2,8 @@
 
 A thread of the driver looks for them, so an epoch that hangs, or a Kafka that is away, holds up
 none. It begins them in the order in which they were sent; each is waited for and answered in a
-thread of its own, which the process waits for at its end: what was taken is answered.
+thread of its own. The run has not ended before what was taken is answered: a program that waits for
+its end would end too, in the midst of a savepoint.
 """
 
 import logging
@@ -21,6 +22,7 @@ from tallystick.checkpoint.requests import (
     put_answer,
 )
 from tallystick.errors import StorageError, TallystickError, without_values
+from tallystick.run.console import Console
 
 logger = logging.getLogger(__name__)
 
@@ -36,30 +38,37 @@ class RequestWatch:
     """The thread that serves the requests to one run.
 
     Args:
-        name: of the pipeline.
+        console: of the run; tells who asks for what.
         inbox: of the run.
         begin: called for each request, in their order.
         look_s: the interval between two looks.
     """
 
-    def __init__(self, name: str, inbox: Inbox, begin: Begin, look_s: float = LOOK_S) -> None:
-        self._name = name
+    def __init__(
+        self, console: Console, inbox: Inbox, begin: Begin, look_s: float = LOOK_S
+    ) -> None:
+        self._console = console
         self._inbox = inbox
         self._begin = begin
         self._look_s = look_s
         self._closed = Event()
         self._lock = Lock()
         self._beats: dict[str, int] = {}
+        self._answering: list[Thread] = []
         self._is_away = False
-        self._thread = Thread(target=self._run, name=f"tallystick {name} requests", daemon=True)
+        name = f"tallystick {console.name} requests"
+        self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def begin(self) -> None:
         """Begin to look."""
         self._thread.start()
 
     def close(self) -> None:
-        """Take no further request; those that were taken are answered."""
-        self._closed.set()
+        """Take no further request, and wait until those that were taken are answered."""
+        with self._lock:
+            self._closed.set()
+        for thread in self._answering:
+            thread.join()
 
     def _run(self) -> None:
         while not self._closed.is_set() or self._beats:
@@ -79,10 +88,10 @@ class RequestWatch:
             self._is_away = False
         except StorageError as error:  # the next look finds what this one has not
             if not self._is_away:
-                logger.warning("pipeline %s: no request can be read: %s", self._name, error)
+                logger.warning("%s: no request can be read: %s", self._console.name, error)
             self._is_away = True
         except Exception:
-            logger.exception("pipeline %s: a look for requests failed", self._name)
+            logger.exception("%s: a look for requests failed", self._console.name)
 
     def _beat(self) -> None:
         with self._lock:
@@ -93,18 +102,21 @@ class RequestWatch:
     def _take(self, path: str, request: Request) -> None:
         if not self._inbox.take(path):
             return
-        logger.info("pipeline %s: %s asks: %s", self._name, request.by, request.words)
+        self._console.info(f"{request.by} asks: {request.words}")
         with self._lock:
+            if self._closed.is_set():
+                return put_answer(self._inbox.storage, path, Answer(FAILED, "the run has ended"))
             self._beats[path] = 0
-        wait: Callable[[], str]
+            thread = Thread(target=self._answer, args=(path, request, self._begun(request)))
+            self._answering = [*filter(Thread.is_alive, self._answering), thread]
+            thread.start()
+
+    def _begun(self, request: Request) -> Callable[[], str]:
+        """Begin a request; return the wait for its result, or for the error."""
         try:
-            wait = self._begin(request)
+            return self._begin(request)
         except Exception as error:
-            wait = partial(_raise, error)
-        arguments = (path, request, wait)
-        Thread(
-            target=self._answer, args=arguments, name="tallystick request", daemon=False
-        ).start()  # a daemon, as this thread is, would end with the program
+            return partial(_raise, error)
 
     def _answer(self, path: str, request: Request, wait: Callable[[], str]) -> None:
         """Wait for the result of a request, and write the answer."""
@@ -113,7 +125,7 @@ class RequestWatch:
         except Exception as error:
             name = "" if isinstance(error, TallystickError) else f"{type(error).__name__}: "
             answer = Answer(FAILED, f"{name}{without_values(error)}")
-        logger.info("pipeline %s: %s: %s", self._name, request.words, answer.text)
+        self._console.info(f"{request.words}: {answer.text}")
         with self._lock:
             del self._beats[path]
         for _ in range(ANSWER_TRIES):
@@ -121,7 +133,7 @@ class RequestWatch:
                 return put_answer(self._inbox.storage, path, answer)
             except StorageError:
                 time.sleep(self._look_s)
-        logger.warning("pipeline %s: the answer could not be written", self._name)
+        self._console.warning(f"{request.words}: the answer could not be written")
 
 
 def _raise(error: Exception) -> str:

@@ -31,6 +31,7 @@ from tallystick.errors import BrokerUnavailableError, OptionError, StorageError,
 from tallystick.ops import requests
 from tallystick.run import query as query_module
 from tallystick.run import requests as served
+from tallystick.run.console import Console
 from tallystick.run.epoch_loop import EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.storage.file_storage import FileStorage
@@ -266,7 +267,7 @@ def test_a_request_at_which_the_storage_fails_is_served_at_the_next_look(tmp_pat
         begun.append(request)
         return lambda: "done"
 
-    watch = served.RequestWatch("orders", Inbox(storage, "run-1"), begin, SOON_S)
+    watch = served.RequestWatch(Console("orders"), Inbox(storage, "run-1"), begin, SOON_S)
     paths = [send(storage, Request("run-1", STOP)), send(storage, Request("run-1", STOP))]
     storage.failures = 1
     watch.look()
@@ -281,14 +282,30 @@ def test_a_request_at_which_the_storage_fails_is_served_at_the_next_look(tmp_pat
     assert len(begun) == 2, "each is begun once"
 
 
-def test_a_program_does_not_end_before_a_request_that_was_taken_is_answered(run: Run) -> None:
-    """The run's end lets it end; threads that are daemons would end with it, in a savepoint."""
-    threads: list[threading.Thread] = []
-    run.query._save = lambda _: threads.append(threading.current_thread())
+def test_a_run_has_not_ended_before_its_savepoint_is_written_and_answered(
+    run: Run, later: ThreadPoolExecutor
+) -> None:
+    """A program that waits for its end would end too, and Python then starts no thread any more."""
+    saves, may_save = threading.Event(), threading.Event()
+
+    def save(_: str) -> None:
+        saves.set()
+        assert may_save.wait(20)
+
+    run.query._save = save
     run.query.begin()
     run.driver.may_end.set()
-    requests.stop(run.checkpoint, savepoint=f"{run.checkpoint}-saved")
-    assert [thread.daemon for thread in threads] == [False]
+    asked = later.submit(requests.stop, run.checkpoint, savepoint=f"{run.checkpoint}-saved")
+    assert saves.wait(20)
+    stopped = later.submit(run.query.stop)  # as the program itself may do
+    assert run.query.awaitTermination(0.3) is False
+    assert not stopped.done()
+    may_save.set()
+    assert run.query.awaitTermination(20)
+    paths = [path for path in run.storage.names(files.REQUESTS) if path.endswith(".answer")]
+    assert all(b'"done"' in (run.storage.get(path) or b'"done"') for path in paths)
+    assert "was the last one" in asked.result(20)
+    stopped.result(20)
 
 
 # --- a run ----------------------------------------------------------------------------------

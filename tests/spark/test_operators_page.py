@@ -182,6 +182,8 @@ def test_the_actions_of_a_page_with_a_token(
     place = flow.folder / "saved"
     try:
         query.processAllAvailable()
+        newest = query.lastProgress
+        assert newest is not None
         browser.open(f"http://127.0.0.1:{port}/?token=open-sesame")
         assert "open-sesame" not in browser.driver.current_url
         rescale = "#actions [data-action=rescale]"
@@ -190,10 +192,12 @@ def test_the_actions_of_a_page_with_a_token(
         assert browser.text("answer") == ""
         browser.click(rescale)
         browser.wait_for(lambda: "goes on with parallelism 3" in browser.text("answer"))
+        browser.type("place", "s3://backups/orders/monday")
+        browser.picture("page-actions", shown(flow))
         browser.type("place", str(place))
-        browser.picture("page-actions", {**shown(flow), str(place): "s3://backups/orders/1"})
         browser.click("#actions [data-action=savepoint]")
-        browser.wait_for(lambda: f"saved epoch 0 to {place}" in browser.text("answer"))
+        saved = f"saved epoch {newest['batchId']} to {place}"
+        browser.wait_for(lambda: saved in browser.text("answer"))
         browser.click("#actions [data-drain]")
         browser.wait_for(lambda: "was the last one, and is committed" in browser.text("answer"))
         browser.wait_for(lambda: browser.text("status") == "Stopped")
@@ -204,7 +208,8 @@ def test_the_actions_of_a_page_with_a_token(
         )
     finally:
         query.stop()
-    assert savepoints.read(FileStorage(str(place))).manifest.checkpoint_id == 0
+    of_savepoint = savepoints.read(FileStorage(str(place))).manifest
+    assert of_savepoint.checkpoint_id == newest["batchId"]
     assert counting.output() == counting.expected(0, 60)
 
 
