@@ -14,7 +14,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 WAIT_S = 60.0
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
 """A folder to leave pictures in, such as docs/images; None: nowhere."""
-PICTURE_HEIGHT_MAX = 3600
+PICTURE_HEIGHT_MAX = 4800
 
 UP_TO_DATE = "page up to date"
 RENAME = """
