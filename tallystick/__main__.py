@@ -194,6 +194,8 @@ app.add_typer(savepoint, name="savepoint")
 app.add_typer(cli.transactions_app, name="transactions")
 app.command("recover")(recover)
 app.command("doctor")(doctor)
+app.command("stop")(cli.stop)
+app.command("rescale")(cli.rescale)
 app.command("ui")(cli.ui)
 
 

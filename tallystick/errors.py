@@ -211,3 +211,8 @@ class FunctionError(TallystickError):
 
 class BrokenInvariantError(TallystickError):
     """A bug of ours: please report it with the message."""
+
+
+def without_values(error: BaseException) -> str:
+    """Return the text of an error without values of records or state, for pages and answers."""
+    return error.without_values if isinstance(error, TallystickError) else NOT_SHOWN

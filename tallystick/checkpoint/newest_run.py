@@ -1,14 +1,16 @@
-"""The newest run of a checkpoint: host, process and time, for the error of the run before it.
+"""The newest run of a checkpoint: host, process and time, for errors and for requests to it.
 
-    tallystick/run.json      {host, pid, started}
+    tallystick/run.json      {host, pid, started, run}
 
-A note for people: nothing is decided by it, and a damaged or missing file says nothing.
+A note for people: nothing about epochs is decided by it, and a damaged or missing file says
+nothing.
 """
 
 import contextlib
 import json
 import os
 import socket
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from tallystick.epoch.manifest import FOLDER
@@ -18,25 +20,55 @@ from tallystick.ports import Storage
 RUN = f"{FOLDER}/run.json"
 
 
-def note_run(storage: Storage) -> None:
+@dataclass(frozen=True, slots=True)
+class NewestRun:
+    """The run that was begun last.
+
+    Args:
+        host: of its driver.
+        pid: of its process there.
+        started: the time, in ISO's form.
+        run: the id that requests are addressed to; "": a recovery, or a run of an older version.
+    """
+
+    host: str
+    pid: int
+    started: str
+    run: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on host {self.host}, started at {self.started}"
+
+
+def note_run(storage: Storage, run: str = "") -> None:
     """Note this process as the newest run, right before it fences the others."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    run = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+    newest = NewestRun(socket.gethostname(), os.getpid(), started, run)
     with contextlib.suppress(StorageError):
-        storage.put(RUN, json.dumps(run).encode())
+        storage.put(RUN, json.dumps(asdict(newest)).encode())
+
+
+def newest_run(storage: Storage) -> NewestRun | None:
+    """Return the newest run; None: none is noted.
+
+    Raises:
+        StorageError: the storage does not answer.
+    """
+    try:
+        run = json.loads(storage.get(RUN) or b"{}")
+        return NewestRun(
+            str(run["host"]), int(run["pid"]), str(run["started"]), str(run.get("run", ""))
+        )
+    except UNREADABLE:
+        return None
 
 
 def newer_run(storage: Storage) -> str:
     """Return a sentence that names the newer run; "" if it used another checkpoint."""
     try:
-        run = json.loads(storage.get(RUN) or b"{}")
-        host, pid, started = str(run["host"]), int(run["pid"]), str(run["started"])
-    except (StorageError, *UNREADABLE):
+        newest = newest_run(storage)
+    except StorageError:
         return ""
-    is_own = (host, pid) == (socket.gethostname(), os.getpid())
-    return (
-        ""
-        if is_own
-        else f"The newer run: process {pid} on host {host}, started at {started}. Keep one of the "
-        f"two."
-    )
+    if newest is None or (newest.host, newest.pid) == (socket.gethostname(), os.getpid()):
+        return ""
+    return f"The newer run: {newest}. Keep one of the two."

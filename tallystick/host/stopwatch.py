@@ -5,6 +5,7 @@ is switched where work changes hands: two readings of a clock per batch, nothing
 a task the same code counts nothing.
 """
 
+import socket
 import threading
 import time
 from collections import Counter
@@ -45,20 +46,39 @@ class TaskTimes(NamedTuple):
         stage: 0 for a reading task, from 1 on for keyed steps, the last for a writing task.
         ms: milliseconds of each part that took any time.
         counts: the task's counters, by name.
+        task: the number of the task in its stage.
+        host: of its process; "": not known.
     """
 
     stage: int
     ms: dict[str, float]
     counts: Mapping[str, int] = MappingProxyType({})
+    task: int = 0
+    host: str = ""
+
+    @property
+    def wait_ms(self) -> float:
+        """The time in which the task waited for other tasks."""
+        return self.ms.get(WAIT, 0.0)
+
+    @property
+    def rows_in(self) -> int:
+        """The records that a reading task read, or the rows that another got."""
+        return self.counts.get(ROWS_IN if self.stage else READ_RECORDS, 0)
+
+    @property
+    def rows_out(self) -> int:
+        """The rows that the task handed on."""
+        return self.counts.get(ROWS_OUT, 0)
 
     @property
     def busy_ms(self) -> float:
         """The task's working time: all parts but `wait`, in which other tasks work."""
-        return sum(self.ms.values()) - self.ms.get(WAIT, 0.0)
+        return sum(self.ms.values()) - self.wait_ms
 
     def to_fields(self) -> list[Any]:
         """Return the values that travel in a task's note, as JSON has them."""
-        return [self.stage, self.ms, dict(self.counts)]
+        return [*self[:2], dict(self.counts), *self[3:]]
 
 
 class Stopwatch:
@@ -81,11 +101,11 @@ class Stopwatch:
         self._part, self._since_ns = part, now_ns
         return before
 
-    def times(self, stage: int) -> TaskTimes:
-        """Return the times measured so far."""
+    def times(self, stage: int, task: int = 0) -> TaskTimes:
+        """Return the times measured so far, as those of a task."""
         self.switch(self._part)
         ms = {part: round(ns / 1e6, 3) for part, ns in self._ns.items() if ns}
-        return TaskTimes(stage, ms, dict(self.counts))
+        return TaskTimes(stage, ms, dict(self.counts), task, socket.gethostname())
 
 
 class _Here(threading.local):

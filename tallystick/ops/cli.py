@@ -1,7 +1,7 @@
-"""`tallystick doctor`, `tallystick transactions list` and `tallystick ui`.
+"""`tallystick doctor`, `transactions list`, `stop`, `rescale` and `ui`.
 
-None of them changes anything: a start of the pipeline, or `tallystick recover`, settles its
-transactions. Each command imports what it runs when it runs.
+None of them changes a checkpoint: a run does what it is asked for, and a start of the pipeline, or
+`tallystick recover`, settles its transactions. Each command imports what it runs when it runs.
 """
 
 import os
@@ -25,6 +25,7 @@ from tallystick.ops.cli_savepoint import (
     errors_as_messages,
     options_in,
 )
+from tallystick.storage.places import resolved
 from tallystick.text import printable
 
 if TYPE_CHECKING:
@@ -332,7 +333,63 @@ def _transactions_remedy(fields: list[dict[str, Any]], view: "CheckpointView | N
     )
 
 
-TOKEN_VARIABLE = "TALLYSTICK_UI_TOKEN"
+def stop(
+    checkpoint: Checkpoint,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Finish and commit the running epoch first.")
+    ] = False,
+    savepoint: Annotated[
+        str | None,
+        typer.Option(
+            help="A new folder, or URI, for a savepoint of the last epoch, as the run reaches it; "
+            "drains."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="How long the running epoch may take to end, in s.", min=0)
+    ] = 20.0,
+) -> None:
+    """Stop the run of a checkpoint, wherever it runs; without --drain its epoch is aborted.
+
+    Returns when it has ended. The run finds the request in the checkpoint, and needs no port.
+    Whoever supervises the run's program starts it again: stop that first, or scale it to 0 after.
+    Exit codes: 0: done; 1: not done, or no run is alive.
+    """
+    from tallystick.ops import requests
+    from tallystick.ops.cli_progress import waiting
+
+    with errors_as_messages(), waiting("waiting for the run"):
+        place = savepoint or ""
+        text = requests.stop(checkpoint, drain=drain, savepoint=place, timeout_s=timeout)
+    _print(text)
+    if savepoint is not None:
+        _print(f"Its savepoint is {resolved(savepoint)}.")
+
+
+def rescale(
+    checkpoint: Checkpoint,
+    parallelism: Annotated[
+        int, typer.Option(help="Tasks that read, and that hold the keys of each step.", min=1)
+    ],
+) -> None:
+    """Let the run of a checkpoint go on with another parallelism, from its next epoch on.
+
+    A later start has that of the pipeline again. Exit codes: 0: done; 1: not done, or no run is
+    alive.
+    """
+    from tallystick.ops import requests
+    from tallystick.ops.cli_progress import waiting
+
+    with errors_as_messages(), waiting("waiting for the run"):
+        text = requests.rescale(checkpoint, parallelism)
+    _print(text)
+
+
+def _print(text: str) -> None:
+
+    typer.echo(printable(text))
+
+
 LOCAL = "127.0.0.1"
 
 
@@ -345,27 +402,30 @@ def ui(
         str,
         typer.Option(
             help="The address to listen on. Any but 127.0.0.1 needs a token: that of the "
-            f"environment variable {TOKEN_VARIABLE}, or one that is made and printed."
+            "environment variable TALLYSTICK_UI_TOKEN, or one that is made and printed."
         ),
     ] = LOCAL,
 ) -> None:
     """Serve a page about a pipeline, from its checkpoint and Kafka, until Ctrl-C.
 
-    Read-only; the pipeline may run meanwhile, or be dead. How long the parts of its epochs take
+    The pipeline may run meanwhile, or be dead. Only with a token (TALLYSTICK_UI_TOKEN) the page can
+    stop and rescale the run, and take savepoints. How long the parts of its epochs take
     only its own process knows: `Pipeline.start(ui_port=...)` shows them.
     """
     with errors_as_messages():
         try:
+            from tallystick.ops.ui.actions import Actions
             from tallystick.ops.ui.page import CheckpointReader
-            from tallystick.ops.ui.server import Server, Source, new_token
+            from tallystick.ops.ui.server import TOKEN_VARIABLE, Server, Source, new_token
         except ModuleNotFoundError as error:
             raise OptionError(f"the page needs {error.name}: {pip_install('ui')}") from None
         options = None
         if bootstrap_servers is not None:
             given = {} if kafka_options is None else options_in(Path(kafka_options))
             options = {**given, "bootstrap.servers": bootstrap_servers}
-        token = "" if host == LOCAL else os.environ.get(TOKEN_VARIABLE) or new_token()
-        server = Server(Source(CheckpointReader(checkpoint, options).read), port, host, token)
+        token = os.environ.get(TOKEN_VARIABLE) or ("" if host == LOCAL else new_token())
+        reader, actions = CheckpointReader(checkpoint, options), Actions(checkpoint, options)
+        server = Server(Source(reader.read, act=actions), port, host, token)
     shown = f"?token={token}" if token and TOKEN_VARIABLE not in os.environ else ""
     typer.echo(f"http://{host}:{server.port}/{shown}")
     typer.echo("Ctrl-C stops it.", err=True)

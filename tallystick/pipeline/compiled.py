@@ -19,6 +19,7 @@ from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
+from tallystick.pipeline.graph import graph_of
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
     InputDeclaration,
@@ -157,6 +158,7 @@ class PipelineRun:
         all_steps = [*(step for source in self.all_inputs for step in source.steps), *steps]
         self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
         """The columns of each side output."""
+        PIPELINES[name].graph = graph_of(self.all_inputs, self.keyed.steps, topology)
         check_sendable(all_steps)
         check_dead_letters(
             self.inputs, topology, has_transform=has_transform, has_keyed=bool(keyed)

@@ -18,7 +18,8 @@ from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable, Timeout
 from tallystick.errors import FencedError, OptionError, RetriableError, TallystickError
-from tallystick.host.stopwatch import now_ms
+from tallystick.host.stopwatch import TaskTimes, now_ms
+from tallystick.pipeline.graph import JobGraph
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.participants import Result
@@ -211,6 +212,10 @@ class PipelineCounts:
     """The uid of the sink whose transaction decides; "": none does."""
     sinks: tuple[str, ...] = ()
     """The uids of all sinks."""
+    graph: JobGraph = ()
+    """The job, as its newest start has compiled it."""
+    tasks: tuple[TaskTimes, ...] = ()
+    """The tasks of the newest epoch."""
     transactions: OpenTransactions = field(default_factory=OpenTransactions)
     """The transactions in sinks that wait for the decision."""
 

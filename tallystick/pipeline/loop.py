@@ -18,6 +18,7 @@ from pyspark import SparkContext
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.local.store import disk_space
 from tallystick.checkpoint.newest_run import newer_run, note_run
+from tallystick.checkpoint.requests import Inbox
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
@@ -331,7 +332,7 @@ class _Run:
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(identity, storage)
             self._driver.check_name(run.newest_token(self.lineage))
-            note_run(storage)
+            note_run(storage, self.id)
             self._driver.collection.begin_beside()
             run.start_tasks()
             planners = planners_of(
@@ -368,6 +369,7 @@ class _Run:
             self._show(self.source.shown)
             progress = note(ended)
             self._watch.note(progress)
+            PIPELINES[self._run.name].tasks = self._run.parts.newest
             observe(self._run.name, progress)
             self._lag.epoch_ended()
 
@@ -538,6 +540,7 @@ def _started(
         explain=lambda error: reason_of_end(query_run.explain(error)),
         on_end=query_run.ended,
         save=save,
+        inbox=Inbox(storage, query_run.id),
         kill=kill_jvm,
     )
     query.begin()

@@ -1,4 +1,4 @@
-"""The lines about a run: through `logging`, and on a terminal without any logging set up.
+"""The lines about a run: through `logging`, on a terminal without any logging set up, on a page.
 
 A terminal has besides one line for all runs of the process that is drawn again in place. It is
 off where stderr is no terminal, where the program has set up logging, with `quiet=True`, and with
@@ -10,7 +10,12 @@ import logging
 import os
 import shutil
 import sys
-from typing import TextIO
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from tallystick.errors import without_values
 
 logger = logging.getLogger("tallystick")
 
@@ -18,6 +23,8 @@ QUIET = "TALLYSTICK_QUIET"
 """The environment variable that turns the terminal off, with any value but "" and "0"."""
 CLEAR = "\r\x1b[2K"
 WIDTH_MIN = 20
+LINES_KEPT = 200
+"""The number of lines that a page can show."""
 
 
 class Terminal(logging.Handler):
@@ -86,9 +93,63 @@ class Terminal(logging.Handler):
 def is_logging_set_up(ours: logging.Handler | None = None) -> bool:
     """True if a handler of the program's own gets the records of `tallystick`."""
     handlers = [*logger.handlers, *(logging.root.handlers if logger.propagate else ())]
-    return any(handler is not ours for handler in handlers)
+    return any(handler not in (ours, LINES) for handler in handlers)
 
 
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of the driver's log, without values of records or state.
+
+    Args:
+        at_ms: when.
+        level: `INFO`, `WARNING` or `ERROR`.
+        text: of the line.
+    """
+
+    at_ms: int
+    level: str
+    text: str
+
+
+class LogLines(logging.Handler):
+    """Keeps the newest lines of the log of `tallystick`, for a page.
+
+    Errors among the arguments of a line become their text without values. Where a program has set
+    up no logging, warnings are printed as Python does it where there is no handler at all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.add(record.created, record.levelname, str(record.msg), record.args or ())
+        last = logging.lastResort
+        if last is not None and record.levelno >= last.level and not is_logging_set_up():
+            last.handle(record)
+
+    def add(self, at_s: float, level: str, text: str, arguments: Any) -> None:
+        """Keep a line that is given in parts."""
+        if isinstance(arguments, tuple):
+            arguments = tuple(
+                without_values(argument) if isinstance(argument, BaseException) else argument
+                for argument in arguments
+            )
+        with contextlib.suppress(TypeError, ValueError):  # arguments that do not fit
+            text = text % arguments if arguments else text
+        self._lines.append(LogLine(round(1000 * at_s), level, text))
+
+    def attach(self) -> None:
+        """Begin to keep lines; a second call changes nothing."""
+        logger.addHandler(self)
+
+    def newest(self) -> tuple[LogLine, ...]:
+        """Return the lines, the newest last."""
+        return tuple(self._lines.copy())
+
+
+LINES = LogLines()
 _TERMINALS: list[Terminal] = []
 
 
@@ -117,6 +178,8 @@ class Console:
     def info(self, text: str) -> None:
         """Log a line."""
         logger.info("%s: %s", self.name, text)
+        if LINES in logger.handlers and not logger.isEnabledFor(logging.INFO):
+            LINES.add(time.time(), "INFO", "%s: %s", (self.name, text))
 
     def warning(self, text: str) -> None:
         """Log a warning."""

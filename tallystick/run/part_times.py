@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +19,6 @@ from tallystick.epoch.protocol import (
 )
 from tallystick.host.stopwatch import (
     LIVE_ENTRIES,
-    READ_RECORDS,
     REBUILT_COPIES,
     REUSED_COPIES,
     ROWS_IN,
@@ -88,6 +87,11 @@ class PartTimes:
         """Return what the tasks of the newest epoch counted under a name, all together."""
         return sum(task.counts.get(name, 0) for task in self._tasks)
 
+    @property
+    def newest(self) -> tuple[TaskTimes, ...]:
+        """The tasks of the newest epoch."""
+        return self._tasks
+
     def tasks(self, uids: Sequence[str]) -> list[dict[str, Any]]:
         """Return the tasks of the newest epoch: of each step, how many, the busiest, and the rows.
 
@@ -103,14 +107,14 @@ class PartTimes:
             step_tasks = [task for task in self._tasks if task.stage == stage]
             if step_tasks:
                 busiest = max(step_tasks, key=lambda task: task.busy_ms)
-                counts = sum((Counter(task.counts) for task in step_tasks), Counter[str]())
                 fields: dict[str, Any] = {
                     "step": name,
                     "tasks": len(step_tasks),
                     "busiestMs": busiest.ms,
                     "busyMs": round(sum(task.busy_ms for task in step_tasks), 3),
-                    ROWS_IN: counts[ROWS_IN] if stage else counts[READ_RECORDS],
-                    ROWS_OUT: counts[ROWS_OUT],
+                    "waitMs": round(sum(task.wait_ms for task in step_tasks), 3),
+                    ROWS_IN: sum(task.rows_in for task in step_tasks),
+                    ROWS_OUT: sum(task.rows_out for task in step_tasks),
                 }
                 if name in uids:
                     for counted in (REUSED_COPIES, REBUILT_COPIES, LIVE_ENTRIES):

@@ -13,15 +13,17 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 from tallystick.arguments import as_path, checked
+from tallystick.checkpoint.requests import RESCALE, STOP, Inbox, Request
 from tallystick.errors import (
     FunctionError,
     OptionError,
     RetriableError,
     TallystickError,
 )
-from tallystick.run.console import Console
+from tallystick.run.console import Console, is_logging_set_up
 from tallystick.run.epoch_loop import EpochEnded, EpochLoop
 from tallystick.run.part_times import profile_text
+from tallystick.run.requests import RequestWatch
 from tallystick.run.signals import INTERRUPTED, StopSignals, exit_code, is_interactive
 from tallystick.source.offsets import from_text
 from tallystick.text import WAIT_MAX_MS, WAIT_MAX_WORDS
@@ -89,6 +91,7 @@ class Query:
         explain: adds what is known of the reason to the error that ends the run.
         on_end: called at the end, with the error if there was one.
         save: writes a savepoint of the newest epoch; None: nothing can.
+        inbox: the requests of operators to this run; None: there are none.
         kill: ends the processes that run tasks, at once.
     """
 
@@ -109,6 +112,7 @@ class Query:
         explain: Callable[[BaseException], BaseException] = lambda error: error,
         on_end: Callable[[BaseException | None], None] = lambda _: None,
         save: Callable[[str], None] | None = None,
+        inbox: Inbox | None = None,
         kill: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -129,17 +133,24 @@ class Query:
         self._rescale = rescale
         self._progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_COUNT)
         self._error: BaseException | None = None
+        self._is_over = Event()
+        """Set before the requests of operators are answered, for which the end waits."""
         self._ended = Event()
         self._is_error_told = Event()
-        self._has_logging = logger.hasHandlers()
+        self._has_logging = is_logging_set_up()
         self._loop = loop(self._note)
         self._thread = Thread(target=self._run, name=f"tallystick {name}", daemon=True)
+        self._requests = (
+            None if inbox is None else RequestWatch(self._console, inbox, self._requested)
+        )
 
     def begin(self) -> None:
         """Start the thread."""
         atexit.register(self._note_exit)
         RUNNING.append(self)
         self._thread.start()
+        if self._requests is not None:
+            self._requests.begin()
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name for it
@@ -292,7 +303,7 @@ class Query:
         """End the running epoch; False if it has not ended by then."""
         self._is_aborted = True
         self._loop.stop()
-        while not self._ended.wait(0.2):
+        while not self._is_over.wait(0.2):
             self._cancel()
             if time.monotonic() > until_s:
                 return False
@@ -338,14 +349,45 @@ class Query:
             OptionError: it is less than 1, or more than a step has key groups; all is as before.
             TallystickError: the query has ended.
         """
+        self._rescaling(parallelism)()
+
+    def _rescaling(self, parallelism: int) -> Callable[[], str]:
+        """Order another parallelism; return the wait for the change."""
         if parallelism < 1:
             raise OptionError(f"parallelism={parallelism}: expected 1 or more")
         done = self._loop.between_epochs(lambda: self._rescale(parallelism))
-        while not self._ended.wait(0.05) and not done.done():
-            pass
-        if not done.done():
-            raise TallystickError(f"pipeline {self.name!r} has ended")
-        done.result()
+
+        def wait() -> str:
+            while not self._is_over.wait(0.05) and not done.done():
+                pass
+            if not done.done():
+                raise TallystickError(f"pipeline {self.name!r} has ended")
+            done.result()
+            return f"goes on with parallelism {parallelism}"
+
+        return wait
+
+    def _requested(self, request: Request) -> Callable[[], str]:
+        """Begin a request of an operator; return the wait for its result."""
+        if request.kind == RESCALE and self._loop.is_stopping:
+            raise TallystickError(f"pipeline {self.name!r} is being stopped, and begins no epoch")
+        if request.kind == RESCALE:
+            return self._rescaling(request.parallelism)
+        if request.kind != STOP:
+            raise OptionError(f"{request.kind!r} is no request that this version knows")
+        self._loop.stop()
+
+        def wait() -> str:
+            is_drained = request.drain or bool(request.savepoint)
+            place = request.savepoint or None
+            self._stop(drain=is_drained, savepoint=place, timeout_s=request.timeout_s)
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if not is_drained:
+                return "stopped; an epoch that was running is aborted, and runs again at the start"
+            return self._end_text(is_drained=True)
+
+        return wait
 
     @checked
     def stop(
@@ -368,8 +410,16 @@ class Query:
             TallystickError: the epoch did not end in time, and was aborted; or it does not end.
             Exception: the run ended with an error before the savepoint was taken.
         """
-        if drain or savepoint is not None:
-            self._drain(timeout)
+        try:
+            self._stop(drain=drain or savepoint is not None, savepoint=savepoint, timeout_s=timeout)
+        finally:
+            if self._is_over.is_set():
+                self._ended.wait()
+
+    def _stop(self, *, drain: bool, savepoint: str | None, timeout_s: float) -> None:
+        """End the run, but for the requests that are still to be answered."""
+        if drain:
+            self._drain(timeout_s)
         elif not self._abort(time.monotonic() + STOP_TIMEOUT_S):
             raise TallystickError(
                 f"pipeline {self.name!r}: the run did not end within {STOP_TIMEOUT_S:.0f} s of "
@@ -384,7 +434,7 @@ class Query:
 
     def _drain(self, timeout_s: float) -> None:
         self._loop.stop()
-        if not self._ended.wait(timeout_s):
+        if not self._is_over.wait(timeout_s):
             self._abort(time.monotonic() + STOP_TIMEOUT_S)
             raise TallystickError(
                 f"pipeline {self.name!r}: the running epoch did not end within {timeout_s:g} s of "
@@ -415,6 +465,9 @@ class Query:
                 try:
                     self._on_end(self._error)
                 finally:
+                    self._is_over.set()
+                    if self._requests is not None:
+                        self._requests.close()
                     self._ended.set()
         if self._error is not None:
             self._log(self._error)

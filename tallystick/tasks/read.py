@@ -274,7 +274,7 @@ def send(
         except BaseException:
             opened.abandon()
             raise
-        closing_notes.append(Note(NoteKind.TIMES, watch.times(stage).to_fields()))
+        closing_notes.append(Note(NoteKind.TIMES, watch.times(stage, source).to_fields()))
     yield from last_frames(source, sequence, attempt, outlet.target_count, closing_notes)
 
 

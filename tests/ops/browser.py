@@ -14,7 +14,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 WAIT_S = 60.0
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
 """A folder to leave pictures in, such as docs/images; None: nowhere."""
-PICTURE_HEIGHT_MAX = 3600
+PICTURE_HEIGHT_MAX = 4800
 
 UP_TO_DATE = "page up to date"
 RENAME = """
@@ -75,6 +75,18 @@ class Browser:
         WebDriverWait(self.driver, WAIT_S, poll_frequency=0.2).until(
             lambda _: is_so(), "the page does not come to show it"
         )
+
+    def type(self, element: str, text: str) -> None:
+        """Write into a field, by its id."""
+        field = self.driver.find_element("id", element)
+        field.clear()
+        field.send_keys(text)
+
+    def click(self, selector: str, *, confirms: bool = True) -> None:
+        """Press a button that asks once more, and answer."""
+        self.driver.find_element("css selector", selector).click()
+        question = self.driver.switch_to.alert
+        (question.accept if confirms else question.dismiss)()
 
     def script(self, text: str) -> object:
         """Return what a script on the page says."""

@@ -7,6 +7,15 @@ import pytest
 
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
+from tallystick.host.stopwatch import (
+    FUNCTIONS,
+    READ,
+    READ_RECORDS,
+    ROWS_IN,
+    ROWS_OUT,
+    WAIT,
+    TaskTimes,
+)
 from tallystick.ops.ui import rendering
 from tallystick.ops.ui.facts import (
     EpochFact,
@@ -17,6 +26,9 @@ from tallystick.ops.ui.facts import (
     TransactionFact,
 )
 from tallystick.ops.ui.page import BEGINS, LiveRun
+from tallystick.pipeline.graph import SINK, SOURCE, TASKS, GraphNode
+from tallystick.pipeline.listeners import PIPELINES, PipelineCounts
+from tallystick.run.part_times import PartTimes
 from tallystick.run.query import PROGRESS_COUNT
 from tallystick.state.overlay import FINAL_WATERMARK_MS
 from tallystick.values import CheckFinding, ProducedRange, Producer, Severity
@@ -104,6 +116,7 @@ class Running:
 
     def __init__(self, live: LiveRun) -> None:
         self.live = live
+        self.tasks: list[dict[str, Any]] = []
         self.progress: list[dict[str, Any]] = []
         live.show(self)  # type: ignore[arg-type]
 
@@ -129,7 +142,7 @@ class Running:
         self.progress.append(
             {
                 "batchId": number, "epochSize": None, "numInputRows": 100, "sources": [source],
-                "tasks": [], "durationMs": {"tasks": 20},
+                "tasks": self.tasks, "durationMs": {"tasks": 20},
             }
         )  # fmt: skip
 
@@ -179,3 +192,77 @@ def test_the_transaction_of_an_epoch_at_work_is_not_called_open(clock):
     clock[0] += 60_000
     assert shown(200) == ()
     assert len(shown(20_000)) == 1, "open for long"
+
+
+def test_the_graph_has_rates_and_shares_of_the_last_seconds(clock, monkeypatch):
+    """Two tasks each work for 30 ms and wait for 20 of the 100 ms of an epoch."""
+    counts = PipelineCounts()
+    monkeypatch.setitem(PIPELINES, "p", counts)
+    counts.graph = (
+        (GraphNode(SOURCE, "in", ("orders",)),),
+        (GraphNode(TASKS, "read", ("clean",)),),
+        (GraphNode(TASKS, "counts", ("by k",)),),
+        (GraphNode(SINK, "sink", ("out",)),),
+    )
+    counts.tasks = (
+        TaskTimes(1, {WAIT: 20.0, FUNCTIONS: 30.0}, {ROWS_IN: 60, ROWS_OUT: 5}, 1, "b"),
+        TaskTimes(0, {READ: 5.0}, {READ_RECORDS: 100, ROWS_OUT: 90}, 0, "a"),
+        TaskTimes(1, {WAIT: 20.0, FUNCTIONS: 30.0}, {ROWS_IN: 30, ROWS_OUT: 5}, 0, "a"),
+    )
+    live = LiveRun(None)
+    query = Running(live)
+    parts = PartTimes(lambda _: None)
+    parts.note_tasks(counts.tasks)
+    query.tasks = parts.tasks(["counts"])
+    step = StepFact("counts", 7_000, 0, 0, 128, (), 0.0)
+    looked = replace(LOOKED, steps=(step,), partitions=(PartitionFact("orders", 0, 5, 15),))
+    for _ in range(150):
+        clock[0] += 100
+        query.epoch()
+
+    facts = live.add_to(looked)
+    read, keyed, sink = (layer[0] for layer in facts.graph[1:])
+    assert (read.tasks, read.in_per_s, read.out_per_s) == (1, 1000, 900)
+    assert (keyed.tasks, keyed.in_per_s, keyed.out_per_s) == (2, 900, 100)
+    assert (keyed.busy, keyed.waiting) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (keyed.watermark_ms, read.watermark_ms) == (7_000, None)
+    assert sink.in_per_s == 500
+    assert facts.graph[0][0].lag == facts.lag
+    assert [(task.step, task.number, task.host, task.rows_in) for task in facts.tasks] == [
+        ("read", 0, "a", 100), ("counts", 0, "a", 30), ("counts", 1, "b", 60),
+    ]  # fmt: skip
+    page = rendering.page(facts)
+    assert "900 rows/s in<br>100 rows/s out" in page
+    assert "busy 30 %<br>waiting 20 %" in page
+    clock[0] += 60_000
+    idle = live.add_to(looked).graph[2][0]
+    assert (idle.in_per_s, idle.busy, idle.waiting) == (0, 0, 0)
+
+
+def test_a_step_whose_epochs_take_long_is_not_shown_as_idle(clock, monkeypatch):
+    counts = PipelineCounts(graph=((GraphNode(SOURCE, "in"),), (GraphNode(TASKS, "read"),)))
+    monkeypatch.setitem(PIPELINES, "p", counts)
+    live = LiveRun(None)
+    query = Running(live)
+    parts = PartTimes(lambda _: None)
+    parts.note_tasks([TaskTimes(0, {READ: 40_000.0}, {READ_RECORDS: 100})])
+    query.tasks = parts.tasks([])
+    for _ in range(3):
+        clock[0] += 40_000
+        query.epoch()
+        query.progress[-1]["durationMs"] = {"tasks": 40_000}
+    clock[0] += 20_000  # in the midst of the next one
+    read = live.add_to(LOOKED).graph[1][0]
+    assert read.in_per_s == pytest.approx(100 / 60)
+    assert read.busy == pytest.approx(40 / 60)
+
+
+def test_the_history_has_bytes_and_duration(clock):
+    live = LiveRun(None)
+    query = Running(live)
+    query.epoch()
+    query.progress[-1] |= {"bytes": {"read": 2048, "written": 512}, "files": {"bytes": 1024}}
+    facts = live.add_to(LOOKED)
+    epoch = facts.epochs[-1]
+    assert (epoch.read_bytes, epoch.written_bytes, epoch.took_ms) == (2048, 1536, 20)
+    assert "<td>2.0 KiB</td><td>1.5 KiB</td><td>20</td>" in rendering.sections(facts)["epochs"]

@@ -1,23 +1,29 @@
 """Who gets the page, and what it tells a browser to keep to; its facts are made here."""
 
 import http.client
+import re
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RecordError
 from tallystick.ops.ui import rendering
+from tallystick.ops.ui.actions import Actions
 from tallystick.ops.ui.facts import (
     EpochFact,
     ErrorFact,
+    NodeFact,
     PageFacts,
     PartitionFact,
     RunFact,
+    TaskFact,
     TransactionFact,
 )
 from tallystick.ops.ui.server import COOKIE, Server, Source
+from tallystick.run.console import LogLine
 from tallystick.values import CheckFinding, Severity
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
@@ -35,6 +41,9 @@ FACTS = PageFacts(
     errors=(ErrorFact(0, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
     run=RUN,
     kafka=True,
+    graph=((NodeFact("tasks", HOSTILE, (HOSTILE,), 2, 1.0, 2.0, 0.5, 0.25),),),
+    tasks=(TaskFact(HOSTILE, 0, HOSTILE, 1, 2, 3.0, 4.0, None),),
+    log=(LogLine(0, "INFO", HOSTILE),),
 )
 TOKEN = "open sesame"
 
@@ -56,11 +65,12 @@ def for_others() -> Iterator[Server]:
 
 
 def ask(
-    server: Server, path: str = "/", method: str = "GET", **headers: str
+    server: Server, path: str = "/", method: str = "GET", body: str | None = None, **headers: str
 ) -> tuple[int, dict[str, str], str]:
     """Status, headers and body."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request(method, path, headers=headers)
+    names = {name: name.replace("_", "-") for name in headers}
+    connection.request(method, path, body, {names[name]: text for name, text in headers.items()})
     answer = connection.getresponse()
     try:
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
@@ -73,7 +83,7 @@ def test_what_others_wrote_is_shown_and_not_obeyed():
 
     assert "<script>alert" not in page
     assert "\x1b" not in page
-    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J") >= 15
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J") >= 20
 
 
 def test_an_epoch_that_is_open_is_not_called_healthy_where_no_run_is_here():
@@ -132,6 +142,91 @@ def test_others_need_the_token(for_others: Server):
     assert cookie.startswith(COOKIE)
     assert ask(for_others, Cookie=cookie)[0] == 200
     assert ask(for_others, "/facts.json", Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+@pytest.fixture
+def acting() -> Iterator[tuple[Server, list[tuple[str, dict[str, Any]]]]]:
+    """A page of this machine with a token, and the actions that it was asked for."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def act(action: str, fields: Mapping[str, Any]) -> str:
+        asked.append((action, dict(fields)))
+        if action == "fail":
+            raise RecordError("row S3CR3T is strange")
+        return f"{action}: done"
+
+    server = Server(Source(lambda: FACTS, act=act), 0, token=TOKEN)
+    server.start()
+    yield server, asked
+    server.close()
+
+
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+JSON = {"Content_Type": "application/json"}
+
+
+def test_an_action_needs_the_token_and_json_from_this_very_page(acting):
+    server, asked = acting
+    own = f"http://127.0.0.1:{server.port}"
+    refused: list[tuple[int, dict[str, str]]] = [
+        (401, JSON),
+        (401, JSON | {"Authorization": "Bearer wrong"}),
+        (415, BEARER),  # as a form of any page is sent, without a question before
+        (415, BEARER | {"Content_Type": "text/plain"}),
+        (403, BEARER | JSON | {"Origin": "http://evil.example"}),
+        (403, BEARER | JSON | {"Origin": "http://127.0.0.1:1"}),  # the same site to a cookie
+        (403, BEARER | JSON | {"Origin": "null"}),
+        (400, BEARER | JSON | {"Host": "evil.example", "Origin": "http://evil.example"}),
+    ]
+    for status, headers in refused:
+        assert ask(server, "/actions/stop", "POST", '{"drain": true}', **headers)[0] == status
+    assert ask(server, "/actions/stop", "GET", **BEARER)[0] == 405
+    assert ask(server, "/actions/stop", "OPTIONS", Origin="http://evil.example")[0] == 401
+    assert ask(server, "/actions/stop", "POST", "[1]", **BEARER, **JSON)[0] == 400
+    assert ask(server, "/actions/stop", "POST", "{", **BEARER, **JSON)[0] == 400
+    assert asked == []
+
+    for headers in ({}, {"Origin": own}):
+        status, _, text = ask(
+            server, "/actions/stop", "POST", '{"drain": true}', **BEARER, **JSON, **headers
+        )
+        assert (status, text) == (200, '{"text":"stop: done"}')
+    assert asked == [("stop", {"drain": True})] * 2
+
+
+def test_an_action_that_fails_answers_without_values(acting):
+    server, _ = acting
+    status, _, text = ask(server, "/actions/fail", "POST", "{}", **BEARER, **JSON)
+    assert (status, "S3CR3T" in text) == (409, False)
+
+
+def test_without_a_token_there_are_no_actions(local: Server):
+    local.source.act = lambda action, fields: "done"
+    status, _, text = ask(local, "/actions/stop", "POST", "{}", **JSON)
+    assert (status, "TALLYSTICK_UI_TOKEN" in text) == (403, True)
+    assert "data-action" not in ask(local)[2]
+    assert "Read-only" in ask(local)[2]
+
+
+def test_with_a_token_the_page_has_its_actions(acting):
+    server, _ = acting
+    assert ask(server, **BEARER)[2].count("data-action") == 4
+
+
+@pytest.mark.parametrize(
+    ("action", "fields", "words"),
+    [
+        ("dance", {}, "expected stop, rescale, or savepoint with a place"),
+        ("savepoint", {}, "expected stop, rescale, or savepoint with a place"),
+        ("rescale", {"parallelism": "0"}, "parallelism 0: expected a number of 1 or more"),
+        ("rescale", {}, "parallelism None: expected"),
+        ("stop", {"drain": True}, "no pipeline has begun there yet"),
+        ("savepoint", {"place": "ftp://host/x"}, "ftp"),
+    ],
+)
+def test_an_action_that_cannot_be_is_named(tmp_path, action, fields, words):
+    with pytest.raises(OptionError, match=re.escape(words)):
+        Actions(str(tmp_path), None)(action, fields)
 
 
 def test_a_port_that_is_taken(local: Server):

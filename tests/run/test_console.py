@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tallystick.errors import NOT_SHOWN
 from tallystick.run import console as console_module
 from tallystick.run.console import CLEAR, Console, Terminal, logger
 
@@ -109,3 +110,42 @@ def test_a_farewell_is_printed_where_nobody_reads_the_log(
     Console("late", is_quiet=True).farewell("stopped")
 
     assert capsys.readouterr().err == "late: stopped\n"
+
+
+PROGRAM_WITH_A_PAGE = """
+import logging, sys
+from tallystick.run.console import Console, LINES
+if "logging" in sys.argv:
+    logging.basicConfig(format="LOG %(message)s")
+LINES.attach()
+log = logging.getLogger("tallystick.kafka")
+Console("late").info("begins")
+log.info("not wanted by any level")
+log.warning("step %s failed: %s", "a", ValueError("row S3CR3T"))
+log.warning("%d", "no number")
+for line in LINES.newest():
+    print(line.level, line.text)
+for number in range(500):
+    log.warning("again")
+print(len(LINES.newest()))
+"""
+
+
+@pytest.mark.parametrize("by", ["logging", "nothing"])
+def test_a_page_has_the_newest_lines_without_values_and_prints_no_line_less_or_more(
+    by: str,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM_WITH_A_PAGE, by], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines == [
+        "INFO late: begins",
+        f"WARNING step a failed: {NOT_SHOWN}",
+        "WARNING %d",
+        "200",
+    ]
+    prefix = "LOG " if by == "logging" else ""
+    assert done.stderr.count(f"{prefix}step a failed: row S3CR3T\n") == 1
+    assert done.stderr.count(f"{prefix}again\n") == 500
+    assert "begins" not in done.stderr

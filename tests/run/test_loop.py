@@ -234,7 +234,7 @@ def test_without_logging_the_end_is_logged_only_if_nobody_asks_for_the_error(
     monkeypatch: pytest.MonkeyPatch, is_asked: bool
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(query_module.logger, "hasHandlers", lambda: False)
+    monkeypatch.setattr(query_module, "is_logging_set_up", lambda: False)
     monkeypatch.setattr(
         query_module.logger, "error", lambda text, *words: lines.append(text % words)
     )

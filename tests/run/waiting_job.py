@@ -5,6 +5,7 @@ It prints what the runs do, so that a test can send it signals at chosen moments
 
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,11 @@ from typing import Any
 from tallystick.run import query as query_module
 from tallystick.run.epoch_loop import EpochLoop, Trigger
 from tallystick.run.query import Query
+
+
+def tell(text: str) -> None:
+    """Print a line by one write: runs print side by side."""
+    os.write(1, f"{text}\n".encode())
 
 
 class Driver:
@@ -27,12 +33,12 @@ class Driver:
 
     def run_next(self, _: object) -> bool:
         self._epochs += 1
-        print(f"{self._name} epoch {self._epochs} begins", flush=True)
+        tell(f"{self._name} epoch {self._epochs} begins")
         if self.cancelled.wait(self._spec["epoch_s"]):
             raise RuntimeError("cancelled")
         if self._spec.get("fails"):
             raise ValueError("of the user's function")
-        print(f"{self._name} epoch {self._epochs} ends", flush=True)
+        tell(f"{self._name} epoch {self._epochs} ends")
         return True
 
     def end(self) -> None: ...
@@ -55,7 +61,7 @@ def run(name: str, spec: dict[str, Any]) -> Query:
         loop=lambda note: EpochLoop(driver, source, trigger, lambda ended: note(ended) and None),
         prepare=lambda: None,
         cancel=driver.cancelled.set,
-        close=lambda: print(f"{name} closed", flush=True),
+        close=lambda: tell(f"{name} closed"),
         describe=lambda _: {"batchId": driver._epochs},
         rescale=lambda _: None,
         key=name,
@@ -67,7 +73,7 @@ def run(name: str, spec: dict[str, Any]) -> Query:
 def tell_when_signals_are_noted() -> None:
     while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         time.sleep(0.01)
-    print("waiting", flush=True)
+    tell("waiting")
 
 
 def main() -> None:
@@ -76,14 +82,14 @@ def main() -> None:
     if spec.get("logs"):
         logging.basicConfig(level=logging.INFO)
     if spec.get("own_handler"):
-        signal.signal(signal.SIGTERM, lambda *_: print("own handler", flush=True))
+        signal.signal(signal.SIGTERM, lambda *_: tell("own handler"))
     Thread(target=tell_when_signals_are_noted, daemon=True).start()
     queries = [run(name, spec) for name in spec.get("names", ["late"])]
     try:
         queries[0].awaitTermination(spec.get("timeout"))
     finally:
         is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        print(f"SIGINT is Python's again: {is_default}", flush=True)
+        tell(f"SIGINT is Python's again: {is_default}")
     time.sleep(spec.get("then_s", 0))
 
 

@@ -6,6 +6,7 @@ state. `SCREENSHOTS=docs/images` leaves pictures of them there.
 """
 
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +17,9 @@ from confluent_kafka import IsolationLevel
 
 import tallystick as ts
 from tallystick.errors import OptionError
+from tallystick.ops import savepoints
+from tallystick.ops.cli_show import size_text
+from tallystick.storage.file_storage import FileStorage
 from tallystick.testing.process import free_ports
 from tests.ops.browser import Browser
 from tests.spark.conftest import Drivers
@@ -113,12 +117,9 @@ def test_every_number_of_a_running_pipeline_is_true(flow: Flow, browser: Browser
         assert (newest["number"], newest["rows"]) == (progress["batchId"], len(output))
         assert newest["offsets"] == progress["epochSize"]["offsets"] == 60
         assert newest["records"] == progress["numInputRows"] == 60
-        took_ms = progress["durationMs"]["triggerExecution"]
-        assert abs(sum(ms for _, ms in newest["parts_ms"]) - took_ms) < 20
-        table = browser.rows("epochs")
-        assert [row[0] for row in table] == [str(progress["batchId"])]
-        assert table[0][2:4] == ["60", str(len(output))]
+        look_at_history(browser, progress, newest, len(output))
         assert browser.text("trigger") == "processingTime: 1 hour"
+        look_at_the_job(browser, flow, progress)
         for chart in ("chart-parts", "chart-counts"):
             assert browser.script(f"return !!document.querySelector('#{chart} canvas')"), chart
         assert browser.complaints() == []
@@ -127,6 +128,89 @@ def test_every_number_of_a_running_pipeline_is_true(flow: Flow, browser: Browser
     finally:
         query.stop()
     browser.wait_for(lambda: browser.text("status") == "Stopped")
+
+
+def bytes_of(progress: Any) -> tuple[int, int]:
+    written = progress["bytes"]["written"] + progress["files"]["bytes"]
+    return progress["bytes"]["read"], written
+
+
+def look_at_history(browser: Browser, progress: Any, newest: Any, rows: int) -> None:
+    """The only epoch has the records, bytes and duration of its progress."""
+    took_ms = progress["durationMs"]["triggerExecution"]
+    assert abs(sum(ms for _, ms in newest["parts_ms"]) - took_ms) < 20
+    table = browser.rows("epochs")
+    assert [row[0] for row in table] == [str(progress["batchId"])]
+    assert table[0][2:4] == ["60", str(rows)]
+    assert table[0][4:6] == [size_text(size) for size in bytes_of(progress)]
+    assert abs(number(table[0][6]) - took_ms) < 20
+
+
+def look_at_the_job(browser: Browser, flow: Flow, progress: Any) -> None:
+    """The graph has the steps of the pipeline in their order, the tasks what the epoch counted."""
+    names = "return [...document.querySelectorAll('#job .node h3')].map((it) => it.textContent)"
+    source, *steps, sink = browser.script(names)
+    assert steps == ["read", "numbers", "write"]
+    nodes = "return [...document.querySelectorAll('#job .node')].map((it) => it.textContent)"
+    texts = browser.script(nodes)
+    assert isinstance(texts, list)
+    assert flow.topic_in in texts[0]
+    assert "lag 25" in texts[0]
+    assert "only_values" in texts[1]
+    assert "by k" in texts[2]
+    assert flow.topic_out in texts[-1]
+    assert (source, sink) != ("", "")
+    rows = browser.rows("job")
+    for step in progress["tasks"]:
+        own = [row for row in rows if row[0] == step["step"]]
+        assert len(own) == step["tasks"]
+        assert {row[2] for row in own} == {socket.gethostname()}
+        assert sum(number(row[3]) for row in own) == step["rowsIn"]
+        assert sum(number(row[4]) for row in own) == step["rowsOut"]
+    log = browser.script("return document.querySelector('#log .log').textContent")
+    assert f"reads {flow.topic_in}" in str(log)
+
+
+def test_the_actions_of_a_page_with_a_token(
+    flow: Flow, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do what the commands do; a question that is not confirmed does nothing."""
+    counting, (port,) = Counting(flow), free_ports(1, "127.0.0.1")
+    counting.feed(60)
+    monkeypatch.setenv("TALLYSTICK_UI_TOKEN", "open-sesame")
+    query = counting.pipeline().start(flow.spark, checkpoint=str(flow.checkpoint), ui_port=port)
+    place = flow.folder / "saved"
+    try:
+        query.processAllAvailable()
+        newest = query.lastProgress
+        assert newest is not None
+        browser.open(f"http://127.0.0.1:{port}/?token=open-sesame")
+        assert "open-sesame" not in browser.driver.current_url
+        rescale = "#actions [data-action=rescale]"
+        browser.type("parallelism", "3")
+        browser.click(rescale, confirms=False)
+        assert browser.text("answer") == ""
+        browser.click(rescale)
+        browser.wait_for(lambda: "goes on with parallelism 3" in browser.text("answer"))
+        browser.type("place", "s3://backups/orders/monday")
+        browser.picture("page-actions", shown(flow))
+        browser.type("place", str(place))
+        browser.click("#actions [data-action=savepoint]")
+        saved = f"saved epoch {newest['batchId']} to {place}"
+        browser.wait_for(lambda: saved in browser.text("answer"))
+        browser.click("#actions [data-drain]")
+        browser.wait_for(lambda: "was the last one, and is committed" in browser.text("answer"))
+        browser.wait_for(lambda: browser.text("status") == "Stopped")
+        assert not query.isActive
+        assert browser.complaints() == []
+        assert "asks: stop, draining" in str(
+            browser.script("return document.querySelector('#log .log').textContent")
+        )
+    finally:
+        query.stop()
+    of_savepoint = savepoints.read(FileStorage(str(place))).manifest
+    assert of_savepoint.checkpoint_id == newest["batchId"]
+    assert counting.output() == counting.expected(0, 60)
 
 
 def look_at_forms(browser: Browser) -> None:

@@ -5,6 +5,7 @@ Times are in ms since 1970. A fact that is not known is None, and the page says 
 
 from dataclasses import dataclass
 
+from tallystick.run.console import LogLine
 from tallystick.values import CheckFinding
 
 
@@ -20,6 +21,8 @@ class EpochFact:
         records: the number of records read; None: no run reported.
         parts_ms: the time of each part, in order; empty where no run reported.
         size_reason: why the epoch was not larger; "": not known.
+        read_bytes: of the record batches read, compressed; None: no run reported.
+        written_bytes: of the record batches and files written; None: no run reported.
     """
 
     number: int
@@ -29,6 +32,8 @@ class EpochFact:
     records: int | None = None
     parts_ms: tuple[tuple[str, float], ...] = ()
     size_reason: str = ""
+    read_bytes: int | None = None
+    written_bytes: int | None = None
 
     @property
     def took_ms(self) -> float:
@@ -39,6 +44,60 @@ class EpochFact:
     def read(self) -> int | None:
         """The records read by the epoch, or the offsets where no run reported."""
         return self.offsets if self.records is None else self.records
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    """A node of the job's graph, with rates of the last seconds.
+
+    Args:
+        kind: `source`, `tasks` or `sink`.
+        name: of the input, the step or the sink.
+        texts: topics, functions, or keys.
+        tasks: the number of tasks; None: it has none, or no epoch has ended.
+        in_per_s: rows, or records, that came in per second; None: not known.
+        out_per_s: rows handed on per second; None: not known.
+        busy: the share of their time in which the tasks worked; None: not known.
+        waiting: the share in which they waited for other tasks; None: not known.
+        watermark_ms: of the step; None: it has none.
+        lag: offsets left to read, of a source; None: not known.
+    """
+
+    kind: str
+    name: str
+    texts: tuple[str, ...]
+    tasks: int | None = None
+    in_per_s: float | None = None
+    out_per_s: float | None = None
+    busy: float | None = None
+    waiting: float | None = None
+    watermark_ms: int | None = None
+    lag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFact:
+    """A task in the newest epoch.
+
+    Args:
+        step: as the graph names it.
+        number: of the task in its step.
+        host: of its process.
+        rows_in: rows, or records, that it got.
+        rows_out: rows that it handed on.
+        busy_ms: the time in which it worked.
+        wait_ms: the time in which it waited for other tasks.
+        watermark_ms: of its step, which all tasks share; None: the step has none.
+    """
+
+    step: str
+    number: int
+    host: str
+    rows_in: int
+    rows_out: int
+    busy_ms: float
+    wait_ms: float
+    watermark_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +279,9 @@ class PageFacts:
         run: None: no run in this process.
         kafka: whether Kafka was asked, and answered.
         event_times: of the run; None: no run in this process, or none of its steps has event times.
+        graph: the layers of the run's job; each node hands rows to all of the next layer.
+        tasks: those of the run's newest epoch.
+        log: the newest lines of the process that runs the pipeline, the newest last.
     """
 
     name: str
@@ -238,6 +300,9 @@ class PageFacts:
     run: RunFact | None = None
     kafka: bool = False
     event_times: EventTimesFact | None = None
+    graph: tuple[tuple[NodeFact, ...], ...] = ()
+    tasks: tuple[TaskFact, ...] = ()
+    log: tuple[LogLine, ...] = ()
 
     @property
     def read_name(self) -> str:

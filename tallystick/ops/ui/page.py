@@ -16,7 +16,7 @@ from tallystick.checkpoint.newest import ask_nobody
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.two_phase import Committable
-from tallystick.errors import NOT_SHOWN, TallystickError
+from tallystick.errors import TallystickError, without_values
 from tallystick.host.stopwatch import now_ms
 from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
@@ -44,7 +44,9 @@ from tallystick.ops.ui.facts import (
     StepFact,
     TransactionFact,
 )
+from tallystick.ops.ui.job import nodes, tasks_of
 from tallystick.pipeline.listeners import PIPELINES, EpochOutcome, EpochOutcomes, source_progress
+from tallystick.run.console import LINES
 from tallystick.run.driver import Listener
 from tallystick.run.part_times import COMMIT, CONFIRM, COUNT, MANIFEST, OTHER_SINKS, PLAN, TASKS
 from tallystick.run.query import PROGRESS_COUNT, Query
@@ -310,7 +312,7 @@ class LiveRun:
         self._outcomes = EpochOutcomes()
         self._first_ms: int | None = None
         self._written = -1  # the newest epoch with a manifest of this run
-        self._decided: dict[int, tuple[int, int]] = {}  # epoch: when, and its rows
+        self._decided: dict[int, tuple[int, Counter[str]]] = {}  # epoch: when, and rows by place
         self._rows: Counter[str] = Counter()
         self._aborted: Counter[str] = Counter()
         self._errors: deque[tuple[int, type[BaseException], str]] = deque(maxlen=ERRORS_KEPT)
@@ -327,7 +329,7 @@ class LiveRun:
         if isinstance(event, protocol.ManifestWritten):
             self._written = epoch_of(event.path)
         if isinstance(event, protocol.ActionFailed):
-            self._errors.append((now_ms(), type(event.error), _shown(event.error)))
+            self._errors.append((now_ms(), type(event.error), without_values(event.error)))
         match self._outcomes.of(event):
             case EpochOutcome(number, ran=protocol.EpochRan() as ran):
                 self._commit(number, ran)
@@ -339,9 +341,11 @@ class LiveRun:
 
     def _commit(self, number: int, ran: protocol.EpochRan) -> None:
         outputs: list[ProducedRange | Committable] = [*ran.produced, *ran.committables]
+        rows = Counter[str]()
         for output in outputs:
-            self._rows[_place(output)] += output.record_count
-        self._decided[number] = now_ms(), sum(output.record_count for output in outputs)
+            rows[_place(output)] += output.record_count
+        self._rows.update(rows)
+        self._decided[number] = now_ms(), rows
         while len(self._decided) > PROGRESS_COUNT:
             del self._decided[next(iter(self._decided))]
         self._first_ms = self._first_ms or now_ms()
@@ -359,8 +363,13 @@ class LiveRun:
             facts = replace(facts, findings=(BEGINS,))
         if query is None:
             return facts
-        epochs = tuple(map(self._epoch, query.recentProgress))
-        newest = query.lastProgress
+        progress = query.recentProgress
+        epochs = tuple(map(self._epoch, progress))
+        newest = progress[-1] if progress else None
+        recent, recent_s = _recent(epochs, now_ms(), self._since_ms)
+        steps = self._steps(facts, query)
+        watermarks = {step.uid: step.watermark_ms for step in steps}
+        counts = PIPELINES[query.name]
         decided_ms = epochs[-1].decided_ms if epochs else None
         is_known = facts.kafka or now_ms() - (decided_ms or 0) <= FRESH_MS
         partitions = () if newest is None else _run_partitions(newest, facts.partitions)
@@ -376,18 +385,35 @@ class LiveRun:
             decided=epochs[-1] if epochs else facts.decided,
             partitions=partitions or facts.partitions,
             transactions=transactions,
-            steps=self._steps(facts, query),
+            steps=steps,
             errors=self._all_errors(query, facts.checkpoint),
-            run=self._run(query, epochs),
+            run=self._run(query, epochs, recent, recent_s),
             event_times=_event_times(newest),
+            graph=nodes(
+                counts.graph,
+                progress[len(progress) - len(recent) :],
+                recent_s,
+                self._put_out(recent),
+                partitions or facts.partitions,
+                watermarks,
+            ),
+            tasks=tasks_of(counts.graph, counts.tasks, watermarks),
+            log=LINES.newest(),
         )
+
+    def _put_out(self, epochs: Iterable[EpochFact]) -> Counter[str]:
+        """Return the rows of epochs, by topic or sink."""
+        rows = Counter[str]()
+        for epoch in epochs:
+            rows.update(self._decided.get(epoch.number, (0, Counter[str]()))[1])
+        return rows
 
     def _is_at_work(self, transaction: TransactionFact) -> bool:
         """True if a transaction is that of an epoch in flight, and is not open for long."""
         age_ms = transaction.age_ms
         return age_ms is not None and age_ms < min(FRESH_MS, now_ms() - self._since_ms)
 
-    def _steps(self, facts: PageFacts, query: Query) -> Any:
+    def _steps(self, facts: PageFacts, query: Query) -> tuple[StepFact, ...]:
         counts, rebuilt, reused = PIPELINES[query.name], Counter[str](), Counter[str]()
         for progress in query.recentProgress:
             for task in progress["tasks"]:
@@ -410,7 +436,7 @@ class LiveRun:
         final = query.exception()
         if final is not None and not self._has_final:
             self._has_final = True
-            shown = type(final), _shown(final)
+            shown = type(final), without_values(final)
             if not self._errors or self._errors[-1][1:] != shown:
                 self._errors.append((now_ms(), *shown))
         return tuple(
@@ -428,20 +454,30 @@ class LiveRun:
     def _epoch(self, progress: Mapping[str, Any]) -> EpochFact:
         number, size = progress["batchId"], progress["epochSize"]
         decided_ms, rows = self._decided.get(number, (None, None))
+        moved, files = progress.get("bytes"), progress.get("files")
         return EpochFact(
             number=number,
             decided_ms=decided_ms,
             offsets=None if size is None else size["offsets"],
-            rows=rows,
+            rows=None if rows is None else rows.total(),
             records=progress["numInputRows"],
             parts_ms=parts_of(progress),
             size_reason="" if size is None else size["because"],
+            read_bytes=None if moved is None else moved["read"],
+            written_bytes=None
+            if moved is None or files is None
+            else moved["written"] + files["bytes"],
         )
 
-    def _run(self, query: Query, epochs: tuple[EpochFact, ...]) -> RunFact:
+    def _run(
+        self,
+        query: Query,
+        epochs: tuple[EpochFact, ...],
+        recent: Sequence[EpochFact],
+        recent_s: float,
+    ) -> RunFact:
         newest = epochs[-THROUGHPUT_EPOCHS:]
         took_s = sum(epoch.took_ms for epoch in newest) / 1000
-        recent, recent_s = _recent(epochs, now_ms(), self._since_ms)
         status = "Failed" if query.exception() is not None else query.status["message"]
         return RunFact(
             status=status,
@@ -467,14 +503,16 @@ def _recent(
 ) -> tuple[Sequence[EpochFact], float]:
     """Return the epochs decided in the last `RATE_S` seconds, and the seconds in which they were.
 
-    These are fewer where the run is younger, or where its progress does not reach back so far.
+    These are fewer where the run is younger, or where its progress does not reach back so far; and
+    more where an epoch takes longer.
 
     Args:
         epochs: those of the progress, oldest first.
         at_ms: now.
         since_ms: when the run began.
     """
-    first_ms = max(since_ms, at_ms - 1000 * RATE_S)
+    span_ms = max(1000 * RATE_S, round(1.5 * epochs[-1].took_ms) if epochs else 0)
+    first_ms = max(since_ms, at_ms - span_ms)
     if len(epochs) == PROGRESS_COUNT:
         oldest, *epochs = epochs
         first_ms = max(first_ms, oldest.decided_ms or 0)
@@ -546,11 +584,6 @@ def _place(output: ProducedRange | Committable) -> str:
     if isinstance(output, ProducedRange):
         return output.topic
     return output.sink
-
-
-def _shown(error: BaseException) -> str:
-    """Return the text of an error for the page: nothing of records or state."""
-    return error.without_values if isinstance(error, TallystickError) else NOT_SHOWN
 
 
 def _trigger_text(trigger: Mapping[str, Any] | None) -> str:

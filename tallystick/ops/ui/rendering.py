@@ -23,18 +23,26 @@ from tallystick.values import Severity
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HERE = Path(__file__).parent
-SECTIONS = ("summary", "findings", "epochs", "sources", "state", "transactions", "errors")
+SECTIONS = (
+    *("summary", "job", "findings", "epochs", "sources", "state", "transactions", "errors"),
+    "log",
+)
 """Each is a template, and an element of the page."""
 SHOWN_MAX = 50
 """At most this many rows of a table; the JSON at `/facts.json` has them all."""
 
 
-def page(facts: PageFacts) -> str:
-    """Return the whole page."""
+def page(facts: PageFacts, *, may_act: bool = False) -> str:
+    """Return the whole page; `may_act`: with actions."""
     return (
         _environment()
         .get_template("page.html")
-        .render(facts=facts, sections=sections(facts), title=facts.name or "Tallystick")
+        .render(
+            facts=facts,
+            sections=sections(facts),
+            title=facts.name or "Tallystick",
+            may_act=may_act,
+        )
     )
 
 
@@ -59,7 +67,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters |= {"count": _count, "size": size_text, "duration": time_text, "utc": _utc}
+    environment.filters |= {
+        "count": _count,
+        "size": size_text,
+        "bytes": _bytes,
+        "duration": time_text,
+        "utc": _utc,
+    }
     environment.tests["final"] = is_final
     environment.globals |= {"worst": _worst, "Severity": Severity}
     return environment
@@ -73,6 +87,11 @@ def _shown(value: Any) -> Any:
 def _count(value: float | None) -> str:
     """Write a number with its thousands apart; None as words."""
     return "not known" if value is None else f"{value:,.0f}"
+
+
+def _bytes(value: int | None) -> str:
+    """Write a number of bytes; None as words."""
+    return "not known" if value is None else size_text(value)
 
 
 def _utc(ms: int | None) -> str:

@@ -1,17 +1,20 @@
 """The web server of the page: HTML, server-sent events, and the same facts as JSON.
 
-Read-only. It listens on this machine alone, or asks for a token.
+It listens on this machine alone, or asks for a token. Only a page with a token has actions.
 """
 
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -31,16 +34,21 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tallystick.errors import OptionError
+from tallystick.errors import UNREADABLE, OptionError, without_values
 from tallystick.ops.ui import rendering
+from tallystick.ops.ui.actions import Actions
 from tallystick.ops.ui.facts import PageFacts
 from tallystick.ops.ui.page import CheckpointReader, LiveRun
 from tallystick.ops.ui.rendering import charts
+from tallystick.run.console import LINES
 from tallystick.run.epoch_loop import Trigger
+from tallystick.text import printable
 
 LOCAL = "127.0.0.1"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "tallystick-token"
+TOKEN_VARIABLE = "TALLYSTICK_UI_TOKEN"
+"""The environment variable with the token of a page."""
 EVERY_S = 1.0
 """The interval at which an open page gets what has changed."""
 LOOK_AGAIN_S = 10.0
@@ -62,15 +70,18 @@ class Source:
     Args:
         read: looks at checkpoint and Kafka.
         add: adds what a run in this process reports; None: there is none.
+        act: does what a visitor of a page with a token asks for.
     """
 
     def __init__(
         self,
         read: Callable[[], PageFacts],
         add: Callable[[PageFacts], PageFacts] | None = None,
+        act: Callable[[str, Mapping[str, Any]], str] | None = None,
     ) -> None:
         self._read = read
         self._add = add
+        self.act = act
         self._lock = threading.Lock()
         self._facts: PageFacts | None = None
         self._read_at_s = 0.0
@@ -101,6 +112,7 @@ class Server:
     def __init__(self, source: Source, port: int, host: str = LOCAL, token: str = "") -> None:
         assert token or host == LOCAL, "others need a token"
         self.source = source
+        self._has_token = bool(token)
         try:
             self._socket = socket.create_server((host, port))
         except (OSError, OverflowError) as error:
@@ -142,6 +154,7 @@ class Server:
                 Route("/", self._page),
                 Route("/facts.json", self._json),
                 Route("/events", self._events),
+                Route("/actions/{action}", self._act, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=rendering.HERE / "static")),
             ],
             middleware=middleware,
@@ -149,10 +162,39 @@ class Server:
 
     async def _page(self, _: Request) -> Response:
         facts = await run_in_threadpool(self.source.facts)
-        return HTMLResponse(await run_in_threadpool(rendering.page, facts))
+        page = partial(rendering.page, may_act=self._may_act)
+        return HTMLResponse(await run_in_threadpool(page, facts))
 
     async def _json(self, _: Request) -> Response:
         return JSONResponse(asdict(await run_in_threadpool(self.source.facts)))
+
+    @property
+    def _may_act(self) -> bool:
+        return self._has_token and self.source.act is not None
+
+    async def _act(self, request: Request) -> Response:
+        """Do an action. The holder of a token comes from this page, or from no page at all.
+
+        A page elsewhere cannot send JSON here without a question that is not answered, and its
+        origin is another one.
+        """
+        if (act := self.source.act) is None or not self._has_token:
+            return _answer(403, f"this page has no actions: set {TOKEN_VARIABLE} before its start")
+        origin = request.headers.get("origin", "")
+        if origin and origin.partition("://")[2] != request.headers.get("host"):
+            return _answer(403, "asked from another page")
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            return _answer(415, "expected application/json")
+        try:
+            fields = json.loads(await request.body())
+            assert isinstance(fields, dict), "an object"
+        except UNREADABLE:
+            return _answer(400, "expected a JSON object")
+        try:
+            text = await run_in_threadpool(act, request.path_params["action"], fields)
+        except Exception as error:
+            return _answer(409, without_values(error))
+        return _answer(200, text)
 
     async def _events(self, request: Request) -> Response:
         return StreamingResponse(self._changes(request), media_type="text/event-stream")
@@ -220,6 +262,10 @@ class _NeedsToken:
         return hmac.compare_digest(given.encode(), self._token)
 
 
+def _answer(status: int, text: str) -> Response:
+    return JSONResponse({"text": printable(text)}, status)
+
+
 def new_token() -> str:
     """Draw a token."""
     return secrets.token_urlsafe(24)
@@ -245,10 +291,12 @@ def open_page(port: int, checkpoint: str, options: Mapping[str, str], live: Live
     if not 0 < port < 65536:
         raise OptionError(f"ui_port={port}: expected 1 to 65535, for example 4050")
     interval_ms = Trigger.of(live.trigger).interval_ms or None
-    source = Source(CheckpointReader(checkpoint, options, interval_ms).read, live.add_to)
+    reader = CheckpointReader(checkpoint, options, interval_ms)
+    source = Source(reader.read, live.add_to, Actions(checkpoint, options))
+    LINES.attach()
     with _lock:
         if (server := _servers.get(port)) is not None:
             server.source = source
             return
-        server = _servers[port] = Server(source, port)
+        server = _servers[port] = Server(source, port, token=os.environ.get(TOKEN_VARIABLE, ""))
         server.start()

@@ -147,3 +147,26 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const id of Object.keys(drawn)) { drawn[id].plot.destroy(); delete drawn[id]; }
   redraw();
 });
+
+// Asks the page's server for an action, once the user has confirmed it. JSON, so that a page
+// elsewhere cannot send it without asking this one.
+const answer = document.getElementById("answer");
+async function act(button) {
+  const fields = { drain: "drain" in button.dataset }, needs = button.dataset.needs;
+  if (needs) {
+    fields[needs] = document.getElementById(needs).value.trim();
+    if (!fields[needs]) { document.getElementById(needs).focus(); return; }
+  }
+  const what = button.textContent + (needs ? ` (${fields[needs]})` : "");
+  if (!confirm(`${what}: ${document.querySelector("h1").textContent}?`)) return;
+  answer.textContent = `${what}: asked …`;
+  try {
+    const response = await fetch(`/actions/${button.dataset.action}`, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(fields),
+    });
+    answer.textContent = `${what}: ${(await response.json()).text}`;
+  } catch {
+    answer.textContent = `${what}: no answer. This page ends with the program of the run, as after a stop; its log has the answer.`;
+  }
+}
+for (const button of document.querySelectorAll("[data-action]")) button.addEventListener("click", () => act(button));

@@ -1,0 +1,84 @@
+"""The graph of a job: sources, functions, keyed steps and sinks, in the order of the rows."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tallystick.epoch.two_phase import Sink
+from tallystick.pipeline.topology import OutputTopology
+from tallystick.tasks.keyed import KeyedStep
+from tallystick.tasks.read import BatchFunction
+
+if TYPE_CHECKING:
+    from tallystick.pipeline.inputs import PipelineInput
+
+SOURCE, TASKS, SINK = "source", "tasks", "sink"
+READ, WRITE = "read", "write"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A source, the tasks of a step, or a sink.
+
+    Args:
+        kind: `source`, `tasks` or `sink`.
+        name: the input's uid, the step as a progress has it, or the sink's uid.
+        texts: what a user reads about the node: topics, functions, keys.
+    """
+
+    kind: str
+    name: str
+    texts: tuple[str, ...] = ()
+
+
+JobGraph = tuple[tuple[GraphNode, ...], ...]
+"""The layers of a job: each node of a layer hands rows to all of the next."""
+
+
+def graph_of(
+    inputs: "Sequence[PipelineInput]", steps: Sequence[KeyedStep], topology: OutputTopology
+) -> JobGraph:
+    """Return the graph of a pipeline.
+
+    Args:
+        inputs: those of broadcast tables too.
+        steps: the keyed steps.
+        topology: the sinks.
+    """
+    many = len(inputs) > 1
+    functions = [
+        f"{source.name or source.uid}: {name}" if many else name
+        for source in inputs
+        for name in _names(source.read.functions)
+    ]
+    return (
+        tuple(GraphNode(SOURCE, source.uid, _topics(source)) for source in inputs),
+        (GraphNode(TASKS, READ, tuple(dict.fromkeys(functions))),),
+        *((_keyed(step),) for step in steps),
+        *([(GraphNode(TASKS, WRITE),)] if topology.decider is not None else []),
+        tuple(GraphNode(SINK, uid, _place(sink)) for uid, sink in topology.by_uid),
+    )
+
+
+def _topics(source: "PipelineInput") -> tuple[str, ...]:
+    named = source.options.subscription.named
+    return ("topics by a pattern",) if named is None else tuple(sorted(named))
+
+
+def _keyed(step: KeyedStep) -> GraphNode:
+    key = f"by {', '.join(step.key.names)}"
+    return GraphNode(TASKS, step.uid, (key, *_names(step.functions)))
+
+
+def _place(sink: Sink) -> tuple[str, ...]:
+    topic = getattr(sink, "topic", None)
+    return (topic if isinstance(topic, str) else type(sink).__name__,)
+
+
+def _names(functions: Iterable[BatchFunction]) -> list[str]:
+    """Return the names of the user's functions, without those that we put between them."""
+    return [
+        str(getattr(function, "__name__", type(function).__name__))
+        for function in functions
+        if type(function).__module__ != "tallystick.pipeline.inputs"
+    ]
