@@ -386,7 +386,6 @@ def rescale(
 
 
 def _print(text: str) -> None:
-
     typer.echo(printable(text))
 
 
