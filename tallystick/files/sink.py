@@ -96,8 +96,8 @@ class FileSink:
         except StorageError as error:
             reason = str(error).partition(". Nothing is visible")[0]
             raise OptionError(
-                f"{reason}. The path has to be a folder in which the driver and all executors "
-                f"may write, or one that they may create"
+                f"{reason}. The path must be writable for the driver, and for all executors: a "
+                f"folder, or a place where they may make one"
             ) from None
         plan = FilePlan(
             folder=folder,

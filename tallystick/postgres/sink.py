@@ -13,7 +13,7 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
     guarantee_problem,
 )
-from tallystick.errors import OptionError, RetriableError
+from tallystick.errors import OptionError
 from tallystick.host.installed import pip_install
 
 if TYPE_CHECKING:
@@ -134,10 +134,8 @@ class PostgresSink:
             server, database = session.run("asking who it is", outcome.identity)
             tokens = schema.tokens_of(own)
             tokens_id = session.run("asking", lambda conn: schema.table_id_of(conn, tokens))
-        except BaseException as error:
+        except BaseException:
             session.close()
-            if isinstance(error, RetriableError):
-                raise OptionError(f"{error}. Start the server, or correct dsn=") from None
             raise
         details = transactions.Details(
             self.transactions, own, table.sql, server, database, tokens_id

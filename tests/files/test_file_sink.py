@@ -605,7 +605,7 @@ def test_settings_that_cannot_work_are_refused(settings, message):
 
 def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(OptionError, match=r"must be writable.*file/out"):
+    with pytest.raises(OptionError, match=r"file/out.*must be writable"):
         opened(tmp_path / "file" / "out")
     with pytest.raises(OptionError, match=r"path of a file sink ftp://host/out: the scheme"):
         opened("ftp://key:hunter2@host/out")

@@ -55,7 +55,7 @@ def test_an_error_of_a_function_passes_through_spark(raised: Exception) -> None:
 def test_an_error_of_ours_passes_with_all_its_lines() -> None:
     error = meaning_of(sparks(RecordError("flights-1, offset 3:\nno JSON")))
     assert type(error) is RecordError
-    assert str(error) == "flights-1, offset 3:\nno JSON"
+    assert str(error) == "map_batches late: flights-1, offset 3:\nno JSON"
 
 
 def test_a_text_that_only_looks_like_a_failure_is_none() -> None:

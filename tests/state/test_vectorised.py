@@ -214,8 +214,8 @@ def test_without_a_watermark_nothing_is_due() -> None:
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        (None, "returned NoneType: expected an Update"),
-        (Update(output={"a": [1]}), "Update.output is dict: expected a pyarrow.RecordBatch"),
+        (None, r"<lambda> returned None: expected ts.Update\(.*Has it no return"),
+        (Update(output={"a": [1]}), r"Update.output is a dict: expected a pyarrow.RecordBatch"),
         (Update(state={"m": [1]}), r"has the columns \['m'\]: .* declared with \['n'\]"),
         (Update(state={"n": [1, 2]}), "'n' has 2 values, but the batch has 1 keys"),
         (Update(state={"n": ["x"]}), "'n' does not fit its type int64"),

@@ -338,9 +338,8 @@ def _put_out(update: Update) -> Iterator[pa.RecordBatch | SideRows]:
     for name, rows in given.items():
         if not isinstance(rows, pa.RecordBatch) and (rows is not None or name != "output"):
             raise OptionError(
-                f"Update.{name} is a {type(rows).__module__.partition('.')[0]} "
-                f"{type(rows).__name__}: expected a pyarrow.RecordBatch, of pandas' frames "
-                f"pa.RecordBatch.from_pandas(frame, preserve_index=False)"
+                f"Update.{name} is a {type(rows).__name__}: expected a pyarrow.RecordBatch, as "
+                f"pa.RecordBatch.from_pandas(frame, preserve_index=False) makes of pandas'"
             )
     main = [] if update.output is None or not update.output.num_rows else [update.output]
     return iter([*main, *(SideRows(name, rows) for name, rows in update.outputs.items())])
