@@ -210,7 +210,8 @@ class Driver:
         uids = self._uids_of(name)
         if len(uids) != 1:
             known = {selection.output or _MAIN for selection in self._topology.selections.values()}
-            names = sorted({*known, *self._kept})
+            topics = {sink.output.topic or "" for sink in self._kept.values() if sink.output}
+            names = sorted({*known, *self._kept, *topics} - {""})
             what = f"sinks {', '.join(uids)} get rows of it: name one" if uids else "no sink has it"
             hint = "" if uids else f"; there are {', '.join(names)}.{near(name, names)}"
             raise OptionError(f"output({name!r}): {what}{hint}")

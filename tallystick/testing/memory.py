@@ -291,13 +291,10 @@ class MemorySink:
         """Begin the transaction of a task."""
         return MemoryTransaction(self, place)
 
-    def layout(self, topic: str | None = None) -> RowLayout:
-        """Return how rows become records; with a topic, those of dead letters."""
-        assert self.output is not None, "it makes records"
-        counts = _EveryTopic(
-            {name: self.topics.partition_count(name) for name in self.topics.names}
-        )
-        return RowLayout(counts, topic) if topic else self.output.rows(counts, registers=False)
+    def counts(self) -> Mapping[str, int]:
+        """Return the partitions of the topics."""
+        topics = self.topics
+        return _EveryTopic({name: topics.partition_count(name) for name in topics.names})
 
     def commit(self, committable: Committable) -> Outcome:
         """Make prepared rows and records visible."""

@@ -78,7 +78,8 @@ class MemoryPlanner:
 
     def plan(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
         """Return the next offsets by the newest look; `start` itself if there are none."""
-        plan = self._enumerator.plan(offset_count_max, self._paused)
+        count_max = self._options.own_count_max if offset_count_max is None else offset_count_max
+        plan = self._enumerator.plan(count_max, self._paused)
         self.waiting = plan.waiting
         if plan.offsets is start:
             return next_tick(start) if self._is_tick_due(start) else start

@@ -112,7 +112,7 @@ def windows_of_windows(source: Source, sink: Sink) -> ts.Pipeline:
     ).write(sink("out"))
 
 
-_SUMS = {"n": ts.sum("n"), "least": ts.min("n"), "mean": ts.mean("n"), "rows": ts.count()}
+_SUMS = {"n": ts.sum("n"), "least": ts.min("n"), "most": ts.max("n"), "rows": ts.count()}
 CASES: Mapping[str, Case] = {
     "stateless": Case(stateless, outputs=("main", "even")),
     "aggregate by record": Case(keyed(ts.aggregate(_SUMS, each="record"))),
