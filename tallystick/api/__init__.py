@@ -1,1 +1,1 @@
-"""The classes that a user writes: a pipeline, its steps, its sources and sinks."""
+"""The classes that a user writes: pipelines, steps, sources and sinks."""

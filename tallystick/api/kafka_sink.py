@@ -230,7 +230,7 @@ class KafkaSink:
         self._runner(rows, batch_id)
 
     def write(self, rows: DataFrame) -> None:
-        """Write a DataFrame in one Kafka transaction: all of its rows, or none of them.
+        """Write a DataFrame in a single Kafka transaction: all rows or none.
 
         Called twice, it writes the rows twice. A transaction that a killed driver left open ends
         with `transaction_timeout_ms`. `name` and `uid` have no effect.

@@ -296,16 +296,17 @@ class Pipeline:
         """
         place, dropped = resolved(checkpoint, "checkpoint"), frozenset(allow_dropped_state)
         accepted, trigger = frozenset(accept), trigger_arguments(trigger)
+        rule = Trigger.of(trigger)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
-        self._check_before_spark(place, trigger, spark, execution, dropped)
+        self._check_before_spark(place, spark, execution, dropped)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
         listener = listener and _of_user(listener)
         begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
             page = None if ui_port is None else _live_page(self, ui_port, place, trigger, listener)
             run = self._run(cluster, execution, page or listener, dropped)
-            query = begin(run, place, trigger, accepted)
+            query = begin(run, place, rule, accepted)
             if page:
                 page.show(query)
             return query
@@ -403,14 +404,12 @@ class Pipeline:
     def _check_before_spark(
         self,
         place: str,
-        trigger: Mapping[str, Any] | None,
         spark: SparkSession | SparkContext | None,
         execution: str | None,
         dropped: frozenset[str],
     ) -> None:
         """Refuse what can be known before a Spark is started, then a Kafka that is away."""
         self._check_whole(execution)
-        Trigger.of(trigger)
         if spark is None and not Cluster.at_hand(None).is_there:  # it would have to be started
             opened(place, self.name)
             with suppress(NeedsSparkError):
@@ -439,7 +438,7 @@ class Pipeline:
             )
 
     def _warn_of_silence(self) -> None:
-        """Warn of functions that never return rows, whatever they get."""
+        """Warn of functions that never return rows."""
         steps = (*self.inputs.steps, *self.steps)
         functions = [
             *(("map_batches", step.function) for step in steps if isinstance(step, MapBatches)),

@@ -104,7 +104,7 @@ InPhase = TypeVar("InPhase", bound=AnyPhase)
 
 
 class Coordinator:
-    """Drives one epoch after the other, and every recovery, as its caller asks for them.
+    """Drives the epochs in order, and every recovery, when the caller asks.
 
     Args:
         identity: of the pipeline that runs.

@@ -86,7 +86,7 @@ def token_owner(group: str) -> str:
 
 
 def batch_name(nonce: str) -> str:
-    """Return the name under which one batch write runs: no other write has it.
+    """Return the name of a batch write, which no other write has.
 
     Args:
         nonce: 16 hexadecimal digits, drawn for the write.

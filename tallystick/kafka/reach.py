@@ -1,4 +1,4 @@
-"""A first look at a cluster, for a pipeline that never ran: one that cannot be reached ends it."""
+"""A first look at a cluster, for a pipeline that never ran: no answer ends the start."""
 
 import socket
 import time

@@ -491,7 +491,7 @@ def _newest_seen_ms(state: tuple[StepState, ...]) -> int:
 def start_loop(
     run: PipelineRun,
     checkpoint: str,
-    trigger: Mapping[str, Any] | None,
+    trigger: Trigger,
     accepted: frozenset[str],
     *,
     is_quiet: bool = False,
@@ -502,7 +502,7 @@ def start_loop(
     watch = RunWatch(run.name, [config.bootstrap_servers for config in run.configs], console)
     watch.begin()
     try:
-        return _started(run, checkpoint, Trigger.of(trigger), accepted, watch, console, save)
+        return _started(run, checkpoint, trigger, accepted, watch, console, save)
     except BaseException:
         watch.close()
         raise

@@ -50,7 +50,7 @@ class TaskFailedError(Exception):
 def carrying_failures(
     run: Callable[_Args, Iterator[_Item]],
 ) -> Callable[_Args, Iterator[_Item]]:
-    """Return a task's generator that raises its errors in a form that passes through Spark."""
+    """Return a task's generator that raises errors in a form that passes through Spark."""
 
     @wraps(run)
     def task(*args: _Args.args, **kwargs: _Args.kwargs) -> Iterator[_Item]:

@@ -9,6 +9,7 @@ import pytest
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
 from tallystick.pipeline.loop import start_loop
+from tallystick.run.epoch_loop import Trigger
 from tallystick.spark.streaming.executions import QueryRun
 from tallystick.spark.streaming.foreach_batch import EpochRunner
 from tallystick.storage.file_storage import FileStorage
@@ -33,7 +34,7 @@ def nobody(*_: Any) -> Any:
 
 def of_a_pipeline(folder: Path) -> None:
     run: Any = SimpleNamespace(name="job", configs=[], keyed=SimpleNamespace(check=nobody))
-    start_loop(run, str(folder), None, frozenset())
+    start_loop(run, str(folder), Trigger(), frozenset())
 
 
 def of_foreach_batch(folder: Path) -> None:

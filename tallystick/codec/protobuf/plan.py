@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tallystick.codec.ddl import ddl_of_type
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.schema import Message
 from tallystick.codec.wire_format import SchemaError
@@ -64,16 +65,6 @@ _COLUMNS: dict[int, tuple[pa.DataType, ...]] = {
     kernels.ENUM: (pa.string(), *_INT),
 }
 """The types of columns that a field's values fit without loss, the usual one first."""
-_NAMES = {
-    pa.bool_(): "boolean",
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.binary(): "binary",
-    UNSIGNED_64: "decimal(20,0)",
-}
 _TIMES = (pa.timestamp("us", "UTC"), pa.timestamp("us"))
 _TYPE_NAMES = (
     *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string"),
@@ -321,7 +312,7 @@ def _usual(field: Field) -> str:
     if message is not None and message.GetOptions().map_entry:
         return "make it a map<…, …>"
     if message is None:
-        kinds = " or ".join(_NAMES[kind] for kind in _COLUMNS[_WIRE_KINDS[field.type]])
+        kinds = " or ".join(map(ddl_of_type, _COLUMNS[_WIRE_KINDS[field.type]]))
     elif message.full_name == TIMESTAMP:
         kinds = "timestamp, or a struct<seconds bigint, nanos int>"
     elif message.full_name in WRAPPERS:
