@@ -122,7 +122,7 @@ CASES: Mapping[str, Case] = {
     "sessions": Case(keyed(ts.sessions(3000, "at"), event_time="at", watermark_delay=DISORDER_MS)),
     "count windows": Case(keyed(ts.windowed(ts.count_window(3), {"n": ts.sum("n")}))),
     "tumbling": Case(windowed(ts.tumbling(10_000))),
-    "hopping": Case(windowed(ts.hopping(10_000, 5000))),
+    "hopping": Case(windowed(ts.hopping(10_000, every=5000))),
     "session windows": Case(windowed(ts.session(3000))),
     "windows of windows": Case(windows_of_windows),
     "interval join": Case(
