@@ -435,7 +435,7 @@ def test_tables_and_lists_are_there() -> None:
     test = Driver(pipeline.write(sink()))
     test.feed("rules", [{"user": "a", "factor": 10}])
     test.feed("orders", [order("a", 1)])
-    test.drain().restart(parallelism=2)
+    test.drain().restart()
     test.feed("rules", [{"user": "a", "factor": 100}])
     test.feed("orders", [order("a", 2)])
 
