@@ -375,6 +375,7 @@ class Pipeline:
         run = self._run(Cluster.at_hand(spark), execution)
         return explained(run, self.inputs.sources, self._all_steps, self.topology, place)
 
+    @checked
     def preview(self, rows: Any) -> "Preview":
         """Run some rows through the pipeline in this process, and show what comes out.
 

@@ -1,5 +1,6 @@
 """Rows of tests as records of a source's topics."""
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -88,6 +89,10 @@ class _GivenRows:
             self.count = int(table.num_rows)
             self._columns = dict(zip(table.schema.names, table.columns, strict=True))
             return
+        if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+            raise OptionError(
+                f"{what}: expected rows as a list of dicts, a table or a frame, found {reprlib.repr(rows)}"
+            )
         rows = [{"value": row} if isinstance(row, bytes | str) else row for row in rows]
         for row in rows:
             if not isinstance(row, Mapping):

@@ -18,12 +18,13 @@ from pyspark import SparkContext
 import tallystick as ts
 from tallystick.errors import TallystickError
 from tallystick.host.excepthook import lines_of
+from tallystick.host.failure import Failure
 from tallystick.host.installed import pip_install
 from tallystick.host.user_code import calling_user, user_lines
 from tallystick.spark import jvm
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.early_daemon import _print_error
-from tallystick.spark.failures import Failure
+from tallystick.spark.failures import from_text, to_text
 from tallystick.tasks.read import apply
 from tests.waiting import wait_until
 
@@ -416,7 +417,7 @@ def test_an_error_in_a_function_says_what_is_meant(wrong: Any, message: str) -> 
 def test_an_error_of_ours_in_a_task_begins_with_its_step() -> None:
     with pytest.raises(ts.OptionError) as raised, calling_user("process 'counts'"):
         raise ts.OptionError("no column 'n'")
-    failure = Failure.from_text(Failure.of(raised.value).to_text())
+    failure = from_text(to_text(Failure.of(raised.value)))
     assert failure is not None
 
     assert str(failure.to_error()) == "process 'counts': no column 'n'"

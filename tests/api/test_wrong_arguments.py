@@ -66,6 +66,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Pipeline.start": (WHOLE.start, {"checkpoint": "cp"}),
     "Pipeline.recover": (WHOLE.recover, {"checkpoint": "/proc/none"}),
     "Pipeline.explain": (WHOLE.explain, {}),
+    "Pipeline.preview": (WHOLE.preview, {"rows": []}),
     "KeyedPipeline.process": (PIPELINE.key_by("user").process, {"function": ts.deduplicate()}),
     "read_state": (ts.read_state, {"spark": NO_SESSION, "checkpoint": "/proc/none"}),
     "source_progress": (ts.source_progress, {"query": {}}),
