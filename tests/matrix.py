@@ -35,6 +35,8 @@ TABLE = ROOT / "benchmarks" / "MATRIX.md"
 RESULTS = TABLE.with_suffix(".json")
 SPARKS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+UNTRIED = frozenset({"3.14"})
+"""Versions in the matrix of which no cell has run yet: the doctor warns of them."""
 PACKAGES = ("newest", "lowest")
 """The newest version of each package that is needed, beside `BESIDE`; the lowest allowed one."""
 BESIDE = ("polars", "duckdb", "deltalake", "pyiceberg", "confluent-kafka", "protobuf", "pandas")

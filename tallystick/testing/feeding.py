@@ -91,7 +91,8 @@ class _GivenRows:
             return
         if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
             raise OptionError(
-                f"{what}: expected rows as a list of dicts, a table or a frame, found {reprlib.repr(rows)}"
+                f"{what}: expected rows as a list of dicts, a table or a frame, found "
+                f"{reprlib.repr(rows)}"
             )
         rows = [{"value": row} if isinstance(row, bytes | str) else row for row in rows]
         for row in rows:
