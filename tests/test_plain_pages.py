@@ -62,7 +62,7 @@ def test_the_page_of_the_api_has_signatures_and_docstrings(site: Path) -> None:
     assert text.endswith("\nEnd.\n")
     assert "### tallystick.KafkaSink\n\n`KafkaSink(bootstrap_servers: str, *, topic:" in text
     assert "#### tallystick.KafkaSink.write" in text
-    assert "Write a DataFrame in one Kafka transaction" in text
+    assert "Write a DataFrame in a single Kafka transaction" in text
 
 
 def test_each_public_name_can_be_described() -> None:

@@ -214,7 +214,7 @@ def in_step(outputs: dict) -> Job:
             RecordError,
             "column 'why' is double, and was declared string",
         ),
-        ({"alerts": None}, OptionError, r"Update.outputs\['alerts'\] is NoneType"),
+        ({"alerts": None}, OptionError, r"Update.outputs\['alerts'\] is a NoneType"),
     ],
 )
 def test_side_rows_that_are_not_as_declared_are_refused(outputs, error, message):

@@ -185,7 +185,7 @@ def test_a_run_is_closed_at_its_end_and_never_under_an_epoch(queries: Queries) -
 def test_what_cannot_start_is_closed(queries: Queries, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[FakeSinks] = []
 
-    def refused(sinks: FakeSinks) -> None:
+    def refused(sinks: FakeSinks, **_: object) -> None:
         opened.append(sinks)
         raise OptionError("no such topic")
 

@@ -203,5 +203,5 @@ def test_without_obstore_the_error_says_what_to_install(server, monkeypatch):
         return load(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without_obstore)
-    with pytest.raises(OptionError, match=r"tallystick\[object-store\].*transactions='epoch'"):
+    with pytest.raises(OptionError, match=r"\[object-store\].*transactions='epoch'"):
         FileStorage(f"s3://exclusive/x?{server.query}").put_new("a", b"x")
