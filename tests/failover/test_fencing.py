@@ -60,7 +60,7 @@ def write(shape: Shape) -> Write:
         config = broker.client.config
         produce = KafkaProduce(config, broker.transaction_version)
         report = WritePlan(produce, producer).write(shape.frames(0), 0)
-        assert not report.failure, report.message
+        assert report.failure is None, report.failure
         client_for(config).close()
 
     return write
