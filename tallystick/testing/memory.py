@@ -176,15 +176,7 @@ class MemoryStore:
             return False
         self.at = None
         for step in steps:
-            if isinstance(step, KeyGroupRange):
-                for key in [key for key in self.entries if _is_in(key, step)]:
-                    del self.entries[key]
-                continue
-            for key, value in zip(*(column.to_pylist() for column in step.columns), strict=True):
-                if value is None:
-                    self.entries.pop(key, None)
-                else:
-                    self.entries[key] = value
+            take(self.entries, step)
         self.at = version
         return True
 
@@ -211,13 +203,27 @@ class MemoryView:
 
     def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """Yield all entries of the key groups, in order."""
-        keys = sorted(key for key in self.entries if _is_in(key, groups))
+        keys = sorted(key for key in self.entries if is_in(key, groups))
         values = [self.entries[key] for key in keys]
         arrays = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
         yield pa.RecordBatch.from_arrays(arrays, schema=ENTRIES)
 
 
-def _is_in(key: bytes, groups: KeyGroupRange) -> bool:
+def take(entries: dict[bytes, bytes], step: KeyGroupRange | pa.RecordBatch) -> None:
+    """Take a step of a change into entries: key groups are cleared, a null value removes a key."""
+    if isinstance(step, KeyGroupRange):
+        for key in [key for key in entries if is_in(key, step)]:
+            del entries[key]
+        return
+    for key, value in zip(*(column.to_pylist() for column in step.columns), strict=True):
+        if value is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = value
+
+
+def is_in(key: bytes, groups: KeyGroupRange) -> bool:
+    """True if an entry belongs to the key groups."""
     return groups.first <= int.from_bytes(key[:2], "big") <= groups.last
 
 

@@ -6,7 +6,7 @@ Invariants of the StateStore port, which the copies here keep as the real ones m
     * A view is what was there when it was taken.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,7 +15,8 @@ import pyarrow as pa
 from tallystick.ports import StateStore, Storage
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
-from tallystick.state.overlay import ENTRIES, StateView
+from tallystick.state.overlay import StateView
+from tallystick.testing.memory import MemoryView, take
 
 
 @dataclass(slots=True)
@@ -28,15 +29,7 @@ class LocalCopy:
 
     def take(self, step: KeyGroupRange | pa.RecordBatch) -> None:
         """One step of a change."""
-        if isinstance(step, KeyGroupRange):
-            for key in [key for key in self.entries if is_in(key, step)]:
-                del self.entries[key]
-            return
-        for key, value in zip(*(column.to_pylist() for column in step.columns), strict=True):
-            if value is None:
-                self.entries.pop(key, None)
-            else:
-                self.entries[key] = value
+        take(self.entries, step)
 
 
 CopyName = tuple[str, str, KeyGroupRange]
@@ -117,30 +110,7 @@ class SimulatedStore:
         """See `ports.StateStore.view`."""
         self._pause()
         copy = self._copy
-        yield SimulatedView(dict(copy.entries)) if copy.version == version else None
-
-
-class SimulatedView:
-    """Entries as they were at one moment; see `state.view.StateView`."""
-
-    def __init__(self, entries: Mapping[bytes, bytes]) -> None:
-        self._entries = entries
-
-    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """The value of each key, null where there is none."""
-        return pa.array([self._entries.get(key) for key in keys.to_pylist()], pa.binary())
-
-    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The entries with first <= key < end, in order."""
-        keys = [key for key in self._entries if first <= key < end]
-        return iter([(key, self._entries[key]) for key in sorted(keys)])
-
-    def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """All entries of the key groups, in order."""
-        keys = sorted(key for key in self._entries if is_in(key, groups))
-        values = [self._entries[key] for key in keys]
-        arrays = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
-        yield pa.RecordBatch.from_arrays(arrays, schema=ENTRIES)
+        yield MemoryView(dict(copy.entries)) if copy.version == version else None
 
 
 @dataclass(frozen=True)
@@ -166,8 +136,3 @@ class SimulatedWorkerHost:
     def store(self, uid: str, groups: KeyGroupRange) -> StateStore:
         """See `keyed.WorkerHost.store`."""
         return SimulatedStore(self.host, (self.lineage, uid, groups), self.pause)
-
-
-def is_in(key: bytes, groups: KeyGroupRange) -> bool:
-    """Whether the entry's key group is one of these."""
-    return groups.first <= int.from_bytes(key[:2], "big") <= groups.last
