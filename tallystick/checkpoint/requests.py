@@ -26,6 +26,8 @@ from tallystick.ports import Storage
 REQUESTS = f"{FOLDER}/requests"
 BELL = f"{REQUESTS}/bell"
 STOP, RESCALE = "stop", "rescale"
+DRAIN_S = 20.0
+"""The longest time for the running epoch to end: Kubernetes kills 30 s after its signal."""
 TAKEN, DONE, FAILED, WITHDRAWN = "taken", "done", "failed", "withdrawn"
 """The states of an answer; all but the first are final."""
 
@@ -49,7 +51,7 @@ class Request:
     by: str = ""
     drain: bool = False
     savepoint: str = ""
-    timeout_s: float = 20.0
+    timeout_s: float = DRAIN_S
     parallelism: int = 0
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ def send(storage: Storage, request: Request) -> str:
 
 
 def withdraw(storage: Storage, path: str) -> Answer | None:
-    """Remove a request; return the answer of a run that took it before, which counts."""
+    """Remove a request; return the answer of a run that took the request before."""
     storage.delete(path)
     return answer_to(storage, path)
 
@@ -133,7 +135,7 @@ def remove(storage: Storage, path: str) -> None:
 
 
 class Inbox:
-    """The requests to one run, in the order in which they were sent.
+    """The requests to a run, in the order of their sending.
 
     Args:
         storage: the checkpoint.

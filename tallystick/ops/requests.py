@@ -7,6 +7,7 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest_run import NewestRun, newest_run
 from tallystick.checkpoint.requests import (
     DONE,
+    DRAIN_S,
     RESCALE,
     STOP,
     TAKEN,
@@ -26,8 +27,6 @@ from tallystick.storage.places import resolved
 PATIENCE_S = 10.0
 """The longest silence of a run that lives: it looks, and shows that it is at work, every 2 s."""
 POLL_S = 0.25
-TIMEOUT_S = 20.0
-"""The longest time for the running epoch to end, as for `Query.stop`."""
 
 
 def stop(
@@ -35,7 +34,7 @@ def stop(
     *,
     drain: bool = False,
     savepoint: str = "",
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = DRAIN_S,
     patience_s: float = PATIENCE_S,
 ) -> str:
     """Stop the run of a checkpoint; return the result in words.

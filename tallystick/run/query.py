@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 from tallystick.arguments import as_path, checked
-from tallystick.checkpoint.requests import RESCALE, STOP, Inbox, Request
+from tallystick.checkpoint.requests import DRAIN_S, RESCALE, STOP, Inbox, Request
 from tallystick.errors import (
     FunctionError,
     OptionError,
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 PROGRESS_COUNT = 100
 """The number of epochs in `recentProgress`, as in Spark by default."""
 STOP_TIMEOUT_S = 60.0
-DRAIN_S = 20.0
-"""The longest time for the running epoch to end after a signal: Kubernetes kills after 30 s."""
 ABORT_S = 5.0
 """The longest time to abort an epoch that did not end by then."""
 ANNOUNCE_S = 1.0
