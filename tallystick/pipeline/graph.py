@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tallystick.epoch.two_phase import Sink
 from tallystick.pipeline.topology import OutputTopology
+from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.read import BatchFunction
 
@@ -76,9 +77,9 @@ def _place(sink: Sink) -> tuple[str, ...]:
 
 
 def _names(functions: Iterable[BatchFunction]) -> list[str]:
-    """Return the names of the user's functions, without those that we put between them."""
+    """Return the names of the user's functions, without the functions of inputs between them."""
     return [
-        str(getattr(function, "__name__", type(function).__name__))
+        name_of(function)
         for function in functions
         if type(function).__module__ != "tallystick.pipeline.inputs"
     ]

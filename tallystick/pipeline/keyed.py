@@ -36,6 +36,7 @@ from tallystick.state.meaning import name_text
 from tallystick.tasks.event_times import check_time_column
 from tallystick.tasks.frames import conform
 from tallystick.tasks.handed_on import first_timed, noted_column
+from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import Columns, KeyedStage, MapBatches, Process, Stages, Step
 from tallystick.tasks.read_plan import ReadPlan
@@ -237,7 +238,7 @@ def check_sendable(steps: Iterable[Step]) -> None:
     for number, step in enumerate(steps, start=1):
         match step:
             case MapBatches(function):
-                what, sent = f"map_batches {_name(function)}", function
+                what, sent = f"map_batches {name_of(function)}", function
             case Process(processor=processor):
                 # What is put in once, an initial state, is data, and may be much.
                 what = f"process after key_by({', '.join(map(repr, step.key))})"
@@ -252,10 +253,6 @@ def check_sendable(steps: Iterable[Step]) -> None:
                 f"{error}. It must not use locks, clients, sessions and the like that were made "
                 f"outside of it: make them inside; a StatefulProcessor makes them in init()"
             ) from error
-
-
-def _name(function: object) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _check_time(uid: str, step: Process, columns: pa.Schema, *, names_times: bool) -> None:

@@ -583,8 +583,7 @@ def _check_written(outputs: Mapping[str, pa.Schema], topology: OutputTopology) -
         try:
             dumps(function)
         except Exception as error:
-            name = str(getattr(function, "__name__", type(function).__name__))
             raise OptionError(
-                f"{what} {name} cannot be sent to the tasks that call it: {error}. "
+                f"{what} {name_of(function)} cannot be sent to the tasks that call it: {error}. "
                 f"It must not use locks, clients, sessions and the like"
             ) from error

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from tallystick.errors import OptionError
-from tallystick.tasks.hints import place_of
+from tallystick.tasks.hints import name_of, place_of
 
 FRAMES = ("pandas", "polars")
 OTHERS = ("pyspark",)
@@ -40,7 +40,7 @@ class DataFrameFunction:
     @property
     def __name__(self) -> str:
         """The name of the user's function, for messages."""
-        return str(getattr(self.function, "__name__", self.function))
+        return name_of(self.function)
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function with frames, and return Arrow tables in place of its frames."""
