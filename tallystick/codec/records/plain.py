@@ -108,17 +108,15 @@ def plain_records(
             if transactions.hide(header) or header.last_offset < start_offset:
                 continue
             records = decompressed(header, view, None)
-            for record in (
-                () if records is None else _records(header, memoryview(records).cast("B"))
-            ):
+            for record in () if records is None else _records(header, records):
                 if start_offset <= record.offset < stop_offset:
                     yield record
     except DamagedBatchError as damage:
         raise CorruptRecordError(f"{topic_partition}, {damage}") from None
 
 
-def _records(header: BatchHeader, records: memoryview) -> Iterator[PlainRecord]:
-    records = records.cast("B")
+def _records(header: BatchHeader, data: Buffer) -> Iterator[PlainRecord]:
+    records = memoryview(data).cast("B")
     at = number = 0
     try:
         while number < header.record_count:
