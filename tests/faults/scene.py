@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 FEED_S = 0.5
 ROWS = 25
-"""Of each feed."""
+"""The rows of each feed."""
 START_S = 150.0
 """A JVM, a Spark, and the first epochs, on a busy machine."""
 DOCTOR = """
@@ -36,7 +36,7 @@ app()
 
 @dataclass(frozen=True)
 class Seen:
-    """What the operator's tools say of a fault, as they say it; numbers are replaced by N.
+    """The words of the operator's tools about a fault; N stands for a number.
 
     Args:
         exit_code: of the doctor.
@@ -74,7 +74,7 @@ class Scene:
         self._feeder = threading.Thread(target=self._feed)
         self._groups: list[ProcessGroup] = []
         self.at_end = ExitStack()
-        """What mends the fault."""
+        """The callbacks that end the fault."""
         self.process = self.start(self.log, self.metrics_port, self.ui_port)
         self.marked = 0
 
@@ -196,7 +196,7 @@ class Scene:
         return done.returncode, findings_of(report["findings"], ("warning", "error"))
 
     def _page(self) -> tuple[str, ...]:
-        """What the page of the run says, or, where it is gone, that of `tallystick ui`."""
+        """Return the words of the run's page, or of `tallystick ui` where that page is gone."""
         try:
             return self._page_at(self.ui_port, "")
         except OSError:

@@ -1,12 +1,10 @@
-"""What doctor, page, metrics, alerts and log say of each fault: the table of docs/faults.md.
+"""The words of doctor, page, metrics, alerts and log about each fault: docs/faults.md.
 
-Each fault is caused to a pipeline that works and is fed. What is seen has to agree with the table
-in its facts; RECORD_FAULTS=1 writes the table's wording anew, and `-m tests.generated_pages` the
-page.
+Each fault is caused to a pipeline that works and is fed. The facts of the table must hold again;
+RECORD_FAULTS=1 writes the words of the table anew, and `-m tests.generated_pages` the page.
 """
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,17 +19,10 @@ from tallystick.testing.process import free_ports
 from tests.faults.scene import START_S, Scene, as_json, scene_of
 from tests.faults.seen import keep, known
 from tests.spark.flow import Flow
+from tests.spark.prometheus import MARKS
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.spark,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None,
-        reason="apt-get install prometheus: prometheus is not found",
-    ),
-]
+pytestmark = MARKS
 LONG_S = 20.0
 """Long after a healthy pipeline would have decided the next epoch."""
 AHEAD_S = 60.0
@@ -167,5 +158,5 @@ def test_each_fault_is_seen(tallystick_kafka: EmbeddedKafka, tmp_path: Path, nam
     assert {finding.partition(":")[0] for finding in told["doctor"]} == checks
     assert set(told["alerts"]) == set(seen.alerts)
     assert set(told["metrics"]) == set(seen.metrics)
-    # A warning comes later where earlier epochs took long too.
+    # How soon a warning comes depends on how long earlier epochs took.
     assert told["log"].startswith("ERROR") == seen.log.startswith("ERROR")

@@ -2,15 +2,27 @@
 
 import json
 import re
+import shutil
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tallystick.ops import metrics
 from tallystick.testing.process import ProcessGroup, free_ports
 
 HOST = "127.0.0.1"
+MARKS = [
+    pytest.mark.broker,
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None,
+        reason="apt-get install prometheus: prometheus is not found",
+    ),
+]
 SHORTER = {
     "[10m]": "[60s]",
     "[15m]": "[1m]",

@@ -4,7 +4,6 @@ The rules are those of the package with shorter windows: the test has no ten min
 """
 
 import json
-import shutil
 import signal
 import sys
 import threading
@@ -15,19 +14,11 @@ import pytest
 
 from tallystick.testing.process import ProcessGroup, free_ports
 from tests.spark.flow import Flow
-from tests.spark.prometheus import HOST, Prometheus
+from tests.spark.prometheus import HOST, MARKS, Prometheus
 from tests.spark.topics import pending, read_committed
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.spark,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None,
-        reason="apt-get install prometheus: prometheus is not found",
-    ),
-]
+pytestmark = MARKS
 WAIT_S = 90.0
 TIMEOUT_MS = 15_000
 DEATHS = 5
