@@ -40,7 +40,7 @@ UNTRIED = frozenset({"3.14"})
 PACKAGES = ("newest", "lowest")
 """The newest version of each package that is needed, beside `BESIDE`; the lowest allowed one."""
 BESIDE = ("polars", "duckdb", "deltalake", "pyiceberg", "confluent-kafka", "protobuf", "pandas")
-"""What users have in the same environment: with the newest of all of them it must resolve."""
+"""The packages that users have beside ours: the newest versions of all must resolve together."""
 STREAMING_MIN = "{}.{}".format(*PYSPARK_VERSION_MIN)
 """The oldest PySpark for Structured Streaming queries of the user's own."""
 INSTALL_TIMEOUT_S = 1_800

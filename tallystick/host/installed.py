@@ -1,4 +1,4 @@
-"""The way in which this Tallystick was installed, and the command that adds an extra to it."""
+"""How Tallystick was installed, and the command that adds an extra."""
 
 import json
 from importlib.metadata import PackageNotFoundError, distribution

@@ -35,7 +35,7 @@ Begin = Callable[[Request], Callable[[], str]]
 
 
 class RequestWatch:
-    """The thread that serves the requests to one run.
+    """The thread that serves the requests to a run.
 
     Args:
         console: of the run; tells who asks for what.

@@ -81,7 +81,7 @@ _NO_REASON = re.compile(r"\s*(?:at |\.\.\.|An error occurred while calling|Drive
 
 @contextmanager
 def without_query_contexts() -> Iterator[None]:
-    """Keep PySpark from printing an error that it raises, as JSON: whoever takes it says it."""
+    """Keep PySpark from printing an error as JSON before the error is raised."""
     try:
         from pyspark.logger import PySparkLogger
     except ImportError:  # PySpark 3.5 prints none

@@ -92,7 +92,7 @@ def settle(
 def _check_function(
     uid: str, declared: Collection[StateDeclaration], by_name: Mapping[str, StateField]
 ) -> None:
-    """Refuse a function that would leave the state of another one where it lies.
+    """Refuse a function that would leave the state of another function unread in the checkpoint.
 
     States of a function's own may come and go; those of a ready-made function belong together. So
     what nobody declares any more is compared by its function alone.

@@ -102,14 +102,14 @@ class DeclaredFunction:
 
 
 def users_function(function: Any) -> Any:
-    """Return the function that a user wrote, below what a step wraps it in."""
+    """Return the function that a user wrote, without the wrappers of a step."""
     while type(function).__module__.startswith("tallystick.") and hasattr(function, "function"):
         function = function.function
     return function
 
 
 def _shown(returned: object) -> str:
-    """Return what a function returned, on one line."""
+    """Return the value that a function returned as text on one line."""
     if isinstance(returned, pa.RecordBatch | pa.Table):
         return f"a {type(returned).__name__}"
     return " ".join(reprlib.repr(returned).split())

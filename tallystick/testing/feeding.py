@@ -118,7 +118,7 @@ class _GivenRows:
                 )
 
     def column(self, name: str, kind: pa.DataType | None) -> pa.Array:
-        """Return a column; nulls if it is not there; with no type, as it comes.
+        """Return a column of a type, null where the rows lack the column; with no type, unchanged.
 
         Raises:
             OptionError: a value is of another type.

@@ -16,7 +16,7 @@ from tests.kafka.fake_broker import payload_of, read_request
 
 HOST = "127.0.0.1"
 REDPANDA: dict[str, Any] = {"without_settings": FACT_SETTINGS, "without_apis": ["DescribeQuorum"]}
-"""What Redpanda does not tell; its features neither."""
+"""The setting that Redpanda leaves out; it leaves out its features too."""
 
 
 class OtherBroker:

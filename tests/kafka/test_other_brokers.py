@@ -54,7 +54,7 @@ def answers(tallystick_kafka: EmbeddedKafka) -> Iterator[Answers]:
 
 
 def findings_of(broker: OtherBroker, accepted: frozenset[str] = frozenset()) -> Findings:
-    """What a start finds out about it."""
+    """Return the facts that a start learns about a broker."""
     config = KafkaConfig(broker.address)
     client = KafkaBroker(config).client
     facts = cluster.cluster_facts(client)
