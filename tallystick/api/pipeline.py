@@ -296,12 +296,11 @@ class Pipeline:
         """
         place, dropped = resolved(checkpoint, "checkpoint"), frozenset(allow_dropped_state)
         accepted, trigger = frozenset(accept), trigger_arguments(trigger)
-        rule = Trigger.of(trigger)
+        rule, listener = Trigger.of(trigger), listener and _of_user(listener)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
         self._check_before_spark(place, spark, execution, dropped)
         cluster = Cluster.of(spark, self.name, is_light=is_light)
-        listener = listener and _of_user(listener)
         begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
         try:
             page = None if ui_port is None else _live_page(self, ui_port, place, trigger, listener)

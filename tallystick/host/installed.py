@@ -1,4 +1,4 @@
-"""How Tallystick was installed, and the command that adds an extra."""
+"""The origin of the installed Tallystick, and the command by which pip adds an extra."""
 
 import json
 from importlib.metadata import PackageNotFoundError, distribution

@@ -16,7 +16,7 @@ from tallystick.ports import StateStore, Storage
 from tallystick.state.catalog import Version
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import StateView
-from tallystick.testing.memory import MemoryView, take
+from tallystick.testing.memory_state import MemoryView, take
 
 
 @dataclass(slots=True)
