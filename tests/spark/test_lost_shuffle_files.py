@@ -9,6 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from tallystick.host.excepthook import TRACEBACKS
 from tallystick.host.java import java_home
 from tallystick.spark.context import LOCAL_SETTINGS, SETTINGS, log_what_is_missing
 from tests.spark.beating_job import NOT_REGISTERED
@@ -31,6 +32,7 @@ def test_a_local_spark_outlives_the_loss_of_shuffle_files_with_our_settings(
             text=True,
             timeout=300,
             check=False,
+            env={**os.environ, TRACEBACKS: "full"},  # the fault is named by the cause of an error
         )
 
     lines, log_text = done.stdout.splitlines(), log.read_text()
@@ -58,6 +60,7 @@ def test_what_is_submitted_to_a_local_master_has_them_too(tmp_path: Path) -> Non
     submit = Path(pyspark.__file__).with_name("bin") / "spark-submit"
     command = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", str(job)]
     environment = {**os.environ, "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
+    environment["PYTHONWARNINGS"] = "ignore::FutureWarning"  # spark-submit prints them to stdout
 
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
