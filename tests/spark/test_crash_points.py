@@ -25,7 +25,6 @@ KILLS = [
 ]
 """The fact after which a driver of Spark's query dies, and the how-manieth of its kind then."""
 IN_EVERY_RUN = {
-    ("EpochRequested", 1),
     ("TransactionCommitted", 2),
     ("EpochReturned", 2),
 }
