@@ -32,10 +32,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order: what is left at the end takes seconds, and no process has to wait minutes for another.
     """
     lines = (Path(__file__).parent / "long.txt").read_text().splitlines()
+    by_file: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
     for name in (re.split(r" {2,}", line)[0] for line in lines if line.startswith("tests/")):
         parameters = "" if "[" in name else r"(\[.*)?"
         pattern = re.compile(re.escape(name).replace(r"\*", ".*") + parameters)
-        chosen = [item for item in items if pattern.fullmatch(item.nodeid)]
+        file = re.compile(re.escape(name.partition("::")[0]).replace(r"\*", ".*"))
+        chosen = [
+            item
+            for path in filter(file.fullmatch, by_file)
+            for item in by_file[path]
+            if pattern.fullmatch(item.nodeid)
+        ]
         for item in chosen:
             item.add_marker(pytest.mark.long)
         if not chosen and config.args == config.getini("testpaths"):
