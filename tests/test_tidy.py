@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "codec": {"errors", "arguments", "values", "host"},
     "source": {"errors", "arguments", "values", "text"},
     "state": {"errors", "arguments", "text", "host", "codec"},
+    "expressions": {"errors", "arguments", "text", "host", "codec", "state"},
     "epoch": {"errors", "arguments", "values", "text", "host", "source", "state"},
 }
 MAY_IMPORT["ports"] = {*MAY_IMPORT} - {"text"}
