@@ -53,8 +53,8 @@ def when(sink: Sink | RoutedSink, predicate: Predicate | str) -> RoutedSink:
     Args:
         sink: any; of one that is `mapped`, the rows before that.
         predicate: in Spark's SQL, "amount > 100"; or a function that gets a `pyarrow.RecordBatch`
-            and returns a column of booleans, one for each row. Null is false. It runs in the tasks, must not keep state, and may be called for fewer
-            batches than the output has.
+            and returns a column of booleans, one for each row. Null is false. It runs in the tasks,
+            must not keep state, and may be called for fewer batches than the output has.
 
     Raises:
         OptionError: the sink has a predicate already.

@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 
 from tallystick.arguments import near
 from tallystick.expressions.casts import cast, type_named
-from tallystick.expressions.functions import FUNCTIONS, column_of, literal, shown_or
+from tallystick.expressions.functions import FUNCTIONS
 from tallystick.expressions.nodes import Bound, ExpressionError, Node
+from tallystick.expressions.operators import column_of, literal, shown_or
 from tallystick.expressions.parsing import parsed
 
 T = pa.types
@@ -242,7 +243,7 @@ def selected(texts: Sequence[str]) -> Projection:
         ExpressionError: a text is no expression, or has no name.
     """
     what = f"select({', '.join(map(repr, texts))})"
-    columns = []
+    columns: list[tuple[str, Node]] = []
     for text in texts:
         name, node = parsed(text, what)
         if not name:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from tallystick.errors import OptionError
 
-Value = pa.Array | pa.Scalar
+Value: TypeAlias = Any
+"""A `pyarrow.Array`, or a `pyarrow.Scalar` that is the value of all rows."""
 
 
 @dataclass(frozen=True, slots=True)

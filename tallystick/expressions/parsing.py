@@ -1,7 +1,7 @@
 """The text of an expression as nodes; only the driver needs the parser (the extra `sql`)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -137,6 +137,31 @@ class Reader:
             exp.DateDiff: "datediff",
         }
 
+        self._shapes: dict[Any, Callable[[Any], tuple[str, list[Any]]]] = {
+            exp.In: lambda tree: ("in", [tree.this, *tree.expressions]),
+            exp.If: lambda tree: (
+                "if",
+                [tree.this, tree.args["true"], tree.args.get("false") or exp.null()],
+            ),
+            exp.Coalesce: lambda tree: ("coalesce", [tree.this, *tree.expressions]),
+            exp.Greatest: lambda tree: ("greatest", [tree.this, *tree.expressions]),
+            exp.Least: lambda tree: ("least", [tree.this, *tree.expressions]),
+            exp.Concat: lambda tree: ("concat", tree.expressions),
+            exp.DPipe: lambda tree: ("concat", [tree.this, tree.expression]),
+            exp.Trim: lambda tree: (_TRIMS.get(tree.text("position").upper(), "trim"), [tree.this]),
+            exp.TsOrDsToDate: lambda tree: ("to_date", [tree.this]),
+            exp.Date: lambda tree: ("to_date", [tree.this]),
+            exp.TsOrDsAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
+            exp.DateAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
+            exp.DateSub: lambda tree: ("date_sub", [tree.this, tree.expression]),
+            exp.TsOrDsDiff: lambda tree: ("datediff", [tree.this, tree.expression]),
+        }
+        for truncated in (exp.TimestampTrunc, exp.DateTrunc):
+            self._shapes[truncated] = lambda tree: (
+                "date_trunc",
+                [exp.Literal.string(tree.text("unit")), tree.this],
+            )
+
     def node(self, tree: Any) -> Node:
         """Return the node of a tree.
 
@@ -220,43 +245,19 @@ class Reader:
     def _special(self, tree: Any) -> Node | None:
         """Return the node of a tree whose arguments have other places; None: it is another."""
         exp, text = self._exp, tree.sql(DIALECT)
-        this = tree.args.get("this")
-        match tree:
-            case exp.Is():
-                return self._is(tree, text)
-            case exp.In() if tree.expressions and not tree.args.get("query"):
-                return self._call("in", [this, *tree.expressions], text)
-            case exp.Between():
-                low = self._call(">=", [this, tree.args["low"]], text)
-                high = self._call("<=", [this, tree.args["high"]], text)
-                return Node("and", (low, high), text)
-            case exp.Case():
-                return self._case(tree, text)
-            case exp.If():
-                otherwise = tree.args.get("false") or exp.null()
-                return self._call("if", [this, tree.args["true"], otherwise], text)
-            case exp.Coalesce():
-                return self._call("coalesce", [this, *tree.expressions], text)
-            case exp.Greatest() | exp.Least():
-                return self._call(tree.key, [this, *tree.expressions], text)
-            case exp.Concat():
-                return self._call("concat", tree.expressions, text)
-            case exp.DPipe():
-                return self._call("concat", [this, tree.expression], text)
-            case exp.Trim() if tree.args.get("expression") is None:
-                side = {"LEADING": "ltrim", "TRAILING": "rtrim"}
-                return self._call(side.get(tree.text("position").upper(), "trim"), [this], text)
-            case exp.TimestampTrunc() | exp.DateTrunc():
-                unit = exp.Literal.string(tree.text("unit"))
-                return self._call("date_trunc", [unit, this], text)
-            case exp.TsOrDsToDate() | exp.Date():
-                return self._call("to_date", [this], text)
-            case exp.TsOrDsAdd() | exp.DateAdd():
-                return self._call("date_add", [this, tree.expression], text)
-            case exp.DateSub():
-                return self._call("date_sub", [this, tree.expression], text)
-            case exp.TsOrDsDiff():
-                return self._call("datediff", [this, tree.expression], text)
+        if isinstance(tree, exp.Is):
+            return self._is(tree, text)
+        if isinstance(tree, exp.Case):
+            return self._case(tree, text)
+        if isinstance(tree, exp.Between):
+            low = self._call(">=", [tree.this, tree.args["low"]], text)
+            high = self._call("<=", [tree.this, tree.args["high"]], text)
+            return Node("and", (low, high), text)
+        if tree.args.get("query") or (isinstance(tree, exp.Trim) and tree.expression is not None):
+            raise self._unknown(tree.key, text)
+        if type(tree) in self._shapes:
+            name, arguments = self._shapes[type(tree)](tree)
+            return self._call(name, arguments, text)
         return None
 
     def _is(self, tree: Any, text: str) -> Node:
@@ -277,6 +278,7 @@ class Reader:
         return self._call("case", [*parts, tree.args.get("default") or exp.null()], text)
 
 
+_TRIMS = {"LEADING": "ltrim", "TRAILING": "rtrim"}
 _UNITS = {
     "microsecond": 1,
     "millisecond": 1_000,

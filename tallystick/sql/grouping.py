@@ -348,9 +348,9 @@ def _windows_of(node: exp.Expression, relation: Relation) -> tuple[Windows | Ses
         OptionError: the arguments do not fit, or the column has no watermark.
     """
     kind = function_name(node)
-    arguments = [argument for argument in node.expressions]
+    arguments = list(node.expressions)
     if relation.windows is node:  # TUMBLE(bids, DESCRIPTOR(at), …)
-        arguments = [argument for argument in arguments[1:]]
+        arguments = arguments[1:]
     if not arguments:
         raise OptionError(f"sql: {kind}(): expected the column of the time, and a size")
     at = arguments[0]

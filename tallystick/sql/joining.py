@@ -50,7 +50,8 @@ def joined(
     Args:
         select: the query; conditions of an inner join may stand in its WHERE.
         join: its join.
-        left, right: the rows of both tables.
+        left: the rows of the first table.
+        right: those of the second.
         uid: of the keyed step.
         name: of the pipeline.
 
@@ -80,8 +81,8 @@ def joined(
         )
     if how != "inner" and conditions.rest:
         raise OptionError(
-            f"sql: {conditions.rest[0].sql(DIALECT)}: an outer join takes equalities and the bounds "
-            f"of the times alone; filter the tables before, in WITH … AS (SELECT … WHERE …)"
+            f"sql: {conditions.rest[0].sql(DIALECT)}: an outer join takes equalities and the "
+            f"bounds of the times alone; filter the tables before, in WITH … AS (SELECT … WHERE …)"
         )
     return _step(select, (left, right), conditions, how, version, uid, name)
 
@@ -206,7 +207,7 @@ def _step(
     rows = (
         Pipeline(name)
         .read(**streams)
-        .key_by(**dict.fromkeys(names, keys))
+        .key_by(max_parallelism=None, **dict.fromkeys(names, keys))
         .process(
             function,
             event_time=times,
@@ -214,9 +215,12 @@ def _step(
             uid=uid,
         )
     )
-    columns = (*keys, *qualified.values())
     relation = Relation(
-        rows, frozenset(names), columns, frozenset(times.values()), qualified=qualified
+        rows,
+        frozenset(names),
+        (*keys, *qualified.values()),
+        frozenset(times.values()),
+        qualified=qualified,
     )
     condition = exp.and_(*conditions.rest) if conditions.rest else None
     return relation.filter(None if condition is None else relation.resolve(condition))

@@ -62,9 +62,12 @@ def _replacements(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
         if word == "WINDOW" and following in (TokenType.L_PAREN, TokenType.DOT):
             is_call = following == TokenType.L_PAREN
             yield token.start, token.end + 1, WINDOW if is_call else f"`{WINDOW}`"
-        elif token.token_type == TokenType.TABLE and number >= 2:  # TUMBLE(TABLE bids, …)
-            if tokens[number - 2].text.upper() in TABLE_FUNCTIONS:
-                yield token.start, token.end + 1, ""
+        elif (
+            token.token_type == TokenType.TABLE
+            and number >= 2
+            and tokens[number - 2].text.upper() in TABLE_FUNCTIONS
+        ):
+            yield token.start, token.end + 1, ""  # TUMBLE(TABLE bids, …)
 
 
 def conjuncts(condition: exp.Expression | None) -> list[exp.Expression]:
@@ -119,6 +122,4 @@ def alias_name(node: exp.Expression) -> str:
     """
     if isinstance(node, exp.Alias | exp.Column | exp.Dot):
         return str(node.alias_or_name or node.expression.name)
-    raise OptionError(
-        f"sql: {shown(node)} has no name in the output: write {shown(node)} AS …"
-    )
+    raise OptionError(f"sql: {shown(node)} has no name in the output: write {shown(node)} AS …")

@@ -13,16 +13,16 @@ from tallystick.api.streams import Stream, stream
 from tallystick.arguments import checked, near
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, TallystickError
-from tallystick.pipeline.topics import columns_ddl
 from tallystick.pipeline.keyed import columns_of
 from tallystick.pipeline.sinks import with_columns
+from tallystick.pipeline.topics import columns_ddl
 from tallystick.spark.cluster import Cluster
 from tallystick.sql.grouping import grouped, is_grouped, table_function, with_windows
 from tallystick.sql.joining import joined
 from tallystick.sql.parsing import DIALECT, alias_name, conjuncts, milliseconds, statements_of
 from tallystick.sql.relations import Relation
 from tallystick.state.functions.ready_made import deduplicate
-from tallystick.tasks.keyed_step import MapBatches
+from tallystick.tasks.keyed_step import Columns, MapBatches
 from tallystick.tasks.outputs import Filter
 
 _REFUSED = {
@@ -76,8 +76,8 @@ def sql(
     statements = statements_of(text)
     if len(statements) > 1:
         raise OptionError(
-            f"sql: {len(statements)} statements, and one is a pipeline: write a ts.sql(…) for each, "
-            f"or one query with ts.when(sink, '…') before its sinks"
+            f"sql: {len(statements)} statements, and one is a pipeline: write a ts.sql(…) for "
+            f"each, or one query with ts.when(sink, '…') before its sinks"
         )
     statement = statements[0]
     target = None
@@ -133,11 +133,10 @@ def _star(rows: Stream) -> tuple[str, ...] | None:
 
 def known_columns(rows: Stream) -> tuple[str, ...] | None:
     """Return the names of a stream's columns; None: they are not known without Kafka."""
-    columns = None
     with suppress(TallystickError):
         cluster = Cluster.at_hand(None)
-        columns = columns_ddl(rows.source.read_options("sql"))
-        for step in with_columns(cluster, rows.steps, columns):
+        columns: Columns | None = columns_ddl(rows.source.read_options("sql"))
+        for step in with_columns(cluster, rows.steps, columns or ""):
             if isinstance(step, MapBatches) and not isinstance(step.function, Filter):
                 columns = step.schema
         if columns is not None:
@@ -292,7 +291,7 @@ class Translation:
         inner = source.this if isinstance(source, exp.Subquery) else None
         if isinstance(source, exp.Table) and isinstance(named.get(source.name), exp.Select):
             inner = named[source.name]
-        if not isinstance(inner, exp.Select):
+        if source is None or not isinstance(inner, exp.Select):
             return None
         numbers = {
             node.alias: node.this

@@ -1,4 +1,4 @@
-"""Rows in the course of a translation: a stream of one source, or a pipeline behind a keyed step."""
+"""Rows while a query is translated: a stream of one source, or a pipeline."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
