@@ -124,8 +124,7 @@ def _relations(
 
 def _star(rows: Stream) -> tuple[str, ...] | None:
     """Return the columns of a source's value, without Kafka's own; None: all that there are."""
-    form = rows.source.value
-    schema = getattr(form, "schema", None)
+    schema = getattr(getattr(rows.source, "value", None), "schema", None)
     if rows.steps or not isinstance(schema, str):
         return None
     return tuple(columns_of(Cluster.at_hand(None), schema).names)

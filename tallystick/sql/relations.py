@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Self
 
 from sqlglot import exp, parse_one
@@ -131,7 +130,6 @@ class Relation:
         return self.rows if isinstance(self.rows, Pipeline) else Pipeline(name).read(self.rows)
 
 
-@cache
 def quoted(name: str) -> str:
     """Return a name of a column as it stands in an expression."""
     try:
