@@ -269,7 +269,7 @@ def _group_expressions(
     group = select.args.get("group")
     if group is None:
         return
-    if any(group.args.get(kind) for kind in ("grouping_sets", "rollup", "cube", "all")):
+    if any(isinstance(node, exp.Rollup | exp.Cube | exp.GroupingSets) for node in group.walk()):
         raise OptionError(
             "sql: GROUPING SETS, ROLLUP and CUBE: write a query for each grouping, joined by "
             "UNION ALL"

@@ -92,7 +92,7 @@ def milliseconds(node: exp.Expression, what: str) -> int:
         count, unit = node.this, (node.text("unit") or "").upper()
         text = f"{count.name if count is not None else ''} {unit}"
     elif isinstance(node, exp.Literal):
-        text = node.name
+        text = node.name.replace("'", "")  # INTERVAL '10' SECOND
     else:
         text = ""
     total, rest = 0, text.strip()
