@@ -59,9 +59,7 @@ def _common_number(one: pa.DataType, other: pa.DataType, what: str) -> pa.DataTy
     if T.is_signed_integer(one) and T.is_signed_integer(other):
         return max(one, other, key=lambda kind: kind.bit_width)
     if T.is_floating(one) or T.is_floating(other):
-        both = {one, other}
-        small = {pa.float32(), pa.int8(), pa.int16()}
-        return pa.float32() if both <= small else pa.float64()
+        return pa.float64()  # a float beside a whole number too
     one, other = as_decimal(one), as_decimal(other)
     scale = max(one.scale, other.scale)
     whole = max(one.precision - one.scale, other.precision - other.scale)

@@ -132,7 +132,7 @@ def _round(args: Sequence[Bound], what: str) -> Bound:
         return one
     if is_decimal(one.kind):
         scale = min(digits, one.kind.scale)
-        precision = one.kind.precision - one.kind.scale + scale + (one.kind.scale > scale)
+        precision = one.kind.precision - one.kind.scale + scale + 1  # even if nothing is cut
         return cast(one, pa.decimal128(min(precision, DECIMAL_DIGITS_MAX), scale), what)
     if one.kind != pa.float64():
         raise ExpressionError(f"{what}: a float: CAST it to double")
@@ -149,9 +149,11 @@ def _rounded(values: pa.Array, digits: int) -> pa.Array:
         parts = np.abs(scaled) - np.floor(np.abs(scaled))
         whole = np.floor(np.abs(scaled)) + (parts >= 0.5)
         result = np.copysign(whole / 10.0**digits, numbers)
-        is_large = ~(np.abs(scaled) < 2.0**52)
+        is_large = ~(np.abs(scaled) < 2.0**54)  # neighbours are further apart than digits
         result[is_large] = numbers[is_large]
-        is_near = (np.abs(parts - 0.5) < 1e-3) & ~is_large  # is the text's digit a five?
+        # Is the text's digit a five? Beyond 2**40 the product is too coarse to tell.
+        is_near = (np.abs(parts - 0.5) < 1e-3) | (np.abs(scaled) > 2.0**40)
+        is_near &= ~is_large
     step = Decimal(1).scaleb(-digits)
     for at in np.flatnonzero(is_near):
         exact = Decimal(repr(float(numbers[at]))).quantize(step, ROUND_HALF_UP)

@@ -23,6 +23,7 @@ from tallystick.expressions.nodes import Bound, ExpressionError, Value
 
 T = pa.types
 Binder = Callable[[Sequence[Bound], str], Bound]
+DAY_US = 86_400_000_000
 
 
 def column_of(value: Value, rows: pa.RecordBatch) -> pa.Array:
@@ -104,7 +105,7 @@ def of(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]):  # type: ignor
     """Return a rule of types: arguments that pass the tests give a value of a type."""
 
     def rule(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-        fits = all(test(one) or T.is_null(one) for test, one in zip(tests, kinds, strict=False))
+        fits = all(test(one) for test, one in zip(tests, kinds, strict=False))
         return kind if fits else None
 
     return rule
@@ -179,6 +180,8 @@ def _moved(args: Sequence[Bound], sign: str, what: str) -> Bound:
         one, other = other, one
     if T.is_duration(other.kind) and sign in "+-":
         if T.is_date(one.kind):
+            if other.literal is None or other.literal % DAY_US == 0:  # INTERVAL 1 DAY keeps a date
+                raise ExpressionError(f"{what}: whole days from a date: write date_add(…, n)")
             one = cast(one, TIMESTAMP, what)
         if one.kind == TIMESTAMP:
             call = pc.add_checked if sign == "+" else pc.subtract_checked
@@ -273,7 +276,7 @@ def compare(sign: str) -> Binder:
     def bind(args: Sequence[Bound], what: str) -> Bound:
         left, right = _alike(args, what)
         kind = left.kind
-        if T.is_nested(kind) or T.is_duration(kind):
+        if T.is_nested(kind) or T.is_duration(kind) or T.is_null(kind):
             raise ExpressionError(f"{what}: values of {shown_or(kind)} are not compared here")
         call = _COMPARED_FLOATS[sign] if T.is_floating(kind) else _COMPARED[sign]
         fails = left.may_fail or right.may_fail

@@ -156,11 +156,11 @@ class Reader:
             exp.DateSub: lambda tree: ("date_sub", [tree.this, tree.expression]),
             exp.TsOrDsDiff: lambda tree: ("datediff", [tree.this, tree.expression]),
         }
-        for truncated in (exp.TimestampTrunc, exp.DateTrunc):
-            self._shapes[truncated] = lambda tree: (
-                "date_trunc",
-                [exp.Literal.string(tree.text("unit")), tree.this],
-            )
+        # `trunc`, which makes dates, is another one to sqlglot: DateTrunc.
+        self._shapes[exp.TimestampTrunc] = lambda tree: (
+            "date_trunc",
+            [exp.Literal.string(tree.text("unit")), tree.this],
+        )
 
     def node(self, tree: Any) -> Node:
         """Return the node of a tree.
@@ -181,6 +181,8 @@ class Reader:
             return self._literal(tree)
         if isinstance(tree, exp.Cast) and "try_cast" not in self._text.lower():
             return self._cast(tree)  # sqlglot takes Spark's CAST for TRY_CAST
+        if isinstance(tree, exp.Neg) and tree.this.is_number and isinstance(tree.this, exp.Literal):
+            return Node("literal", (), text, number_of(f"-{tree.this.name}"))
         if type(tree) in self._operators:
             return self._call(self._operators[type(tree)], [tree.this, tree.expression], text)
         special = self._special(tree)
@@ -292,13 +294,13 @@ _UNITS = {
 
 def number_of(text: str) -> tuple[Any, pa.DataType]:
     """Return a number's value and type, as Spark reads it: 1.5 is a decimal, 1e3 a double."""
-    if text.isdigit():
+    if text.removeprefix("-").isdigit():
         value = int(text)
-        if value < 1 << 31:
+        if -(1 << 31) <= value < 1 << 31:
             return value, pa.int32()
-        if value < 1 << 63:
+        if -(1 << 63) <= value < 1 << 63:
             return value, pa.int64()
-        return Decimal(text), pa.decimal128(len(str(value)), 0)
+        return Decimal(text), pa.decimal128(len(str(abs(value))), 0)
     if "e" in text.lower():
         return float(text), pa.float64()
     exact = Decimal(text)

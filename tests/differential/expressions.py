@@ -34,6 +34,8 @@ COLUMNS = pa.schema(
         ("later", TIMESTAMP),
         ("list", pa.list_(pa.int32())),
         ("st", pa.struct([("name", pa.string()), ("deep", pa.struct([("n", pa.int64())]))])),
+        ("f", pa.float32()),
+        ("w", pa.float64()),
     ]
 )
 _TEXTS = [
@@ -99,6 +101,8 @@ def rows(seed: int, count: int = 200) -> pa.RecordBatch:
                 "later": some([moment()]),
                 "list": some([[], [1], [1, None, 3]]),
                 "st": some([{"name": "a", "deep": {"n": 1}}, {"name": None, "deep": None}]),
+                "f": some([0.0, 1.5, 16_777_217.0, 0.1, float("nan")]),
+                "w": some([source.uniform(-1, 1) * 10 ** source.randrange(17)]),
             }
         )
     return pa.RecordBatch.from_pylist(lines, schema=COLUMNS)
@@ -117,6 +121,7 @@ EXPRESSIONS: dict[str, list[str]] = {
         "at + INTERVAL 1 HOUR",
         "day + INTERVAL 90 MINUTE",
         "at + INTERVAL '2' DAY",
+        "f + t",
     ],
     "-": ["i - 3", "n - i", "d - e", "x - y", "1.5 - x", "at - INTERVAL 10 SECOND"],
     "*": ["i * 2", "d * i", "x * y", "x * 2", "i * 0.908", "n * 1.5", "d * 0.5", "d * e"],
@@ -177,7 +182,7 @@ EXPRESSIONS: dict[str, list[str]] = {
         "CASE WHEN ok THEN x ELSE 1 END",
     ],
     "if": ["if(ok, i, j)", "if(i = 0, 0.0, 1 / i)", "if(ok, s, NULL)"],
-    "coalesce": ["coalesce(i, j, 0)", "coalesce(s, u)", "ifnull(d, 0)", "nvl(i, n)"],
+    "coalesce": ["coalesce(i, j, 0)", "coalesce(s, u)", "ifnull(d, 0)", "nvl(i, n)", "coalesce(f, t)"],
     "nullif": ["nullif(i, 1)", "nullif(s, '')", "nullif(e, e)"],
     "greatest": ["greatest(i, j)", "greatest(d, e)", "greatest(s, u, 'b')", "greatest(i, n, 5)"],
     "least": ["least(i, j)", "least(d, e)", "least(day, other_day)"],
@@ -207,7 +212,19 @@ EXPRESSIONS: dict[str, list[str]] = {
     "abs": ["abs(i)", "abs(e)", "abs(x)"],
     "sqrt": ["sqrt(e)", "sqrt(d)"],
     "isnan": ["isnan(e)"],
-    "round": ["round(d)", "round(d, 2)", "round(i)", "round(y, 2)", "round(y)", "round(e, 1)"],
+    "round": [
+        "round(d)",
+        "round(d, 2)",
+        "round(i)",
+        "round(y, 2)",
+        "round(y)",
+        "round(e, 1)",
+        "round(x, 2)",
+        "round(y, 6)",
+        "round(w, 2)",
+        "round(w, 8)",
+        "round(w, 15)",
+    ],
     "floor": ["floor(d)", "floor(i)"],
     "ceil": ["ceil(d)", "ceiling(i)"],
     "year": ["year(at)", "year(day)"],
@@ -263,6 +280,8 @@ EXPRESSIONS: dict[str, list[str]] = {
         "true",
         "1.50",
         "2e3",
+        "-2147483648",
+        "-9223372036854775808",
         "DATE '2024-02-29'",
         "TIMESTAMP '2024-02-29 12:30:00'",
     ],

@@ -60,6 +60,10 @@ def test_rows_that_are_none_have_columns_too() -> None:
         ("n +", "at character 3, '+'"),
         ("", "expected an expression"),
         ("n, s", "expected one expression"),
+        ("DATE '2026-01-01' + INTERVAL 1 DAY", "whole days from a date: write date_add(…, n)"),
+        ("trunc(DATE '2026-01-01', 'week')", "there is no function 'date_trunc' here"),
+        ("NULL = NULL", "values of NULL are not compared here"),
+        ("length(NULL)", "it does not take"),
         ("n FROM x", "expected one expression"),
         ("s.name", "'s' (string) has no field 'name'"),
         ("current_timestamp()", "there is no function 'current_timestamp' here"),
@@ -75,6 +79,35 @@ def test_a_mistake_is_told_in_words_of_the_expression(text: str, words: str) -> 
     with pytest.raises(OptionError) as caught:
         values(text)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("-2147483648", pa.int32()),
+        ("-9223372036854775808", pa.int64()),
+        ("CAST(d AS float) + CAST(1 AS tinyint)", pa.float64()),
+        ("round(1.25, 2)", pa.decimal128(4, 2)),
+        ("round(CAST(n AS decimal(20,2)), 5)", pa.decimal128(21, 2)),
+    ],
+)
+def test_types_are_those_of_spark(text: str, kind: pa.DataType) -> None:
+    assert bind(parsed(text, "select()")[1], ROWS.schema).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "rounded"),
+    [
+        (-47710851021109.945, 2, -47710851021109.95),
+        (54008351.125275314, 8, 54008351.12527531),
+        (4.8306808626079185, 15, 4.830680862607919),
+        (-0.4, 0, 0.0),
+    ],
+)
+def test_doubles_are_rounded_as_their_text(number: float, digits: int, rounded: float) -> None:
+    rows = pa.RecordBatch.from_pydict({"w": [number]})
+    bound = bind(parsed(f"round(w, {digits})", "select()")[1], rows.schema)
+    assert repr(column_of(bound.run(rows), rows)[0].as_py()) == repr(rounded)
 
 
 def source(columns: str = "dest string, delay double, at timestamp") -> ts.KafkaSource:
