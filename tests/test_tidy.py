@@ -66,7 +66,7 @@ MAY_IMPORT["spark/streaming"] = {*MAY_IMPORT["pipeline"], "pipeline"}
 MAY_IMPORT["ops"] = {*MAY_IMPORT} - {"spark/streaming"}
 MAY_IMPORT["testing"] = {*MAY_IMPORT} - {"spark/streaming", "postgres", "files"}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
-MAY_IMPORT["sql"] = {*MAY_IMPORT}
+MAY_IMPORT["queries"] = {*MAY_IMPORT}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT}
 MAY_IMPORT["tools"] = set()
 MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
@@ -75,6 +75,7 @@ MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "spark",
     "run",
     "tasks",
+    "expressions",
     "pipeline",
     "words",
 }

@@ -63,7 +63,7 @@ def when(sink: Sink | RoutedSink, predicate: Predicate | str) -> RoutedSink:
     if routed.predicate is not None:
         raise OptionError("when(when(...)): give one predicate: pc.and_(first, second)")
     if isinstance(predicate, str):
-        predicate = condition_of(predicate, "when()")
+        predicate = condition_of(predicate, "when")
     return replace(routed, predicate=predicate)
 
 

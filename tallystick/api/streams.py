@@ -289,14 +289,16 @@ class Expressions(ABC):
         return self._added(MapBatches(dropped(columns)))
 
     @checked
-    def rename(self, columns: Mapping[str, str] | None = None, /, **names: str) -> Self:
+    def rename(self, columns: Mapping[str, str]) -> Self:
         """Give columns other names.
 
         Args:
             columns: new names by old ones.
-            names: the same.
+
+        Raises:
+            OptionError: at the start, a column is not there.
         """
-        return self._added(MapBatches(renamed({**(columns or {}), **names})))
+        return self._added(MapBatches(renamed(columns)))
 
 
 @checked

@@ -76,7 +76,7 @@ def _index(schema: pa.Schema, name: str) -> int | None:
 
 @dataclass
 class _Plans:
-    """What was bound, by the columns of the rows; a process has its own."""
+    """Bound expressions by the columns of the rows; each process has its own."""
 
     by_schema: dict[pa.Schema, list[Bound]] = field(default_factory=dict)
 
@@ -134,13 +134,13 @@ class Condition:
         return column_of(bound.run(rows), rows)
 
 
-def condition_of(text: str, what: str = "filter()") -> Condition:
-    """Parse a predicate.
+def condition_of(text: str, step: str = "filter") -> Condition:
+    """Parse a predicate of a step.
 
     Raises:
         ExpressionError: it is no expression.
     """
-    return Condition(text, parsed(text, what)[1])
+    return Condition(text, parsed(text, f"{step}(predicate={text!r})")[1])
 
 
 @dataclass(frozen=True)
@@ -190,20 +190,20 @@ class Projection:
                 raise ExpressionError(
                     f"{self.what}: column {name!r} would be {shown_or(one.kind)}: CAST it to a type"
                 )
-        made = {
+        computed = {
             name: pa.field(name, one.kind)
             for (name, _), one in zip(self.columns, bound, strict=True)
         }
         if not self.beside:
-            return pa.schema(list(made.values()))
+            return pa.schema(list(computed.values()))
         self._check_names(schema)
         renamed = dict(self.renames)
         kept = [
-            made.pop(column.name, column).with_name(renamed.get(column.name, column.name))
+            computed.pop(column.name, column).with_name(renamed.get(column.name, column.name))
             for column in schema
             if column.name not in self.drops
         ]
-        result = pa.schema([*kept, *made.values()])
+        result = pa.schema([*kept, *computed.values()])
         if twice := [name for name in result.names if result.names.count(name) > 1]:
             raise ExpressionError(f"{self.what}: column {twice[0]!r} would be there twice")
         return result
@@ -220,20 +220,20 @@ class Projection:
         """Return the rows with their new columns."""
         schema = self.output(rows.schema)
         bound = self.plans.of([node for _, node in self.columns], rows.schema)
-        made = {
+        computed = {
             name: column_of(one.run(rows), rows)
             for (name, _), one in zip(self.columns, bound, strict=True)
         }
         if not self.beside:
-            if not made:
+            if not computed:
                 return rows.select([])
-            return pa.RecordBatch.from_arrays(list(made.values()), schema=schema)
+            return pa.RecordBatch.from_arrays(list(computed.values()), schema=schema)
         kept = [
-            made.pop(name, rows.column(at))
+            computed.pop(name, rows.column(at))
             for at, name in enumerate(rows.schema.names)
             if name not in self.drops
         ]
-        return pa.RecordBatch.from_arrays([*kept, *made.values()], schema=schema)
+        return pa.RecordBatch.from_arrays([*kept, *computed.values()], schema=schema)
 
 
 def selected(texts: Sequence[str]) -> Projection:
@@ -278,5 +278,5 @@ def dropped(names: Sequence[str]) -> Projection:
 
 def renamed(names: Mapping[str, str]) -> Projection:
     """Return the function of `rename`, of new names by old ones."""
-    what = f"rename({', '.join(f'{old}={new!r}' for old, new in names.items())})"
+    what = f"rename(columns={dict(names)!r})"
     return Projection(what, beside=True, renames=tuple(names.items()))

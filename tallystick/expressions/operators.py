@@ -127,14 +127,14 @@ def arithmetic(call: Callable[[Value, Value], Value], sign: str) -> Binder:
         kind = common_type(one.kind, other.kind, what)
         if T.is_null(kind):
             raise ExpressionError(f"{what}: both sides are NULL: CAST one to its type")
-        left, right = cast(one, kind, what), cast(other, kind, what)
+        first, second = cast(one, kind, what), cast(other, kind, what)
         may_fail = T.is_integer(kind)
         return Bound(
             kind,
             lambda rows: checked(
-                lambda: call(left.run(rows), right.run(rows)), what, f"beyond {shown(kind)}"
+                lambda: call(first.run(rows), second.run(rows)), what, f"beyond {shown(kind)}"
             ),
-            may_fail or left.may_fail or right.may_fail,
+            may_fail or first.may_fail or second.may_fail,
         )
 
     return bind
@@ -151,10 +151,10 @@ def _decimal_of(bound: Bound, what: str) -> Bound:
 def _decimals(
     args: Sequence[Bound], call: Callable[[Value, Value], Value], sign: str, what: str
 ) -> Bound:
-    left, right = (_decimal_of(arg, what) for arg in args)
-    if T.is_null(left.kind) or T.is_null(right.kind):
+    first, second = (_decimal_of(arg, what) for arg in args)
+    if T.is_null(first.kind) or T.is_null(second.kind):
         raise ExpressionError(f"{what}: NULL beside a decimal: CAST it to its type")
-    (p1, s1), (p2, s2) = ((one.kind.precision, one.kind.scale) for one in (left, right))
+    (p1, s1), (p2, s2) = ((one.kind.precision, one.kind.scale) for one in (first, second))
     if sign == "*":
         precision, scale = p1 + p2 + 1, s1 + s2
     else:
@@ -162,14 +162,14 @@ def _decimals(
         precision = max(p1 - s1, p2 - s2) + scale + 1
     if precision > DECIMAL_DIGITS_MAX:
         raise ExpressionError(
-            f"{what}: {shown(left.kind)} {sign} {shown(right.kind)} needs {precision} digits, and "
-            f"there are {DECIMAL_DIGITS_MAX}: CAST to fewer"
+            f"{what}: {shown(first.kind)} {sign} {shown(second.kind)} needs {precision} digits, "
+            f"and there are {DECIMAL_DIGITS_MAX}: CAST to fewer"
         )
     kind = pa.decimal128(precision, scale)
     return Bound(
         kind,
-        lambda rows: pc.cast(call(left.run(rows), right.run(rows)), kind),
-        left.may_fail or right.may_fail,
+        lambda rows: pc.cast(call(first.run(rows), second.run(rows)), kind),
+        first.may_fail or second.may_fail,
     )
 
 
@@ -213,10 +213,10 @@ def _divide(args: Sequence[Bound], what: str) -> Bound:
             raise ExpressionError(f"{what}: division of decimals: CAST one side to double")
         if not (is_number(arg.kind) or T.is_null(arg.kind)):
             raise ExpressionError(f"{what}: there is no division of {shown(arg.kind)}")
-    left, right = (cast(arg, pa.float64(), what) for arg in args)
+    first, second = (cast(arg, pa.float64(), what) for arg in args)
 
     def run(rows: pa.RecordBatch) -> Value:
-        dividend, divisor = left.run(rows), right.run(rows)
+        dividend, divisor = first.run(rows), second.run(rows)
         _refuse_zero(divisor, dividend, what)
         return pc.divide(dividend, divisor)
 
@@ -229,10 +229,10 @@ def _whole(remainder: bool) -> Binder:
             given = ", ".join(shown_or(arg.kind) for arg in args)
             raise ExpressionError(f"{what}: only whole numbers have it here, not {given}")
         kind = common_type(args[0].kind, args[1].kind, what) if remainder else pa.int64()
-        left, right = (cast(arg, kind, what) for arg in args)
+        first, second = (cast(arg, kind, what) for arg in args)
 
         def run(rows: pa.RecordBatch) -> Value:
-            dividend, divisor = left.run(rows), right.run(rows)
+            dividend, divisor = first.run(rows), second.run(rows)
             _refuse_zero(divisor, dividend, what)
             if not remainder:
                 return checked(lambda: pc.divide_checked(dividend, divisor), what, "beyond bigint")
@@ -274,13 +274,13 @@ def compare(sign: str) -> Binder:
     """Return the binder of a comparison."""
 
     def bind(args: Sequence[Bound], what: str) -> Bound:
-        left, right = _alike(args, what)
-        kind = left.kind
+        first, second = _alike(args, what)
+        kind = first.kind
         if T.is_nested(kind) or T.is_duration(kind) or T.is_null(kind):
             raise ExpressionError(f"{what}: values of {shown_or(kind)} are not compared here")
         call = _COMPARED_FLOATS[sign] if T.is_floating(kind) else _COMPARED[sign]
-        fails = left.may_fail or right.may_fail
-        return Bound(pa.bool_(), lambda rows: call(left.run(rows), right.run(rows)), fails)
+        fails = first.may_fail or second.may_fail
+        return Bound(pa.bool_(), lambda rows: call(first.run(rows), second.run(rows)), fails)
 
     return bind
 
@@ -326,18 +326,18 @@ _COMPARED_FLOATS: dict[str, Callable[[Value, Value], Value]] = {
 
 
 def _null_safe(args: Sequence[Bound], what: str) -> Bound:
-    left, right = _alike(args, what)
-    equal = compare("=")([left, right], what)
+    first, second = _alike(args, what)
+    equal = compare("=")([first, second], what)
 
     def run(rows: pa.RecordBatch) -> Value:
-        one, other = left.run(rows), right.run(rows)
+        one, other = first.run(rows), second.run(rows)
         both_null = pc.and_(pc.is_null(one), pc.is_null(other))
         return pc.or_kleene(both_null, pc.fill_null(equal.run(rows), False))
 
     return Bound(pa.bool_(), run, equal.may_fail)
 
 
-# Logic: the right side runs only for the rows that the left one leaves open.
+# Logic: the second side runs only for the rows that the first one leaves open.
 
 
 def _truth(args: Sequence[Bound], what: str) -> list[Bound]:
@@ -349,14 +349,14 @@ def _truth(args: Sequence[Bound], what: str) -> list[Bound]:
 
 def _logic(call: Callable[[Value, Value], Value], decided: bool) -> Binder:
     def bind(args: Sequence[Bound], what: str) -> Bound:
-        left, right = _truth(args, what)
+        first, second = _truth(args, what)
 
         def run(rows: pa.RecordBatch) -> Value:
-            one = left.run(rows)
+            one = first.run(rows)
             is_open = pc.invert(pc.fill_null(pc.equal(one, pa.scalar(decided)), False))
-            return call(one, where_needed(right, rows, is_open))
+            return call(one, where_needed(second, rows, is_open))
 
-        return Bound(pa.bool_(), run, left.may_fail or right.may_fail)
+        return Bound(pa.bool_(), run, first.may_fail or second.may_fail)
 
     return bind
 

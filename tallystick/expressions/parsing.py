@@ -45,31 +45,121 @@ def parsed(text: str, what: str) -> tuple[str, Node]:
     from sqlglot.errors import ParseError, TokenError
 
     if not isinstance(text, str) or not text.strip():
-        raise ExpressionError(f"{what}: {text!r}: expected an expression, such as 'price > 10'")
+        raise ExpressionError(f"{what}: expected an expression, such as 'price > 10'")
     if re.search(r"\w''\w", text):  # two texts to sqlglot, a quote in one to Spark
-        raise ExpressionError(f"{what}: {text!r}: write a quote in a text as \\'")
+        raise ExpressionError(f"{what}: write a quote in a text as \\'")
     try:
         tree = sqlglot.parse_one(f"SELECT {text}", read=DIALECT)
     except ParseError as error:
         at = error.errors[0]
         column = max(1, int(at["col"]) - len("SELECT ") - len(str(at["highlight"])) + 1)
         raise ExpressionError(
-            f"{what}: {text!r}: at character {column}, {at['highlight']!r}: {at['description']}"
+            f"{what}: at character {column}, {at['highlight']!r}: {at['description']}"
         ) from None
     except TokenError as error:
-        raise ExpressionError(f"{what}: {text!r}: {str(error).splitlines()[0]}") from None
+        raise ExpressionError(f"{what}: {str(error).splitlines()[0]}") from None
     exp = sqlglot.exp
     others = [
         key for key, value in tree.args.items() if value and key not in ("expressions", "kind")
     ]
     if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or others:
-        raise ExpressionError(f"{what}: {text!r}: expected one expression, such as 'price > 10'")
+        raise ExpressionError(f"{what}: expected one expression, such as 'price > 10'")
     node = tree.expressions[0]
     reader = Reader(exp, text, what)
     if isinstance(node, exp.Alias):
         return str(node.alias), reader.node(node.this)
     name = str(node.name) if isinstance(node, exp.Column | exp.Dot) else ""
     return name, reader.node(node)
+
+
+def operators_in(exp: Any) -> dict[Any, str]:
+    """Return the names of functions with `this` and `expression`, by sqlglot's classes."""
+    return {
+        exp.Add: "+",
+        exp.Sub: "-",
+        exp.Mul: "*",
+        exp.Div: "/",
+        exp.IntDiv: "div",
+        exp.Mod: "%",
+        exp.EQ: "=",
+        exp.NEQ: "<>",
+        exp.GT: ">",
+        exp.GTE: ">=",
+        exp.LT: "<",
+        exp.LTE: "<=",
+        exp.NullSafeEQ: "<=>",
+        exp.And: "and",
+        exp.Or: "or",
+        exp.Like: "like",
+        exp.Nullif: "nullif",
+    }
+
+
+def functions_in(exp: Any) -> dict[Any, str]:
+    """Return the names of functions whose arguments stand in their order, by sqlglot's classes."""
+    return {
+        exp.Neg: "negative",
+        exp.Not: "not",
+        exp.Lower: "lower",
+        exp.Upper: "upper",
+        exp.Length: "length",
+        exp.Abs: "abs",
+        exp.Sqrt: "sqrt",
+        exp.IsNan: "isnan",
+        exp.Round: "round",
+        exp.Floor: "floor",
+        exp.Ceil: "ceil",
+        exp.Substring: "substring",
+        exp.StartsWith: "startswith",
+        exp.EndsWith: "endswith",
+        exp.Contains: "contains",
+        exp.Reverse: "reverse",
+        exp.Replace: "replace",
+        exp.Year: "year",
+        exp.Quarter: "quarter",
+        exp.Month: "month",
+        exp.Day: "day",
+        exp.DayOfMonth: "day",
+        exp.DayOfYear: "dayofyear",
+        exp.DayOfWeek: "dayofweek",
+        exp.WeekOfYear: "weekofyear",
+        exp.Hour: "hour",
+        exp.Minute: "minute",
+        exp.Second: "second",
+        exp.ArraySize: "size",
+        exp.UnixMicros: "unix_micros",
+        exp.UnixMillis: "unix_millis",
+        exp.UnixSeconds: "unix_seconds",
+        exp.DateDiff: "datediff",
+    }
+
+
+def shapes_in(exp: Any) -> dict[Any, Callable[[Any], tuple[str, list[Any]]]]:
+    """Return functions that name a function and its arguments, by sqlglot's classes."""
+    shapes: dict[Any, Callable[[Any], tuple[str, list[Any]]]] = {
+        exp.In: lambda tree: ("in", [tree.this, *tree.expressions]),
+        exp.If: lambda tree: (
+            "if",
+            [tree.this, tree.args["true"], tree.args.get("false") or exp.null()],
+        ),
+        exp.Coalesce: lambda tree: ("coalesce", [tree.this, *tree.expressions]),
+        exp.Greatest: lambda tree: ("greatest", [tree.this, *tree.expressions]),
+        exp.Least: lambda tree: ("least", [tree.this, *tree.expressions]),
+        exp.Concat: lambda tree: ("concat", tree.expressions),
+        exp.DPipe: lambda tree: ("concat", [tree.this, tree.expression]),
+        exp.Trim: lambda tree: (_TRIMS.get(tree.text("position").upper(), "trim"), [tree.this]),
+        exp.TsOrDsToDate: lambda tree: ("to_date", [tree.this]),
+        exp.Date: lambda tree: ("to_date", [tree.this]),
+        exp.TsOrDsAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
+        exp.DateAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
+        exp.DateSub: lambda tree: ("date_sub", [tree.this, tree.expression]),
+        exp.TsOrDsDiff: lambda tree: ("datediff", [tree.this, tree.expression]),
+    }
+    shapes[exp.TimestampTrunc] = lambda tree: (
+        "date_trunc",
+        [exp.Literal.string(tree.text("unit")), tree.this],
+    )
+    return shapes
 
 
 class Reader:
@@ -82,85 +172,8 @@ class Reader:
 
     def __init__(self, exp: Any, text: str, what: str) -> None:
         self._exp, self._text, self._what = exp, text, what
-        self._operators = {
-            exp.Add: "+",
-            exp.Sub: "-",
-            exp.Mul: "*",
-            exp.Div: "/",
-            exp.IntDiv: "div",
-            exp.Mod: "%",
-            exp.EQ: "=",
-            exp.NEQ: "<>",
-            exp.GT: ">",
-            exp.GTE: ">=",
-            exp.LT: "<",
-            exp.LTE: "<=",
-            exp.NullSafeEQ: "<=>",
-            exp.And: "and",
-            exp.Or: "or",
-            exp.Like: "like",
-            exp.Nullif: "nullif",
-        }
-        self._functions = {
-            exp.Neg: "negative",
-            exp.Not: "not",
-            exp.Lower: "lower",
-            exp.Upper: "upper",
-            exp.Length: "length",
-            exp.Abs: "abs",
-            exp.Sqrt: "sqrt",
-            exp.IsNan: "isnan",
-            exp.Round: "round",
-            exp.Floor: "floor",
-            exp.Ceil: "ceil",
-            exp.Substring: "substring",
-            exp.StartsWith: "startswith",
-            exp.EndsWith: "endswith",
-            exp.Contains: "contains",
-            exp.Reverse: "reverse",
-            exp.Replace: "replace",
-            exp.Year: "year",
-            exp.Quarter: "quarter",
-            exp.Month: "month",
-            exp.Day: "day",
-            exp.DayOfMonth: "day",
-            exp.DayOfYear: "dayofyear",
-            exp.DayOfWeek: "dayofweek",
-            exp.WeekOfYear: "weekofyear",
-            exp.Hour: "hour",
-            exp.Minute: "minute",
-            exp.Second: "second",
-            exp.ArraySize: "size",
-            exp.UnixMicros: "unix_micros",
-            exp.UnixMillis: "unix_millis",
-            exp.UnixSeconds: "unix_seconds",
-            exp.DateDiff: "datediff",
-        }
-
-        self._shapes: dict[Any, Callable[[Any], tuple[str, list[Any]]]] = {
-            exp.In: lambda tree: ("in", [tree.this, *tree.expressions]),
-            exp.If: lambda tree: (
-                "if",
-                [tree.this, tree.args["true"], tree.args.get("false") or exp.null()],
-            ),
-            exp.Coalesce: lambda tree: ("coalesce", [tree.this, *tree.expressions]),
-            exp.Greatest: lambda tree: ("greatest", [tree.this, *tree.expressions]),
-            exp.Least: lambda tree: ("least", [tree.this, *tree.expressions]),
-            exp.Concat: lambda tree: ("concat", tree.expressions),
-            exp.DPipe: lambda tree: ("concat", [tree.this, tree.expression]),
-            exp.Trim: lambda tree: (_TRIMS.get(tree.text("position").upper(), "trim"), [tree.this]),
-            exp.TsOrDsToDate: lambda tree: ("to_date", [tree.this]),
-            exp.Date: lambda tree: ("to_date", [tree.this]),
-            exp.TsOrDsAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
-            exp.DateAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
-            exp.DateSub: lambda tree: ("date_sub", [tree.this, tree.expression]),
-            exp.TsOrDsDiff: lambda tree: ("datediff", [tree.this, tree.expression]),
-        }
-        # `trunc`, which makes dates, is another one to sqlglot: DateTrunc.
-        self._shapes[exp.TimestampTrunc] = lambda tree: (
-            "date_trunc",
-            [exp.Literal.string(tree.text("unit")), tree.this],
-        )
+        self._operators, self._functions = operators_in(exp), functions_in(exp)
+        self._shapes = shapes_in(exp)
 
     def node(self, tree: Any) -> Node:
         """Return the node of a tree.
@@ -211,10 +224,10 @@ class Reader:
 
     def _unknown(self, name: str, text: str) -> ExpressionError:
         at = self._text.lower().find(name)
-        place = f" at character {at + 1}" if at >= 0 else ""
+        place = f" at character {at + 1}:" if at >= 0 else ""
         known = [one for one in (*FUNCTIONS, *ALIASES) if one[0].isalpha()]
         return ExpressionError(
-            f"{self._what}: {self._text!r}:{place}: there is no function {name!r} here"
+            f"{self._what}:{place} there is no function {name!r} here"
             f"{'' if text.lower().startswith(name) else f' ({text})'}.{near(name, known)} A "
             f"function of map_batches can do what lacks"
         )

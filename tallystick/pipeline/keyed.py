@@ -350,7 +350,7 @@ def output_after(cluster: Cluster, step: Process, columns: pa.Schema | None) -> 
         step: the step.
         columns: of the rows that come to it; None: not known.
     """
-    with suppress(OptionError):  # `_step` says what is wrong
+    with suppress(OptionError, KeyError):  # `_step` says what is wrong
         if columns is not None and all(name in columns.names for name in step.key):
             key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
             processor = step.processor

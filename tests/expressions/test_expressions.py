@@ -129,7 +129,7 @@ def test_columns_are_known_behind_expressions_and_keyed_steps() -> None:
         .filter("delay > 15")
         .with_columns(hours="delay / 10", dest="upper(dest)")
         .drop("at")
-        .rename(hours="tens")
+        .rename({"hours": "tens"})
         .key_by("dest")
         .process(ts.aggregate({"n": ts.count(), "tens": ts.sum("tens")}))
         .select("dest", "tens / n AS mean", "n")
@@ -169,7 +169,7 @@ def test_one_sink_may_have_a_condition() -> None:
         (ts.Pipeline("p").read(source()).drop("dely"), "Did you mean 'delay'?"),
         (ts.Pipeline("p").read(source()).select("NULL AS x"), "would be NULL: CAST it to a type"),
         (
-            ts.Pipeline("p").read(source()).rename(dest="delay"),
+            ts.Pipeline("p").read(source()).rename({"dest": "delay"}),
             "column 'delay' would be there twice",
         ),
     ],

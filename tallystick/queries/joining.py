@@ -11,8 +11,8 @@ from sqlglot import exp
 from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream
 from tallystick.errors import OptionError
-from tallystick.sql.parsing import DIALECT, conjuncts, milliseconds
-from tallystick.sql.relations import Relation, tables_in
+from tallystick.queries.parsing import DIALECT, conjuncts, milliseconds
+from tallystick.queries.relations import Relation, tables_in
 from tallystick.state.functions.joins import interval_join, temporal_join
 
 _COMPARED: dict[type[exp.Expression], tuple[bool, int]] = {
@@ -21,7 +21,7 @@ _COMPARED: dict[type[exp.Expression], tuple[bool, int]] = {
     exp.LTE: (False, 0),
     exp.LT: (False, -1),
 }
-"""Whether a comparison bounds its left side from below, and by how many ms more than its right."""
+"""The side that a comparison bounds, true for its left one from below, and by how many ms more."""
 _MIRRORED = {exp.GTE: exp.LTE, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.LT: exp.GT}
 KEY = "_key_"
 
@@ -31,9 +31,9 @@ class Conditions:
     """The conditions of a join.
 
     Args:
-        keys: pairs of expressions that are equal, of the left table and of the right one.
-        lower, upper: by how much a right row may be later than a left one, in ms.
-        rest: what is left to filter by.
+        keys: pairs of expressions that are equal, of the first table and of the second one.
+        lower, upper: by how much a second row may be later than a first one, in ms.
+        rest: what is first to filter by.
     """
 
     keys: list[tuple[exp.Expression, exp.Expression]] = field(default_factory=list)
@@ -43,22 +43,22 @@ class Conditions:
 
 
 def joined(
-    select: exp.Select, join: exp.Join, left: Relation, right: Relation, uid: str, name: str
+    select: exp.Select, join: exp.Join, first: Relation, second: Relation, uid: str, name: str
 ) -> Relation:
     """Translate the join of a query.
 
     Args:
         select: the query; conditions of an inner join may stand in its WHERE.
         join: its join.
-        left: the rows of the first table.
-        right: those of the second.
+        first: the rows of the first table.
+        second: those of the second.
         uid: of the keyed step.
         name: of the pipeline.
 
     Raises:
         OptionError: there is no such join over streams; the message names what it lacks.
     """
-    (left_name,), (right_name,) = left.names, right.names
+    (left_name,), (right_name,) = first.names, second.names
     how = _how(join)
     version = join.this.args.get("version")
     given = conjuncts(join.args.get("on"))
@@ -73,7 +73,7 @@ def joined(
         where = select.args.get("where")
         given += conjuncts(where.this if where is not None else None)
         select.set("where", None)
-    conditions = _sorted(given, left, right)
+    conditions = _sorted(given, first, second)
     if not conditions.keys:
         raise OptionError(
             f"sql: join of {left_name} and {right_name}: ON has no equality of their columns, and "
@@ -84,7 +84,7 @@ def joined(
             f"sql: {conditions.rest[0].sql(DIALECT)}: an outer join takes equalities and the "
             f"bounds of the times alone; filter the tables before, in WITH … AS (SELECT … WHERE …)"
         )
-    return _step(select, (left, right), conditions, how, version, uid, name)
+    return _step(select, (first, second), conditions, how, version, uid, name)
 
 
 def _how(join: exp.Join) -> str:
@@ -97,8 +97,8 @@ def _how(join: exp.Join) -> str:
     return side.lower() or "inner"
 
 
-def _sorted(given: Iterable[exp.Expression], left: Relation, right: Relation) -> Conditions:
-    (left_name,), (right_name,) = left.names, right.names
+def _sorted(given: Iterable[exp.Expression], first: Relation, second: Relation) -> Conditions:
+    (left_name,), (right_name,) = first.names, second.names
     names = (left_name, right_name)
     result = Conditions()
     for condition in given:
@@ -119,7 +119,7 @@ def _sorted(given: Iterable[exp.Expression], left: Relation, right: Relation) ->
         elif sides == ({right_name}, {left_name}):
             result.keys.append((condition.expression, condition.this))
         else:
-            spans = [_bound(bound, left, right) for bound in bounds]
+            spans = [_bound(bound, first, second) for bound in bounds]
             if None in spans:
                 result.rest.append(condition)
                 continue
@@ -131,8 +131,8 @@ def _sorted(given: Iterable[exp.Expression], left: Relation, right: Relation) ->
     return result
 
 
-def _bound(node: exp.Expression, left: Relation, right: Relation) -> tuple[bool, int] | None:
-    """Return a bound of how much later a right row may be; None: the condition is none.
+def _bound(node: exp.Expression, first: Relation, second: Relation) -> tuple[bool, int] | None:
+    """Return a bound of how much later a second row may be; None: the condition is none.
 
     Returns:
         True for a lower bound, and the bound in ms.
@@ -144,9 +144,9 @@ def _bound(node: exp.Expression, left: Relation, right: Relation) -> tuple[bool,
         return None
     (one, one_ms), (other, other_ms) = (side for side in sides if side is not None)
     kind = type(node)
-    if _is_time(one, left) and _is_time(other, right):
+    if _is_time(one, first) and _is_time(other, second):
         one, one_ms, other, other_ms, kind = other, other_ms, one, one_ms, _MIRRORED[kind]
-    if not (_is_time(one, right) and _is_time(other, left)):
+    if not (_is_time(one, second) and _is_time(other, first)):
         return None
     is_lower, more = _COMPARED[kind]
     return is_lower, other_ms - one_ms + more
@@ -227,12 +227,12 @@ def _step(
 
 
 def _unbounded(names: list[str], times: dict[str, str], sides: tuple[Relation, Relation]) -> str:
-    left, right = names
+    first, second = names
     left_time, right_time = (next(iter(sorted(side.times)), "at") for side in sides)
     return (
-        f"sql: join of {left} and {right}: nothing bounds how far their times are apart, and its "
-        f"state would grow for ever: add AND {right}.{right_time} BETWEEN {left}.{left_time} AND "
-        f"{left}.{left_time} + INTERVAL 1 HOUR, or FOR SYSTEM_TIME AS OF {left}.{left_time}"
+        f"sql: join of {first} and {second}: nothing bounds how far their times are apart, and its "
+        f"state would grow for ever: add AND {second}.{right_time} BETWEEN {first}.{left_time} AND "
+        f"{first}.{left_time} + INTERVAL 1 HOUR, or FOR SYSTEM_TIME AS OF {first}.{left_time}"
     )
 
 

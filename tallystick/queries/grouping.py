@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from tallystick.errors import OptionError
-from tallystick.sql.parsing import (
+from tallystick.queries.parsing import (
     DIALECT,
     TABLE_FUNCTIONS,
     WINDOW,
@@ -18,7 +18,7 @@ from tallystick.sql.parsing import (
     milliseconds,
     shown,
 )
-from tallystick.sql.relations import WINDOW_NAMES, Relation, is_column
+from tallystick.queries.relations import WINDOW_NAMES, Relation, is_column
 from tallystick.state.functions import aggregates
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.ready_made import aggregate

@@ -16,11 +16,11 @@ from tallystick.errors import OptionError, TallystickError
 from tallystick.pipeline.keyed import columns_of
 from tallystick.pipeline.sinks import with_columns
 from tallystick.pipeline.topics import columns_ddl
+from tallystick.queries.grouping import grouped, is_grouped, table_function, with_windows
+from tallystick.queries.joining import joined
+from tallystick.queries.parsing import DIALECT, alias_name, conjuncts, milliseconds, statements_of
+from tallystick.queries.relations import Relation
 from tallystick.spark.cluster import Cluster
-from tallystick.sql.grouping import grouped, is_grouped, table_function, with_windows
-from tallystick.sql.joining import joined
-from tallystick.sql.parsing import DIALECT, alias_name, conjuncts, milliseconds, statements_of
-from tallystick.sql.relations import Relation
 from tallystick.state.functions.ready_made import deduplicate
 from tallystick.tasks.keyed_step import Columns, MapBatches
 from tallystick.tasks.outputs import Filter
@@ -225,9 +225,9 @@ class Translation:
                 f"join to a topic, and join that"
             )
         if joins:
-            right = self._table(joins[0].this, named)
+            second = self._table(joins[0].this, named)
             step_uid = self._uid("" if is_grouped(select) else uid, "join")
-            relation = joined(select, joins[0], relation, right, step_uid, self.name)
+            relation = joined(select, joins[0], relation, second, step_uid, self.name)
         where = select.args.get("where")
         if where is not None:
             relation.refuse_updates("WHERE around")

@@ -10,7 +10,7 @@ from sqlglot.errors import SqlglotError
 from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream
 from tallystick.errors import OptionError
-from tallystick.sql.parsing import DIALECT, WINDOW
+from tallystick.queries.parsing import DIALECT, WINDOW
 
 WINDOW_NAMES = (WINDOW, "session_window")
 """Tables of `window.start` and the like."""
@@ -118,7 +118,7 @@ class Relation:
         )
 
     def with_columns(self, expressions: Mapping[str, exp.Expression]) -> Self:
-        """Compute columns beside those that are there."""
+        """Compute further columns."""
         if not expressions:
             return self
         texts = {name: node.sql(DIALECT) for name, node in expressions.items()}
