@@ -71,6 +71,7 @@ from .spark.context import (
     spark_session as spark_session,
 )
 from .spark.streaming.registration import register as register
+from .queries.query import sql as sql
 from .state.functions.aggregates import (
     approximate_distinct_count as approximate_distinct_count,
     average as average,

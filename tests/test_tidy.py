@@ -60,11 +60,13 @@ MAY_IMPORT["tasks"] = {*MAY_IMPORT} - {"storage", "kafka", "postgres", "files", 
 MAY_IMPORT["spark"] = {*MAY_IMPORT} - {"storage", "postgres", "files", "options"}
 MAY_IMPORT["words"] = {"errors", "arguments"}
 MAY_IMPORT["run"] = {*MAY_IMPORT["tasks"], "words"}
+MAY_IMPORT["expressions"] = {"errors", "arguments", "host", "codec", "state"}
 MAY_IMPORT["pipeline"] = {*MAY_IMPORT} - {"postgres", "files"}
 MAY_IMPORT["spark/streaming"] = {*MAY_IMPORT["pipeline"], "pipeline"}
 MAY_IMPORT["ops"] = {*MAY_IMPORT} - {"spark/streaming"}
 MAY_IMPORT["testing"] = {*MAY_IMPORT} - {"spark/streaming", "postgres", "files"}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
+MAY_IMPORT["queries"] = {*MAY_IMPORT}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT}
 MAY_IMPORT["tools"] = set()
 MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
@@ -73,6 +75,7 @@ MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "spark",
     "run",
     "tasks",
+    "expressions",
     "pipeline",
     "words",
 }

@@ -38,6 +38,7 @@ from tallystick.api.processors import ahead_ms, delays_ms, processor_of
 from tallystick.api.routing import AnySink, routing_of
 from tallystick.api.streams import (
     NO_INPUTS,
+    Expressions,
     Inputs,
     MapFunction,
     State,
@@ -97,7 +98,7 @@ NAME_LENGTH_MAX = 200
 
 @checked
 @dataclass(frozen=True, repr=False)
-class Pipeline:
+class Pipeline(Expressions):
     """Kafka to Kafka and elsewhere, exactly once. Immutable: each step returns a new pipeline.
 
     Args:
@@ -176,15 +177,20 @@ class Pipeline:
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
     @checked
-    def filter(self, predicate: Predicate) -> Self:
+    def filter(self, predicate: Predicate | str) -> Self:
         """Keep some rows, and all of their columns.
 
         Args:
-            predicate: gets a `pyarrow.RecordBatch` and returns a column of booleans, one for each
-                row, such as `lambda rows: pc.greater(rows["delay"], 15)`; null is false.
+            predicate: in Spark's SQL, "delay > 15"; or a function that gets a
+                `pyarrow.RecordBatch` and returns a column of booleans, one for each row. Null is
+                false.
         """
         self._refuse_named("filter")
-        return replace(self, steps=(*self.steps, filter_step(predicate)))
+        return self._added(filter_step(predicate))
+
+    def _added(self, step: Step) -> Self:
+        self._refuse_named("an expression")
+        return replace(self, steps=(*self.steps, step))
 
     @checked
     def transform(self, function: FrameFunction) -> Self:
@@ -599,7 +605,10 @@ def _raise_unknown(owner: object, name: str) -> NoReturn:
     raise unknown_name(type(owner).__name__, name, known) from None
 
 
-_STEPS = ("read", "map_batches", "filter", "transform", "key_by", "write", "start", "recover")
+_STEPS = (
+    *("read", "map_batches", "filter", "select", "with_columns", "drop", "rename", "transform"),
+    *("key_by", "write", "start", "recover"),
+)
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from tallystick.arguments import checked
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
+from tallystick.expressions.binding import condition_of
 from tallystick.tasks.dataframes import with_frames
 from tallystick.tasks.outputs import MAIN, Batch, Predicate, Selection, check_output_name
 
@@ -46,14 +47,14 @@ def mapped(sink: Sink | RoutedSink, function: Function) -> RoutedSink:
 
 
 @checked
-def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
+def when(sink: Sink | RoutedSink, predicate: Predicate | str) -> RoutedSink:
     """Let only some rows through to a sink of `Pipeline.write`.
 
     Args:
         sink: any; of one that is `mapped`, the rows before that.
-        predicate: gets a `pyarrow.RecordBatch` and returns a column of booleans, one for each row;
-            null is false. It runs in the tasks, must not keep state, and may be called for fewer
-            batches than the output has.
+        predicate: in Spark's SQL, "amount > 100"; or a function that gets a `pyarrow.RecordBatch`
+            and returns a column of booleans, one for each row. Null is false. It runs in the tasks,
+            must not keep state, and may be called for fewer batches than the output has.
 
     Raises:
         OptionError: the sink has a predicate already.
@@ -61,6 +62,8 @@ def when(sink: Sink | RoutedSink, predicate: Predicate) -> RoutedSink:
     routed = sink if isinstance(sink, RoutedSink) else RoutedSink(sink)
     if routed.predicate is not None:
         raise OptionError("when(when(...)): give one predicate: pc.and_(first, second)")
+    if isinstance(predicate, str):
+        predicate = condition_of(predicate, "when")
     return replace(routed, predicate=predicate)
 
 

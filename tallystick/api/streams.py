@@ -3,6 +3,7 @@
 That state is broadcast tables and lists of readers; `enrich` joins rows with a table.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
@@ -10,6 +11,13 @@ from typing import Literal, Self, cast
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.arguments import checked, near, not_one_of
 from tallystick.errors import OptionError
+from tallystick.expressions.binding import (
+    condition_of,
+    dropped,
+    renamed,
+    selected,
+    with_columns_of,
+)
 from tallystick.pipeline.inputs import InputDeclaration, ListDeclaration, TableDeclaration
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import PLAIN_NAME
@@ -169,8 +177,14 @@ def map_step(
     return MapBatches(with_table, schema, outputs or {}, state)
 
 
-def filter_step(predicate: Predicate) -> MapBatches:
-    """Return the argument of `filter` as a step."""
+def filter_step(predicate: Predicate | str) -> MapBatches:
+    """Return the argument of `filter` as a step.
+
+    Raises:
+        OptionError: it is no function of a batch, and no expression.
+    """
+    if isinstance(predicate, str):
+        return MapBatches(Filter(condition_of(predicate)))
     check_function("filter", predicate, 1, "predicate")
     return MapBatches(Filter(predicate))
 
@@ -234,9 +248,62 @@ NOT_A_NAME = "max_parallelism"
 """Another argument of `key_by`."""
 
 
+class Expressions(ABC):
+    """The methods of streams and pipelines with expressions in Spark's SQL."""
+
+    @abstractmethod
+    def _added(self, step: MapBatches) -> Self:
+        """Return the rows behind one more step."""
+
+    @checked
+    def select(self, *columns: str) -> Self:
+        """Compute the columns of the rows.
+
+        Args:
+            columns: names, or expressions with a name: "dest", "dep_delay * 60 AS seconds".
+
+        Raises:
+            OptionError: one is no expression; at the start, a column or function is not there.
+        """
+        return self._added(MapBatches(selected(columns)))
+
+    @checked
+    def with_columns(self, **columns: str) -> Self:
+        """Compute columns beside the others, or in place of those of the same name.
+
+        Args:
+            columns: an expression for each name: late="dep_delay > 15".
+
+        Raises:
+            OptionError: as of `select`.
+        """
+        return self._added(MapBatches(with_columns_of(columns)))
+
+    @checked
+    def drop(self, *columns: str) -> Self:
+        """Leave columns out.
+
+        Args:
+            columns: names; each has to be there.
+        """
+        return self._added(MapBatches(dropped(columns)))
+
+    @checked
+    def rename(self, columns: Mapping[str, str]) -> Self:
+        """Give columns other names.
+
+        Args:
+            columns: new names by old ones.
+
+        Raises:
+            OptionError: at the start, a column is not there.
+        """
+        return self._added(MapBatches(renamed(columns)))
+
+
 @checked
 @dataclass(frozen=True)
-class Stream:
+class Stream(Expressions):
     """A source and the functions that its rows pass through; immutable, as a pipeline.
 
     Args:
@@ -274,13 +341,16 @@ class Stream:
         return replace(self, steps=(*self.steps, map_step(function, schema, outputs, state)))
 
     @checked
-    def filter(self, predicate: Predicate) -> Self:
+    def filter(self, predicate: Predicate | str) -> Self:
         """Keep some rows of the input, as `Pipeline.filter` does.
 
         Args:
             predicate: as for `Pipeline.filter`.
         """
         return replace(self, steps=(*self.steps, filter_step(predicate)))
+
+    def _added(self, step: MapBatches) -> Self:
+        return replace(self, steps=(*self.steps, step))
 
     def declared(self, pipeline: str, name: str, uid: str) -> InputDeclaration:
         """Return the declaration of the input, for a run.

@@ -16,6 +16,7 @@ from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.tokens import Token
 from tallystick.errors import DataLossError, OptionError, TallystickError
+from tallystick.expressions.binding import Projection
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
@@ -119,7 +120,7 @@ class PipelineRun:
         self.inputs = tuple(PipelineInput(declared, cluster) for declared in inputs)
         topology.check_dead_letters(value_mode_of(self.inputs))
         columns, joining = joined(self.inputs, steps, cluster)
-        steps = with_columns(cluster, steps)
+        steps = with_columns(cluster, steps, columns)
         self._stages = arrange(steps, columns)
         list_steps, uids = lists_of(lists, cluster), [source.uid for source in self.inputs]
         self.tables = tables_of(tables, cluster, uids, self._stages, list_steps)
@@ -523,6 +524,8 @@ def _columns_after(
     for function in functions:
         if isinstance(function, DeclaredFunction | WithColumns):
             columns = function.columns
+        elif isinstance(function, Projection):
+            columns = None if columns is None else function.output(columns)
         elif not isinstance(function, Filter):
             columns = None
     return columns

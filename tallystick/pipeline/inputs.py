@@ -85,12 +85,12 @@ class PipelineInput:
         self.waits = waits
         self.uid = declared.uid
         self.name = declared.name
-        steps = with_columns(cluster, declared.steps)
-        self.steps = tuple(step for step in steps if isinstance(step, MapBatches))
         self.options = declared.options
         self.config = self.options.config
         self.ddl = columns_ddl(self.options)
         """The columns of the source's rows."""
+        steps = with_columns(cluster, declared.steps, self.ddl)
+        self.steps = tuple(step for step in steps if isinstance(step, MapBatches))
         columns = cluster.columns(self.ddl, "the columns of the source")
         layout = layout_of(self.options, columns, dead_letters=True)
         fetch = KafkaFetch(self.config)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -340,6 +340,26 @@ def _holds(given: pa.Schema, known: pa.Schema) -> bool:
     except (OptionError, RecordError, pa.ArrowInvalid, pa.ArrowTypeError):
         return False
     return bool(both.equals(given))
+
+
+def output_after(cluster: Cluster, step: Process, columns: pa.Schema | None) -> pa.Schema | None:
+    """Return the columns that a keyed step puts out, as far as they are known before it is checked.
+
+    Args:
+        cluster: whose Spark may have to read columns.
+        step: the step.
+        columns: of the rows that come to it; None: not known.
+    """
+    with suppress(OptionError, KeyError):  # `_step` says what is wrong
+        if columns is not None and all(name in columns.names for name in step.key):
+            key = KeyCodec(pa.schema([columns.field(name) for name in step.key]))
+            processor = step.processor
+            if isinstance(processor, ByColumns):
+                processor = processor.make(columns)
+            known = processor.output(key.schema, columns)
+            return output_of(step.uid or "", _given(cluster, step.output), known)
+        return _given(cluster, step.output)
+    return None
 
 
 def _given(cluster: Cluster, columns: Columns | None) -> pa.Schema | None:

@@ -23,6 +23,7 @@ from tallystick.epoch.tokens import Token, newest_token
 from tallystick.epoch.transactional_ids import BATCH, is_batch_name, parse, token_group
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.errors import OptionError
+from tallystick.expressions.binding import Condition, Projection
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.broker_settings import check_broker_settings
@@ -40,7 +41,7 @@ from tallystick.kafka.preflight import (
 )
 from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
-from tallystick.pipeline.keyed import columns_of
+from tallystick.pipeline.keyed import columns_of, output_after
 from tallystick.pipeline.listeners import EpochAge
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.ports import Storage
@@ -56,11 +57,12 @@ from tallystick.storage.file_storage import DELETES_AT_A_TIME, SystemClock
 from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
 from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import MapBatches, Step
+from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step
 from tallystick.tasks.outputs import (
     OF_DEAD_LETTERS,
     OF_MAIN,
     DeclaredFunction,
+    Filter,
     Selection,
     check_output_name,
 )
@@ -498,18 +500,45 @@ def engine_of(
     )
 
 
-def with_columns(cluster: Cluster, steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Return the steps, with the columns that were declared for functions of `map_batches`.
+def with_columns(cluster: Cluster, steps: Iterable[Step], source: Columns) -> tuple[Step, ...]:
+    """Return the steps, with the columns of functions of `map_batches`, declared or computed.
+
+    Args:
+        cluster: whose Spark may have to read columns.
+        steps: of an input or a pipeline.
+        source: the columns of the rows before.
 
     Raises:
-        OptionError: they cannot be read.
+        OptionError: columns cannot be read, or an expression does not fit them.
     """
-    return tuple(
-        replace(step, function=_declared_function(cluster, step))
-        if isinstance(step, MapBatches)
-        else step
-        for step in steps
-    )
+    known: pa.Schema | None = columns_of(cluster, source)
+    result: list[Step] = []
+    for step in steps:
+        if isinstance(step, MapBatches):
+            step, known = _with_columns_of(cluster, step, known)
+        elif isinstance(step, Process):
+            known = output_after(cluster, step, known)
+        else:
+            known = None
+        result.append(step)
+    return tuple(result)
+
+
+def _with_columns_of(
+    cluster: Cluster, step: MapBatches, known: pa.Schema | None
+) -> tuple[MapBatches, pa.Schema | None]:
+    """Return a step whose function has its columns, and the columns of the rows behind it."""
+    match step.function:
+        case Filter(predicate):
+            if isinstance(predicate, Condition) and known is not None:
+                predicate.check(known)
+            return step, known
+        case Projection() as projection:
+            columns = None if known is None else projection.output(known)
+            return replace(step, schema=columns), columns
+    declared = replace(step, function=_declared_function(cluster, step))
+    columns = None if step.schema is None else columns_of(cluster, step.schema)
+    return declared, columns
 
 
 def _declared_function(cluster: Cluster, step: MapBatches) -> BatchFunction:

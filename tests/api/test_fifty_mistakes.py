@@ -107,9 +107,9 @@ TABLE = ts.broadcast(source("planes"), key="id", uid="planes")
 
 MISTAKES: dict[str, tuple[Make, str]] = {
     # A pipeline that is taken for a DataFrame.
-    "SQL as a filter": (
-        lambda: flights().filter(other("dep_delay > 15")),
-        r"filter\(predicate='dep_delay > 15'\): expected a function.* transform\(lambda frame",
+    "a clause in a filter": (
+        lambda: flights().filter("dep_delay > 15 LIMIT 3"),
+        r"filter\(predicate='dep_delay > 15 LIMIT 3'\): expected one expression",
     ),
     "a udf as a function": (lambda: flights().map_batches(a_udf()), "a udf is for transform"),
     "a column of it": (lambda: other(flights())["dest"], r"rows\['column'\]"),

@@ -1,0 +1,282 @@
+"""Expressions as steps of a pipeline: bound to the columns of the rows, then run on batches."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.arguments import near
+from tallystick.expressions.casts import cast, type_named
+from tallystick.expressions.functions import FUNCTIONS
+from tallystick.expressions.nodes import Bound, ExpressionError, Node
+from tallystick.expressions.operators import column_of, literal, shown_or
+from tallystick.expressions.parsing import parsed
+
+T = pa.types
+WIDE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+
+
+def bind(node: Node, schema: pa.Schema) -> Bound:
+    """Return a node as a function of batches with the columns of a schema.
+
+    Raises:
+        ExpressionError: a column is not there, or a function does not take values of its type.
+    """
+    if node.name == "column":
+        return _column(node, schema)
+    if node.name == "literal":
+        return literal(*node.value)
+    args = [bind(arg, schema) for arg in node.args]
+    if node.name == "cast":
+        return cast(args[0], type_named(node.value, node.text), node.text)
+    return FUNCTIONS[node.name](args, node.text)
+
+
+def _column(node: Node, schema: pa.Schema) -> Bound:
+    name, *fields = node.value
+    at = _index(schema, name)
+    if at is None:
+        known = ", ".join(schema.names)
+        raise ExpressionError(
+            f"{node.text}: there is no column {name!r}, only {known}.{near(name, schema.names)}"
+        )
+    kind = schema.field(at).type
+    path = []
+    for one in fields:
+        if not T.is_struct(kind) or kind.get_field_index(one) < 0:
+            inner = (
+                [kind.field(i).name for i in range(kind.num_fields)] if T.is_struct(kind) else []
+            )
+            raise ExpressionError(
+                f"{node.text}: {name!r} ({shown_or(kind)}) has no field {one!r}.{near(one, inner)}"
+            )
+        path.append(kind.get_field_index(one))
+        kind = kind.field(path[-1]).type
+    wanted = WIDE.get(kind, kind)
+    if T.is_timestamp(kind):
+        wanted = pa.timestamp("us", "UTC") if kind.tz else pa.timestamp("us")
+
+    def run(rows: pa.RecordBatch) -> pa.Array:
+        column = rows.column(at)
+        if path:
+            column = pc.struct_field(column, path)
+        return column if column.type == wanted else pc.cast(column, wanted)
+
+    return Bound(wanted, run)
+
+
+def _index(schema: pa.Schema, name: str) -> int | None:
+    """Return a column's place: by its name, else by its name in other capitals, as Spark does."""
+    matches = schema.get_all_field_indices(name) or [
+        at for at, known in enumerate(schema.names) if known.lower() == name.lower()
+    ]
+    return matches[0] if len(matches) == 1 else None
+
+
+@dataclass
+class _Plans:
+    """Bound expressions by the columns of the rows; each process has its own."""
+
+    by_schema: dict[pa.Schema, list[Bound]] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[type["_Plans"], tuple[()]]:
+        return _Plans, ()
+
+    def of(self, nodes: Iterable[Node], schema: pa.Schema) -> list[Bound]:
+        """Return the nodes bound to the columns of a schema."""
+        if schema not in self.by_schema:
+            self.by_schema.clear()  # a stream has one schema at a time
+            self.by_schema[schema] = [bind(node, schema) for node in nodes]
+        return self.by_schema[schema]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A predicate in Spark's SQL: a function of a batch that returns booleans.
+
+    Args:
+        text: as it was written.
+        node: as it was parsed.
+    """
+
+    text: str
+    node: Node
+    plans: _Plans = field(default_factory=_Plans, compare=False, repr=False)
+
+    @property
+    def __name__(self) -> str:
+        """The text, as the function's name in messages."""
+        return repr(self.text)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The columns that the predicate reads."""
+        return frozenset(path[0] for path in self.node.columns())
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse columns to which the predicate cannot be bound.
+
+        Raises:
+            ExpressionError: a column is missing, or it is no predicate.
+        """
+        (bound,) = self.plans.of([self.node], schema)
+        if not T.is_boolean(bound.kind):
+            raise ExpressionError(
+                f"filter({self.text!r}): it is {shown_or(bound.kind)}: expected a condition, such "
+                f"as {self.text!r} > 10"
+            )
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return true for the rows that the condition holds for."""
+        self.check(rows.schema)
+        (bound,) = self.plans.of([self.node], rows.schema)
+        return column_of(bound.run(rows), rows)
+
+
+def condition_of(text: str, step: str = "filter") -> Condition:
+    """Parse a predicate of a step.
+
+    Raises:
+        ExpressionError: it is no expression.
+    """
+    return Condition(text, parsed(text, f"{step}(predicate={text!r})")[1])
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A function of `map_batches` that computes columns.
+
+    Args:
+        what: the step, for messages.
+        columns: expressions by the names of their columns, in order.
+        beside: the other columns stay, those of the same name in their place.
+        drops: columns that go.
+        renames: new names by old ones.
+    """
+
+    what: str
+    columns: tuple[tuple[str, Node], ...] = ()
+    beside: bool = False
+    drops: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    plans: _Plans = field(default_factory=_Plans, compare=False, repr=False)
+
+    @property
+    def __name__(self) -> str:
+        """The step, as the function's name in messages."""
+        return self.what
+
+    @property
+    def reads(self) -> frozenset[str] | None:
+        """The columns that are read; None: all."""
+        if self.beside:
+            return None
+        return frozenset(path[0] for _, node in self.columns for path in node.columns())
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that rows with the columns of a schema have afterwards.
+
+        Raises:
+            ExpressionError: a column is missing or there twice, or a function does not take values
+                of its type.
+        """
+        try:
+            bound = self.plans.of([node for _, node in self.columns], schema)
+        except ExpressionError as error:
+            raise ExpressionError(f"{self.what}: {error}") from None
+        for (name, _), one in zip(self.columns, bound, strict=True):
+            if T.is_null(one.kind) or T.is_duration(one.kind):
+                raise ExpressionError(
+                    f"{self.what}: column {name!r} would be {shown_or(one.kind)}: CAST it to a type"
+                )
+        computed = {
+            name: pa.field(name, one.kind)
+            for (name, _), one in zip(self.columns, bound, strict=True)
+        }
+        if not self.beside:
+            return pa.schema(list(computed.values()))
+        self._check_names(schema)
+        renamed = dict(self.renames)
+        kept = [
+            computed.pop(column.name, column).with_name(renamed.get(column.name, column.name))
+            for column in schema
+            if column.name not in self.drops
+        ]
+        result = pa.schema([*kept, *computed.values()])
+        if twice := [name for name in result.names if result.names.count(name) > 1]:
+            raise ExpressionError(f"{self.what}: column {twice[0]!r} would be there twice")
+        return result
+
+    def _check_names(self, schema: pa.Schema) -> None:
+        for name in (*self.drops, *(old for old, _ in self.renames)):
+            if name not in schema.names:
+                raise ExpressionError(
+                    f"{self.what}: there is no column {name!r}, only {', '.join(schema.names)}."
+                    f"{near(name, schema.names)}"
+                )
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with their new columns."""
+        schema = self.output(rows.schema)
+        bound = self.plans.of([node for _, node in self.columns], rows.schema)
+        computed = {
+            name: column_of(one.run(rows), rows)
+            for (name, _), one in zip(self.columns, bound, strict=True)
+        }
+        if not self.beside:
+            if not computed:
+                return rows.select([])
+            return pa.RecordBatch.from_arrays(list(computed.values()), schema=schema)
+        kept = [
+            computed.pop(name, rows.column(at))
+            for at, name in enumerate(rows.schema.names)
+            if name not in self.drops
+        ]
+        return pa.RecordBatch.from_arrays([*kept, *computed.values()], schema=schema)
+
+
+def selected(texts: Sequence[str]) -> Projection:
+    """Return the function of `select`.
+
+    Raises:
+        ExpressionError: a text is no expression, or has no name.
+    """
+    what = f"select({', '.join(map(repr, texts))})"
+    columns: list[tuple[str, Node]] = []
+    for text in texts:
+        name, node = parsed(text, what)
+        if not name:
+            raise ExpressionError(f"{what}: {text!r} has no name: write '{text} AS …'")
+        if name in dict(columns):
+            raise ExpressionError(f"{what}: column {name!r} is there twice")
+        columns.append((name, node))
+    if not columns:
+        raise ExpressionError(
+            "select(): expected columns, such as select('dest', 'delay * 60 AS s')"
+        )
+    return Projection(what, tuple(columns))
+
+
+def with_columns_of(texts: Mapping[str, str]) -> Projection:
+    """Return the function of `with_columns`.
+
+    Raises:
+        ExpressionError: a text is no expression.
+    """
+    what = f"with_columns({', '.join(f'{name}={text!r}' for name, text in texts.items())})"
+    columns = tuple((name, parsed(text, what)[1]) for name, text in texts.items())
+    if not columns:
+        raise ExpressionError("with_columns(): expected columns, such as late='delay > 15'")
+    return Projection(what, columns, beside=True)
+
+
+def dropped(names: Sequence[str]) -> Projection:
+    """Return the function of `drop`."""
+    return Projection(f"drop({', '.join(map(repr, names))})", beside=True, drops=tuple(names))
+
+
+def renamed(names: Mapping[str, str]) -> Projection:
+    """Return the function of `rename`, of new names by old ones."""
+    what = f"rename(columns={dict(names)!r})"
+    return Projection(what, beside=True, renames=tuple(names.items()))

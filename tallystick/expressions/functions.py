@@ -1,0 +1,355 @@
+"""The functions and operators of expressions: types and Arrow calls, each as Spark's ANSI mode.
+
+`FUNCTIONS` has a binder for each name: given its bound arguments, the function's type and its run.
+A function is here only where Arrow gives what Spark gives; `tests/differential` compares them.
+"""
+
+from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.expressions.casts import (
+    DECIMAL_DIGITS_MAX,
+    TIMESTAMP,
+    cast,
+    checked,
+    is_decimal,
+    is_number,
+)
+from tallystick.expressions.nodes import Bound, ExpressionError, Value
+from tallystick.expressions.operators import (
+    OPERATORS,
+    Binder,
+    check_count,
+    column_of,
+    of,
+    shown_or,
+    simple,
+)
+
+T = pa.types
+
+# Texts.
+
+
+def _full_case(quick: Callable[[Value], Value], slow: Callable[[str], str]):  # type: ignore[no-untyped-def]
+    """Return a change of case: Arrow's for ASCII, Unicode's full mapping for all else."""
+
+    def call(value: Value) -> Value:
+        if isinstance(value, pa.Scalar):
+            text = value.as_py()
+            return pa.scalar(None if text is None else slow(text), pa.string())
+        is_ascii = pc.string_is_ascii(value)
+        if pc.all(is_ascii, min_count=0).as_py() is not False:
+            return quick(value)
+        return pa.array(
+            [None if text is None else slow(text) for text in value.to_pylist()], pa.string()
+        )
+
+    return call
+
+
+def _constant(bound: Bound, what: str) -> Any:
+    if not bound.is_literal or bound.literal is None:
+        raise ExpressionError(f"{what}: this argument has to be a literal here")
+    return bound.literal
+
+
+def _substring(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (2, 3), what)
+    _check_text(args[:1], what)
+    at = _constant(args[1], what)
+    count = _constant(args[2], what) if len(args) == 3 else None
+    start = at - 1 if at > 0 else at
+    stop = None if count is None else start + max(count, 0)
+    if start < 0 and stop is not None and stop >= 0:
+        stop = None
+    text = args[0]
+    if count is not None and count <= 0:
+        return _of_text(text, lambda value: pc.utf8_slice_codeunits(value, 0, 0))
+    return _of_text(text, lambda value: pc.utf8_slice_codeunits(value, start, stop))
+
+
+def _of_text(text: Bound, call: Callable[[Value], Value]) -> Bound:
+    return Bound(pa.string(), lambda rows: call(text.run(rows)), text.may_fail)
+
+
+def _check_text(args: Sequence[Bound], what: str) -> None:
+    for arg in args:
+        if not (T.is_string(arg.kind) or T.is_null(arg.kind)):
+            raise ExpressionError(f"{what}: expected a string, not {shown_or(arg.kind)}")
+
+
+def _concat(args: Sequence[Bound], what: str) -> Bound:
+    texts = [
+        cast(arg, pa.string(), what) if T.is_integer(arg.kind) or T.is_boolean(arg.kind) else arg
+        for arg in args
+    ]
+    texts = [cast(text, pa.string(), what) if T.is_null(text.kind) else text for text in texts]
+    _check_text(texts, what)
+    fails = any(text.may_fail for text in texts)
+    return Bound(
+        pa.string(),
+        lambda rows: pc.binary_join_element_wise(
+            *(column_of(text.run(rows), rows) for text in texts), ""
+        ),
+        fails,
+    )
+
+
+def _with_literal(make: Callable[[Value, str], Value], kind: pa.DataType) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (2,), what)
+        _check_text(args, what)
+        text, pattern = args[0], _constant(args[1], what)
+        return Bound(kind, lambda rows: make(text.run(rows), pattern), text.may_fail)
+
+    return bind
+
+
+def _replace(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (2, 3), what)
+    _check_text(args, what)
+    old, new = _constant(args[1], what), _constant(args[2], what) if len(args) == 3 else ""
+    if not old:
+        return args[0]
+    return _of_text(args[0], lambda value: pc.replace_substring(value, old, new))
+
+
+# Numbers.
+
+
+def _round(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (1, 2), what)
+    one, digits = args[0], _constant(args[1], what) if len(args) == 2 else 0
+    if digits < 0 or not is_number(one.kind):
+        raise ExpressionError(f"{what}: expected a number, and digits from 0")
+    if T.is_integer(one.kind):
+        return one
+    if is_decimal(one.kind):
+        scale = min(digits, one.kind.scale)
+        precision = one.kind.precision - one.kind.scale + scale + 1  # even if nothing is cut
+        return cast(one, pa.decimal128(min(precision, DECIMAL_DIGITS_MAX), scale), what)
+    if one.kind != pa.float64():
+        raise ExpressionError(f"{what}: a float: CAST it to double")
+    return Bound(
+        one.kind, lambda rows: _rounded(column_of(one.run(rows), rows), digits), one.may_fail
+    )
+
+
+def _rounded(values: pa.Array, digits: int) -> pa.Array:
+    """Round doubles as their shortest decimal text, halves away from zero, as Spark does."""
+    numbers = values.to_numpy(zero_copy_only=False)
+    with np.errstate(all="ignore"):
+        scaled = numbers * 10.0**digits
+        parts = np.abs(scaled) - np.floor(np.abs(scaled))
+        whole = np.floor(np.abs(scaled)) + (parts >= 0.5)
+        result = np.copysign(whole / 10.0**digits, numbers)
+        is_large = ~(np.abs(scaled) < 2.0**54)  # neighbours are further apart than digits
+        result[is_large] = numbers[is_large]
+        # Is the text's digit a five? Beyond 2**40 the product is too coarse to tell.
+        is_near = (np.abs(parts - 0.5) < 1e-3) | (np.abs(scaled) > 2.0**40)
+        is_near &= ~is_large
+    step = Decimal(1).scaleb(-digits)
+    for at in np.flatnonzero(is_near):
+        exact = Decimal(repr(float(numbers[at]))).quantize(step, ROUND_HALF_UP)
+        result[at] = float(exact)
+    result = result + 0.0  # BigDecimal knows no -0.0
+    return pa.array(result, pa.float64(), mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
+def _to_whole(call: Callable[[Value], Value], name: str) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (1,), what)
+        (one,) = args
+        if T.is_integer(one.kind):
+            return cast(one, pa.int64(), what)
+        if not T.is_float64(one.kind):
+            raise ExpressionError(f"{what}: expected a whole number or a double: CAST it")
+        return cast(
+            Bound(one.kind, lambda rows: call(one.run(rows)), one.may_fail), pa.int64(), what
+        )
+
+    return bind
+
+
+def _same_kind(test: Callable[[pa.DataType], bool]):  # type: ignore[no-untyped-def]
+    return lambda kinds: kinds[0] if test(kinds[0]) else None
+
+
+# Moments, in UTC.
+
+
+def _field(call: Callable[[Value], Value], *, dates: bool = True) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (1,), what)
+        (one,) = args
+        if not (one.kind == TIMESTAMP or (dates and T.is_date(one.kind))):
+            raise ExpressionError(
+                f"{what}: expected a date or a timestamp, not {shown_or(one.kind)}"
+            )
+        return Bound(
+            pa.int32(), lambda rows: pc.cast(call(one.run(rows)), pa.int32()), one.may_fail
+        )
+
+    return bind
+
+
+_UNITS = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
+
+
+def _date_trunc(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (2,), what)
+    unit, one = str(_constant(args[0], what)).lower(), args[1]
+    if unit not in _UNITS:
+        raise ExpressionError(f"{what}: unit {unit!r}: expected one of {', '.join(_UNITS)}")
+    if T.is_date(one.kind):
+        one = cast(one, TIMESTAMP, what)
+    if one.kind != TIMESTAMP:
+        raise ExpressionError(f"{what}: expected a timestamp, not {shown_or(one.kind)}")
+    return Bound(TIMESTAMP, lambda rows: pc.floor_temporal(one.run(rows), unit=unit), one.may_fail)
+
+
+def _unix(divisor: int) -> Callable[[Value], Value]:
+    def call(value: Value) -> Value:
+        units = pc.cast(value, pa.int64())
+        if divisor == 1:
+            return units
+        whole = pc.divide(units, divisor)  # towards zero; Spark's goes down
+        rest = pc.subtract(units, pc.multiply(whole, divisor))
+        return pc.subtract(whole, pc.cast(pc.less(rest, 0), pa.int64()))
+
+    return call
+
+
+def _moment_of(factor: int) -> Callable[[Value], Value]:
+    return lambda value: pc.cast(
+        pc.multiply_checked(pc.cast(value, pa.int64()), pa.scalar(factor, pa.int64())), TIMESTAMP
+    )
+
+
+def _date_add(sign: int) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (2,), what)
+        day, count = args
+        if day.kind == TIMESTAMP:
+            day = cast(day, pa.date32(), what)
+        if not T.is_date(day.kind) or not T.is_integer(count.kind) or count.kind == pa.int64():
+            raise ExpressionError(f"{what}: expected a date and an int")
+
+        def run(rows: pa.RecordBatch) -> Value:
+            days = pc.cast(day.run(rows), pa.int32())
+            more = pc.multiply_checked(
+                pc.cast(count.run(rows), pa.int32()), pa.scalar(sign, pa.int32())
+            )
+            return checked(
+                lambda: pc.cast(pc.add_checked(days, more), pa.date32()), what, "beyond date"
+            )
+
+        return Bound(pa.date32(), run, True)
+
+    return bind
+
+
+def _datediff(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (2,), what)
+    days = [cast(arg, pa.date32(), what) if arg.kind == TIMESTAMP else arg for arg in args]
+    if not all(T.is_date(day.kind) for day in days):
+        raise ExpressionError(f"{what}: expected two dates")
+    end, start = days
+
+    def run(rows: pa.RecordBatch) -> Value:
+        return pc.subtract(*(pc.cast(day.run(rows), pa.int32()) for day in (end, start)))
+
+    return Bound(pa.int32(), run, end.may_fail or start.may_fail)
+
+
+def _to_date(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (1,), what)
+    return cast(args[0], pa.date32(), what)
+
+
+def _size(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (1,), what)
+    (one,) = args
+    if not T.is_list(one.kind):
+        raise ExpressionError(f"{what}: expected an array, not {shown_or(one.kind)}")
+    return Bound(
+        pa.int32(),
+        lambda rows: pc.cast(pc.list_value_length(one.run(rows)), pa.int32()),
+        one.may_fail,
+    )
+
+
+_TEXT = of(pa.string(), T.is_string)
+_LENGTH = of(pa.int32(), T.is_string)
+
+FUNCTIONS: dict[str, Binder] = {
+    **OPERATORS,
+    "lower": simple(_TEXT, _full_case(pc.ascii_lower, str.lower)),
+    "upper": simple(_TEXT, _full_case(pc.ascii_upper, str.upper)),
+    "length": simple(_LENGTH, pc.utf8_length),
+    "octet_length": simple(_LENGTH, pc.binary_length),
+    "substring": _substring,
+    "trim": simple(_TEXT, lambda value: pc.utf8_trim(value, " ")),
+    "ltrim": simple(_TEXT, lambda value: pc.utf8_ltrim(value, " ")),
+    "rtrim": simple(_TEXT, lambda value: pc.utf8_rtrim(value, " ")),
+    "reverse": simple(_TEXT, pc.utf8_reverse),
+    "concat": _concat,
+    "replace": _replace,
+    "like": _with_literal(lambda value, pattern: pc.match_like(value, pattern), pa.bool_()),
+    "startswith": _with_literal(lambda value, text: pc.starts_with(value, text), pa.bool_()),
+    "endswith": _with_literal(lambda value, text: pc.ends_with(value, text), pa.bool_()),
+    "contains": _with_literal(lambda value, text: pc.match_substring(value, text), pa.bool_()),
+    "abs": simple(_same_kind(is_number), pc.abs_checked, may_fail=True),
+    "sqrt": simple(of(pa.float64(), T.is_float64), pc.sqrt),
+    "isnan": simple(
+        of(pa.bool_(), T.is_floating), lambda value: pc.fill_null(pc.is_nan(value), False)
+    ),
+    "round": _round,
+    "floor": _to_whole(pc.floor, "floor"),
+    "ceil": _to_whole(pc.ceil, "ceil"),
+    "year": _field(pc.year),
+    "quarter": _field(pc.quarter),
+    "month": _field(pc.month),
+    "day": _field(pc.day),
+    "dayofyear": _field(pc.day_of_year),
+    "weekofyear": _field(pc.iso_week),
+    "dayofweek": _field(lambda value: pc.day_of_week(value, count_from_zero=False, week_start=7)),
+    "hour": _field(pc.hour, dates=False),
+    "minute": _field(pc.minute, dates=False),
+    "second": _field(pc.second, dates=False),
+    "date_trunc": _date_trunc,
+    "to_date": _to_date,
+    "date_add": _date_add(1),
+    "date_sub": _date_add(-1),
+    "datediff": _datediff,
+    "unix_micros": simple(of(pa.int64(), T.is_timestamp), _unix(1)),
+    "unix_millis": simple(of(pa.int64(), T.is_timestamp), _unix(1_000)),
+    "unix_seconds": simple(of(pa.int64(), T.is_timestamp), _unix(1_000_000)),
+    "timestamp_micros": simple(of(TIMESTAMP, T.is_integer), _moment_of(1), may_fail=True),
+    "timestamp_millis": simple(of(TIMESTAMP, T.is_integer), _moment_of(1_000), may_fail=True),
+    "timestamp_seconds": simple(of(TIMESTAMP, T.is_integer), _moment_of(1_000_000), may_fail=True),
+    "size": _size,
+}
+ALIASES = {
+    "ifnull": "coalesce",
+    "nvl": "coalesce",
+    "lcase": "lower",
+    "ucase": "upper",
+    "char_length": "length",
+    "character_length": "length",
+    "len": "length",
+    "substr": "substring",
+    "ceiling": "ceil",
+    "mod": "%",
+    "dayofmonth": "day",
+    "cardinality": "size",
+    "!=": "<>",
+    "==": "=",
+}
+"""Other names that Spark has for the same functions."""

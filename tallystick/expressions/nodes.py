@@ -1,0 +1,57 @@
+"""The nodes of an expression, between its text and its types."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tallystick.errors import OptionError
+
+Value: TypeAlias = Any
+"""A `pyarrow.Array`, or a `pyarrow.Scalar` that is the value of all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A column, a literal, or a function of other nodes.
+
+    Args:
+        name: "column", "literal", or the function, as Spark's SQL names it.
+        args: nodes.
+        text: of the node in the expression, for messages.
+        value: of a literal, the name of a column or field, the type of a cast.
+    """
+
+    name: str
+    args: tuple["Node", ...] = ()
+    text: str = ""
+    value: Any = None
+
+    def columns(self) -> Iterator[tuple[str, ...]]:
+        """Yield the paths of the columns that are read: a column, and the fields in it."""
+        if self.name == "column":
+            yield self.value
+        for node in self.args:
+            yield from node.columns()
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A node of known type.
+
+    Args:
+        kind: of its values.
+        run: computes the values of a batch's rows; a scalar is the value of all rows.
+        may_fail: some rows may raise an error, so it runs for the rows that need it alone.
+    """
+
+    kind: pa.DataType
+    run: Callable[[pa.RecordBatch], Value]
+    may_fail: bool = False
+    literal: Any = None
+    is_literal: bool = False
+
+
+class ExpressionError(OptionError):
+    """An expression that has no meaning for the columns that there are."""

@@ -1,0 +1,322 @@
+"""The text of an expression as nodes; only the driver needs the parser (the extra `sql`)."""
+
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from tallystick.arguments import near
+from tallystick.expressions.functions import ALIASES, FUNCTIONS
+from tallystick.expressions.nodes import ExpressionError, Node
+from tallystick.host.installed import pip_install
+
+DIALECT = "spark"
+
+
+def parser() -> Any:
+    """Return sqlglot.
+
+    Raises:
+        ExpressionError: it is not installed.
+    """
+    try:
+        import sqlglot
+    except ModuleNotFoundError:
+        raise ExpressionError(f"expressions need sqlglot: {pip_install('sql')}") from None
+    return sqlglot
+
+
+def parsed(text: str, what: str) -> tuple[str, Node]:
+    """Parse one expression, with or without a name: `price * 2 AS doubled`.
+
+    Args:
+        text: in Spark's SQL.
+        what: the step that has it, for messages.
+
+    Returns:
+        The name, "" without one, and the expression.
+
+    Raises:
+        ExpressionError: it is no expression; the message has the place in the text.
+    """
+    sqlglot = parser()
+    from sqlglot.errors import ParseError, TokenError
+
+    if not isinstance(text, str) or not text.strip():
+        raise ExpressionError(f"{what}: expected an expression, such as 'price > 10'")
+    if re.search(r"\w''\w", text):  # two texts to sqlglot, a quote in one to Spark
+        raise ExpressionError(f"{what}: write a quote in a text as \\'")
+    try:
+        tree = sqlglot.parse_one(f"SELECT {text}", read=DIALECT)
+    except ParseError as error:
+        at = error.errors[0]
+        column = max(1, int(at["col"]) - len("SELECT ") - len(str(at["highlight"])) + 1)
+        raise ExpressionError(
+            f"{what}: at character {column}, {at['highlight']!r}: {at['description']}"
+        ) from None
+    except TokenError as error:
+        raise ExpressionError(f"{what}: {str(error).splitlines()[0]}") from None
+    exp = sqlglot.exp
+    others = [
+        key for key, value in tree.args.items() if value and key not in ("expressions", "kind")
+    ]
+    if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or others:
+        raise ExpressionError(f"{what}: expected one expression, such as 'price > 10'")
+    node = tree.expressions[0]
+    reader = Reader(exp, text, what)
+    if isinstance(node, exp.Alias):
+        return str(node.alias), reader.node(node.this)
+    name = str(node.name) if isinstance(node, exp.Column | exp.Dot) else ""
+    return name, reader.node(node)
+
+
+def operators_in(exp: Any) -> dict[Any, str]:
+    """Return the names of functions with `this` and `expression`, by sqlglot's classes."""
+    return {
+        exp.Add: "+",
+        exp.Sub: "-",
+        exp.Mul: "*",
+        exp.Div: "/",
+        exp.IntDiv: "div",
+        exp.Mod: "%",
+        exp.EQ: "=",
+        exp.NEQ: "<>",
+        exp.GT: ">",
+        exp.GTE: ">=",
+        exp.LT: "<",
+        exp.LTE: "<=",
+        exp.NullSafeEQ: "<=>",
+        exp.And: "and",
+        exp.Or: "or",
+        exp.Like: "like",
+        exp.Nullif: "nullif",
+    }
+
+
+def functions_in(exp: Any) -> dict[Any, str]:
+    """Return the names of functions whose arguments stand in their order, by sqlglot's classes."""
+    return {
+        exp.Neg: "negative",
+        exp.Not: "not",
+        exp.Lower: "lower",
+        exp.Upper: "upper",
+        exp.Length: "length",
+        exp.Abs: "abs",
+        exp.Sqrt: "sqrt",
+        exp.IsNan: "isnan",
+        exp.Round: "round",
+        exp.Floor: "floor",
+        exp.Ceil: "ceil",
+        exp.Substring: "substring",
+        exp.StartsWith: "startswith",
+        exp.EndsWith: "endswith",
+        exp.Contains: "contains",
+        exp.Reverse: "reverse",
+        exp.Replace: "replace",
+        exp.Year: "year",
+        exp.Quarter: "quarter",
+        exp.Month: "month",
+        exp.Day: "day",
+        exp.DayOfMonth: "day",
+        exp.DayOfYear: "dayofyear",
+        exp.DayOfWeek: "dayofweek",
+        exp.WeekOfYear: "weekofyear",
+        exp.Hour: "hour",
+        exp.Minute: "minute",
+        exp.Second: "second",
+        exp.ArraySize: "size",
+        exp.UnixMicros: "unix_micros",
+        exp.UnixMillis: "unix_millis",
+        exp.UnixSeconds: "unix_seconds",
+        exp.DateDiff: "datediff",
+    }
+
+
+def shapes_in(exp: Any) -> dict[Any, Callable[[Any], tuple[str, list[Any]]]]:
+    """Return functions that name a function and its arguments, by sqlglot's classes."""
+    shapes: dict[Any, Callable[[Any], tuple[str, list[Any]]]] = {
+        exp.In: lambda tree: ("in", [tree.this, *tree.expressions]),
+        exp.If: lambda tree: (
+            "if",
+            [tree.this, tree.args["true"], tree.args.get("false") or exp.null()],
+        ),
+        exp.Coalesce: lambda tree: ("coalesce", [tree.this, *tree.expressions]),
+        exp.Greatest: lambda tree: ("greatest", [tree.this, *tree.expressions]),
+        exp.Least: lambda tree: ("least", [tree.this, *tree.expressions]),
+        exp.Concat: lambda tree: ("concat", tree.expressions),
+        exp.DPipe: lambda tree: ("concat", [tree.this, tree.expression]),
+        exp.Trim: lambda tree: (_TRIMS.get(tree.text("position").upper(), "trim"), [tree.this]),
+        exp.TsOrDsToDate: lambda tree: ("to_date", [tree.this]),
+        exp.Date: lambda tree: ("to_date", [tree.this]),
+        exp.TsOrDsAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
+        exp.DateAdd: lambda tree: ("date_add", [tree.this, tree.expression]),
+        exp.DateSub: lambda tree: ("date_sub", [tree.this, tree.expression]),
+        exp.TsOrDsDiff: lambda tree: ("datediff", [tree.this, tree.expression]),
+    }
+    shapes[exp.TimestampTrunc] = lambda tree: (
+        "date_trunc",
+        [exp.Literal.string(tree.text("unit")), tree.this],
+    )
+    return shapes
+
+
+class Reader:
+    """Nodes of sqlglot's trees.
+
+    Args:
+        exp: its module of expressions.
+        text: that was parsed, and `what` it belongs to, for messages.
+    """
+
+    def __init__(self, exp: Any, text: str, what: str) -> None:
+        self._exp, self._text, self._what = exp, text, what
+        self._operators, self._functions = operators_in(exp), functions_in(exp)
+        self._shapes = shapes_in(exp)
+
+    def node(self, tree: Any) -> Node:
+        """Return the node of a tree.
+
+        Raises:
+            ExpressionError: there is no such function here.
+        """
+        exp, text = self._exp, tree.sql(DIALECT)
+        if isinstance(tree, exp.Paren):
+            return self.node(tree.this)
+        if tree.args.get("negate"):  # s NOT LIKE 'a%'
+            tree = tree.copy()
+            tree.set("negate", False)
+            return Node("not", (self.node(tree),), text)
+        if isinstance(tree, exp.Column | exp.Dot):
+            return Node("column", (), text, tuple(self._path(tree)))
+        if isinstance(tree, exp.Literal | exp.Boolean | exp.Null | exp.Interval):
+            return self._literal(tree)
+        if isinstance(tree, exp.Cast) and "try_cast" not in self._text.lower():
+            return self._cast(tree)  # sqlglot takes Spark's CAST for TRY_CAST
+        if isinstance(tree, exp.Neg) and tree.this.is_number and isinstance(tree.this, exp.Literal):
+            return Node("literal", (), text, number_of(f"-{tree.this.name}"))
+        if type(tree) in self._operators:
+            return self._call(self._operators[type(tree)], [tree.this, tree.expression], text)
+        special = self._special(tree)
+        if special is not None:
+            return special
+        if type(tree) in self._functions:
+            arguments = [value for value in tree.args.values() if isinstance(value, exp.Expression)]
+            return self._call(self._functions[type(tree)], arguments, text)
+        if isinstance(tree, exp.Anonymous):
+            return self._call(str(tree.this).lower(), tree.expressions, text)
+        name = tree.sql_name().lower() if isinstance(tree, exp.Func) else tree.key
+        raise self._unknown(name, text)
+
+    def _path(self, tree: Any) -> Iterator[str]:
+        if isinstance(tree, self._exp.Dot):
+            yield from self._path(tree.this)
+            yield str(tree.expression.name)
+        else:
+            yield from (str(part.name) for part in tree.parts)
+
+    def _call(self, name: str, arguments: list[Any], text: str) -> Node:
+        name = ALIASES.get(name, name)
+        if name not in FUNCTIONS:
+            raise self._unknown(name, text)
+        return Node(name, tuple(self.node(one) for one in arguments), text)
+
+    def _unknown(self, name: str, text: str) -> ExpressionError:
+        at = self._text.lower().find(name)
+        place = f" at character {at + 1}:" if at >= 0 else ""
+        known = [one for one in (*FUNCTIONS, *ALIASES) if one[0].isalpha()]
+        return ExpressionError(
+            f"{self._what}:{place} there is no function {name!r} here"
+            f"{'' if text.lower().startswith(name) else f' ({text})'}.{near(name, known)} A "
+            f"function of map_batches can do what lacks"
+        )
+
+    def _literal(self, tree: Any) -> Node:
+        exp, text = self._exp, tree.sql(DIALECT)
+        if isinstance(tree, exp.Null):
+            return Node("literal", (), text, (None, pa.null()))
+        if isinstance(tree, exp.Boolean):
+            return Node("literal", (), text, (bool(tree.this), pa.bool_()))
+        if isinstance(tree, exp.Interval):
+            return Node("literal", (), text, (self._interval(tree), pa.duration("us")))
+        if tree.is_string:
+            return Node("literal", (), text, (str(tree.this), pa.string()))
+        return Node("literal", (), text, number_of(str(tree.this)))
+
+    def _interval(self, tree: Any) -> int:
+        unit = tree.text("unit").lower().rstrip("s")
+        try:
+            return round(Decimal(tree.this.name) * _UNITS[unit])
+        except (ArithmeticError, KeyError, AttributeError):
+            raise ExpressionError(
+                f"{self._what}: {tree.sql(DIALECT)}: expected a number of {', '.join(_UNITS)}s"
+            ) from None
+
+    def _cast(self, tree: Any) -> Node:
+        kind = tree.to.sql(DIALECT).lower()
+        return Node("cast", (self.node(tree.this),), tree.sql(DIALECT), kind)
+
+    def _special(self, tree: Any) -> Node | None:
+        """Return the node of a tree whose arguments have other places; None: it is another."""
+        exp, text = self._exp, tree.sql(DIALECT)
+        if isinstance(tree, exp.Is):
+            return self._is(tree, text)
+        if isinstance(tree, exp.Case):
+            return self._case(tree, text)
+        if isinstance(tree, exp.Between):
+            low = self._call(">=", [tree.this, tree.args["low"]], text)
+            high = self._call("<=", [tree.this, tree.args["high"]], text)
+            return Node("and", (low, high), text)
+        if tree.args.get("query") or (isinstance(tree, exp.Trim) and tree.expression is not None):
+            raise self._unknown(tree.key, text)
+        if type(tree) in self._shapes:
+            name, arguments = self._shapes[type(tree)](tree)
+            return self._call(name, arguments, text)
+        return None
+
+    def _is(self, tree: Any, text: str) -> Node:
+        exp = self._exp
+        if isinstance(tree.expression, exp.Null):
+            return self._call("isnull", [tree.this], text)
+        if isinstance(tree.expression, exp.Boolean):
+            return self._call("istrue" if tree.expression.this else "isfalse", [tree.this], text)
+        raise self._unknown("is", text)
+
+    def _case(self, tree: Any, text: str) -> Node:
+        exp, parts = self._exp, []
+        for branch in tree.args["ifs"]:
+            condition = branch.this
+            if tree.this is not None:
+                condition = exp.EQ(this=tree.this, expression=condition)
+            parts += [condition, branch.args["true"]]
+        return self._call("case", [*parts, tree.args.get("default") or exp.null()], text)
+
+
+_TRIMS = {"LEADING": "ltrim", "TRAILING": "rtrim"}
+_UNITS = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 7 * 86_400_000_000,
+}
+
+
+def number_of(text: str) -> tuple[Any, pa.DataType]:
+    """Return a number's value and type, as Spark reads it: 1.5 is a decimal, 1e3 a double."""
+    if text.removeprefix("-").isdigit():
+        value = int(text)
+        if -(1 << 31) <= value < 1 << 31:
+            return value, pa.int32()
+        if -(1 << 63) <= value < 1 << 63:
+            return value, pa.int64()
+        return Decimal(text), pa.decimal128(len(str(abs(value))), 0)
+    if "e" in text.lower():
+        return float(text), pa.float64()
+    exact = Decimal(text)
+    _, digits, exponent = exact.as_tuple()
+    scale = -int(exponent)
+    return exact, pa.decimal128(max(len(digits), scale), scale)

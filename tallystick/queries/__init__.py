@@ -1,0 +1,1 @@
+"""Queries in SQL as pipelines: `ts.sql` translates a text into the steps that there are."""

@@ -1,0 +1,125 @@
+"""The text of a query as sqlglot's tree, with what Spark's dialect of sqlglot does not read.
+
+Source: Spark SQL (`window`, `session_window`), Flink SQL (`TUMBLE`, `HOP`, `CUMULATE`, `SESSION` as
+table functions, of FLIP-145, and as functions of GROUP BY).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ParseError, TokenError
+from sqlglot.tokens import Token, Tokenizer, TokenType
+
+from tallystick.errors import OptionError
+
+DIALECT = "spark"
+WINDOW = "time_window"
+"""The name of Spark's `window` in a tree: to sqlglot, WINDOW begins a clause."""
+TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+_UNITS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000}
+_UNITS |= {"DAY": 24 * _UNITS["HOUR"], "WEEK": 7 * 24 * _UNITS["HOUR"]}
+
+
+def statements_of(text: str) -> list[exp.Expression]:
+    """Parse a text of one statement or of several.
+
+    Raises:
+        OptionError: the text is no SQL; the message has the line and the column.
+    """
+    try:
+        trees = sqlglot.parse(_rewritten(text), read=DIALECT)
+    except ParseError as error:
+        at = error.errors[0]
+        raise OptionError(
+            f"sql: line {at['line']}, column {at['col']}, at {at['highlight']!r}: "
+            f"{at['description']}"
+        ) from None
+    except TokenError as error:
+        raise OptionError(f"sql: {str(error).splitlines()[0]}") from None
+    statements = [tree for tree in trees if tree is not None]
+    if not statements:
+        raise OptionError("sql: the text has no statement; expected SELECT … FROM …")
+    return statements
+
+
+def _rewritten(text: str) -> str:
+    """Replace the words that sqlglot takes for others, and leave all else where it is."""
+    tokens = Tokenizer(dialect=DIALECT).tokenize(text)
+    parts, at = [], 0
+    for start, end, word in _replacements(tokens):
+        parts += [text[at:start], word]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _replacements(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and new text of the tokens to replace."""
+    for number, token in enumerate(tokens):
+        following = tokens[number + 1].token_type if number + 1 < len(tokens) else None
+        word = token.text.upper()
+        if word == "WINDOW" and following in (TokenType.L_PAREN, TokenType.DOT):
+            is_call = following == TokenType.L_PAREN
+            yield token.start, token.end + 1, WINDOW if is_call else f"`{WINDOW}`"
+        elif (
+            token.token_type == TokenType.TABLE
+            and number >= 2
+            and tokens[number - 2].text.upper() in TABLE_FUNCTIONS
+        ):
+            yield token.start, token.end + 1, ""  # TUMBLE(TABLE bids, …)
+
+
+def conjuncts(condition: exp.Expression | None) -> list[exp.Expression]:
+    """Return the conditions that an AND joins; none for no condition."""
+    if condition is None:
+        return []
+    condition = condition.unnest()
+    return list(condition.flatten()) if isinstance(condition, exp.And) else [condition]
+
+
+def milliseconds(node: exp.Expression, what: str) -> int:
+    """Return the length of an INTERVAL, or of a text such as '10 minutes'.
+
+    Raises:
+        OptionError: it is no length of time, or one without a fixed length, as a month.
+    """
+    if isinstance(node, exp.Neg):
+        return -milliseconds(node.this, what)
+    if isinstance(node, exp.Paren):
+        return milliseconds(node.this, what)
+    if isinstance(node, exp.Interval):
+        count, unit = node.this, (node.text("unit") or "").upper()
+        text = f"{count.name if count is not None else ''} {unit}"
+    elif isinstance(node, exp.Literal):
+        text = node.name.replace("'", "")  # INTERVAL '10' SECOND
+    else:
+        text = ""
+    total, rest = 0, text.strip()
+    while match := re.match(r"(?:INTERVAL\s+)?(-?\d+)\s*([a-zA-Z]+?)s?(?:\s+|$)", rest, re.I):
+        unit = match[2].upper()
+        if unit not in _UNITS:
+            break
+        total, rest = total + int(match[1]) * _UNITS[unit], rest[match.end() :]
+    if rest or not text.strip():
+        raise OptionError(
+            f"sql: {what}: {node.sql(DIALECT)}: expected a length of time with a fixed unit, such "
+            f"as INTERVAL '10' SECOND or '10 seconds' ({', '.join(_UNITS).lower()})"
+        )
+    return total
+
+
+def shown(node: exp.Expression) -> str:
+    """Return the text of a part of a query, as the user wrote it."""
+    return str(node.sql(DIALECT)).replace(f"{WINDOW.upper()}(", "window(")
+
+
+def alias_name(node: exp.Expression) -> str:
+    """Return the name of a projection: its alias, or that of a plain column.
+
+    Raises:
+        OptionError: it has none.
+    """
+    if isinstance(node, exp.Alias | exp.Column | exp.Dot):
+        return str(node.alias_or_name or node.expression.name)
+    raise OptionError(f"sql: {shown(node)} has no name in the output: write {shown(node)} AS …")

@@ -1,0 +1,403 @@
+"""`ts.sql`: a query over streams as a pipeline of the steps that there are."""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
+
+from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.pipeline import Pipeline
+from tallystick.api.streams import Stream, stream
+from tallystick.arguments import checked, near
+from tallystick.epoch.two_phase import Sink
+from tallystick.errors import OptionError, TallystickError
+from tallystick.pipeline.keyed import columns_of
+from tallystick.pipeline.sinks import with_columns
+from tallystick.pipeline.topics import columns_ddl
+from tallystick.queries.grouping import grouped, is_grouped, table_function, with_windows
+from tallystick.queries.joining import joined
+from tallystick.queries.parsing import DIALECT, alias_name, conjuncts, milliseconds, statements_of
+from tallystick.queries.relations import Relation
+from tallystick.spark.cluster import Cluster
+from tallystick.state.functions.ready_made import deduplicate
+from tallystick.tasks.keyed_step import Columns, MapBatches
+from tallystick.tasks.outputs import Filter
+
+_REFUSED = {
+    "order": ("ORDER BY", "a stream has no end to sort by; sort what the sink holds"),
+    "limit": ("LIMIT", "rows of a stream have no order to count by"),
+    "offset": ("OFFSET", "rows of a stream have no order to count by"),
+    "qualify": ("QUALIFY", "write the ROW_NUMBER in a subquery, and WHERE rn = 1 around it"),
+    "laterals": ("LATERAL VIEW", "write a map_batches before the query"),
+    "pivots": ("PIVOT", "write CASE WHEN … in aggregates"),
+    "windows": ("WINDOW", "write OVER (PARTITION BY …)"),
+    "sort": ("SORT BY", "a stream has no end to sort by"),
+    "cluster": ("CLUSTER BY", "a stream has no end to sort by"),
+    "distribute": ("DISTRIBUTE BY", "rows go by the key of GROUP BY"),
+}
+_WATERMARK = re.compile(r"\s*`?(\w+)`?\s*(?:-\s*(.+))?", re.S)
+
+
+@checked
+def sql(
+    text: str,
+    *,
+    name: str = "sql",
+    watermark: Mapping[str, str] | None = None,
+    uid: str | None = None,
+    sinks: Mapping[str, Sink] | None = None,
+    **tables: KafkaSource | Stream,
+) -> Pipeline:
+    """Translate a query in Spark's SQL into a pipeline, to `write` and `start` as any other.
+
+    WHERE and expressions become `filter` and `select`, GROUP BY `aggregate` or `windowed`, JOIN
+    `interval_join` or `temporal_join`, ROW_NUMBER() … = 1 and DISTINCT `deduplicate`, UNION ALL
+    several sources. The windowing table functions of Flink (FLIP-145) are understood too.
+
+    Args:
+        text: SELECT …, or INSERT INTO sink SELECT ….
+        name: of the pipeline.
+        watermark: by table, the column of event times, and how late rows may be behind the latest,
+            such as "at - 10 seconds".
+        uid: names the state of the outermost keyed step. None: "group", "join" or "distinct"; that
+            of a subquery or a WITH has the subquery's name.
+        sinks: by the names of INSERT INTO.
+        tables: the sources, by the names that the query has for them.
+
+    Returns:
+        The pipeline, whole but for `write` where the text has no INSERT INTO.
+
+    Raises:
+        OptionError: the text is no SQL, or has a clause that would need retractions or has no bound
+            on its state; the message names the clause and what to write instead.
+    """
+    statements = statements_of(text)
+    if len(statements) > 1:
+        raise OptionError(
+            f"sql: {len(statements)} statements, and one is a pipeline: write a ts.sql(…) for "
+            f"each, or one query with ts.when(sink, '…') before its sinks"
+        )
+    statement = statements[0]
+    target = None
+    if isinstance(statement, exp.Insert):
+        target, statement = statement.this.name, statement.expression
+    if not isinstance(statement, exp.Query):
+        raise OptionError(f"sql: {statement.key.upper()}: expected SELECT or INSERT INTO … SELECT")
+    translation = Translation(name, _relations(tables, watermark or {}))
+    pipeline = translation.of(statement, {}, uid or "").pipeline(name)
+    if target is None:
+        return pipeline
+    if target not in (sinks or {}):
+        raise OptionError(
+            f"sql: INSERT INTO {target}: there is no such sink; sinks={{{target!r}: "
+            f"ts.KafkaSink(…)}}.{near(target, list(sinks or {}))}"
+        )
+    return pipeline.write((sinks or {})[target])
+
+
+def _relations(
+    tables: Mapping[str, KafkaSource | Stream], watermarks: Mapping[str, str]
+) -> dict[str, Relation]:
+    for table in watermarks.keys() - tables.keys():
+        raise OptionError(
+            f"sql: watermark of {table!r}: there is no such table, only {', '.join(tables)}."
+            f"{near(table, list(tables))}"
+        )
+    relations = {}
+    for table, source in tables.items():
+        rows = source if isinstance(source, Stream) else stream(source)
+        relation = Relation(rows, frozenset([table]), known_columns(rows), star=_star(rows))
+        if table in watermarks:
+            match = _WATERMARK.fullmatch(watermarks[table])
+            if match is None:
+                raise OptionError(
+                    f"sql: watermark={{{table!r}: {watermarks[table]!r}}}: expected a column and a "
+                    f"delay, such as 'at - 10 seconds'"
+                )
+            delay = milliseconds(exp.Literal.string(match[2]), "watermark") if match[2] else 0
+            relation = replace(relation, times=frozenset([match[1]]), delay_ms=delay)
+        relations[table] = relation
+    return relations
+
+
+def _star(rows: Stream) -> tuple[str, ...] | None:
+    """Return the columns of a source's value, without Kafka's own; None: all that there are."""
+    schema = getattr(getattr(rows.source, "value", None), "schema", None)
+    if rows.steps or not isinstance(schema, str):
+        return None
+    return tuple(columns_of(Cluster.at_hand(None), schema).names)
+
+
+def known_columns(rows: Stream) -> tuple[str, ...] | None:
+    """Return the names of a stream's columns; None: they are not known without Kafka."""
+    with suppress(TallystickError):
+        cluster = Cluster.at_hand(None)
+        columns: Columns | None = columns_ddl(rows.source.read_options("sql"))
+        for step in with_columns(cluster, rows.steps, columns or ""):
+            if isinstance(step, MapBatches) and not isinstance(step.function, Filter):
+                columns = step.schema
+        if columns is not None:
+            return tuple(columns_of(cluster, columns).names)
+    return None
+
+
+@dataclass
+class Translation:
+    """A translation of one text.
+
+    Args:
+        name: of the pipeline.
+        tables: the sources' rows by name.
+        uids: those that steps have.
+        reads: how often each table is read.
+    """
+
+    name: str
+    tables: Mapping[str, Relation]
+    uids: set[str] = field(default_factory=set)
+    reads: dict[str, int] = field(default_factory=dict)
+
+    def of(self, query: exp.Expression, outer: Mapping[str, exp.Query], uid: str) -> Relation:
+        """Translate a query.
+
+        Args:
+            query: SELECT, UNION ALL or a subquery in parentheses.
+            outer: the queries of WITH that it may name.
+            uid: of its keyed step; "": by its kind.
+        """
+        if isinstance(query, exp.Subquery):
+            return self.of(query.this, outer, uid)
+        named = dict(outer)
+        if (with_ := query.args.get("with_") or query.args.get("with")) is not None:
+            for cte in with_.expressions:
+                named[cte.alias] = cte.this
+        if isinstance(query, exp.SetOperation):
+            return self._union(query, named)
+        if not isinstance(query, exp.Select):
+            raise OptionError(f"sql: {query.key.upper()}: expected SELECT")
+        return self._select(query.copy(), named, uid)
+
+    def _union(self, query: exp.SetOperation, named: Mapping[str, exp.Query]) -> Relation:
+        if not isinstance(query, exp.Union) or query.args.get("distinct"):
+            raise OptionError(
+                f"sql: {query.key.upper()}: streams are joined by UNION ALL alone; DISTINCT goes "
+                f"around it: SELECT DISTINCT * FROM (… UNION ALL …)"
+            )
+        for clause in ("order", "limit"):
+            if query.args.get(clause):
+                raise _refused(clause)
+        sides = [self.of(side, named, "") for side in (query.left, query.right)]
+        streams: list[Stream] = []
+        for side in sides:
+            if isinstance(side.rows, Stream):
+                streams.append(side.rows)
+            elif not side.rows.steps and not side.rows.inputs.are_named:
+                streams += [one for _, one in side.rows.inputs.streams]
+            else:
+                raise OptionError(
+                    "sql: UNION ALL behind GROUP BY, DISTINCT or JOIN: rows of several sources "
+                    "become one stream before the first keyed step: write GROUP BY around it"
+                )
+        known = [one for one in streams if one.uid is not None]
+        assert len(known) == len(streams), "each table's stream has its name"
+        rows = Pipeline(self.name).read(*streams)
+        times = frozenset.intersection(*(side.times for side in sides))
+        delay = max(side.delay_ms for side in sides)
+        return Relation(rows, frozenset(), sides[0].columns, times, delay)
+
+    def _select(self, select: exp.Select, named: Mapping[str, exp.Query], uid: str) -> Relation:
+        for clause in _REFUSED:
+            if select.args.get(clause):
+                raise _refused(clause)
+        if (first := self._first_rows(select, named, uid)) is not None:
+            return first
+        from_ = select.args.get("from_") or select.args.get("from")
+        if from_ is None:
+            raise OptionError("sql: SELECT without FROM: name a table")
+        _refuse_subqueries(select)
+        relation = self._table(from_.this, named)
+        joins = select.args.get("joins") or []
+        if len(joins) > 1:
+            raise OptionError(
+                f"sql: a join of {len(joins) + 1} tables: a pipeline joins two; write the first "
+                f"join to a topic, and join that"
+            )
+        if joins:
+            second = self._table(joins[0].this, named)
+            step_uid = self._uid("" if is_grouped(select) else uid, "join")
+            relation = joined(select, joins[0], relation, second, step_uid, self.name)
+        where = select.args.get("where")
+        if where is not None:
+            relation.refuse_updates("WHERE around")
+            relation = relation.filter(relation.resolve(where.this))
+        for node in select.find_all(exp.Window):
+            raise OptionError(
+                f"sql: {node.sql(DIALECT)}: OVER windows: only ROW_NUMBER() … in a subquery with "
+                f"WHERE rn = 1 around it; others are a vectorised function"
+            )
+        if is_grouped(select):
+            relation = grouped(select, relation, self._uid(uid, "group"), self.name)
+        else:
+            relation = self._projected(select, relation)
+        if select.args.get("distinct"):
+            relation = self._distinct(relation, uid)
+        return relation
+
+    def _projected(self, select: exp.Select, relation: Relation) -> Relation:
+        if relation.windows is not None:
+            raise OptionError(
+                f"sql: {relation.windows.name.upper()}(…) without GROUP BY window_start, "
+                f"window_end: rows go into windows to be aggregated"
+            )
+        nodes = select.expressions
+        if all(node.is_star for node in nodes) and relation.qualified is None:
+            if relation.star is None:
+                return relation
+            return relation.select({one: exp.column(one, quoted=True) for one in relation.star})
+        outputs: dict[str, exp.Expression] = {}
+        for node in nodes:
+            if node.is_star:
+                if relation.columns is None:
+                    raise OptionError(
+                        "sql: SELECT * beside other columns: those of the table are not known: "
+                        "name them"
+                    )
+                stars = relation.qualified.items() if relation.qualified else ()
+                outputs |= {column: exp.column(text, quoted=True) for (_, column), text in stars}
+                if not relation.qualified:
+                    names = relation.star or relation.columns
+                    outputs |= {one: exp.column(one, quoted=True) for one in names}
+            else:
+                outputs[alias_name(node)] = relation.resolve(node.unalias())
+        return relation.select(outputs)
+
+    def _distinct(self, relation: Relation, uid: str) -> Relation:
+        relation.refuse_updates("DISTINCT over")
+        if relation.columns is None:
+            raise OptionError("sql: SELECT DISTINCT *: the columns are not known: name them")
+        rows = relation.pipeline(self.name).key_by(*relation.columns)
+        processed = rows.process(deduplicate(), uid=self._uid(uid, "distinct"))
+        return Relation(processed, columns=relation.columns)
+
+    def _first_rows(
+        self, select: exp.Select, named: Mapping[str, exp.Query], uid: str
+    ) -> Relation | None:
+        """Translate ROW_NUMBER() OVER (PARTITION BY …) = 1 around a subquery; None: it is none."""
+        from_ = select.args.get("from_") or select.args.get("from")
+        source = from_.this if from_ is not None else None
+        inner = source.this if isinstance(source, exp.Subquery) else None
+        if isinstance(source, exp.Table) and isinstance(named.get(source.name), exp.Select):
+            inner = named[source.name]
+        if source is None or not isinstance(inner, exp.Select):
+            return None
+        numbers = {
+            node.alias: node.this
+            for node in inner.expressions
+            if isinstance(node, exp.Alias)
+            and isinstance(node.this, exp.Window)
+            and isinstance(node.this.this, exp.RowNumber)
+        }
+        if not numbers:
+            return None
+        where = select.args.get("where")
+        conditions = conjuncts(where.this if where is not None else None)
+        alias, window = next(iter(numbers.items()))
+        wanted = [
+            one for one in conditions if any(c.name == alias for c in one.find_all(exp.Column))
+        ]
+        if len(numbers) > 1 or [one.sql(DIALECT).split(".")[-1] for one in wanted] not in (
+            [f"{alias} = 1"],
+            [f"{alias} <= 1"],
+        ):
+            raise OptionError(
+                f"sql: ROW_NUMBER() AS {alias}: expected WHERE {alias} = 1, the first row of each "
+                f"key; of the greatest values of a column, ts.top_n(n, column) keeps n"
+            )
+        order = window.args.get("order")
+        if order is not None and any(one.args.get("desc") for one in order.expressions):
+            raise OptionError(
+                "sql: ROW_NUMBER() … ORDER BY … DESC = 1: the newest row of a key changes: write "
+                "last(…) in a GROUP BY of the key"
+            )
+        keys = window.args.get("partition_by") or []
+        source_select = inner.copy()
+        kept = [node for node in source_select.expressions if node.alias != alias]
+        source_select.set("expressions", kept or [exp.Star()])
+        relation = self.of(source_select, named, "")
+        columns = [relation.resolve(key) for key in keys]
+        if not columns or not all(isinstance(one, exp.Column) for one in columns):
+            raise OptionError("sql: ROW_NUMBER() OVER: expected PARTITION BY columns")
+        rows = relation.pipeline(self.name).key_by(*(one.name for one in columns))
+        first = Relation(
+            rows.process(deduplicate(), uid=self._uid(uid or source.alias_or_name, "first")),
+            frozenset([source.alias_or_name]),
+            relation.columns,
+        )
+        others = [one for one in conditions if one not in wanted]
+        if others:
+            first = first.filter(first.resolve(exp.and_(*others)))
+        return self._projected(select, first)
+
+    def _table(self, node: exp.Expression, named: Mapping[str, exp.Query]) -> Relation:
+        """Translate a table of FROM or JOIN."""
+        alias = node.alias
+        if isinstance(node, exp.Subquery):
+            relation = self.of(node.this, named, alias)
+            return replace(relation, names=frozenset([alias]) if alias else frozenset())
+        if not isinstance(node, exp.Table):
+            raise OptionError(f"sql: {node.sql(DIALECT)}: expected the name of a table")
+        if (function := table_function(node.this)) is not None:
+            inner = exp.to_table(function.expressions[0].name)
+            relation = self._table(inner, named)
+            names = relation.names | ({alias} if alias else set())
+            return replace(with_windows(relation, function), names=names)
+        name = node.name
+        if name in named:
+            others = {key: query for key, query in named.items() if key != name}
+            relation = self.of(named[name], others, name)
+            return replace(relation, names=frozenset([alias or name]))
+        if name not in self.tables:
+            raise OptionError(
+                f"sql: there is no table {name!r}; tables: "
+                f"{', '.join([*self.tables, *named]) or 'none'}.{near(name, list(self.tables))}"
+            )
+        relation = self.tables[name]
+        self.reads[name] = number = self.reads.get(name, 0) + 1
+        rows = relation.rows
+        assert isinstance(rows, Stream)
+        if rows.uid is None:
+            rows = replace(rows, uid=name if number == 1 else f"{name}-{number}")
+        return replace(relation, rows=rows, names=frozenset([alias or name]))
+
+    def _uid(self, given: str, kind: str) -> str:
+        """Return a uid that no other step has."""
+        base = given or kind
+        uid, number = base, 1
+        while uid in self.uids:
+            number += 1
+            uid = f"{base}-{number}"
+        self.uids.add(uid)
+        return uid
+
+
+def _refuse_subqueries(select: exp.Select) -> None:
+    """Refuse a query in an expression or a condition.
+
+    Raises:
+        OptionError: there is one.
+    """
+    parts = [*select.expressions]
+    parts += [select.args[name] for name in ("where", "having", "group") if select.args.get(name)]
+    for part in parts:
+        for node in part.find_all(exp.Subquery, exp.Exists, exp.Select):
+            raise OptionError(
+                f"sql: {node.sql(DIALECT)}: a query in a condition: write a JOIN; values that "
+                f"change seldom are a broadcast table, ts.enrich(…)"
+            )
+
+
+def _refused(clause: str) -> OptionError:
+    word, reason = _REFUSED[clause]
+    return OptionError(f"sql: {word}: {reason}")

@@ -1,0 +1,151 @@
+"""Rows while a query is translated: a stream of one source, or a pipeline."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from sqlglot import exp, parse_one
+from sqlglot.errors import SqlglotError
+
+from tallystick.api.pipeline import Pipeline
+from tallystick.api.streams import Stream
+from tallystick.errors import OptionError
+from tallystick.queries.parsing import DIALECT, WINDOW
+
+WINDOW_NAMES = (WINDOW, "session_window")
+"""Tables of `window.start` and the like."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Rows that a part of a query yields.
+
+    Args:
+        rows: a stream with steps, as long as the rows are those of one source without a keyed step.
+        names: the names by which the query may qualify columns.
+        columns: in their order; None: not known.
+        times: the columns of event times.
+        delay_ms: how much later than the latest row another one may come.
+        qualified: the columns of a join by table and name in the query.
+        windows: of a table function, which a GROUP BY applies.
+        star: the columns of `*`, where they are not all.
+        has_updates: a row stands for its group, and replaces an earlier one.
+    """
+
+    rows: Stream | Pipeline
+    names: frozenset[str] = frozenset()
+    columns: tuple[str, ...] | None = None
+    times: frozenset[str] = frozenset()
+    delay_ms: int = 0
+    qualified: "Mapping[tuple[str, str], str] | None" = None
+    windows: exp.Anonymous | None = None
+    star: tuple[str, ...] | None = None
+    has_updates: bool = False
+
+    def resolve(self, node: exp.Expression) -> exp.Expression:
+        """Return an expression with the columns as they are called in the rows.
+
+        Raises:
+            OptionError: a column is of no table of the query, or of more than one.
+        """
+        return node.copy().transform(self._plain)
+
+    def _plain(self, node: exp.Expression) -> exp.Expression:
+        if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
+            return node
+        if node.table in WINDOW_NAMES:
+            return node
+        table, name = node.table, node.name
+        if self.qualified is not None:
+            return exp.column(self._of_join(table, name))
+        if table and table in self.names and not node.text("db"):
+            return exp.column(node.this.copy())
+        return node
+
+    def _of_join(self, table: str, name: str) -> str:
+        assert self.qualified is not None
+        if table:
+            if (table, name) in self.qualified:
+                return self.qualified[table, name]
+            raise OptionError(f"sql: {table}.{name}: no table of the join is called {table!r}")
+        if name in self.qualified.values():
+            return name
+        matches = {text for (_, column), text in self.qualified.items() if column == name}
+        if len(matches) != 1:
+            reason = "is in both tables" if matches else "is in no table"
+            raise OptionError(
+                f"sql: column {name!r} {reason} of the join: qualify it by its table's name"
+            )
+        return matches.pop()
+
+    def refuse_updates(self, clause: str) -> None:
+        """Refuse a clause that would have to take back rows that are replaced.
+
+        Raises:
+            OptionError: rows of this relation replace earlier ones.
+        """
+        if self.has_updates:
+            raise OptionError(
+                f"sql: {clause} a GROUP BY without a window: its rows replace earlier ones, which "
+                f"would have to be taken back; group by window(…) first, or read the groups from "
+                f"their topic as a table"
+            )
+
+    def filter(self, condition: exp.Expression | None) -> Self:
+        """Keep the rows of a condition, whose columns are resolved; None: all."""
+        if condition is None:
+            return self
+        return replace(self, rows=self.rows.filter(condition.sql(DIALECT)))
+
+    def select(self, expressions: Mapping[str, exp.Expression]) -> Self:
+        """Compute columns from resolved expressions, by their new names."""
+        texts = [
+            quoted(name) if is_column(node, name) else f"{node.sql(DIALECT)} AS {quoted(name)}"
+            for name, node in expressions.items()
+        ]
+        times = {
+            name
+            for name, node in expressions.items()
+            if isinstance(node, exp.Column) and node.name in self.times and not node.table
+        }
+        return replace(
+            self,
+            rows=self.rows.select(*texts),
+            columns=tuple(expressions),
+            times=frozenset(times),
+            qualified=None,
+            star=None,
+        )
+
+    def with_columns(self, expressions: Mapping[str, exp.Expression]) -> Self:
+        """Compute further columns."""
+        if not expressions:
+            return self
+        texts = {name: node.sql(DIALECT) for name, node in expressions.items()}
+        columns = None if self.columns is None else (*self.columns, *texts)
+        return replace(self, rows=self.rows.with_columns(**texts), columns=columns)
+
+    def pipeline(self, name: str) -> Pipeline:
+        """Return the rows as a pipeline."""
+        return self.rows if isinstance(self.rows, Pipeline) else Pipeline(name).read(self.rows)
+
+
+def quoted(name: str) -> str:
+    """Return a name of a column as it stands in an expression."""
+    try:
+        plain = parse_one(f"SELECT {name}", read=DIALECT).expressions[0]
+    except SqlglotError:
+        plain = None
+    if isinstance(plain, exp.Column) and plain.sql(DIALECT) == name:
+        return name
+    return str(exp.to_identifier(name, quoted=True).sql(DIALECT))
+
+
+def is_column(node: exp.Expression, name: str) -> bool:
+    """True if a resolved expression is the column of that name alone."""
+    return isinstance(node, exp.Column) and not node.table and node.name == name
+
+
+def tables_in(node: exp.Expression, tables: Collection[str]) -> set[str]:
+    """Return the tables of a join whose columns an expression reads."""
+    return {column.table for column in node.find_all(exp.Column)} & set(tables)
