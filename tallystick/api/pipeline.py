@@ -524,6 +524,7 @@ class KeyedPipeline:
         event_time_max_ahead: str | int | None = None,
         rows: str = "row",
         initial_state: DataFrame | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> Pipeline:
         """Pass the rows through a function that keeps state per key.
 
@@ -554,6 +555,7 @@ class KeyedPipeline:
             rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
                 "pandas" (as `transformWithStateInPandas`).
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
+            renamed: columns of state with another name than in the checkpoint: `{"new": "old"}`.
 
         Raises:
             OptionError: an argument is not what it should be.
@@ -572,6 +574,7 @@ class KeyedPipeline:
             watermark_column=watermark_column,
             idle_advance=idle_advance,
             event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
+            renamed=renamed or {},
             **delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),

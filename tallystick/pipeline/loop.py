@@ -518,6 +518,7 @@ def _started(
     save: Callable[[str], None] | None,
 ) -> Query:
     storage = opened(checkpoint, run.name)
+    run.keyed = replace(run.keyed, accepted=accepted)
     refuse_second(run.name, storage.location)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
