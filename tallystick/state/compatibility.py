@@ -154,11 +154,7 @@ def _same(
     accepted: Collection[str],
 ) -> StateField:
     # How long entries live may change; whether they end at all is part of how they are stored.
-    is_other = (state.kind, state.key_schema, bool(state.ttl_ms)) != (
-        base.kind,
-        base.key_schema,
-        bool(base.ttl_ms),
-    )
+    is_other = _place(state) != _place(base)
     differs = state.value_schema != base.value_schema
     refused = _refused_columns(uid, state, base, renamed, accepted) if differs else ""
     if is_other or refused:
@@ -195,6 +191,12 @@ def _same(
         ttl_ms=state.ttl_ms,
         meaning=state.meaning,
     )
+
+
+def _place(state: StateDeclaration | StateField) -> tuple[str, str, bool]:
+    """Return the part of a state's form that decides where its entries lie."""
+    panes = windows_text(state.key_schema) if state.kind == PANES else state.key_schema
+    return state.kind, panes, bool(state.ttl_ms)
 
 
 def _with_names(meaning: Meaning, renamed: Renamed) -> Meaning:
