@@ -384,7 +384,10 @@ class _Run:
         text, hint = start_text(
             run.all_inputs, brokers, run.topology, positions, newest_epoch, self._storage.location
         )
-        self._watch.started(lambda: loop.idle_since_s, text, hint)
+        newest = self._driver.coordinator.committed_manifest
+        changes = run.keyed.state_changes(() if newest is None else newest.state)
+        line = "; ".join([text, *changes])
+        self._watch.started(lambda: loop.idle_since_s, line, hint)
 
     def explain(self, error: BaseException) -> BaseException:
         """Add the newer run to the error of a run that was replaced."""

@@ -150,6 +150,20 @@ def evolved(
     return replace(after, schema=name, former=(*base.former, former))
 
 
+def change_texts(before: StepState, after: StepState) -> Iterator[str]:
+    """Yield the changes that `evolved` found, in words: a text for each state of the step."""
+    if before.schema == after.schema:
+        return
+    fields = {field.state_id: field for field in after.fields}
+    for state in after.former[-1].states:
+        field, renamed = fields[state.state_id], dict(state.renamed)
+        found = column_changes(field.kind, state.value_schema, field.value_schema, renamed)
+        texts = [f"column {old!r} is now called {new!r}" for new, old in state.renamed]
+        texts += [change.text for change in found]
+        what = "; ".join(texts) or "its columns have another order"
+        yield f"step {after.uid}, state {field.name!r} changes with the next epoch: {what}"
+
+
 def changed_since(step: StepState) -> str:
     """Return the last epoch before the newest schema, in words for refusals; "": there is none."""
     if not step.schema:
@@ -251,7 +265,8 @@ def _converted_columns(
         if name in old.names:
             columns.append(_cast(rows.column(name), field.type))
         else:
-            columns.append(pa.nulls(len(values), field.type))
+            # `pa.nulls` gives lists without offsets.
+            columns.append(pa.array([None] * len(values), field.type))
     encoded = codec.encode(pa.RecordBatch.from_arrays(columns, schema=new))
     if now.kind in (COLUMNS, ROWS):
         return encoded  # columns that are all null are no entry, as in `VectorisedFunction`

@@ -23,7 +23,7 @@ from tallystick.state.compatibility import (
     settle,
     starting_point,
 )
-from tallystick.state.evolution import evolved
+from tallystick.state.evolution import change_texts, evolved
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -115,6 +115,17 @@ class PipelinePlan:
             OptionError: the pipeline does not fit the state.
         """
         return self._bases(state)[: len(self.steps)]
+
+    def state_changes(self, state: Iterable[StepState]) -> list[str]:
+        """Return the changes of state that the next epoch brings, in words.
+
+        Raises:
+            OptionError: the pipeline does not fit the state.
+        """
+        state = tuple(state)
+        kept = {step.uid: step for step in state}
+        bases = [base for base in self._bases(state) if base.uid in kept]
+        return [text for base in bases for text in change_texts(kept[base.uid], base)]
 
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""

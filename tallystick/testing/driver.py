@@ -188,6 +188,7 @@ class Driver:
             self._pipeline, self._topology = pipeline, self._in_memory(pipeline.topology)
         self._accepted = frozenset(accept)
         self._start()
+        self._feeder = Feeder(self._run.all_inputs, self._topics, self._clock)
 
     def crash(self) -> None:
         """Run the next epoch up to its decision, kill the run there, and start another one.
