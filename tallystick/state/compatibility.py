@@ -20,6 +20,7 @@ from tallystick.state.evolution import (
     REFUSED,
     REMOVED,
     Renamed,
+    ambiguous,
     changed_since,
     column_changes,
     renames,
@@ -156,6 +157,13 @@ def _same(
     # How long entries live may change; whether they end at all is part of how they are stored.
     is_other = _place(state) != _place(base)
     differs = state.value_schema != base.value_schema
+    if both := ambiguous(state.kind, base.value_schema, renamed):
+        raise OptionError(
+            f"step {uid}: renamed={dict(renamed)!r}: the checkpoint holds a column {both[0]!r} and "
+            f"a column {both[1]!r}, and neither becomes the other. A rename that is done leaves "
+            f"the program; of two columns that change their names at once, none may have a name "
+            f"that is held"
+        )
     refused = _refused_columns(uid, state, base, renamed, accepted) if differs else ""
     if is_other or refused:
         now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)

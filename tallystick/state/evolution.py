@@ -6,7 +6,7 @@ entries (`StateFile.schema`), and whoever reads entries gets them in the step's 
 functions, views, local copies and merged files know one schema alone, and former schemas end with
 the last file that has entries of one.
 
-    file of schema ""  ─► as of schema "7-…"  ─► as of the newest   a conversion per change, in order
+    file of schema ""  ─► as of schema "7-…"  ─► as of the newest: a conversion per change, in order
 
 Invariants: a conversion loses no value of a column that stays. The keys of entries stay as they
 are, and with them key groups, the order of a file, timers and expiries.
@@ -77,7 +77,8 @@ def column_changes(kind: str, before: str, now: str, renamed: Renamed) -> list[C
 
     Args:
         kind: of the state.
-        before, now: the schemas, as `StateField.value_schema`.
+        before: the former schema, as `StateField.value_schema`.
+        now: the schema that the program declares.
         renamed: as `renames` gives them.
     """
     if kind in OWN_KINDS:
@@ -115,6 +116,14 @@ def renames(kind: str, before: str, now: str, renamed: Renamed) -> dict[str, str
         if former != name and former in old and name not in old and former not in new:
             done[name] = former
     return done
+
+
+def ambiguous(kind: str, before: str, renamed: Renamed) -> tuple[str, str] | None:
+    """Return a new and an old name that a state holds both, of which no rename can be told."""
+    if not renamed:
+        return None
+    old = _names(kind, before)
+    return next(((new, was) for new, was in renamed.items() if {new, was} <= {*old}), None)
 
 
 def evolved(
@@ -215,7 +224,9 @@ def _with_values(
     places = np.arange(entries.num_rows)
     places[where] = entries.num_rows + np.arange(len(where))
     both = pa.concat_arrays([entries.column(1), values])
-    return pa.RecordBatch.from_arrays([entries.column(0), both.take(pa.array(places))], schema=ENTRIES)
+    return pa.RecordBatch.from_arrays(
+        [entries.column(0), both.take(pa.array(places))], schema=ENTRIES
+    )
 
 
 def _converted_state(
@@ -327,9 +338,7 @@ _DECIMALS = decimal.Context(prec=76)
 _Convert = Callable[[Any], Any]
 
 
-def _struct_changes(
-    before: Json, now: Json, path: str, renamed: Renamed
-) -> Iterator[ColumnChange]:
+def _struct_changes(before: Json, now: Json, path: str, renamed: Renamed) -> Iterator[ColumnChange]:
     old = {field["name"]: field["type"] for field in before["fields"]}
     new = {renamed.get(field["name"], field["name"]): field for field in now["fields"]}
     for name, field in new.items():
@@ -424,9 +433,7 @@ def _struct_converter(before: Json, now: Json, renamed: Renamed) -> _Convert:
     def convert(value: Sequence[Any]) -> list[Any]:
         if len(value) != len(places):
             raise ValueError(f"{len(value)} values, expected {len(places)}")
-        return [
-            None if at is None or value[at] is None else part(value[at]) for at, part in parts
-        ]
+        return [None if at is None or value[at] is None else part(value[at]) for at, part in parts]
 
     return convert
 

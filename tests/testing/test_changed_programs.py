@@ -1,17 +1,16 @@
 """A program changes, and its state with it: what follows is what the new program alone would give.
 
-Each case has the program before, the program now, and what of its state is defined: rows from
-before the change are fed without the columns that only the new program knows.
+What only the new program knows has no values from before the change: it is compared with a run that
+saw the later rows alone, or left out.
 """
 
-from collections.abc import Callable, Iterator
 import datetime
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -19,13 +18,16 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import tallystick as ts
+from tallystick.checkpoint import state_files
+from tallystick.state.catalog import StepState
+from tallystick.tasks import epoch_plan
 from tallystick.testing import Driver
-from tallystick.testing.memory import MemoryStorage
 
 NOBODY = "localhost:1"
 COLUMNS = "k string, n int, at bigint"
 KEYS = "abcde"
 END_MS = 10_000_000
+NEW_YEAR = datetime.datetime(2026, 1, 1)  # noqa: DTZ001  a timestamp_ntz
 
 
 def pipeline(function: Any, *, columns: str = COLUMNS, **step: Any) -> ts.Pipeline:
@@ -41,25 +43,6 @@ def pipeline(function: Any, *, columns: str = COLUMNS, **step: Any) -> ts.Pipeli
     )
 
 
-@dataclass(frozen=True)
-class Change:
-    """A program before and after a change.
-
-    Args:
-        before, now: the programs.
-        compared: a comparable part of the state, from a row of `Driver.state`.
-        accept: what the start says.
-        expected: changes what a run of the new program alone holds, where rows of before the change
-            cannot have what they lack.
-    """
-
-    before: ts.Pipeline
-    now: ts.Pipeline
-    accept: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    """Columns that hold what rows after the change gave; compared where a key has no others."""
-
-
 def summing(**kinds: str) -> Any:
     """A function that keeps sums of `n` in columns of given types."""
 
@@ -72,7 +55,9 @@ def summing(**kinds: str) -> Any:
         return ts.Update(None, state)
 
     return ts.vectorised(
-        step, state=", ".join(f"{name} {kind}" for name, kind in kinds.items()), reads=["n"],
+        step,
+        state=", ".join(f"{name} {kind}" for name, kind in kinds.items()),
+        reads=["n"],
     )
 
 
@@ -86,13 +71,7 @@ def _plus(held: pa.Array, more: pa.Array, kind: str) -> Any:
     return pa.array(numbers).cast(held.type)
 
 
-AGGREGATES = {
-    "n": ts.count(),
-    "total": ts.sum("n"),
-    "least": ts.min("n"),
-    "latest": ts.last("n"),
-}
-SUMS = {
+SUMS: dict[str, tuple[Any, Any, dict[str, str], tuple[str, ...]]] = {
     "added": (summing(a="int"), summing(a="int", b="bigint"), {}, ()),
     "reordered": (summing(a="int", b="bigint"), summing(b="bigint", a="int"), {}, ()),
     "int to bigint": (summing(a="int"), summing(a="bigint"), {}, ()),
@@ -109,7 +88,10 @@ SUMS = {
         (),
     ),
     "aggregate renamed": (
-        ts.aggregate({"n": ts.count()}), ts.aggregate({"rows": ts.count()}), {"rows": "n"}, ()
+        ts.aggregate({"n": ts.count()}),
+        ts.aggregate({"rows": ts.count()}),
+        {"rows": "n"},
+        (),
     ),
 }
 ADDED = {"added": {"b"}, "aggregates added": {"total", "least"}}
@@ -138,7 +120,13 @@ def held(test: Driver) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", SUMS)
 @settings(max_examples=4, deadline=None, phases=[Phase.generate])
-@given(before=ROWS, after=ROWS, cuts=st.lists(st.integers(1, 6), max_size=4), tasks=st.integers(1, 4), data=st.data())
+@given(
+    before=ROWS,
+    after=ROWS,
+    cuts=st.lists(st.integers(1, 6), max_size=4),
+    tasks=st.integers(1, 4),
+    data=st.data(),
+)
 def test_columns_are_those_of_a_run_of_the_new_program(
     name: str, before: Any, after: Any, cuts: list[int], tasks: int, data: Any
 ) -> None:
@@ -212,7 +200,7 @@ class Habits(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         for row in rows:
-            n, day = row.n, datetime.datetime(2026, 1, 1 + row.n % 9)
+            n, day = row.n, NEW_YEAR + datetime.timedelta(days=row.n % 9)
             more = ("new", [n]) if self.wide else ()
             named = ((n, "x"),) if self.wide else ((n,),)
             text = f"{n}".encode() if self.wide else f"{n}"
@@ -248,11 +236,15 @@ def test_values_lists_and_maps_of_a_processor_are_read_in_the_new_schema() -> No
     rows = held(test)
     lines = [(line["f"], line["m"]) for line in rows["a"]["list"]]
     assert lines == [(3.0, [("a", 3)]), (5.0, [("a", 5)])]
-    day = datetime.datetime(2026, 1, 4)
+    day = NEW_YEAR + datetime.timedelta(days=3)
     assert rows["a"]["map"][0] == ({"n": 3}, {"d": day, "m": Decimal("3.00")})
     for name in ("value", "kept"):
         assert rows["a"][name] == {
-            "n": 5, "text": b"5", "s": {"n": 5, "note": None}, "note": None, "ns": None
+            "n": 5,
+            "text": b"5",
+            "s": {"n": 5, "note": None},
+            "note": None,
+            "ns": None,
         }
         assert rows["b"][name]["ns"] == [8]
 
@@ -374,10 +366,20 @@ def test_an_aggregate_that_is_added_has_the_rows_from_then_on() -> None:
 
     assert rows["a"]["rows"] == 3
     assert {name: rows["a"][name] for name in MORE} == {
-        "mean": 2.0, "opened": 1, "latest": 3, "kinds": 2, "all": [1, 3], "half": rows["a"]["half"]
+        "mean": 2.0,
+        "opened": 1,
+        "latest": 3,
+        "kinds": 2,
+        "all": [1, 3],
+        "half": rows["a"]["half"],
     }
     assert {name: rows["b"][name] for name in MORE} == {
-        "mean": None, "opened": None, "latest": None, "kinds": 0, "all": [], "half": None
+        "mean": None,
+        "opened": None,
+        "latest": None,
+        "kinds": 0,
+        "all": [],
+        "half": None,
     }
 
 
@@ -390,7 +392,8 @@ def enriched(columns: str, element: str) -> ts.Pipeline:
     def keep(rows: pa.RecordBatch, stored: pa.RecordBatch) -> Any:
         held_now = stored.to_pylist()
         new = [{name: row.get(name) for name in names} for row in rows.to_pylist()]
-        return rows.select(["k", "n", "at"]), pa.RecordBatch.from_pylist([*held_now, *new], schema=stored.schema)
+        kept = pa.RecordBatch.from_pylist([*held_now, *new], schema=stored.schema)
+        return rows.select(["k", "n", "at"]), kept
 
     elements = ts.list_state(element, uid="list")
     return (
@@ -422,3 +425,100 @@ def test_broadcast_tables_and_lists_are_read_in_the_new_schema() -> None:
     assert table == {"a": (3, None), "b": (5, "new")}
     elements = test.state("list").to_pylist()
     assert sorted((row["n"], row["word"]) for row in elements) == [(1, None), (2, None), (3, None)]
+
+
+# --- guards -------------------------------------------------------------------------------------
+
+COUNT, BOTH = ts.aggregate({"n": ts.count()}), ts.aggregate({"sum": ts.sum("n"), "n": ts.count()})
+
+
+def sums_after_a_change_back_and_forth() -> dict[str, dict[str, Any]]:
+    """Two programs, each killed in its first epoch, then the new one; with a rewrite of all files.
+
+    The old program goes on after a first epoch of the new one that never was committed.
+    """
+    test = Driver(pipeline(COUNT), parallelism=1)
+    for at in range(3):
+        fed(test, as_rows([("a", 1), ("b", 1)], at), [])
+    other = pipeline(ts.aggregate({"least": ts.min("n"), "n": ts.count()}))
+    for killed in (pipeline(BOTH), other):
+        test.restart(pipeline=killed)
+        test.feed("in", as_rows([("a", 5)]))
+        test.crash()
+        test.restart(pipeline=pipeline(COUNT))
+        test.drain()
+    assert held(test)["a"]["n"] == 5
+    test.restart(pipeline=pipeline(BOTH))
+    for at in range(40):  # changelogs are merged
+        fed(test, as_rows([("a", 7)], at), [])
+    with pytest.raises(ts.OptionError, match=r"'sum' \(bigint\) is dropped.*changed after epoch 4"):
+        restarted(test, pipeline(COUNT))
+    test.restart(2, pipeline=pipeline(BOTH))
+    return held(test)
+
+
+def restarted(test: Driver, changed: ts.Pipeline) -> None:
+    """Start another program, and let it plan an epoch."""
+    test.restart(pipeline=changed)
+    fed(test, as_rows([("a", 1)]), [])
+
+
+HELD = {"a": {"k": "a", "sum": 280, "n": 45, "timers": None}}
+HELD["b"] = {"k": "b", "sum": None, "n": 3, "timers": None}
+
+
+def test_copies_and_files_of_two_programs_are_never_exchanged() -> None:
+    assert sums_after_a_change_back_and_forth() == HELD
+
+
+@pytest.mark.parametrize(
+    "guard", ["copies have the schema's name", "files have it", "files are converted"]
+)
+def test_each_guard_is_needed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with a guard taken away: it ends with an error, or with other sums."""
+    match guard:
+        case "copies have the schema's name":
+            monkeypatch.setattr(StepState, "copy_name", property(lambda step: step.uid))
+        case "files have it":
+            monkeypatch.setattr(epoch_plan, "extend", _without_schema(epoch_plan.extend))
+        case _:
+            monkeypatch.setattr(state_files, "converted", lambda entries, step, schema: entries)
+    with pytest.raises((ts.TallystickError, AssertionError, ValueError)):
+        assert sums_after_a_change_back_and_forth() == HELD
+
+
+def _without_schema(extend: Callable[..., StepState]) -> Callable[..., StepState]:
+    def unnamed(base: StepState, *rest: Any) -> StepState:
+        after = extend(replace(base, schema="", former=()), *rest)
+        return replace(after, schema=base.schema, former=base.former)
+
+    return unnamed
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "renamed", "words"),
+    [
+        ("a bigint", "a int", {}, "column 'a' goes from bigint to int, which does not hold all"),
+        ("a bigint", "a double", {}, "from bigint to double"),
+        ("a double", "a bigint", {}, "from double to bigint"),
+        ("a decimal(20,2)", "a decimal(20,3)", {}, r"from decimal\(20,2\) to decimal\(20,3\)"),
+        ("a int, b int", "b int", {}, r"accept=\['dropped-column-s-a'\]"),
+        ("a int, b int", "b int, a int", {"a": "b", "b": "a"}, "neither becomes the other"),
+    ],
+)
+def test_what_would_lose_something_is_refused_by_name(
+    before: str, now: str, renamed: dict[str, str], words: str
+) -> None:
+    kinds = [dict(part.split() for part in text.split(", ")) for text in (before, now)]
+    test = Driver(pipeline(summing(**kinds[0])))
+    fed(test, as_rows([("a", 1)]), [])
+
+    with pytest.raises(ts.OptionError, match=words):
+        restarted(test, pipeline(summing(**kinds[1]), renamed=renamed))
+
+
+def test_keys_that_are_held_would_have_no_time_to_be_forgotten() -> None:
+    test = Driver(pipeline(ts.deduplicate()))
+    fed(test, as_rows([("a", 1)]), [])
+    with pytest.raises(ts.OptionError, match="keys that are held have no timer"):
+        restarted(test, pipeline(ts.deduplicate(forget_after_ms=1000)))

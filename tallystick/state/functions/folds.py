@@ -185,7 +185,6 @@ def by_time(column: str, kind: pa.DataType, *, is_last: bool) -> Fold:
         kind: of the column's values.
         is_last: of rows of one time the last to arrive; else the first one, of the first to arrive.
     """
-
     bounds = np.iinfo(np.int64)
     none = int(bounds.min if is_last else bounds.max)
 

@@ -66,7 +66,7 @@ def test_a_deleted_state_is_gone_and_its_id_with_it():
     ],
 )
 def test_a_state_that_changed_is_refused(changed):
-    with pytest.raises(OptionError, match=r"step s: the checkpoint holds state 'a' as value of .*\"n\""):
+    with pytest.raises(OptionError, match="step s: the checkpoint holds state 'a' as value of"):
         settle("s", [changed], state_of(A, next_id=2))
 
 
@@ -95,15 +95,11 @@ def test_columns_that_changed_are_refused_with_what_can_be_done_about_them():
 
 
 def test_another_time_to_live_is_taken():
-    fields, _ = settle(
-        "step", [StateDeclaration("b", "list", "", N, 900)], state_of(B, next_id=3)
-    )
+    fields, _ = settle("step", [StateDeclaration("b", "list", "", N, 900)], state_of(B, next_id=3))
 
     assert fields == (StateField("b", 2, "list", "", N, 900),)
 
 
 def test_ids_end():
     with pytest.raises(OptionError, match="no id is left for state 'z'"):
-        settle(
-            "step", [StateDeclaration("z", "value", "", N)], state_of(next_id=STATE_ID_MAX + 1)
-        )
+        settle("step", [StateDeclaration("z", "value", "", N)], state_of(next_id=STATE_ID_MAX + 1))
