@@ -166,9 +166,9 @@ def change_texts(before: StepState, after: StepState) -> Iterator[str]:
     fields = {field.state_id: field for field in after.fields}
     for state in after.former[-1].states:
         field, renamed = fields[state.state_id], dict(state.renamed)
-        found = column_changes(field.kind, state.value_schema, field.value_schema, renamed)
+        columns = column_changes(field.kind, state.value_schema, field.value_schema, renamed)
         texts = [f"column {old!r} is now called {new!r}" for new, old in state.renamed]
-        texts += [change.text for change in found]
+        texts += [change.text for change in columns]
         what = "; ".join(texts) or "its columns have another order"
         yield f"step {after.uid}, state {field.name!r} changes with the next epoch: {what}"
 
@@ -257,7 +257,8 @@ def _have_no_rest(step: StepState, keys: pa.BinaryArray) -> BoolArray:
     after_id = tails(keys, REST_AT)
     _, sizes = KeyCodec.from_text(step.key_schema).decode_start(after_id)
     lengths = pc.binary_length(after_id).to_numpy()
-    return np.asarray(sizes) == lengths
+    ends: BoolArray = np.asarray(sizes) == lengths
+    return ends
 
 
 # --- columns ------------------------------------------------------------------------------------

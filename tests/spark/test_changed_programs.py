@@ -20,7 +20,7 @@ from tests.spark.topics import produce
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def held(flow: Flow) -> dict[str, dict[str, Any]]:
+def state_by_key(flow: Flow) -> dict[str, dict[str, Any]]:
     assert flow.spark is not None
     rows = ts.read_state(flow.spark, str(flow.checkpoint)).drop("key_group", "timers").collect()
     return {row["k"]: {k: v for k, v in row.asDict().items() if k != "k"} for row in rows}
@@ -48,7 +48,7 @@ def test_both_programs_go_on_after_a_kill_in_the_first_epoch_of_the_new_one(flow
 
     run("old", 1)  # nothing of the new program counts
     by_key = {key: [n for one, n in fed if one == key] for key, _ in fed}
-    assert held(flow) == {key: {"n": len(ns), "least": ns[0]} for key, ns in by_key.items()}
+    assert state_by_key(flow) == {key: {"n": len(ns), "least": ns[0]} for key, ns in by_key.items()}
 
     before = len(fed)
     feed(70)
@@ -58,7 +58,7 @@ def test_both_programs_go_on_after_a_kill_in_the_first_epoch_of_the_new_one(flow
     run("new", 3)
     by_key = {key: [n for one, n in fed if one == key] for key, _ in fed}
     later = {key: sum(n for one, n in fed[before:] if one == key) for key in by_key}
-    assert held(flow) == {
+    assert state_by_key(flow) == {
         key: {"total": later[key], "least": ns[0], "rows": len(ns)} for key, ns in by_key.items()
     }
 
