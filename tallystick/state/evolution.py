@@ -371,9 +371,10 @@ def _struct_of(text: str) -> Json:
     """Read `StructType.json()`; types are looked at where they are compared."""
     try:
         struct = json.loads(text)
-        assert all(isinstance(field["name"], str) for field in struct["fields"]), "names"
+        if not all(isinstance(field["name"], str) for field in struct["fields"]):
+            raise TypeError("a field's name is no text")
         return struct
-    except (AssertionError, *UNREADABLE) as error:
+    except UNREADABLE as error:
         raise ManifestError(
             f"a schema in the checkpoint is {text[:200]!r}: expected one of Spark's, as JSON. It "
             f"was edited, or made by somebody else."
