@@ -51,7 +51,9 @@ class Job:
         """Each epoch sets one key, and changes one that all set; `files_min` changelogs merge."""
         for _ in range(epochs):
             merged = [
-                write_merged(self.storage, "counts", self.epoch, 0, f"n{self.epoch}", loads)
+                write_merged(
+                    self.storage, "counts", self.epoch, 0, f"n{self.epoch}", loads, base=self.state
+                )
                 for loads in due_merges(self.state, 2, files_min).values()
             ]
             self.epoch += 1

@@ -141,6 +141,8 @@ def _steps(
     except OptionError as error:  # the newest epoch may be one that never was committed
         yield "state", f"does not fit: {error}"
         kept, starts = {}, {step_state.uid: step_state for step_state in run.keyed.check(())}
+    for text in run.keyed.state_changes(kept.values()):
+        yield "state", text
     for number, step in enumerate(steps, start=1):
         name = f"step {number}"
         if not isinstance(step, Process):

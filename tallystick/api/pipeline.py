@@ -530,6 +530,7 @@ class KeyedPipeline:
         event_time_max_ahead: str | int | None = None,
         rows: str = "row",
         initial_state: DataFrame | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> Pipeline:
         """Pass the rows through a function that keeps state per key.
 
@@ -542,8 +543,7 @@ class KeyedPipeline:
             uid: names the state, for as long as it lives. None: `process-1`, of an only step.
             time_mode: Spark's: "None", "ProcessingTime" or "EventTime"; None: the function's own,
                 and for a `StatefulProcessor` "None".
-            event_time: the column of event times, a timestamp or bigint in ms; of named inputs,
-                by name, for those that have such times.
+            event_time: the column of event times, timestamps or bigint in ms; by name of inputs.
             watermark_delay: how much later than the latest row of its partition another one may
                 come, in ms or as text such as "10 seconds"; with EventTime the others are dropped.
                 Later steps: how much earlier a function makes times, no more of the next four.
@@ -554,12 +554,11 @@ class KeyedPipeline:
             watermark_column: a column, as `event_time`, in which producers promise that no row
                 before that time comes later in its partition, in place of `watermark_delay`; null:
                 nothing new. A partition is waited for until it is idle.
-            idle_advance: where all partitions have been idle for `idle_after`, let the watermark go
-                on with the clock: by as much as has passed since the newest rows.
+            idle_advance: where all partitions are idle, the watermark goes on with the clock.
             event_time_max_ahead: of the clock; rows beyond are dead letters or late.
-            rows: how a `StatefulProcessor` gets its rows: "row" (as `transformWithState`) or
-                "pandas" (as `transformWithStateInPandas`).
+            rows: of a `StatefulProcessor`: "row", or "pandas" as `transformWithStateInPandas`.
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
+            renamed: columns of state with another name than in the checkpoint: `{"new": "old"}`.
 
         Raises:
             OptionError: an argument is not what it should be.
@@ -578,6 +577,7 @@ class KeyedPipeline:
             watermark_column=watermark_column,
             idle_advance=idle_advance,
             event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
+            renamed=renamed or {},
             **delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),

@@ -35,6 +35,7 @@ from tallystick.state.changelog import (
     segments_of,
 )
 from tallystick.state.entries import living
+from tallystick.state.evolution import converted
 from tallystick.state.file_sets import Load, Step, needed, steps_from
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES, StateView, one_batch
@@ -56,13 +57,15 @@ class RestoreCost(NamedTuple):
 
 @dataclass
 class _Reader:
-    """Reads parts of state files, and counts.
+    """Reads parts of state files, and counts; entries come in the step's newest schema.
 
     Args:
         storage: the checkpoint location.
+        step: the state that names the files.
     """
 
     storage: Storage
+    step: StepState
     bytes_read: int = 0
     requests: int = 0
     indexes: dict[str, list[Segment]] = field(default_factory=dict)
@@ -74,13 +77,19 @@ class _Reader:
             StateFileError: the file is missing or damaged.
         """
         try:
-            if self._is_read_whole(load):
-                yield from self._whole(load)
-            else:
-                for groups in load.groups:
-                    yield from self._slice(load.file, groups)
+            entries = self._stored(load)
+            if load.file.schema != self.step.schema:
+                entries = (converted(batch, self.step, load.file.schema) for batch in entries)
+            yield from entries
         except DamagedError as error:
             raise self._error(load.file, f"damaged: {error}") from None
+
+    def _stored(self, load: Load) -> Iterator[pa.RecordBatch]:
+        if self._is_read_whole(load):
+            yield from self._whole(load)
+        else:
+            for groups in load.groups:
+                yield from self._slice(load.file, groups)
 
     def _is_read_whole(self, load: Load) -> bool:
         return load.file.size <= WHOLE_FILE_BYTES or load.groups == (load.file.groups,)
@@ -153,7 +162,7 @@ def bring_forward(
         StateFileError: a file is missing or damaged; the store has no version, or the one it had.
         RetriableError: others kept setting the store back.
     """
-    reader, is_rebuilt = _Reader(storage), False
+    reader, is_rebuilt = _Reader(storage, step), False
     for _ in range(ROUNDS_MAX):
         have = store.version()
         if step.version is None or have == step.version:
@@ -188,7 +197,7 @@ def read_entries(step: StepState, groups: KeyGroupRange, storage: Storage) -> pa
     Raises:
         StateFileError: a file is missing or damaged.
     """
-    reader = _Reader(storage)
+    reader = _Reader(storage, step)
     loads = needed(step.files, groups)
     newest = newest_entries([batch for load in loads for batch in reader.read(load)])
     return newest.filter(pc.is_valid(newest.column(1)))
@@ -221,7 +230,7 @@ def changes_since(
         StateFileError: a file is missing or damaged.
         OptionError: the entries are too many for one batch.
     """
-    reader, is_whole = _Reader(storage), False
+    reader, is_whole = _Reader(storage, step), False
     batches: list[pa.RecordBatch] = []
     for part in _read(steps_from(step, have, groups), reader):
         if isinstance(part, pa.RecordBatch):
@@ -319,6 +328,7 @@ def write_merged(
     nonce: str,
     loads: Sequence[Load],
     *,
+    base: StepState,
     written_in: int | None = None,
 ) -> StateFile:
     """Merge several changelogs into a new one: of each key, the newest entry.
@@ -330,12 +340,13 @@ def write_merged(
         index: of the task.
         nonce: that no other attempt has drawn.
         loads: what `due_merges` gave.
+        base: the state that names the files.
         written_in: as for `write_snapshot`.
 
     Raises:
         StateFileError: a file is missing or damaged.
     """
-    reader = _Reader(storage)
+    reader = _Reader(storage, base)
     merged = newest_entries([batch for load in loads for batch in reader.read(load)])
     first = min(part.first for load in loads for part in load.groups)
     last = max(part.last for load in loads for part in load.groups)

@@ -6,7 +6,7 @@ makes tables or writes a file, and the doctor changes nothing.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from tallystick.checkpoint.folder import CheckpointFolder
@@ -94,6 +94,9 @@ def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
             check_it()
         except TallystickError as error:
             yield _refusal("pipeline", error)
+    with suppress(OptionError):  # reported already
+        for text in declared.run.keyed.state_changes(() if manifest is None else manifest.state):
+            yield CheckFinding(Severity.INFO, "pipeline", text)
 
 
 def source(subject: DeclaredSubject) -> Iterator[CheckFinding]:

@@ -314,6 +314,8 @@ def _migrated_step(
         hash_version=HASH_VERSION,
         files=tuple(files),
         trail=trail,
+        schema="",  # every file is new
+        former=(),
     )
 
 

@@ -384,7 +384,10 @@ class _Run:
         text, hint = start_text(
             run.all_inputs, brokers, run.topology, positions, newest_epoch, self._storage.location
         )
-        self._watch.started(lambda: loop.idle_since_s, text, hint)
+        newest = self._driver.coordinator.committed_manifest
+        changes = run.keyed.state_changes(() if newest is None else newest.state)
+        line = "; ".join([text, *changes])
+        self._watch.started(lambda: loop.idle_since_s, line, hint)
 
     def explain(self, error: BaseException) -> BaseException:
         """Add the newer run to the error of a run that was replaced."""
@@ -518,6 +521,7 @@ def _started(
     save: Callable[[str], None] | None,
 ) -> Query:
     storage = opened(checkpoint, run.name)
+    run.keyed = replace(run.keyed, accepted=accepted)
     refuse_second(run.name, storage.location)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()

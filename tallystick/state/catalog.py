@@ -55,6 +55,7 @@ class StateFile:
         rows: entries.
         first_epoch: the first epoch of a merged changelog, which holds all changes of its key
             groups from there to `epoch`; None: the file is not merged.
+        schema: the schema of its entries: `StepState.schema` when it was written.
     """
 
     path: str
@@ -67,6 +68,7 @@ class StateFile:
     checksum: int
     rows: int
     first_epoch: int | None = None
+    schema: str = ""
 
     @property
     def groups(self) -> KeyGroupRange:
@@ -89,6 +91,8 @@ class StateFile:
         file = cls(**value)
         if not _PLACE.fullmatch(file.path):
             raise ValueError(f"path {file.path!r}: expected {FOLDER}/<step>/<file>")
+        if type(file.schema) is not str:
+            raise TypeError(f"{file.path}: schema {file.schema!r}: expected a text")
         if file.kind not in (SNAPSHOT, CHANGELOG):
             raise ValueError(f"{file.path}: kind {file.kind!r}: expected {SNAPSHOT} or {CHANGELOG}")
         numbers = [getattr(file, name) for name in _NUMBERS]
@@ -144,6 +148,65 @@ class StateField:
         return field
 
 
+@dataclass(frozen=True, slots=True)
+class FormerState:
+    """The schema of a state before a change of the program.
+
+    Args:
+        state_id: of the state.
+        value_schema: before the change, as `StateField.value_schema`.
+        renamed: the columns with another name after the change: the new name, and the old one.
+    """
+
+    state_id: int
+    value_schema: str
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        """Decode a state's former schema from the JSON of `StepState.to_json`.
+
+        Raises:
+            ValueError, TypeError: the JSON describes none.
+        """
+        state_id, value_schema, pairs = value
+        renamed = tuple((new, old) for new, old in pairs)
+        texts = [value_schema, *(name for pair in renamed for name in pair)]
+        if type(state_id) is not int or not all(type(text) is str for text in texts):
+            raise TypeError(f"former schema {value!r}: expected an id and texts")
+        return cls(state_id, value_schema, renamed)
+
+
+@dataclass(frozen=True, slots=True)
+class FormerSchema:
+    """A schema that a step's state had, of which files may still have entries.
+
+    Args:
+        schema: its name in files.
+        states: the states that the next schema changed, as they were.
+    """
+
+    schema: str
+    states: tuple[FormerState, ...]
+
+    def to_json(self) -> list[Any]:
+        """Encode the schema as JSON types."""
+        states = [[s.state_id, s.value_schema, list(map(list, s.renamed))] for s in self.states]
+        return [self.schema, states]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        """Decode a former schema from the JSON of `to_json`.
+
+        Raises:
+            ValueError, TypeError: the JSON describes none.
+        """
+        schema, states = value
+        if type(schema) is not str:
+            raise TypeError(f"former schema {schema!r}: expected a text")
+        return cls(schema, tuple(map(FormerState.from_json, states)))
+
+
 class PartitionTime(NamedTuple):
     """The latest event time of a partition, and the clock of the epoch that last read it.
 
@@ -194,6 +257,9 @@ class StepState:
         partition_times: of the partitions from which the watermark is computed; empty where it
             follows from the rows alone.
         times_of: the column that these times are of; "": unknown, as in earlier releases.
+        schema: the name of the schema that `fields` have: the last epoch before it, and a checksum
+            of the changes that led to it; "": nothing has changed since the first epoch.
+        former: the schemas before, oldest first, as long as a file has entries of one.
     """
 
     uid: str
@@ -209,6 +275,17 @@ class StepState:
     time_mode: str = "None"
     partition_times: tuple[PartitionTime, ...] = ()
     times_of: str = ""
+    schema: str = ""
+    former: tuple[FormerSchema, ...] = ()
+
+    @property
+    def copy_name(self) -> str:
+        """The name of copies of the state on hosts, all entries of which have one schema.
+
+        A program that changes the schema makes copies of its own, and leaves those that the program
+        before it goes on with, should the first epoch never be committed.
+        """
+        return f"{self.uid}@{self.schema}" if self.schema else self.uid
 
     @property
     def version(self) -> Version | None:
@@ -217,15 +294,17 @@ class StepState:
 
     def to_json(self) -> dict[str, Any]:
         """Encode the state as JSON types; `asdict` would copy each value of thousands of files."""
-        times = {
+        optional = {
             "partition_times": list(map(list, self.partition_times)),
             "times_of": self.times_of,
+            "schema": self.schema,
+            "former": [former.to_json() for former in self.former],
         }
         return {
-            **_shallow(self, but=times),
-            **{name: value for name, value in times.items() if value},
+            **_shallow(self, but=optional),
+            **{name: value for name, value in optional.items() if value},
             "fields": [field.to_json() for field in self.fields],
-            "files": [_shallow(file) for file in self.files],
+            "files": [_shallow(file, but=() if file.schema else _UNCHANGED) for file in self.files],
             "trail": _trail_json(self.trail),
         }
 
@@ -245,6 +324,7 @@ class StepState:
                 "partition_times": tuple(
                     PartitionTime.from_json(entry) for entry in value.get("partition_times", ())
                 ),
+                "former": tuple(map(FormerSchema.from_json, value.get("former", ()))),
             }
         )
         _check_types(step)
@@ -267,10 +347,21 @@ class StepState:
         strange = [file.path for file in step.files if file.path.split("/")[1] != step.uid]
         if strange:
             raise ValueError(f"step {step.uid}: {strange[0]} is a file of another step")
+        known = {step.schema, *(former.schema for former in step.former)}
+        unknown = [file for file in step.files if file.schema not in known]
+        if unknown:
+            raise ValueError(
+                f"step {step.uid}: {unknown[0].path} has entries of schema {unknown[0].schema!r}, "
+                f"and there is none of that name"
+            )
         names = {file.path for file in step.files}
         if len(names) < len(step.files):
             raise ValueError(f"step {step.uid}: {len(step.files)} files with {len(names)} names")
         return step
+
+
+_UNCHANGED = ("schema",)
+"""Left out of files with entries of a step's first schema, which every release reads."""
 
 
 def _trail_json(trail: Sequence[Version]) -> list[int | str]:

@@ -14,6 +14,17 @@ from dataclasses import dataclass, replace
 from tallystick.codec.ddl import ddl_of
 from tallystick.errors import OptionError
 from tallystick.state.catalog import StateField, StepState
+from tallystick.state.evolution import (
+    ADDED,
+    OWN_KINDS,
+    REFUSED,
+    REMOVED,
+    Renamed,
+    ambiguous,
+    changed_since,
+    column_changes,
+    renames,
+)
 from tallystick.state.functions.processing import (
     COLUMNS,
     DELETED,
@@ -31,17 +42,25 @@ from tallystick.state.key_groups import (
     key_group_range,
 )
 from tallystick.state.keys import HASH_VERSION
-from tallystick.state.meaning import FUNCTION, OWN_FUNCTION, changes
+from tallystick.state.meaning import FUNCTION, OWN_FUNCTION, Meaning, changes
 from tallystick.state.schema import schema_from_text
 
-OWN_KINDS = ("value", "list", "map")
-"""The kinds of states that only functions of a user's own have; see `pyspark.values`."""
+NO_NAMES: Renamed = {}
 STATE_ID_MAX = 0xEF
 """Ids above are the step's own: timers and the index of entries that expire."""
 
 
+def dropped_column_word(uid: str, column: str) -> str:
+    """Return the word by which a user accepts that a column of state is forgotten."""
+    return f"dropped-column-{uid}-{column}"
+
+
 def settle(
-    uid: str, declared: Iterable[StateDeclaration], base: StepState | None
+    uid: str,
+    declared: Iterable[StateDeclaration],
+    base: StepState | None,
+    renamed: Renamed = NO_NAMES,
+    accepted: Collection[str] = (),
 ) -> tuple[tuple[StateField, ...], int]:
     """Match the states that a function declares with the step's states in the checkpoint.
 
@@ -52,6 +71,8 @@ def settle(
         uid: of the step, for messages.
         declared: the function's states, in the order of their declaration.
         base: the step's state in the checkpoint; None: there is none.
+        renamed: old names of columns by their new names.
+        accepted: the words of the user's decisions, such as `dropped_column_word`.
 
     Returns:
         The step's states and its next free id.
@@ -67,7 +88,9 @@ def settle(
         if state.kind == DELETED:
             by_name.pop(state.name, None)
         elif state.name in by_name:
-            by_name[state.name] = _same(uid, state, by_name[state.name])
+            assert base is not None, "it has the state"
+            before = by_name[state.name]
+            by_name[state.name] = _same(uid, state, before, base, renamed, accepted)
         else:
             if next_id > STATE_ID_MAX:
                 raise OptionError(
@@ -123,22 +146,44 @@ def _function_of(state: StateDeclaration | StateField) -> str:
     return named or (OWN_FUNCTION if state.kind in OWN_KINDS else "")
 
 
-def _same(uid: str, state: StateDeclaration, base: StateField) -> StateField:
+def _same(
+    uid: str,
+    state: StateDeclaration,
+    base: StateField,
+    step: StepState,
+    renamed: Renamed,
+    accepted: Collection[str],
+) -> StateField:
     # How long entries live may change; whether they end at all is part of how they are stored.
-    now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
-    before = _shape(base.kind, base.key_schema, base.value_schema, base.ttl_ms)
-    if now != before and state.kind in (COLUMNS, PANES, ROWS, TABLE, ELEMENTS):
+    is_other = _place(state) != _place(base)
+    differs = state.value_schema != base.value_schema
+    if both := ambiguous(state.kind, base.value_schema, renamed):
         raise OptionError(
-            f"step {uid}: the checkpoint holds {before}, and the function's state is {now}. "
-            f"Declare it as it was; or give the step a new uid, so that it begins without state, "
-            f"and start once with allow_dropped_state=[{uid!r}] to give up what is held"
+            f"step {uid}: renamed={dict(renamed)!r}: the checkpoint holds a column {both[0]!r} and "
+            f"a column {both[1]!r}, and neither becomes the other. A rename that is done leaves "
+            f"the program; of two columns that change their names at once, none may have a name "
+            f"that is held"
         )
-    if now != before:
+    refused = _refused_columns(uid, state, base, renamed, accepted) if differs else ""
+    if is_other or refused:
+        now = _shape(state.kind, state.key_schema, state.value_schema, state.ttl_ms)
+        before = _shape(base.kind, base.key_schema, base.value_schema, base.ttl_ms)
+        if state.kind in OWN_KINDS:
+            raise OptionError(
+                f"step {uid}: the checkpoint holds state {state.name!r} as {before}, and the "
+                f"function declares it as {now}{refused}. Declare it as it was; or give the new "
+                f"one another name, and call deleteIfExists({state.name!r}) in init() to drop what "
+                f"is held{changed_since(step)}"
+            )
         raise OptionError(
-            f"step {uid}: the checkpoint holds state {state.name!r} as {before}, and the function "
-            f"declares it as {now}. Declare it as it was; or give the new one another name, and "
-            f"call deleteIfExists({state.name!r}) in init() to drop what is held"
+            f"step {uid}: the checkpoint holds {before}, and the function's state is {now}"
+            f"{refused}. Declare it as it was; or give the step a new uid, so that it begins "
+            f"without state, and start once with allow_dropped_state=[{uid!r}] to give up what is "
+            f"held{changed_since(step)}"
         )
+    if differs:
+        names = renames(state.kind, base.value_schema, state.value_schema, renamed)
+        base = replace(base, meaning=_with_names(base.meaning, renamed if names else NO_NAMES))
     if differing := "; ".join(change.text for change in changes(base.meaning, state.meaning)):
         raise OptionError(
             f"step {uid}: {differing}: what the checkpoint holds would count as something else "
@@ -147,7 +192,62 @@ def _same(uid: str, state: StateDeclaration, base: StateField) -> StateField:
             f"state, and start once with allow_dropped_state=[{uid!r}] to give up what is held"
         )
     # Releases that did not write a meaning, or not all of it, are believed: from now on it stands.
-    return replace(base, key_schema=state.key_schema, ttl_ms=state.ttl_ms, meaning=state.meaning)
+    return replace(
+        base,
+        key_schema=state.key_schema,
+        value_schema=state.value_schema,
+        ttl_ms=state.ttl_ms,
+        meaning=state.meaning,
+    )
+
+
+def _place(state: StateDeclaration | StateField) -> tuple[str, str, bool]:
+    """Return the part of a state's form that decides where its entries lie."""
+    panes = windows_text(state.key_schema) if state.kind == PANES else state.key_schema
+    return state.kind, panes, bool(state.ttl_ms)
+
+
+def _with_names(meaning: Meaning, renamed: Renamed) -> Meaning:
+    """Return a meaning in which the arguments of renamed columns have their new names."""
+    new = {old: name for name, old in renamed.items()}
+    named = []
+    for argument, text in meaning:
+        what, dot, column = argument.partition(".")
+        named.append((f"{what}{dot}{new.get(column, column)}", text))
+    return tuple(named)
+
+
+def _refused_columns(
+    uid: str,
+    state: StateDeclaration,
+    base: StateField,
+    renamed: Renamed,
+    accepted: Collection[str],
+) -> str:
+    """Return what no conversion between two schemas does, in words; "": all changes are fine."""
+    if state.kind != base.kind:
+        return ""
+    prefix = f"{state.name}." if state.kind in OWN_KINDS else ""
+    names = renames(state.kind, base.value_schema, state.value_schema, renamed)
+    texts, dropped = [], []
+    for change in column_changes(state.kind, base.value_schema, state.value_schema, names):
+        if change.what == REFUSED:
+            texts.append(f"{change.text}, which does not hold all of its values")
+        elif change.what == ADDED and change.column.startswith("$"):
+            # As a time to forget keys in `deduplicate`: those that are held would never have one.
+            if dict(state.meaning).get(FUNCTION) != OWN_FUNCTION:
+                texts.append("keys that are held have no timer, and would never get one")
+        elif change.what == REMOVED:
+            word = dropped_column_word(uid, f"{prefix}{change.column}")
+            if word not in accepted:
+                dropped.append(word)
+                texts.append(change.text)
+    if dropped:
+        texts.append(
+            f"to give up columns, start once with accept={dropped}; one with a new name stays "
+            f"with renamed={{'new': 'old'}} on the step"
+        )
+    return "".join(f"; {text}" for text in texts)
 
 
 def _shape(kind: str, key_schema: str, value_schema: str, ttl_ms: int) -> str:

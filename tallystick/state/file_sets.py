@@ -16,11 +16,19 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 import numpy as np
 import numpy.typing as npt
 
-from tallystick.state.catalog import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
+from tallystick.state.catalog import (
+    CHANGELOG,
+    SNAPSHOT,
+    FormerSchema,
+    StateFile,
+    StepState,
+    Version,
+)
 from tallystick.state.key_groups import KeyGroupRange, key_group_range, operator_index
 
 
@@ -181,11 +189,21 @@ def extend(base: StepState, version: Version, files: Iterable[StateFile]) -> Ste
     for file in ordered:
         assert file.epoch in (before, version.epoch), file
         assert (file.epoch == before) == _is_rewrite(file), file
-    everything = (*base.files, *ordered)
+    everything = (*base.files, *(replace(file, schema=base.schema) for file in ordered))
     if any(_is_rewrite(file) for file in ordered):
         whole = KeyGroupRange(0, base.max_parallelism - 1)
         everything = tuple(load.file for load in needed(everything, whole))
-    return replace(base, files=everything, trail=(*base.trail, version)[-TRAIL_LENGTH:])
+    trail = (*base.trail, version)[-TRAIL_LENGTH:]
+    return replace(base, files=everything, trail=trail, former=_former_of(base, everything))
+
+
+def _former_of(base: StepState, files: Iterable[StateFile]) -> tuple[FormerSchema, ...]:
+    """Return the former schemas from the oldest one that a file has entries of."""
+    if not base.former:
+        return ()
+    used = {file.schema for file in files}
+    kept = dropwhile(lambda former: former.schema not in used, base.former)
+    return tuple(kept)
 
 
 def due_snapshots(

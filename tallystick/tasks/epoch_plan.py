@@ -16,7 +16,14 @@ from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.state.catalog import StateFile, StepState, Version
-from tallystick.state.compatibility import StepRequirement, check, settle, starting_point
+from tallystick.state.compatibility import (
+    NO_NAMES,
+    StepRequirement,
+    check,
+    settle,
+    starting_point,
+)
+from tallystick.state.evolution import change_texts, evolved
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -76,6 +83,7 @@ class PipelinePlan:
         task_count: how many tasks Spark runs at a time.
         worker_host: the access of tasks to the checkpoint and to copies of state on their hosts.
         allow_dropped: uids whose state may be given up.
+        accepted: the words of the user's decisions.
         functions: what rows pass through before the first step, if not in the reader.
         slice_bytes: bytes of rows that a task holds at a time.
         on_share: called after each epoch with the bytes of rows of the busiest task.
@@ -90,6 +98,7 @@ class PipelinePlan:
     task_count: int = 1
     worker_host: WorkerHost | None = None
     allow_dropped: frozenset[str] = frozenset()
+    accepted: frozenset[str] = frozenset()
     functions: tuple[BatchFunction, ...] = ()
     slice_bytes: int = SLICE_BYTES
     on_share: Callable[[int], None] = _ignore
@@ -107,6 +116,17 @@ class PipelinePlan:
         """
         return self._bases(state)[: len(self.steps)]
 
+    def state_changes(self, state: Iterable[StepState]) -> list[str]:
+        """Return the changes of state that the next epoch brings, in words.
+
+        Raises:
+            OptionError: the pipeline does not fit the state.
+        """
+        state = tuple(state)
+        kept = {step.uid: step for step in state}
+        bases = [base for base in self._bases(state) if base.uid in kept]
+        return [text for base in bases for text in change_texts(kept[base.uid], base)]
+
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""
         wanted = [*map(_wanted_of_step, self.steps), *map(_wanted_of_table, self.tables)]
@@ -115,12 +135,14 @@ class PipelinePlan:
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
         declared += [(step.codec.declaration,) for step in self.lists]
+        renamed = {step.uid: step.renamed for step in self.steps}
         bases = []
         for requirement, states in zip(wanted, declared, strict=True):
-            kept_state = kept.get(requirement.uid)
+            uid = requirement.uid
+            kept_state, names = kept.get(uid), renamed.get(uid, NO_NAMES)
             base = starting_point(requirement, kept_state, self.task_count)
-            fields, next_id = settle(requirement.uid, states, kept_state)
-            bases.append(replace(base, fields=fields, next_id=next_id))
+            fields, next_id = settle(uid, states, kept_state, names, self.accepted)
+            bases.append(evolved(base, fields, next_id, names))
         return tuple(bases)
 
     def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "PipelinePlan":

@@ -245,6 +245,8 @@ class KeyedSettings:
     """The watermark goes on with the epochs' clock where all partitions are idle."""
     event_time_max_ahead_ms: int | None = None
     """The time by which a row may be ahead of the epoch's clock; None: as far as it says."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """The old names of columns of state that have another name in this program, by the new one."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -483,7 +485,7 @@ class ProcessPlan:
         if self.base.version is None or (self.checkpoint_id + index) % KEEP_UP_EPOCHS:
             return
         groups = key_group_range(self.base.max_parallelism, self.base.parallelism, index)
-        store = self.worker_host.store(self.base.uid, groups)
+        store = self.worker_host.store(self.base.copy_name, groups)
         bring_forward(store, self.base, groups, self.worker_host.storage())
 
     def _rewritten(
@@ -496,7 +498,7 @@ class ProcessPlan:
         # A step's state may be older than the epoch before: that one may have changed nothing.
         epoch = self.checkpoint_id
         if index in self.merges:
-            yield write_merged(*name, self.merges[index], written_in=epoch)
+            yield write_merged(*name, self.merges[index], base=self.base, written_in=epoch)
         if index in self.snapshots:
             yield write_snapshot(
                 *name,
@@ -555,7 +557,7 @@ class ProcessPlan:
         version = self.base.version
         if version is None:
             return EmptyView()
-        store = self.worker_host.store(self.base.uid, groups)
+        store = self.worker_host.store(self.base.copy_name, groups)
         for _ in range(OVERTAKEN_MAX):
             bring_forward(store, self.base, groups, storage)
             view = stack.enter_context(store.view(version))

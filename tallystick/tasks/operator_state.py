@@ -88,7 +88,7 @@ def rewritten(base: StepState, epoch: int, storage: Storage, nonce: str) -> Iter
         return
     name = (storage, base.uid, base.version.epoch, FIRST_READER, nonce)
     if FIRST_READER in (merges := due_merges(base, 1)):
-        yield write_merged(*name, merges[FIRST_READER], written_in=epoch)
+        yield write_merged(*name, merges[FIRST_READER], base=base, written_in=epoch)
     if FIRST_READER in (due := due_snapshots(base, 1)):
         view = CommittedEntries(base, storage)
         yield write_snapshot(*name, view, due[FIRST_READER], written_in=epoch)
@@ -222,7 +222,7 @@ class TablePlan:
 
     @property
     def _place(self) -> tuple[str, str]:
-        return self.files.storage().location, self.step.uid
+        return self.files.storage().location, self.base.copy_name
 
     @property
     def _epoch(self) -> _Version:
@@ -575,7 +575,7 @@ class OpenList:
 
     @property
     def _place(self) -> tuple[str, str, int]:
-        return self._plan.files.storage().location, self._plan.step.uid, self._task
+        return self._plan.files.storage().location, self._plan.base.copy_name, self._task
 
     def _hold(self, version: Version, values: pa.BinaryArray) -> pa.BinaryArray:
         others = [(at, array) for at, array in _lists.pop(self._place, {}).items() if at != version]

@@ -8,7 +8,7 @@ of an epoch and its two-phase commit are the code that runs on Spark.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self
@@ -116,6 +116,7 @@ class Driver:
         self._topology = self._in_memory(pipeline.topology)
         self._late = Counter[str]()
         self._is_crashing = False
+        self._accepted = frozenset[str]()
         self._sinks: Sinks | None = None
         self._start()
         self._feeder = Feeder(self._run.all_inputs, self._topics, self._clock)
@@ -167,15 +168,27 @@ class Driver:
             pass
         return self
 
-    def restart(self, parallelism: int | None = None) -> None:
+    def restart(
+        self,
+        parallelism: int | None = None,
+        *,
+        pipeline: RunnablePipeline | None = None,
+        accept: Collection[str] = (),
+    ) -> None:
         """Stop the run, and start another one from the same checkpoint.
 
         Args:
             parallelism: as for the class; None: as before.
+            pipeline: a changed one, with the same sources and sinks; None: as before.
+            accept: as for `Pipeline.start`, for this run alone.
         """
         self._parallelism = parallelism or self._parallelism
         self._driver.end()
+        if pipeline is not None:
+            self._pipeline, self._topology = pipeline, self._in_memory(pipeline.topology)
+        self._accepted = frozenset(accept)
         self._start()
+        self._feeder = Feeder(self._run.all_inputs, self._topics, self._clock)
 
     def crash(self) -> None:
         """Run the next epoch up to its decision, kill the run there, and start another one.
@@ -274,6 +287,7 @@ class Driver:
         run = self._run = self._pipeline._compiled(Cluster.absent())
         sinks = self._sinks = Sinks(self._topology, run.name, run.cluster, trigger_interval_ms=None)
         run.use(sinks, TasksInProcess(), MemoryFetch(self._topics), self._host, CLUSTER)
+        run.keyed = replace(run.keyed, accepted=self._accepted)
         if self._parallelism is not None:
             run.keyed = run.keyed.rescaled(self._parallelism, ())
         for source in run.all_inputs:
@@ -315,6 +329,8 @@ class Driver:
                 output if is_kafka else None,
                 letters if letters == getattr(sink, "dead_letter_topic", None) else None,
             )
+            if uid in self._kept:
+                kept.take_over(self._kept[uid])
             self._kept[uid], beside = kept, uid
             if not is_kafka and sink.kind not in IN_MEMORY:
                 real.append((uid, sink))

@@ -210,6 +210,10 @@ class MemorySink:
         self.prepared: dict[str, tuple[Committable, list[pa.RecordBatch], Written]] = {}
         self._committed: set[str] = set()
 
+    def take_over(self, before: "MemorySink") -> None:
+        """Hold what the sink of a run before held, as a server would."""
+        self.rows, self.prepared, self._committed = before.rows, before.prepared, before._committed
+
     def open(self, owner: Owner, facts: RunFacts) -> "MemorySink":
         """Return the sink: it has no connection."""
         return self

@@ -117,7 +117,7 @@ class Pipeline:
             with store.view(self.step.version) as view:
                 yield write_snapshot(*where, str(next(self.nonces)), view, snapshots[index])
         if index in (merges := due_merges(self.step, self.parallelism, self.files_min)):
-            yield write_merged(*where, str(next(self.nonces)), merges[index])
+            yield write_merged(*where, str(next(self.nonces)), merges[index], base=self.step)
 
     def go_back(self):
         """Go on from an older epoch, as from a savepoint: numbers repeat, tokens do not."""

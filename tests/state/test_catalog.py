@@ -1,10 +1,19 @@
 """What a manifest says of state reads back, and stays short."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from tallystick.state.catalog import StepState, Version
+from tallystick.state.catalog import (
+    CHANGELOG,
+    SNAPSHOT,
+    StateField,
+    StateFile,
+    StepState,
+    Version,
+)
+from tallystick.state.evolution import evolved
 from tallystick.state.file_sets import TRAIL_LENGTH, extend
 
 
@@ -31,3 +40,33 @@ def test_a_copy_may_be_hundreds_of_epochs_behind_at_a_few_bytes_each():
     assert (31 / 32) ** len(step.trail) < 0.001
     assert len(json.dumps(step.to_json())) - without < 21 * TRAIL_LENGTH
     assert read_back(step).trail == step.trail
+
+
+def test_former_schemas_read_back_and_end_with_the_last_file_that_has_entries_of_one():
+    old, new = (StateField("s", 1, "columns", "", text) for text in ('[["a","int32"]]', WIDER))
+    step = StepState("counts", 128, 1, "[]", 1, (old,), 2)
+    step = extend(step, Version(3, "t"), [changelog_of(3)])
+    assert "schema" not in json.dumps(step.to_json()["files"]), "every release reads it"
+
+    changed = evolved(step, [new], 2, {})
+    assert changed.copy_name != step.copy_name
+    assert evolved(changed, [new], 2, {}) == changed
+    assert evolved(step, [new], 2, {}) == changed, "each attempt finds the same name"
+    later = extend(changed, Version(4, "t"), [changelog_of(4)])
+    assert read_back(later) == later
+    assert [file.schema for file in later.files] == ["", changed.schema]
+    with pytest.raises(ValueError, match="there is none of that name"):
+        read_back(replace(later, former=()))
+
+    snapshot = replace(changelog_of(4), kind=SNAPSHOT, path=f"{PLACE}/4.snapshot")
+    whole = extend(later, Version(5, "t"), [snapshot])
+    assert [file.schema for file in whole.files] == [changed.schema]
+    assert (whole.former, whole.schema) == ((), changed.schema)
+
+
+PLACE = "keyed-state/counts"
+WIDER = '[["a","int64"],["b","string"]]'
+
+
+def changelog_of(epoch):
+    return StateFile(f"{PLACE}/{epoch}.changelog", CHANGELOG, epoch, 0, 127, 100, 10, 0, 1)

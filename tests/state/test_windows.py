@@ -564,7 +564,7 @@ def test_state_of_other_windows_is_refused(other: Any) -> None:
         return function.make(SCHEMA).declared(KeyCodec(KEY))
 
     fields_of = settle("per-minute", states(ts.tumbling(10)), None)
-    step = type("Held", (), {"fields": fields_of[0], "next_id": fields_of[1]})
+    step = StepState("per-minute", 16, 1, "", 1, *fields_of)
     with pytest.raises(OptionError, match=r"tumbling windows of 10000 us.*Declare it as it was"):
         settle("per-minute", states(other), step)
 

@@ -17,7 +17,7 @@ import json
 import shutil
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,16 @@ from typer.testing import CliRunner
 import tallystick as ts
 from tallystick.__main__ import app
 from tallystick.checkpoint import decision_log
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.state_files import contents_of
 from tallystick.epoch import manifest, savepoint, tokens
+from tallystick.ops.state_table import table_of
 from tallystick.source import offsets
 from tallystick.state import changelog, keys
+from tallystick.state.catalog import StateField, StepState
+from tallystick.state.evolution import OWN_KINDS, evolved
+from tallystick.state.key_groups import KeyGroupRange
+from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka
 from tests.spark.sunk import hidden
 from tests.spark.topics import ends, read_committed
@@ -264,6 +271,55 @@ def test_each_format_is_of_the_version_that_is_kept_of_the_newest_release(tmp_pa
     formats = formats_of(tmp_path, kept.tokens_of(kept.facts_of(NEWEST)))
     versions = {kind: entry["versions"] for kind, entry in formats.items() if entry["versions"]}
     assert versions == {kind: [version] for kind, version in todays.items()}, REMEDY
+
+
+def changed(state: StateField) -> StateField:
+    """The state with a column before all others, as a program of today may declare it."""
+    if state.kind in OWN_KINDS:
+        struct = json.loads(state.value_schema)
+        struct["fields"].insert(0, {**struct["fields"][0], "name": "new", "type": "long"})
+        return replace(state, value_schema=json.dumps(struct))
+    return replace(
+        state, value_schema=json.dumps([["new", "int64"], *json.loads(state.value_schema)])
+    )
+
+
+@pytest.mark.parametrize("release", kept.releases())
+def test_a_program_that_changes_reads_the_state_of_a_release(release: str, tmp_path: Path) -> None:
+    """State of every kind gets a column; without a broker: as `read_state` reads it."""
+    kept.unpack(release, tmp_path)
+    kinds = set()
+    for folder in ("shop", "paid"):
+        storage = FileStorage(str(tmp_path / folder))
+        (manifest,) = CheckpointFolder(storage).newest_manifests(1)
+        for step in manifest.state:
+            kinds |= {state.kind for state in step.fields}
+            fields = tuple(map(changed, step.fields))
+            after = evolved(step, fields, step.next_id, {})
+            assert after.former
+            everything = KeyGroupRange(0, step.max_parallelism - 1)
+            before, now = (
+                table_of(one, contents_of(one, everything, storage)).to_pylist()
+                for one in (step, StepState.from_json(after.to_json()))
+            )
+            assert before
+            assert [without_new(row) for row in now] == before
+            assert now != before
+    assert kinds >= {"columns", "panes", "rows", "table", "elements", *OWN_KINDS}
+
+
+def without_new(value: Any) -> Any:
+    """A value without the columns that are new, which must be null."""
+    if isinstance(value, dict):
+        assert all(part is None for name, part in value.items() if name.rstrip("_") == "new")
+        kept_parts = {name: part for name, part in value.items() if name.rstrip("_") != "new"}
+        return {name: without_new(part) for name, part in kept_parts.items()}
+    return [*map(without_new, value)] if isinstance(value, list) else _of_pair(value)
+
+
+def _of_pair(value: Any) -> Any:
+    """An entry of a map is a pair in Python."""
+    return tuple(map(without_new, value)) if isinstance(value, tuple) else value
 
 
 def test_a_checkpoint_of_the_version_in_pyproject_is_kept() -> None:

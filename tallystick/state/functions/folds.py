@@ -185,12 +185,15 @@ def by_time(column: str, kind: pa.DataType, *, is_last: bool) -> Fold:
         kind: of the column's values.
         is_last: of rows of one time the last to arrive; else the first one, of the first to arrive.
     """
+    bounds = np.iinfo(np.int64)
+    none = int(bounds.min if is_last else bounds.max)
 
     def add(batch: KeyedBatch) -> Columns:
         return edges(batch, TIME, typed(batch, column, kind).column(column))
 
     def edges(batch: KeyedBatch, time: str, values: pa.Array) -> Columns:
-        times: Int64Array = batch.column(time).to_numpy()
+        # A window that was open before the program had the aggregate knows of no row.
+        times: Int64Array = batch.column(time).fill_null(none).to_numpy()
         order = order_in_time(batch.codes, len(batch), times)
         ends = np.cumsum(np.bincount(batch.codes, minlength=len(batch)))
         places = ends - 1 if is_last else np.concatenate([[0], ends[:-1]])

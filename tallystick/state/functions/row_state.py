@@ -373,6 +373,30 @@ def stored_rows(
     return numbers[order], pa.concat_arrays(parts).take(pa.array(order))
 
 
+def with_rows(
+    values: pa.BinaryArray, are_heads: BoolArray, convert: Callable[[pa.BinaryArray], pa.Array]
+) -> pa.BinaryArray:
+    """Return entries of a state with each of their rows converted.
+
+    Args:
+        values: of entries, heads and chunks.
+        are_heads: which are heads.
+        convert: from the bytes of rows to their new bytes.
+    """
+    parts, places = [], []
+    at = len(_ROWS) - 1
+    for codec, which in ((_HEAD, are_heads), (_CHUNK, ~are_heads)):
+        decoded = codec.decode(values.filter(pa.array(which)))
+        lists = decoded.column(at)
+        lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        new = lists_of(lengths.astype(np.int64), convert(lists.flatten()))
+        arrays = [*decoded.columns[:at], new, *decoded.columns[at + 1 :]]
+        parts.append(codec.encode(pa.RecordBatch.from_arrays(arrays, schema=codec.schema)))
+        places.append(np.flatnonzero(which))
+    order = np.argsort(np.concatenate(places), kind="stable")
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
 def due_of(ends: Int64Array, codes: Int64Array, pending: BoolArray, count: int) -> Int64Array:
     """Return when something is to be done about the rows of each code; `NEVER` without rows.
 
