@@ -32,6 +32,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.api.explain import explained
+from tallystick.api.in_process import is_in_process, start_in_process
 from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.processors import ahead_ms, delays_ms, processor_of
@@ -40,6 +41,7 @@ from tallystick.api.streams import (
     NO_INPUTS,
     Inputs,
     MapFunction,
+    Source,
     State,
     Stream,
     filter_step,
@@ -135,7 +137,7 @@ class Pipeline:
         return f"<pre>{escape(repr(self))}</pre>"
 
     @checked
-    def read(self, *sources: KafkaSource | Stream, **named: KafkaSource | Stream) -> Self:
+    def read(self, *sources: Source | Stream, **named: Source | Stream) -> Self:
         """Name the sources; the first step.
 
         Args:
@@ -254,7 +256,7 @@ class Pipeline:
         self,
         spark: SparkSession | SparkContext | None = None,
         *,
-        checkpoint: Place,
+        checkpoint: Place | None = None,
         trigger: Mapping[str, Any] | str | timedelta | None = None,
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
@@ -270,6 +272,7 @@ class Pipeline:
                 context of this process, or one that is made for it and ends with it. A `transform`
                 step has a session made of the context, which takes seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
+                None: there is none where a `RowsSource` is read, in this process and without Spark.
             trigger: `{"processingTime": "10 seconds"}`, `{"availableNow": True}` or
                 `{"once": True}`, as for Spark's `DataStreamWriter.trigger`; an interval alone is
                 a processing time. None: an epoch begins as soon as there is something to read.
@@ -294,9 +297,13 @@ class Pipeline:
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        place, dropped = resolved(checkpoint, "checkpoint"), frozenset(allow_dropped_state)
         accepted, trigger = frozenset(accept), trigger_arguments(trigger)
         rule, listener = Trigger.of(trigger), listener and _of_user(listener)
+        if is_in_process(self):
+            self._check_whole(execution)
+            refused = {"checkpoint": checkpoint, "ui_port": ui_port, "execution": execution}
+            return start_in_process(self, rule, listener, refused, is_quiet=quiet)
+        place, dropped = _folder(checkpoint), frozenset(allow_dropped_state)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
         self._check_before_spark(place, spark, execution, dropped)
@@ -601,6 +608,20 @@ def _raise_unknown(owner: object, name: str) -> NoReturn:
 
 _STEPS = ("read", "map_batches", "filter", "transform", "key_by", "write", "start", "recover")
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
+
+
+def _folder(checkpoint: Place | None) -> str:
+    """Return the folder of a start on Spark.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if checkpoint is None:
+        raise OptionError(
+            "start(): checkpoint= is missing: a folder of this pipeline's own, such as "
+            "checkpoint='/data/late-flights'; the next start goes on from there"
+        )
+    return resolved(checkpoint, "checkpoint")
 
 
 def _of_user(listener: Listener) -> Listener:

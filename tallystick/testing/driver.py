@@ -50,7 +50,7 @@ from tallystick.text import duration_ms
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 PREVIEW = "preview"
-IN_MEMORY = ("postgres", PREVIEW)
+IN_MEMORY = ("postgres", "console", PREVIEW)
 """The kinds of sinks, beside Kafka's, whose rows are kept in memory, and written nowhere."""
 _MAIN = "main"
 

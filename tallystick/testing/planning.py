@@ -1,12 +1,14 @@
 """The planner of an input whose topics are in memory; see `input_planning.Planner`."""
 
+from collections.abc import Callable
+
 from tallystick.errors import OptionError
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.inputs import PipelineInput
 from tallystick.source.enumerator import Enumerator
 from tallystick.source.offsets import SourceOffsets, next_tick
 from tallystick.source.subscription import AtOffsets, FoundTopic
-from tallystick.testing.memory import Clock, Topics
+from tallystick.testing.memory import Topics
 from tallystick.values import TopicPartition
 
 CLUSTER = "memory"
@@ -24,13 +26,20 @@ class MemoryPlanner:
         topics: where its records are.
         run: the pipeline, for its timers.
         clock: of the test.
+        before_look: called before each look, to append records that are due.
     """
 
     waiting = 0
 
     def __init__(
-        self, source: PipelineInput, topics: Topics, run: PipelineRun, clock: Clock
+        self,
+        source: PipelineInput,
+        topics: Topics,
+        run: PipelineRun,
+        clock: Callable[[], int],
+        before_look: Callable[[], None] = lambda: None,
     ) -> None:
+        self._before_look = before_look
         self._options, self._topics, self._keyed, self._clock = (
             source.options,
             topics,
@@ -63,6 +72,7 @@ class MemoryPlanner:
 
     def look(self, start: SourceOffsets) -> None:
         """Look at topics and ends; see `Planner.look`."""
+        self._before_look()
         self._paused = frozenset()
         self._enumerator.restored(start)
         self._discover_topics()
