@@ -207,7 +207,9 @@ class _Feed:
         self._began_s: float | None = None
         self._rows = source.rows if isinstance(source.rows, IteratedRows) else None
         topics.add(topic)
-        if self._rows is None:
+        if self._rows is not None:
+            self._rows.begin()
+        else:
             topics.append_columns(self._at, source.rows, wall_ms())
 
     @property

@@ -45,8 +45,22 @@ class IteratedRows:
     def __init__(self, rows: Iterator[Any], columns: pa.Schema | None) -> None:
         self._rows, self._columns = rows, columns
         self._row_count = 0
+        self._is_begun = False
         self._error: Exception | None = None
         self.is_over = False
+
+    def begin(self) -> None:
+        """Begin to read, for one run.
+
+        Raises:
+            OptionError: an earlier run began.
+        """
+        if self._is_begun:
+            raise OptionError(
+                f"{WHAT}: an earlier start has read its generator, which gives each row once: make "
+                f"the source again, with a new generator; or give it a list"
+            )
+        self._is_begun = True
 
     @property
     def columns(self) -> pa.Schema:
@@ -163,6 +177,8 @@ def _given(rows: Any, declared: pa.Schema | None) -> pa.RecordBatch:
     """Return rows as a batch with declared columns, or with their own."""
     if isinstance(rows, pa.RecordBatch | pa.Table) or hasattr(rows, "__arrow_c_stream__"):
         table = pa.table(rows).combine_chunks()
+        if not table.num_columns:
+            raise OptionError(f"{WHAT}: {_NO_ROWS}")
         columns = declared or _columns_of(table.schema)
         batches = table.to_batches()
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)

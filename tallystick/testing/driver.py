@@ -86,7 +86,8 @@ class Driver:
     """Runs a pipeline step by step in this process, without Kafka and Spark, for tests.
 
     Topics are in memory; so are the rows of `KafkaSink` and of `PostgresSink`. A sink of your own,
-    and `FileSink`, writes for real. The clock stands still until `advance_clock`.
+    and `FileSink`, writes for real. The clock stands still until `advance_clock`; only the pause
+    after a RetriableError moves it, instead of a wait.
 
     Args:
         pipeline: whole, with source and sinks.
@@ -282,7 +283,8 @@ class Driver:
         folder = CheckpointFolder(self._host.files)
         identity = Identity(run.name, folder.begin(), folder.location, frozenset())
         folder.note(OWN_LOOP)
-        self._driver = sinks.make_driver(identity, self._host.files, listener=self._listen)
+        files, clock = self._host.files, self._clock
+        self._driver = sinks.make_driver(identity, files, listener=self._listen, clock=clock)
         self._planner = PipelinePlanner(
             run,
             planners_of(run, lambda source: MemoryPlanner(source, self._topics, run, self._clock)),

@@ -16,6 +16,7 @@ from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place, RunFa
 from tallystick.kafka.output import KafkaOutput
 from tallystick.source.subscription import LossPolicy
 from tallystick.state.key_groups import KeyGroupRange
+from tallystick.storage.file_storage import SYSTEM_CLOCK
 from tallystick.testing.memory_state import MemoryStore
 from tallystick.values import SplitRange, TopicPartition
 
@@ -293,6 +294,14 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ms
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, without a wait: the pause of the driver before another try."""
+        self.now_ms += round(1000 * seconds)
+
+    def nonce(self) -> str:
+        """Return a name that no other run will draw."""
+        return SYSTEM_CLOCK.nonce()
 
 
 class MemoryTransaction:
