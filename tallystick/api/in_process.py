@@ -9,17 +9,14 @@ and gone with the process.
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from tallystick.api.console_sink import ConsoleSink, WholeConsoleSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.rows_source import TAKEN_MAX, IteratedRows, RowsSource
 from tallystick.api.streams import tables_in
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.codec.values import ParsedValues, Where
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.errors import OptionError
@@ -36,7 +33,7 @@ from tallystick.run.epoch_loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.spark.cluster import Cluster
 from tallystick.tasks.keyed_step import Transform
-from tallystick.tasks.read_plan import ReadPlan
+from tallystick.testing.columns import read_columns
 from tallystick.testing.memory import MemoryFetch, MemoryHost, MemoryStorage, Topics
 from tallystick.testing.planning import CLUSTER, MemoryPlanner
 from tallystick.testing.tasks import TasksInProcess
@@ -139,13 +136,11 @@ class _Run:
         host = MemoryHost(MemoryStorage())
         run.use(self._sinks, TasksInProcess(), MemoryFetch(self._topics), host, CLUSTER)
         sources = _sources(pipeline)
+        read_columns(run)
         for reader in run.all_inputs:
-            reader.read = _of_columns(reader.read)
             given = sources[reader.uid]
             assert isinstance(given, RowsSource), "checked before"
             self._feeds[reader.uid] = _Feed(given, reader, self._topics)
-        tables = (replace(step, read=_of_columns(step.read)) for step in run.keyed.tables)
-        run.keyed = replace(run.keyed, tables=tuple(tables))
         folder = CheckpointFolder(host.files)
         self.lineage = folder.begin()
         folder.note(OWN_LOOP)
@@ -169,8 +164,8 @@ class _Run:
             self.planner.ended()
             note(ended)
             for position in self.planner.shown:
-                for partition, offset in position.positions.items():
-                    self._topics.forget(partition, offset)
+                for offset in position.positions.values():
+                    self._feeds[position.input].committed(offset)
 
         self._loop = EpochLoop(self._driver, self.planner, self._trigger, on_end)
         return self._loop
@@ -204,6 +199,7 @@ class _Feed:
         (topic,) = reader.options.subscription.named or ()
         self._at, self._topics = TopicPartition(topic, 0), topics
         self._rate, self._row_count = source.rate, 0
+        self._committed_count = 0
         self._began_s: float | None = None
         self._rows = source.rows if isinstance(source.rows, IteratedRows) else None
         topics.add(topic)
@@ -217,9 +213,22 @@ class _Feed:
         """True if no row is to come."""
         return self._rows is None or self._rows.is_over
 
+    def committed(self, offset: int) -> None:
+        """Forget the rows before an offset."""
+        self._committed_count = offset
+        self._topics.forget(self._at, offset)
+
     def __call__(self) -> None:
-        """Append the rows that are due now."""
+        """Append the rows that are due now.
+
+        Raises:
+            FunctionError: the iterator raised an error, and all rows before are committed.
+        """
         if self._rows is None or self._rows.is_over:
+            return
+        if self._rows.error is not None:
+            if self._committed_count == self._row_count:
+                raise self._rows.error
             return
         now_s = time.monotonic()
         began_s = self._began_s = self._began_s or now_s
@@ -230,24 +239,6 @@ class _Feed:
             rows = self._rows.take(count)
             self._row_count += rows.num_rows
             self._topics.append_columns(self._at, rows, wall_ms())
-
-
-@dataclass(frozen=True)
-class _ColumnsReader:
-    """The reader of values that are columns already; see `codec.values.ValueReader`."""
-
-    schema: pa.Schema
-
-    def parse(self, values: pa.Array, mode: str, where: Where) -> ParsedValues:
-        """Return the columns."""
-        return ParsedValues(pa.RecordBatch.from_arrays(values.flatten(), schema=self.schema))
-
-
-def _of_columns(read: ReadPlan) -> ReadPlan:
-    """Return a plan that reads columns in place of the JSON that its options name."""
-    assert read.layout.value is not None, "JSON"
-    value = _ColumnsReader(read.layout.value.schema)
-    return replace(read, layout=replace(read.layout, value=value))
 
 
 def _whole(topology: OutputTopology) -> OutputTopology:

@@ -32,9 +32,7 @@ class Preview:
     @property
     def _last_line(self) -> str:
         malformed = self.dead_letters.num_rows
-        return counted(self.table.num_rows) + (
-            f"; {malformed} malformed records" if malformed else ""
-        )
+        return counted(self.table.num_rows) + (f"; {malformed} malformed" if malformed else "")
 
     def __repr__(self) -> str:
         return as_text(self.table, self._last_line)

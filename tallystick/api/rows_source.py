@@ -24,13 +24,13 @@ from tallystick.source.offsets import ONLY_INPUT
 from tallystick.source.subscription import LATEST, AtOffsets
 from tallystick.state.schema import schema_of
 from tallystick.tasks.frames import conform
+from tallystick.testing.columns import NO_SERVER
 
 WHAT = "RowsSource"
 TAKE_S = 0.1
 """The time for which rows of an iterator are collected for an epoch."""
 TAKEN_MAX = 10_000
 """The most rows of an iterator in an epoch."""
-_NO_SERVER = "in-this-process:1"
 _EXPECTED = "a list of dicts, an Arrow table, a pandas or Polars frame, or a generator of dicts"
 
 
@@ -46,7 +46,8 @@ class IteratedRows:
         self._rows, self._columns = rows, columns
         self._row_count = 0
         self._is_begun = False
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """Raised by the iterator, after the rows that it gave before."""
         self.is_over = False
 
     def begin(self) -> None:
@@ -67,8 +68,8 @@ class IteratedRows:
         """The columns; reads the first row if nobody declared columns."""
         if self._columns is None:
             first = self._next_rows(1, float("inf"))
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if not first:
                 raise OptionError(f"{WHAT}: {_NO_ROWS}")
             self._columns = _columns_of(_batch(first, None).schema)
@@ -80,27 +81,22 @@ class IteratedRows:
 
         Args:
             count: the most rows.
-
-        Raises:
-            FunctionError: the iterator raised an error, after the rows that it gave before.
         """
         columns = self.columns
         rows = self._next_rows(min(count, TAKEN_MAX), time.monotonic() + TAKE_S)
-        if self._error is not None and not rows:
-            raise self._error
         self._row_count += len(rows)
         return _batch(rows, columns, self._row_count - len(rows))
 
     def _next_rows(self, count: int, until_s: float) -> list[Any]:
         rows: list[Any] = []
         try:
-            while len(rows) < count and time.monotonic() < until_s and self._error is None:
+            while len(rows) < count and time.monotonic() < until_s and self.error is None:
                 with calling_user(f"{WHAT}: the iterator"):
                     rows.append(next(self._rows))
         except StopIteration:
             self.is_over = True
         except Exception as error:
-            self._error = Failure.of(error).to_error(error)
+            self.error = Failure.of(error).to_error(error)
         return rows
 
 
@@ -161,7 +157,7 @@ class RowsSource:
         _, _, uid = owner.partition("/")
         topic = f"rows-{uid}" if uid not in ("", ONLY_INPUT) else "rows"
         form = Json(ddl_of(self.columns))
-        source = KafkaSource(_NO_SERVER, topics=[topic], value=form, starting_offsets="earliest")
+        source = KafkaSource(NO_SERVER, topics=[topic], value=form, starting_offsets="earliest")
         is_bounded = not isinstance(self.rows, IteratedRows)
         stop = AtOffsets(LATEST) if is_bounded else None
         options = source.read_options(owner)

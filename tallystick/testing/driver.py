@@ -35,6 +35,7 @@ from tallystick.spark.cluster import Cluster
 from tallystick.state.key_groups import key_group_range
 from tallystick.tasks.keyed_step import Step, Transform
 from tallystick.tasks.outputs import MAIN
+from tallystick.testing.columns import read_columns
 from tallystick.testing.feeding import Feeder
 from tallystick.testing.memory import (
     Clock,
@@ -275,6 +276,7 @@ class Driver:
         run = self._run = self._pipeline._compiled(Cluster.absent())
         sinks = self._sinks = Sinks(self._topology, run.name, run.cluster, trigger_interval_ms=None)
         run.use(sinks, TasksInProcess(), MemoryFetch(self._topics), self._host, CLUSTER)
+        read_columns(run)
         if self._parallelism is not None:
             run.keyed = run.keyed.rescaled(self._parallelism, ())
         for source in run.all_inputs:

@@ -472,7 +472,7 @@ def test_a_preview_shows_rows_with_their_types_and_writes_nothing(tmp_path: Path
         ["string", "bigint"],
         ["bob", "2"],
     ]
-    assert lines[3] == "1 rows; 1 malformed records"
+    assert lines[3] == "1 row; 1 malformed"
     assert "<th>n<br><small>bigint</small></th>" in seen._repr_html_()
     keyed = LARGE.key_by("user").process(ts.aggregate({"n": ts.sum("n")}))
     written = keyed.write(ts.FileSink(tmp_path / "rows")).preview([order("a", 5), order("a", 6)])
