@@ -153,16 +153,19 @@ def _show(committable: Committable, stream: TextIO) -> None:
     rows = pa.Table.from_batches([from_ipc(base64.b64decode(committable.details))])
     title = "" if committable.sink == f"{KIND}-1" else f"{committable.sink}: "
     count, there = committable.record_count, rows.num_rows
+    last_line = title + counted(count, min(there, SHOWN_MAX))
     if (display := _notebook()) is not None:
-        display({"text/html": as_html(rows, title + counted(count, SHOWN_MAX))}, raw=True)
-    elif stream.isatty():
-        print(as_text(rows, title + counted(count, min(there, SHOWN_MAX))), file=stream, flush=True)
+        display({"text/html": as_html(rows, last_line)}, raw=True)
+        return
+    if stream.isatty():
+        lines = [as_text(rows, last_line)]
     else:
-        lines = (json.dumps(row, default=_plain, ensure_ascii=False) for row in rows.to_pylist())
-        print("\n".join(lines), file=stream, flush=True)
+        lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows.to_pylist()]
         if count > there:
-            text = f"{committable.sink}: {count - there} more rows of epoch"
-            print(f"{text} {committable.checkpoint_id} are not shown", file=sys.stderr)
+            text = f"{count - there} more rows of epoch {committable.checkpoint_id} are not shown"
+            sys.stderr.write(f"{committable.sink}: {text}\n")
+    stream.write("".join(f"{line}\n" for line in lines))
+    stream.flush()
 
 
 def _plain(value: Any) -> Any:

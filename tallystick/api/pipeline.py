@@ -611,11 +611,7 @@ _STEPS = ("read", "map_batches", "filter", "transform", "key_by", "write", "star
 
 
 def _folder(checkpoint: Place | None) -> str:
-    """Return the folder of a start on Spark.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """Return the folder of a start on Spark, which has to have one."""
     if checkpoint is None:
         raise OptionError(
             "start(): checkpoint= is missing: a folder of this pipeline's own, such as "

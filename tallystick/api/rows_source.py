@@ -77,7 +77,7 @@ class IteratedRows:
         return self._columns
 
     def take(self, count: int) -> pa.RecordBatch:
-        """Return rows that are there within `TAKE_S`.
+        """Return the rows that the iterator gives within `TAKE_S` seconds.
 
         Args:
             count: the most rows.
