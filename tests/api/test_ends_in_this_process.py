@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -295,6 +296,21 @@ def test_a_terminal_gets_a_table_with_types_and_the_name_of_a_second_sink() -> N
     assert lines[1].split() == ["bigint", "string"]
     assert lines[-1] == "console-2: 30 rows, the first 20 shown"
     assert len(lines) == 2 + 20 + 1, "once, and 20 rows at most"
+
+
+def test_a_notebook_gets_html(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ZMQInteractiveShell: ...
+
+    shown: list[dict[str, str]] = []
+    display = SimpleNamespace(display=lambda data, raw: shown.append(data))
+    shell = SimpleNamespace(get_ipython=ZMQInteractiveShell)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    OpenConsoleSink(console_sink.ConsolePlan()).commit(transaction(1).prepare()[0])
+
+    (data,) = shown
+    assert data["text/html"].startswith("<table><tr><th>n<br><small>bigint</small></th>")
+    assert data["text/html"].endswith("<p>console-2: 1 row</p>")
 
 
 def test_what_travels_through_a_checkpoint_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:

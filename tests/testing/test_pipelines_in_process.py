@@ -14,7 +14,9 @@ import pyarrow.dataset as ds
 import pytest
 
 import tallystick as ts
+from tallystick.errors import RetriableError
 from tallystick.testing import Driver, run
+from tallystick.testing.driver import BEGIN
 from tests.test_doc_examples import examples_of
 
 ORDERS = "user string, n bigint, at bigint"
@@ -385,6 +387,38 @@ def test_an_epoch_that_fails_has_no_effect_and_runs_again() -> None:
     fails.clear()
 
     assert test.drain().output()["user"].to_pylist() == ["a", "b"]
+
+
+class BusySink(LedgerSink):
+    """Its system takes nothing at the first try."""
+
+    tries = 0
+
+    def begin(self, place: ts.Place) -> LedgerTransaction:
+        self.tries += 1
+        if self.tries == 1:
+            raise RetriableError("the ledger is busy")
+        return super().begin(place)
+
+
+def test_the_pause_before_another_try_is_one_of_the_tests_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a test of a system that is away takes no longer than others."""
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("a test waits in real time")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    busy = BusySink()
+    test = Driver(LARGE.write(sink(), busy))
+    test.feed("orders", [order("a", 5)])
+    test.drain()
+
+    assert busy.tries == 2, "the first try failed"
+    assert busy.rows == [{"user": "a", "n": 5}]
+    (written,) = test.records("out")["timestamp"].to_pylist()
+    assert written == round(BEGIN.timestamp() * 1000) + 500
 
 
 def test_steps_of_spark_are_refused_by_name() -> None:
