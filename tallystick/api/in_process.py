@@ -74,6 +74,19 @@ def is_in_process(pipeline: "Pipeline") -> bool:
     return True
 
 
+def refuse_in_process(pipeline: "Pipeline") -> None:
+    """Refuse a pipeline of this process where clusters are to be asked about it.
+
+    Raises:
+        OptionError: it reads rows of this process.
+    """
+    if is_in_process(pipeline):
+        raise OptionError(
+            f"pipeline {pipeline.name!r} reads RowsSource, so it runs in the process of its "
+            f"program: there is no cluster and no checkpoint to look at"
+        )
+
+
 def start_in_process(
     pipeline: "Pipeline",
     trigger: Trigger,

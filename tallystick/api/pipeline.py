@@ -32,7 +32,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.api.explain import explained
-from tallystick.api.in_process import is_in_process, start_in_process
+from tallystick.api.in_process import is_in_process, refuse_in_process, start_in_process
 from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.processors import ahead_ms, delays_ms, processor_of
@@ -348,6 +348,7 @@ class Pipeline:
                 whatever else `start` or its query raises before the first epoch. The work done in
                 the sinks until then is in the error's `__notes__`.
         """
+        refuse_in_process(self)
         self._check_whole(None)
         return recover(self.name, self.topology, resolved(checkpoint, "checkpoint"))
 
@@ -686,6 +687,7 @@ def declared(pipeline: Pipeline) -> "DeclaredPipeline":
     """
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
 
+    refuse_in_process(pipeline)
     run, topology = pipeline._compiled(Cluster.at_hand(None)), pipeline.topology
     by_uid = dict(topology.by_uid)
     return DeclaredPipeline(

@@ -27,6 +27,7 @@ import pytest
 import tallystick as ts
 from tallystick.api import console_sink
 from tallystick.api.console_sink import ConsoleTransaction, OpenConsoleSink
+from tallystick.api.pipeline import declared
 from tallystick.epoch.two_phase import Owner, Place, RunFacts
 from tallystick.testing import run
 
@@ -242,6 +243,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: read(ROWS).transform(lambda frame: frame).write(CONSOLE).start(),
         "before step 1, transform: .* here is no Spark",
     ),
+    "to recover": (
+        lambda: read(ROWS).write(CONSOLE).recover(checkpoint="/tmp/x"),
+        "there is no cluster and no checkpoint to look at",
+    ),
+    "to the doctor": (lambda: declared(read(ROWS).write(CONSOLE)), "there is no cluster"),
     "nowhere": (lambda: read(ROWS).start(), r"write\(sink\) is missing"),
     "no checkpoint on Spark": (
         lambda: ts.Pipeline("p").read(KAFKA).write(CONSOLE).start(),
