@@ -183,7 +183,7 @@ def _given(rows: Any, declared: pa.Schema | None) -> pa.RecordBatch:
         name = getattr(rows, "__name__", "function")
         raise OptionError(f"{WHAT}: {name} is a function: call it, {WHAT}({name}())")
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-        raise OptionError(f"{WHAT}: expected {_EXPECTED}; found {type(rows).__name__}")
+        raise OptionError(f"{WHAT}(rows): expected {_EXPECTED}; found {type(rows).__name__}")
     listed = list(rows)
     if not listed and declared is None:
         raise OptionError(f"{WHAT}: {_NO_ROWS}")
