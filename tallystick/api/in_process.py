@@ -114,6 +114,7 @@ def start_in_process(
                 f"in this process, from the first row at each start, and keeps nothing: leave "
                 f"{name} out until there is a KafkaSource"
             )
+    pipeline._check_whole(None)
     console = Console(pipeline.name, is_quiet=is_quiet)
     started = _Run(pipeline, pipeline._run(Cluster.absent(), None, listener), trigger)
     query = Query(

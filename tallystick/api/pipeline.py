@@ -268,25 +268,21 @@ class Pipeline:
         """Check everything that can be checked, then start.
 
         Args:
-            spark: a classic session, as `spark_session()` makes it, a context, or nothing: then the
-                context of this process, or one that is made for it and ends with it. A `transform`
-                step has a session made of the context, which takes seconds.
+            spark: a session, as `spark_session()` makes it, a context, or nothing: this process's,
+                or one for the run alone. A `transform` step has a session made, in seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
                 None: there is none where a `RowsSource` is read, in this process and without Spark.
-            trigger: `{"processingTime": "10 seconds"}`, `{"availableNow": True}` or
-                `{"once": True}`, as for Spark's `DataStreamWriter.trigger`; an interval alone is
-                a processing time. None: an epoch begins as soon as there is something to read.
+            trigger: `{"processingTime": "10 seconds"}`, or the interval alone; or as for Spark,
+                "availableNow" or "once". None: an epoch begins when there is something to read.
             accept: decisions to state, as an error message names them.
-            allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
-                state may be given up.
+            allow_dropped_state: uids of process steps that are gone, whose state may be given up.
             listener: called with every event of the epoch protocol, in the driver.
             execution: `"resident"`: one long Spark job, whose tasks run all epochs. `"jobs"`: each
                 epoch is a Spark job. None: resident, unless there are `transform` steps, or Spark
                 encrypts what tasks exchange, or allocates executors dynamically.
             ui_port: serve a page about the run there, on this machine alone; needs the extra
-                `tallystick[ui]`. It stays after the run has ended, to show why, until the process
-                ends or another start takes the port. None: there is no page; `tallystick ui` shows
-                one from outside.
+                `tallystick[ui]`. It stays after the end, to show why, until the process ends or
+                another start takes the port. None: no page; `tallystick ui` shows one from outside.
             quiet: print nothing on the terminal; `logging` gets the lines about the run anyway.
 
         Returns:
@@ -300,7 +296,6 @@ class Pipeline:
         accepted, trigger = frozenset(accept), trigger_arguments(trigger)
         rule, listener = Trigger.of(trigger), listener and _of_user(listener)
         if is_in_process(self):
-            self._check_whole(execution)
             refused = {"checkpoint": checkpoint, "ui_port": ui_port, "execution": execution}
             return start_in_process(self, rule, listener, refused, is_quiet=quiet)
         place, dropped = _folder(checkpoint), frozenset(allow_dropped_state)

@@ -222,7 +222,7 @@ def _check_names(rows: Sequence[Any], columns: pa.Schema | None, begin: int) -> 
     for number, row in enumerate(rows, start=begin + 1):
         if not isinstance(row, Mapping):
             raise OptionError(
-                f"{WHAT}: row {number} is of type {type(row).__name__}: expected dicts, such as "
+                f"{WHAT}(rows): row {number} is of type {type(row).__name__}: expected dicts, such as "
                 f"{{'dest': 'JFK', 'dep_delay': 20.0}}"
             )
         known = columns.names if columns is not None else list(first or ())
