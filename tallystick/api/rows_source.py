@@ -181,7 +181,7 @@ def _given(rows: Any, declared: pa.Schema | None) -> pa.RecordBatch:
         return conform(batch, columns, f"{WHAT}, schema=")
     if callable(rows):
         name = getattr(rows, "__name__", "function")
-        raise OptionError(f"{WHAT}: {name} is a function: call it, {WHAT}({name}())")
+        raise OptionError(f"{WHAT}(rows): {name} is a function: call it, {WHAT}({name}())")
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise OptionError(f"{WHAT}(rows): expected {_EXPECTED}; found {type(rows).__name__}")
     listed = list(rows)
@@ -222,8 +222,8 @@ def _check_names(rows: Sequence[Any], columns: pa.Schema | None, begin: int) -> 
     for number, row in enumerate(rows, start=begin + 1):
         if not isinstance(row, Mapping):
             raise OptionError(
-                f"{WHAT}(rows): row {number} is of type {type(row).__name__}: expected dicts, such as "
-                f"{{'dest': 'JFK', 'dep_delay': 20.0}}"
+                f"{WHAT}(rows): row {number} is of type {type(row).__name__}: expected dicts, such "
+                f"as {{'dest': 'JFK', 'dep_delay': 20.0}}"
             )
         known = columns.names if columns is not None else list(first or ())
         for name in row:
