@@ -1,8 +1,10 @@
 """The public names of the package, each once: loaded from its module when it is first used."""
 
+from .api.console_sink import ConsoleSink as ConsoleSink
 from .api.kafka_sink import KafkaSink as KafkaSink
 from .api.kafka_source import KafkaSource as KafkaSource
 from .api.pipeline import Pipeline as Pipeline
+from .api.rows_source import RowsSource as RowsSource
 from .api.routing import (
     mapped as mapped,
     when as when,

@@ -7,11 +7,13 @@ Two programs start a process, a broker and a Spark of their own, as a user's do.
 both running, which only saves the time of the starts; `make stress` starts them all by themselves.
 """
 
+import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,8 +23,9 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from tallystick import testing
-from tallystick.testing import EmbeddedKafka
+from tallystick.testing import EmbeddedKafka, samples
 from tests.spark import jvm
+from tests.spark.topics import produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -101,18 +104,31 @@ def test_example_is_a_program_of_its_own(name: str, tmp_path: Path) -> None:
     assert run.stdout.splitlines()[-1] == f"{LAST_LINES[name]}: as expected"
 
 
-def test_the_first_program_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
-    """In an empty folder, with nothing but the environment of `make setup`."""
+def test_the_readme_s_program_with_kafka_runs_as_printed(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """In an empty folder, with the topics and the flights of `broker start --sample`."""
     readme = (ROOT / "README.md").read_text()
-    (program,) = re.findall(r"<!-- first program -->\n```python\n(.*?)```", readme, re.DOTALL)
-    promised = re.findall(r'`(\{"dest":.*?\})`', readme)
-    path = tmp_path / "first.py"
+    (program,) = re.findall(r"<!-- with Kafka -->\n```python\n(.*?)```", readme, re.DOTALL)
+    assert "127.0.0.1:9092" in program
+    values = [json.dumps(flight) for flight in samples.sample("flights")]
+    for topic in ("flights", "late"):
+        kafka.create_topic(topic, 3)
+    produce(kafka.confluent_options(), "flights", [("k", value) for value in values])
+    path = tmp_path / "kafka.py"
+    program = program.replace("127.0.0.1:9092", kafka.bootstrap_servers)
     path.write_text(program.replace("/tmp/", f"{tmp_path}/"))
 
     run = run_program(path, tmp_path)
 
     assert run.returncode == 0, run.stderr
-    assert sorted(run.stdout.splitlines()) == sorted(promised)
+    late = Counter(
+        flight["dest"] for flight in map(json.loads, values) if (flight["dep_delay"] or 0) > 15
+    )
+    shown = {row["dest"]: row["late"] for row in map(json.loads, run.stdout.splitlines())}
+    records = read_committed(kafka.confluent_options(), "late")
+    written = {row["dest"]: row["late"] for row in (json.loads(r.value or "") for r in records)}
+    assert shown == written == late
 
 
 def test_each_example_is_short_and_listed() -> None:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tallystick.api.kafka_sink import KafkaSink
-from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.rows_source import RowsSource
+from tallystick.api.streams import Source
 from tallystick.codec.ddl import ddl_of
 from tallystick.codec.formats import JsonSchema
 from tallystick.epoch.manifest import Manifest
@@ -31,7 +32,7 @@ _WIDTH = 16
 
 def explained(
     run: PipelineRun,
-    sources: tuple[KafkaSource, ...],
+    sources: tuple[Source, ...],
     steps: tuple[Step, ...],
     topology: OutputTopology,
     checkpoint: str | None,
@@ -54,22 +55,28 @@ def explained(
         *_inputs(run, sources, manifest),
         *_steps(run, steps, manifest),
         *_sinks(topology),
+    ]
+    on_spark = [
         *_exchange(run, sources, steps, topology),
         ("checkpoint", _checkpoint(checkpoint, manifest)),
         ("execution", _execution(run)),
         ("slots", _slots(run)),
         *_timeouts(run, topology),
     ]
+    here = [("execution", "in this process, without Spark: nothing is kept")]
+    is_here = any(isinstance(source, RowsSource) for source in sources)
+    lines += here if is_here else on_spark
     return "\n".join(f"{name:{_WIDTH}} {text}" for name, text in lines)
 
 
 def _inputs(
-    run: PipelineRun, sources: tuple[KafkaSource, ...], manifest: Manifest | None
+    run: PipelineRun, sources: tuple[Source, ...], manifest: Manifest | None
 ) -> Iterator[tuple[str, str]]:
     is_one = len(sources) == 1 and not run.inputs[0].name
     for pipeline_input, source in zip(run.inputs, sources, strict=True):
         yield "source", f"{'' if is_one else f'{pipeline_input.text}: '}{_source(source)}"
-        yield "", _values(pipeline_input.options)
+        is_here = isinstance(source, RowsSource)
+        yield "", f"columns {pipeline_input.ddl}" if is_here else _values(pipeline_input.options)
         if pipeline_input.name and pipeline_input.uid != pipeline_input.name:
             yield "", f"its positions are those of uid {pipeline_input.uid!r}"
         for step in pipeline_input.steps:
@@ -109,7 +116,9 @@ def _topics_of(pipeline_input: PipelineInput) -> str:
     return f"{what} at {pipeline_input.config.bootstrap_servers}"
 
 
-def _source(source: KafkaSource) -> str:
+def _source(source: Source) -> str:
+    if isinstance(source, RowsSource):
+        return "rows of this process"
     if isinstance(source.topics, re.Pattern):
         what = f"topics like {source.topics.pattern!r}"
     elif source.topics is not None:
@@ -297,7 +306,7 @@ def _sink(sink: Sink) -> str:
 
 def _exchange(
     run: PipelineRun,
-    sources: tuple[KafkaSource, ...],
+    sources: tuple[Source, ...],
     steps: tuple[Step, ...],
     topology: OutputTopology,
 ) -> Iterator[tuple[str, str]]:
@@ -321,8 +330,10 @@ def _over(run: PipelineRun) -> str:
     return f"over {'the shuffle of Spark' if run.execution.kind == JOBS else 'own connections'}"
 
 
-def _readers_write(source: KafkaSource, steps: tuple[Step, ...]) -> bool:
+def _readers_write(source: Source, steps: tuple[Step, ...]) -> bool:
     """True if no step moves rows, and all come from one topic, as `SplitsEngine` sees it."""
+    if isinstance(source, RowsSource):
+        return False
     topics = source.assignment or source.topics
     is_one = topics is not None and not isinstance(topics, re.Pattern) and len(topics) == 1
     return is_one and all(isinstance(step, MapBatches) for step in steps)

@@ -114,6 +114,12 @@ class KafkaSource:
         _check_formats(self.value, self.key)
         self.read_options("check")
 
+    @property
+    def says_no_start(self) -> bool:
+        """True if no argument says where reading begins."""
+        starts = (self.assignment, self.starting_offsets, self.starting_time)
+        return starts == (None, None, None)
+
     def read_options(self, pipeline: str) -> SourceOptions:
         """Return the options of the source, checked.
 

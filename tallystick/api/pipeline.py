@@ -32,6 +32,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.api.explain import explained
+from tallystick.api.in_process import is_in_process, refuse_in_process, start_in_process
 from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.processors import ahead_ms, delays_ms, processor_of
@@ -41,6 +42,7 @@ from tallystick.api.streams import (
     Expressions,
     Inputs,
     MapFunction,
+    Source,
     State,
     Stream,
     filter_step,
@@ -136,7 +138,7 @@ class Pipeline(Expressions):
         return f"<pre>{escape(repr(self))}</pre>"
 
     @checked
-    def read(self, *sources: KafkaSource | Stream, **named: KafkaSource | Stream) -> Self:
+    def read(self, *sources: Source | Stream, **named: Source | Stream) -> Self:
         """Name the sources; the first step.
 
         Args:
@@ -260,7 +262,7 @@ class Pipeline(Expressions):
         self,
         spark: SparkSession | SparkContext | None = None,
         *,
-        checkpoint: Place,
+        checkpoint: Place | None = None,
         trigger: Mapping[str, Any] | str | timedelta | None = None,
         accept: Collection[str] = (),
         allow_dropped_state: Collection[str] = (),
@@ -272,24 +274,21 @@ class Pipeline(Expressions):
         """Check everything that can be checked, then start.
 
         Args:
-            spark: a classic session, as `spark_session()` makes it, a context, or nothing: then the
-                context of this process, or one that is made for it and ends with it. A `transform`
-                step has a session made of the context, which takes seconds.
+            spark: a session, as `spark_session()` makes it, a context, or nothing: this process's,
+                or one for the run alone. A `transform` step has a session made, in seconds.
             checkpoint: a folder of this pipeline's own, on storage that driver and executors reach.
-            trigger: `{"processingTime": "10 seconds"}`, `{"availableNow": True}` or
-                `{"once": True}`, as for Spark's `DataStreamWriter.trigger`; an interval alone is
-                a processing time. None: an epoch begins as soon as there is something to read.
+                None: there is none where a `RowsSource` is read, in this process and without Spark.
+            trigger: `{"processingTime": "10 seconds"}`, or the interval alone; or as for Spark,
+                "availableNow" or "once". None: an epoch begins when there is something to read.
             accept: decisions to state, as an error message names them.
-            allow_dropped_state: uids of process steps that are gone from the pipeline, and whose
-                state may be given up.
+            allow_dropped_state: uids of process steps that are gone, whose state may be given up.
             listener: called with every event of the epoch protocol, in the driver.
             execution: `"resident"`: one long Spark job, whose tasks run all epochs. `"jobs"`: each
                 epoch is a Spark job. None: resident, unless there are `transform` steps, or Spark
                 encrypts what tasks exchange, or allocates executors dynamically.
             ui_port: serve a page about the run there, on this machine alone; needs the extra
-                `tallystick[ui]`. It stays after the run has ended, to show why, until the process
-                ends or another start takes the port. None: there is no page; `tallystick ui` shows
-                one from outside.
+                `tallystick[ui]`. It stays after the end, to show why, until the process ends or
+                another start takes the port. None: no page; `tallystick ui` shows one from outside.
             quiet: print nothing on the terminal; `logging` gets the lines about the run anyway.
 
         Returns:
@@ -300,9 +299,12 @@ class Pipeline(Expressions):
             OptionError: the pipeline, the cluster, a topic or a setting cannot work.
             DataLossError: the checkpoint is another pipeline's.
         """
-        place, dropped = resolved(checkpoint, "checkpoint"), frozenset(allow_dropped_state)
         accepted, trigger = frozenset(accept), trigger_arguments(trigger)
         rule, listener = Trigger.of(trigger), listener and _of_user(listener)
+        if is_in_process(self):
+            refused = {"checkpoint": checkpoint, "ui_port": ui_port, "execution": execution}
+            return start_in_process(self, rule, listener, refused, is_quiet=quiet)
+        place, dropped = _folder(checkpoint), frozenset(allow_dropped_state)
         has_transform = any(isinstance(step, Transform) for step in self.steps)
         is_light = execution != "jobs" and not has_transform
         self._check_before_spark(place, spark, execution, dropped)
@@ -347,6 +349,7 @@ class Pipeline(Expressions):
                 whatever else `start` or its query raises before the first epoch. The work done in
                 the sinks until then is in the error's `__notes__`.
         """
+        refuse_in_process(self)
         self._check_whole(None)
         return recover(self.name, self.topology, resolved(checkpoint, "checkpoint"))
 
@@ -612,6 +615,16 @@ _STEPS = (
 """The methods of a `Pipeline` that a `KeyedPipeline` does not have."""
 
 
+def _folder(checkpoint: Place | None) -> str:
+    """Return the folder of a start on Spark, which has to have one."""
+    if checkpoint is None:
+        raise OptionError(
+            "start(): checkpoint= is missing: a folder of this pipeline's own, such as "
+            "checkpoint='/data/late-flights'; the next start goes on from there"
+        )
+    return resolved(checkpoint, "checkpoint")
+
+
 def _of_user(listener: Listener) -> Listener:
     """Return a listener that names itself in the errors of the user's listener."""
 
@@ -678,6 +691,7 @@ def declared(pipeline: Pipeline) -> "DeclaredPipeline":
     """
     from tallystick.ops.doctor_pipeline import DeclaredPipeline
 
+    refuse_in_process(pipeline)
     run, topology = pipeline._compiled(Cluster.at_hand(None)), pipeline.topology
     by_uid = dict(topology.by_uid)
     return DeclaredPipeline(

@@ -1,13 +1,12 @@
 """`Pipeline.preview`: some rows through a pipeline, in this process, to look at."""
 
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import pyarrow as pa
 
 from tallystick.api.pipeline import Pipeline
-from tallystick.codec.ddl import ddl_of_type
+from tallystick.api.tables import as_html, as_text, counted
 from tallystick.codec.formats import DEADLETTER
 from tallystick.epoch.two_phase import Owner, RunFacts, TwoPhaseCommitSink
 from tallystick.kafka.output import KafkaOutput
@@ -16,9 +15,6 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.spark.cluster import Cluster
 from tallystick.tasks.keyed_step import Step
 from tallystick.testing.driver import PREVIEW, run
-
-SHOWN_MAX = 20
-WIDTH_MAX = 40
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,38 +30,15 @@ class Preview:
     dead_letters: pa.Table
 
     @property
-    def _lines(self) -> list[list[str]]:
-        """Names, types and rows, as texts."""
-        schema = self.table.schema
-        rows = self.table.slice(0, SHOWN_MAX).to_pylist()
-        cells = [[str(row[name])[:WIDTH_MAX] for name in schema.names] for row in rows]
-        return [schema.names, [ddl_of_type(field.type) for field in schema], *cells]
-
-    @property
-    def _counted(self) -> str:
-        count, malformed = self.table.num_rows, self.dead_letters.num_rows
-        more = f", the first {SHOWN_MAX} shown" if count > SHOWN_MAX else ""
-        return f"{count} rows{more}" + (f"; {malformed} malformed records" if malformed else "")
+    def _last_line(self) -> str:
+        malformed = self.dead_letters.num_rows
+        return counted(self.table.num_rows) + (f"; {malformed} malformed" if malformed else "")
 
     def __repr__(self) -> str:
-        lines = self._lines
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        texts = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*texts, self._counted])
+        return as_text(self.table, self._last_line)
 
     def _repr_html_(self) -> str:
-        names, types, *rows = self._lines
-        head = "".join(
-            f"<th>{escape(name)}<br><small>{escape(kind)}</small></th>"
-            for name, kind in zip(names, types, strict=True)
-        )
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-        )
-        return f"<table><tr>{head}</tr>{body}</table><p>{self._counted}</p>"
+        return as_html(self.table, self._last_line)
 
 
 class _EveryOutput(tuple[str, ...]):

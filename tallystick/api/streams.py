@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
 from tallystick.api.kafka_source import KafkaSource
+from tallystick.api.rows_source import RowsSource
 from tallystick.arguments import checked, near, not_one_of
 from tallystick.errors import OptionError
 from tallystick.expressions.binding import (
@@ -34,6 +35,8 @@ from tallystick.tasks.operator_state import (
 )
 from tallystick.tasks.outputs import Filter, Predicate
 from tallystick.tasks.read import BatchFunction
+
+Source = KafkaSource | RowsSource
 
 
 @checked
@@ -312,7 +315,7 @@ class Stream(Expressions):
         steps: the functions, in order.
     """
 
-    source: KafkaSource
+    source: Source
     uid: str | None = None
     steps: tuple[MapBatches, ...] = ()
 
@@ -365,7 +368,7 @@ class Stream(Expressions):
 
 
 @checked
-def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
+def stream(source: Source, *, uid: str | None = None) -> Stream:
     """Return an input of a pipeline, to give it steps of its own before it is merged with others.
 
     Args:
@@ -381,7 +384,7 @@ def stream(source: KafkaSource, *, uid: str | None = None) -> Stream:
 
 @checked
 def broadcast(
-    source: KafkaSource | Stream,
+    source: Source | Stream,
     *,
     key: str | Sequence[str],
     uid: str,
@@ -410,7 +413,7 @@ def broadcast(
     if not names or len(set(names)) < len(names):
         raise OptionError(f"broadcast(key={key!r}): expected names of columns, each once")
     reads = stream.source
-    if reads.assignment is None and (reads.starting_offsets, reads.starting_time) == (None, None):
+    if isinstance(reads, KafkaSource) and reads.says_no_start:
         stream = replace(stream, source=replace(reads, starting_offsets="earliest"))
     return BroadcastTable(stream, names, uid, delete)
 
@@ -435,7 +438,7 @@ class Inputs:
         return tuple(name for name, _ in self.streams) if self.are_named else ()
 
     @property
-    def sources(self) -> tuple[KafkaSource, ...]:
+    def sources(self) -> tuple[Source, ...]:
         """The sources, by input."""
         return tuple(input_stream.source for _, input_stream in self.streams)
 
@@ -477,8 +480,8 @@ NO_INPUTS = Inputs()
 
 
 def inputs_of(
-    given: Sequence[KafkaSource | Stream],
-    named: Mapping[str, KafkaSource | Stream],
+    given: Sequence[Source | Stream],
+    named: Mapping[str, Source | Stream],
     before: Inputs,
 ) -> Inputs:
     """Return the arguments of `read` as inputs.

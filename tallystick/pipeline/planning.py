@@ -30,7 +30,7 @@ from tallystick.pipeline.topics import (
 )
 from tallystick.run.epoch_clock import SteadyClock
 from tallystick.source.enumerator import Enumerator, Plan
-from tallystick.source.offsets import SourceOffsets, next_tick
+from tallystick.source.offsets import SourceOffsets, Ticks, next_tick
 from tallystick.source.splits import is_worth_an_epoch
 from tallystick.source.subscription import (
     EARLIEST,
@@ -69,7 +69,7 @@ class StreamPlanner:
     ) -> None:
         self._broker = broker
         self._options = options
-        self._tick_interval_ms, self._tick_count_max = tick_interval_ms, tick_count_max
+        self._ticks = Ticks(tick_interval_ms, tick_count_max, began_ms=0)
         self._enumerator = Enumerator(options.subscription, options.policy)
         self._initial: SourceOffsets | None = None
         self._is_bounded_by_now = False
@@ -81,7 +81,6 @@ class StreamPlanner:
         """Says for how long a topic has been missed."""
         self._discovered_at = 0.0
         self._planned_at: float | None = None
-        self._ticked_at = 0.0
         self._ends: dict[TopicPartition, int] = {}
         self._known_cluster = ""
         self._waiting_partitions: frozenset[TopicPartition] = frozenset()
@@ -152,10 +151,13 @@ class StreamPlanner:
         plan = self._enumerator.plan(offset_count_max, self._waiting_partitions)
         self.waiting = plan.waiting
         if plan.offsets is start or not self._is_ripe(plan):
-            return next_tick(start) if self._is_tick_due(start) else start
+            is_last, now_ms = self._is_bounded_by_now, 1000 * time.monotonic()
+            is_due = self._ticks.is_due(start, now_ms, is_last=is_last)
+            return next_tick(start) if is_due else start
         for note in plan.notes:
             logger.warning("%s", note)
-        self._planned_at = self._ticked_at = time.monotonic()
+        self._planned_at = time.monotonic()
+        self._ticks.note_records(1000 * self._planned_at)
         return replace(plan.offsets, group=self._options.shown_group)
 
     def latest(self) -> SourceOffsets | None:
@@ -321,22 +323,3 @@ class StreamPlanner:
             waited_ms,
             self._options.trigger_delay_max_ms,
         )
-
-    def _is_tick_due(self, start: SourceOffsets) -> bool:
-        """True if an epoch without records is due, to look for timers.
-
-        Event time moves with records only: such timers are looked for once after records, as Spark
-        does, and also under the trigger availableNow. The clock always moves, so timers of the
-        clock never let a query end; under availableNow the query ends with its records.
-        """
-        if start.initial:
-            return False
-        if start.tick < self._tick_count_max:
-            return True
-        interval_ms = self._tick_interval_ms
-        if not interval_ms or self._is_bounded_by_now:
-            return False
-        now = time.monotonic()
-        is_due = (now - self._ticked_at) * 1000 >= interval_ms
-        self._ticked_at = now if is_due else self._ticked_at
-        return is_due

@@ -44,7 +44,7 @@ from tallystick.kafka.writer import KafkaProduce
 from tallystick.pipeline.keyed import columns_of, output_after
 from tallystick.pipeline.listeners import EpochAge
 from tallystick.pipeline.topology import OutputTopology
-from tallystick.ports import Storage
+from tallystick.ports import Clock, Storage
 from tallystick.run.driver import Driver, Listener
 from tallystick.run.participants import Note, OnLingering, OpenSinks
 from tallystick.run.transaction_decider import Target, TransactionDecider
@@ -53,7 +53,7 @@ from tallystick.spark.context import log_what_is_missing
 from tallystick.spark.engine import DataFrameEngine
 from tallystick.spark.gang.messages import dumps
 from tallystick.spark.tasks import BroadcastPlans, Unread
-from tallystick.storage.file_storage import DELETES_AT_A_TIME, SystemClock
+from tallystick.storage.file_storage import DELETES_AT_A_TIME, SYSTEM_CLOCK
 from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
 from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
@@ -318,6 +318,7 @@ class Sinks:
         listener: Listener | None = None,
         note: Note = lambda *_: None,
         on_lingering: OnLingering = lambda _: None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Driver:
         """Return the driver of one query run, with the real ports.
 
@@ -327,6 +328,7 @@ class Sinks:
             listener: called with every event.
             note: see `OpenSinks`.
             on_lingering: see `OpenSinks`.
+            clock: for names, and the pauses before another try.
         """
         transactional_id = self._transactional_id
         newest = CheckpointFolder(storage).newest_manifests(2)
@@ -355,11 +357,11 @@ class Sinks:
             make = partial(make, listener=listener)
         return make(
             identity,
-            DecisionLog(storage, SystemClock(), transactional_id)
+            DecisionLog(storage, clock, transactional_id)
             if self.cluster is None
             else self.cluster.decider(identity),
             storage,
-            SystemClock(),
+            clock,
             participants=OpenSinks(settling, owners, note=note, on_lingering=on_lingering)
             if settling
             else None,

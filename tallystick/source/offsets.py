@@ -152,6 +152,45 @@ def next_tick(start: SourceOffsets) -> SourceOffsets:
     return replace(unmoved(start), tick=start.tick + 1)
 
 
+class Ticks:
+    """The rule for epochs without records, in which steps look for timers.
+
+    Event time moves with records only: such timers are looked for once after records, as Spark
+    does, and also under the trigger availableNow. The clock always moves, so timers of the clock
+    never let a query end; under availableNow the query ends with its records.
+
+    Args:
+        interval_ms: the time between two looks for timers of the clock; 0: there are none.
+        count_max: the epochs without records that follow one with some.
+        began_ms: the time from which on intervals count.
+    """
+
+    def __init__(self, interval_ms: int, count_max: int, began_ms: float) -> None:
+        self._interval_ms, self._count_max = interval_ms, count_max
+        self._ticked_at_ms = began_ms
+
+    def note_records(self, now_ms: float) -> None:
+        """Note that an epoch with records is planned, in which steps look for timers too."""
+        self._ticked_at_ms = now_ms
+
+    def is_due(self, start: SourceOffsets, now_ms: float, *, is_last: bool = False) -> bool:
+        """True if an epoch without records is due.
+
+        Args:
+            start: where the epoch before has ended.
+            now_ms: the time, by the clock of `began_ms`.
+            is_last: the query ends with its records.
+        """
+        if start.initial:
+            return False
+        if start.tick < self._count_max:
+            return True
+        if is_last or not 0 < self._interval_ms <= now_ms - self._ticked_at_ms:
+            return False
+        self._ticked_at_ms = now_ms
+        return True
+
+
 def unmoved(start: SourceOffsets) -> SourceOffsets:
     """Return the offsets of an epoch that reads nothing from this input, but from others."""
     return replace(start, starts={}, skipped={}, initial=False)

@@ -275,6 +275,8 @@ class SystemClock:
         return uuid.uuid4().hex[:16]
 
 
+SYSTEM_CLOCK = SystemClock()
+
 _FilePlace = Path | tuple[fs.FileSystem, str]
 """A local path, or a file system and a path in it."""
 

@@ -35,6 +35,7 @@ from tallystick.spark.cluster import Cluster
 from tallystick.state.key_groups import key_group_range
 from tallystick.tasks.keyed_step import Step, Transform
 from tallystick.tasks.outputs import MAIN
+from tallystick.testing.columns import read_columns
 from tallystick.testing.feeding import Feeder
 from tallystick.testing.memory import (
     Clock,
@@ -50,7 +51,7 @@ from tallystick.text import duration_ms
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 PREVIEW = "preview"
-IN_MEMORY = ("postgres", PREVIEW)
+IN_MEMORY = ("postgres", "console", PREVIEW)
 """The kinds of sinks, beside Kafka's, whose rows are kept in memory, and written nowhere."""
 _MAIN = "main"
 
@@ -86,7 +87,8 @@ class Driver:
     """Runs a pipeline step by step in this process, without Kafka and Spark, for tests.
 
     Topics are in memory; so are the rows of `KafkaSink` and of `PostgresSink`. A sink of your own,
-    and `FileSink`, writes for real. The clock stands still until `advance_clock`.
+    and `FileSink`, writes for real. The clock stands still until `advance_clock`; only the pause
+    after a RetriableError moves it, instead of a wait.
 
     Args:
         pipeline: whole, with source and sinks.
@@ -288,6 +290,7 @@ class Driver:
         sinks = self._sinks = Sinks(self._topology, run.name, run.cluster, trigger_interval_ms=None)
         run.use(sinks, TasksInProcess(), MemoryFetch(self._topics), self._host, CLUSTER)
         run.keyed = replace(run.keyed, accepted=self._accepted)
+        read_columns(run)
         if self._parallelism is not None:
             run.keyed = run.keyed.rescaled(self._parallelism, ())
         for source in run.all_inputs:
@@ -296,7 +299,8 @@ class Driver:
         folder = CheckpointFolder(self._host.files)
         identity = Identity(run.name, folder.begin(), folder.location, frozenset())
         folder.note(OWN_LOOP)
-        self._driver = sinks.make_driver(identity, self._host.files, listener=self._listen)
+        files, clock = self._host.files, self._clock
+        self._driver = sinks.make_driver(identity, files, listener=self._listen, clock=clock)
         self._planner = PipelinePlanner(
             run,
             planners_of(run, lambda source: MemoryPlanner(source, self._topics, run, self._clock)),

@@ -15,6 +15,7 @@ from tallystick.codec.rows import HEADERS_TYPE
 from tallystick.errors import OptionError
 from tallystick.kafka.registry import value_writer
 from tallystick.pipeline.inputs import PipelineInput
+from tallystick.testing.columns import columns_read
 from tallystick.testing.memory import Clock, Topics, sent
 from tallystick.values import TopicPartition
 
@@ -38,10 +39,14 @@ class Feeder:
         """Append rows to a partition; see `Driver.feed`."""
         source, topic = self._source(name)
         given = _GivenRows(f"feed({name!r})", rows)
-        records = _records(given, source, topic)
         if isinstance(at, datetime):
             at = round(at.timestamp() * 1000)
-        batch = sent(records, self._clock() if at is None else at)
+        at_ms = self._clock() if at is None else at
+        if (columns := columns_read(source)) is not None:
+            batch = given.batch(columns)
+            self._topics.append_columns(TopicPartition(topic, partition), batch, at_ms)
+            return
+        batch = sent(_records(given, source, topic), at_ms)
         if batch.num_rows:
             self._topics.append(TopicPartition(topic, partition), batch)
 
@@ -116,6 +121,16 @@ class _GivenRows:
                     f"{self.what}: the source has no column {name!r}, only {', '.join(names)}."
                     f"{near(name, names)} Other bytes are raw records: dicts with 'value'"
                 )
+
+    def batch(self, columns: pa.Schema) -> pa.RecordBatch:
+        """Return the rows with declared columns.
+
+        Raises:
+            OptionError: they have another column, or a value of another type.
+        """
+        self.check(columns.names)
+        arrays = [self.column(field.name, field.type) for field in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
     def column(self, name: str, kind: pa.DataType | None) -> pa.Array:
         """Return a column of a type, null where the rows lack the column; with no type, unchanged.

@@ -1,12 +1,14 @@
 """The planner of an input whose topics are in memory; see `input_planning.Planner`."""
 
+from collections.abc import Callable
+
 from tallystick.errors import OptionError
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.inputs import PipelineInput
 from tallystick.source.enumerator import Enumerator
-from tallystick.source.offsets import SourceOffsets, next_tick
+from tallystick.source.offsets import SourceOffsets, Ticks, next_tick
 from tallystick.source.subscription import AtOffsets, FoundTopic
-from tallystick.testing.memory import Clock, Topics
+from tallystick.testing.memory import Topics
 from tallystick.values import TopicPartition
 
 CLUSTER = "memory"
@@ -24,23 +26,25 @@ class MemoryPlanner:
         topics: where its records are.
         run: the pipeline, for its timers.
         clock: of the test.
+        before_look: called before each look, to append records that are due.
     """
 
     waiting = 0
 
     def __init__(
-        self, source: PipelineInput, topics: Topics, run: PipelineRun, clock: Clock
+        self,
+        source: PipelineInput,
+        topics: Topics,
+        run: PipelineRun,
+        clock: Callable[[], int],
+        before_look: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options, self._topics, self._keyed, self._clock = (
-            source.options,
-            topics,
-            run.keyed,
-            clock,
-        )
+        self._before_look = before_look
+        self._options, self._topics, self._clock = source.options, topics, clock
         self._enumerator = Enumerator(source.options.subscription, source.options.policy)
         self._ends: dict[TopicPartition, int] = {}
         self._paused: frozenset[TopicPartition] = frozenset()
-        self._ticked_at_ms = clock()
+        self._ticks = Ticks(run.keyed.tick_interval_ms, run.keyed.tick_count, clock())
 
     def stop_at_what_is_there(self) -> None:
         """Do nothing: a test says when records come."""
@@ -63,6 +67,7 @@ class MemoryPlanner:
 
     def look(self, start: SourceOffsets) -> None:
         """Look at topics and ends; see `Planner.look`."""
+        self._before_look()
         self._paused = frozenset()
         self._enumerator.restored(start)
         self._discover_topics()
@@ -82,8 +87,8 @@ class MemoryPlanner:
         plan = self._enumerator.plan(count_max, self._paused)
         self.waiting = plan.waiting
         if plan.offsets is start:
-            return next_tick(start) if self._is_tick_due(start) else start
-        self._ticked_at_ms = self._clock()
+            return next_tick(start) if self._ticks.is_due(start, self._clock()) else start
+        self._ticks.note_records(self._clock())
         return plan.offsets
 
     def next(self, start: SourceOffsets, offset_count_max: int | None) -> SourceOffsets:
@@ -105,14 +110,3 @@ class MemoryPlanner:
     def _resolve(self) -> None:
         """Let new partitions begin with their first record."""
         self._enumerator.resolved(dict.fromkeys(self._enumerator.unresolved, 0))
-
-    def _is_tick_due(self, start: SourceOffsets) -> bool:
-        """See `StreamPlanner`: an epoch without records is due, to look for timers."""
-        if start.initial:
-            return False
-        if start.tick < self._keyed.tick_count:
-            return True
-        interval_ms, now_ms = self._keyed.tick_interval_ms, self._clock()
-        is_due = 0 < interval_ms <= now_ms - self._ticked_at_ms
-        self._ticked_at_ms = now_ms if is_due else self._ticked_at_ms
-        return is_due

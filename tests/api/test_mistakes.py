@@ -151,7 +151,7 @@ def test_a_function_that_never_returns_rows_is_warned_about_once(caplog):
         (lambda: read().map_batches(lambda rows: (yield rows)), "has yield or async"),
         (lambda: ts.KafkaSink("k:1", topic="__consumer_offsets"), "Kafka's own"),
         (lambda: ts.Json({"id": "bigint"}), "expected the columns as a text, 'id bigint'"),
-        (lambda: read().write(SINK).start(checkpoint=None), r"start\(checkpoint=None\): expected"),
+        (lambda: read().write(SINK).start(checkpoint=None), r"start\(\): checkpoint= is missing"),
         (lambda: read().write(SINK).start(checkpoint="/dev/null/x"), "folder cannot be made"),
         (lambda: read().write(SINK).start(), r"start\(\): checkpoint= is missing"),
         (lambda: ts.KafkaSource("k:1", topic="f"), "Did you mean 'topics'"),

@@ -38,6 +38,8 @@ def rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "KafkaSource": (ts.KafkaSource, {"bootstrap_servers": "nowhere:9092", "topics": ["in"]}),
     "KafkaSink": (ts.KafkaSink, {"bootstrap_servers": "nowhere:9092", "topic": "out"}),
+    "RowsSource": (ts.RowsSource, {"rows": [{"n": 1}]}),
+    "ConsoleSink": (ts.ConsoleSink, {}),
     "FileSink": (ts.FileSink, {"path": "/tmp/files"}),
     "PostgresSink": (ts.PostgresSink, {"dsn": "host=nowhere", "table": "orders"}),
     "Json": (ts.Json, {}),

@@ -14,7 +14,9 @@ import pyarrow.dataset as ds
 import pytest
 
 import tallystick as ts
+from tallystick.errors import RetriableError
 from tallystick.testing import Driver, run
+from tallystick.testing.driver import BEGIN
 from tests.test_doc_examples import examples_of
 
 ORDERS = "user string, n bigint, at bigint"
@@ -387,6 +389,38 @@ def test_an_epoch_that_fails_has_no_effect_and_runs_again() -> None:
     assert test.drain().output()["user"].to_pylist() == ["a", "b"]
 
 
+class BusySink(LedgerSink):
+    """Its system takes nothing at the first try."""
+
+    tries = 0
+
+    def begin(self, place: ts.Place) -> LedgerTransaction:
+        self.tries += 1
+        if self.tries == 1:
+            raise RetriableError("the ledger is busy")
+        return super().begin(place)
+
+
+def test_the_pause_before_another_try_is_one_of_the_tests_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a test of a system that is away takes no longer than others."""
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("a test waits in real time")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    busy = BusySink()
+    test = Driver(LARGE.write(sink(), busy))
+    test.feed("orders", [order("a", 5)])
+    test.drain()
+
+    assert busy.tries == 2, "the first try failed"
+    assert busy.rows == [{"user": "a", "n": 5}]
+    (written,) = test.records("out")["timestamp"].to_pylist()
+    assert written == round(BEGIN.timestamp() * 1000) + 500
+
+
 def test_steps_of_spark_are_refused_by_name() -> None:
     def summarised(rows: Any) -> Any:
         return rows
@@ -472,7 +506,7 @@ def test_a_preview_shows_rows_with_their_types_and_writes_nothing(tmp_path: Path
         ["string", "bigint"],
         ["bob", "2"],
     ]
-    assert lines[3] == "1 rows; 1 malformed records"
+    assert lines[3] == "1 row; 1 malformed"
     assert "<th>n<br><small>bigint</small></th>" in seen._repr_html_()
     keyed = LARGE.key_by("user").process(ts.aggregate({"n": ts.sum("n")}))
     written = keyed.write(ts.FileSink(tmp_path / "rows")).preview([order("a", 5), order("a", 6)])
