@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,8 @@ from tallystick.expressions.nodes import ExpressionError, Node
 from tallystick.host.installed import pip_install
 
 DIALECT = "spark"
+_BEFORE = "SELECT "
+"""What stands before an expression when it is parsed."""
 
 
 def parser() -> Any:
@@ -49,10 +52,10 @@ def parsed(text: str, what: str) -> tuple[str, Node]:
     if re.search(r"\w''\w", text):  # two texts to sqlglot, a quote in one to Spark
         raise ExpressionError(f"{what}: {text!r}: write a quote in a text as \\'")
     try:
-        tree = sqlglot.parse_one(f"SELECT {text}", read=DIALECT)
+        tree = sqlglot.parse_one(f"{_BEFORE}{text}", read=DIALECT)
     except ParseError as error:
         at = error.errors[0]
-        column = max(1, int(at["col"]) - len("SELECT ") - len(str(at["highlight"])) + 1)
+        column = max(1, int(at["col"]) - len(_BEFORE) - len(str(at["highlight"])) + 1)
         raise ExpressionError(
             f"{what}: {text!r}: at character {column}, {at['highlight']!r}: {at['description']}"
         ) from None
@@ -168,6 +171,10 @@ class Reader:
         Raises:
             ExpressionError: there is no such function here.
         """
+        starts = [part.meta["start"] for part in tree.walk() if "start" in part.meta]
+        return replace(self._node(tree), at=min(starts) + 1 - len(_BEFORE) if starts else 0)
+
+    def _node(self, tree: Any) -> Node:
         exp, text = self._exp, tree.sql(DIALECT)
         if isinstance(tree, exp.Paren):
             return self.node(tree.this)

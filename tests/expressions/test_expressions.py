@@ -52,7 +52,8 @@ def test_rows_that_are_none_have_columns_too() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("m + 1", "there is no column 'm', only n, s, d"),
+        ("n + m + 1", "at character 5, m: there is no column 'm', only n, s, d"),
+        ("n > 1 AND s + 1 > 2", "at character 11, s + 1: there is no string + int"),
         ("lenght(s)", "at character 1: there is no function 'lenght' here. Did you mean 'length'?"),
         ("s + 1", "there is no string + int"),
         ("s > 1", "string and int have no common type: CAST one of them"),
