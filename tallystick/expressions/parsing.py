@@ -14,6 +14,7 @@ from tallystick.expressions.nodes import ExpressionError, Node
 from tallystick.host.installed import pip_install
 
 DIALECT = "spark"
+_TEXTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BEFORE = "SELECT "
 """What stands before an expression when it is parsed."""
 
@@ -49,8 +50,11 @@ def parsed(text: str, what: str) -> tuple[str, Node]:
 
     if not isinstance(text, str) or not text.strip():
         raise ExpressionError(f"{what}: {text!r}: expected an expression, such as 'price > 10'")
-    if re.search(r"\w''\w", text):  # two texts to sqlglot, a quote in one to Spark
+    if any(text[one.end() :].startswith(one[0][0]) for one in _TEXTS.finditer(text)):
+        # Two texts to sqlglot, a quote in one to Spark.
         raise ExpressionError(f"{what}: {text!r}: write a quote in a text as \\'")
+    if number := re.search(r"(?<![\w.])\d+[lsy]\b", _TEXTS.sub("''", text), re.IGNORECASE):
+        raise ExpressionError(f"{what}: {text!r}: {number[0]}: write CAST(… AS bigint)")
     try:
         tree = sqlglot.parse_one(f"{_BEFORE}{text}", read=DIALECT)
     except ParseError as error:
@@ -264,6 +268,10 @@ class Reader:
             return Node("and", (low, high), text)
         if tree.args.get("query") or (isinstance(tree, exp.Trim) and tree.expression is not None):
             raise self._unknown(tree.key, text)
+        if isinstance(tree, exp.DPipe) and isinstance(tree.expression, exp.Add | exp.Sub):
+            raise ExpressionError(  # Spark goes from left to right here, sqlglot does not
+                f"{self._what}: {self._text!r}: write brackets: a || (b + c)"
+            )
         if type(tree) in self._shapes:
             name, arguments = self._shapes[type(tree)](tree)
             return self._call(name, arguments, text)
