@@ -23,14 +23,19 @@ def bind(node: Node, schema: pa.Schema) -> Bound:
     Raises:
         ExpressionError: a column is not there, or a function does not take values of its type.
     """
-    if node.name == "column":
-        return _column(node, schema)
-    if node.name == "literal":
-        return literal(*node.value)
     args = [bind(arg, schema) for arg in node.args]
-    if node.name == "cast":
-        return cast(args[0], type_named(node.value, node.text), node.text)
-    return FUNCTIONS[node.name](args, node.text)
+    try:
+        match node.name:
+            case "column":
+                return _column(node, schema)
+            case "literal":
+                return literal(*node.value)
+            case "cast":
+                return cast(args[0], type_named(node.value, node.text), node.text)
+        return FUNCTIONS[node.name](args, node.text)
+    except ExpressionError as error:
+        place = f"at character {node.at}, " if node.at else ""
+        raise ExpressionError(f"{place}{error}") from None
 
 
 def _column(node: Node, schema: pa.Schema) -> Bound:
@@ -120,7 +125,10 @@ class Condition:
         Raises:
             ExpressionError: a column is missing, or it is no predicate.
         """
-        (bound,) = self.plans.of([self.node], schema)
+        try:
+            (bound,) = self.plans.of([self.node], schema)
+        except ExpressionError as error:
+            raise ExpressionError(f"{self.text!r}: {error}") from None
         if not T.is_boolean(bound.kind):
             raise ExpressionError(
                 f"filter({self.text!r}): it is {shown_or(bound.kind)}: expected a condition, such "

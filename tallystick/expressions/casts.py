@@ -1,6 +1,7 @@
 """Types of expressions: the common type of two, and casts. Source: Spark's ANSI mode."""
 
 import datetime
+import re
 from decimal import Decimal
 
 import numpy as np
@@ -111,6 +112,11 @@ def _may_fail(one: pa.DataType, other: pa.DataType) -> bool:
     return not (is_wider or (T.is_float64(other) and not T.is_string(one)))
 
 
+_MOMENT = re.compile(
+    r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII
+)
+
+
 def _moment(text: str, kind: pa.DataType, what: str) -> Bound:
     """Return the moment that a literal names.
 
@@ -118,6 +124,8 @@ def _moment(text: str, kind: pa.DataType, what: str) -> Bound:
         ExpressionError: it names none, in the form that is read here.
     """
     try:
+        if not _MOMENT.fullmatch(text.strip()):  # Python reads more forms than Spark
+            raise ValueError(text)
         moment = datetime.datetime.fromisoformat(text.strip())
     except ValueError:
         raise ExpressionError(
@@ -177,6 +185,8 @@ def checked(run, what: str, reason: str) -> Value:  # type: ignore[no-untyped-de
 def _to_decimal(value: Value, kind: pa.DataType, what: str) -> Value:
     if is_decimal(value.type) and value.type.scale > kind.scale:
         value = pc.round(value, kind.scale, "half_towards_infinity")
+    if T.is_integer(value.type):  # Arrow wants room for every int, and Spark for these
+        value = pc.cast(value, as_decimal(value.type))
     return checked(lambda: pc.cast(value, kind), what, f"beyond {shown(kind)}")
 
 
@@ -212,16 +222,14 @@ def _truncated(value: Value, kind: pa.DataType, what: str) -> Value:
 
 _SPACE = "".join(map(chr, range(0x21)))
 _WHOLE = r"^[+-]?[0-9]+$"
-_REAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 def _of_text(kind: pa.DataType, what: str):  # type: ignore[no-untyped-def]
-    if T.is_signed_integer(kind) or T.is_float64(kind):
-        pattern = _WHOLE if T.is_signed_integer(kind) else _REAL
+    if T.is_signed_integer(kind):  # doubles have forms that Arrow does not read, such as 1d
 
         def number(value: Value) -> Value:
             text = pc.utf8_trim(value, _SPACE)
-            fits = pc.match_substring_regex(text, pattern)
+            fits = pc.match_substring_regex(text, _WHOLE)
             wrong = pc.filter(text, pc.invert(fits)) if isinstance(fits, pa.Array) else None
             if wrong is not None and len(wrong) - wrong.null_count:
                 first = wrong.drop_null()[0].as_py()

@@ -4,6 +4,7 @@
 A function is here only where Arrow gives what Spark gives; `tests/differential` compares them.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
@@ -109,6 +110,13 @@ def _with_literal(make: Callable[[Value, str], Value], kind: pa.DataType) -> Bin
         return Bound(kind, lambda rows: make(text.run(rows), pattern), text.may_fail)
 
     return bind
+
+
+def _like(args: Sequence[Bound], what: str) -> Bound:
+    matches = _with_literal(pc.match_like, pa.bool_())(args, what)
+    if not re.fullmatch(r"([^\\]|\\[\\%_])*", args[1].literal, re.DOTALL):
+        raise ExpressionError(f"{what}: a backslash in a pattern stands before %, _ or another one")
+    return matches
 
 
 def _replace(args: Sequence[Bound], what: str) -> Bound:
@@ -301,7 +309,7 @@ FUNCTIONS: dict[str, Binder] = {
     "reverse": simple(_TEXT, pc.utf8_reverse),
     "concat": _concat,
     "replace": _replace,
-    "like": _with_literal(lambda value, pattern: pc.match_like(value, pattern), pa.bool_()),
+    "like": _like,
     "startswith": _with_literal(lambda value, text: pc.starts_with(value, text), pa.bool_()),
     "endswith": _with_literal(lambda value, text: pc.ends_with(value, text), pa.bool_()),
     "contains": _with_literal(lambda value, text: pc.match_substring(value, text), pa.bool_()),

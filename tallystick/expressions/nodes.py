@@ -21,12 +21,15 @@ class Node:
         args: nodes.
         text: of the node in the expression, for messages.
         value: of a literal, the name of a column or field, the type of a cast.
+        at: the place of its first name or literal in the expression, counted from 1; 0: it has
+            neither.
     """
 
     name: str
     args: tuple["Node", ...] = ()
     text: str = ""
     value: Any = None
+    at: int = 0
 
     def columns(self) -> Iterator[tuple[str, ...]]:
         """Yield the paths of the columns that are read: a column, and the fields in it."""

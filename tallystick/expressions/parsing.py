@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,9 @@ from tallystick.expressions.nodes import ExpressionError, Node
 from tallystick.host.installed import pip_install
 
 DIALECT = "spark"
+_TEXTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_BEFORE = "SELECT "
+"""What stands before an expression when it is parsed."""
 
 
 def parser() -> Any:
@@ -46,13 +50,16 @@ def parsed(text: str, what: str) -> tuple[str, Node]:
 
     if not isinstance(text, str) or not text.strip():
         raise ExpressionError(f"{what}: expected an expression, such as 'price > 10'")
-    if re.search(r"\w''\w", text):  # two texts to sqlglot, a quote in one to Spark
+    if any(text[one.end() :].startswith(one[0][0]) for one in _TEXTS.finditer(text)):
+        # Two texts to sqlglot, a quote in one to Spark.
         raise ExpressionError(f"{what}: write a quote in a text as \\'")
+    if number := re.search(r"(?<![\w.])\d+[lsy]\b", _TEXTS.sub("''", text), re.IGNORECASE):
+        raise ExpressionError(f"{what}: {number[0]}: write CAST(… AS bigint)")
     try:
-        tree = sqlglot.parse_one(f"SELECT {text}", read=DIALECT)
+        tree = sqlglot.parse_one(f"{_BEFORE}{text}", read=DIALECT)
     except ParseError as error:
         at = error.errors[0]
-        column = max(1, int(at["col"]) - len("SELECT ") - len(str(at["highlight"])) + 1)
+        column = max(1, int(at["col"]) - len(_BEFORE) - len(str(at["highlight"])) + 1)
         raise ExpressionError(
             f"{what}: at character {column}, {at['highlight']!r}: {at['description']}"
         ) from None
@@ -181,6 +188,10 @@ class Reader:
         Raises:
             ExpressionError: there is no such function here.
         """
+        starts = [part.meta["start"] for part in tree.walk() if "start" in part.meta]
+        return replace(self._node(tree), at=min(starts) + 1 - len(_BEFORE) if starts else 0)
+
+    def _node(self, tree: Any) -> Node:
         exp, text = self._exp, tree.sql(DIALECT)
         if isinstance(tree, exp.Paren):
             return self.node(tree.this)
@@ -270,6 +281,10 @@ class Reader:
             return Node("and", (low, high), text)
         if tree.args.get("query") or (isinstance(tree, exp.Trim) and tree.expression is not None):
             raise self._unknown(tree.key, text)
+        if isinstance(tree, exp.DPipe) and isinstance(tree.expression, exp.Add | exp.Sub):
+            raise ExpressionError(  # Spark goes from left to right here, sqlglot does not
+                f"{self._what}: {self._text!r}: write brackets: a || (b + c)"
+            )
         if type(tree) in self._shapes:
             name, arguments = self._shapes[type(tree)](tree)
             return self._call(name, arguments, text)

@@ -36,6 +36,12 @@ def test_a_side_that_may_fail_runs_for_the_rows_that_need_it() -> None:
         values("10 / n > 1 AND n <> 0")
 
 
+def test_whole_numbers_become_decimals_of_as_many_digits_as_their_values_need() -> None:
+    assert values("CAST(n AS decimal(3, 2)) = 2") == [True, False, None]
+    with pytest.raises(ValueError, match="beyond decimal"):
+        values("CAST(n + 8 AS decimal(3, 2))")
+
+
 def test_rows_that_are_none_have_columns_too() -> None:
     empty = ROWS.slice(0, 0)
     for text in (
@@ -52,7 +58,8 @@ def test_rows_that_are_none_have_columns_too() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("m + 1", "there is no column 'm', only n, s, d"),
+        ("n + m + 1", "at character 5, m: there is no column 'm', only n, s, d"),
+        ("n > 1 AND s + 1 > 2", "at character 11, s + 1: there is no string + int"),
         ("lenght(s)", "at character 1: there is no function 'lenght' here. Did you mean 'length'?"),
         ("s + 1", "there is no string + int"),
         ("s > 1", "string and int have no common type: CAST one of them"),
@@ -62,6 +69,12 @@ def test_rows_that_are_none_have_columns_too() -> None:
         ("n, s", "expected one expression"),
         ("DATE '2026-01-01' + INTERVAL 1 DAY", "whole days from a date: write date_add(…, n)"),
         ("trunc(DATE '2026-01-01', 'week')", "there is no function 'date_trunc' here"),
+        ("s = 'a'' b'", r"write a quote in a text as \'"),
+        ("s || n + 1", "write brackets: a || (b + c)"),
+        ("n + 1L", "1L: write CAST(… AS bigint)"),
+        (r"s LIKE 'a\\nb'", "a backslash in a pattern stands before"),
+        ("CAST('20200101' AS date)", "expected a date or time such as"),
+        ("CAST(s AS double)", "no cast from string to double here"),
         ("NULL = NULL", "values of NULL are not compared here"),
         ("length(NULL)", "it does not take"),
         ("n FROM x", "expected one expression"),
