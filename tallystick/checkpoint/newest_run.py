@@ -11,10 +11,10 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 from tallystick.epoch.manifest import FOLDER
 from tallystick.errors import UNREADABLE, StorageError
+from tallystick.host import stopwatch
 from tallystick.ports import Storage
 
 RUN = f"{FOLDER}/run.json"
@@ -42,8 +42,7 @@ class NewestRun:
 
 def note_run(storage: Storage, run: str = "") -> None:
     """Note this process as the newest run, right before it fences the others."""
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    newest = NewestRun(socket.gethostname(), os.getpid(), started, run)
+    newest = NewestRun(socket.gethostname(), os.getpid(), stopwatch.utc_now(), run)
     with contextlib.suppress(StorageError):
         storage.put(RUN, json.dumps(asdict(newest)).encode())
 
