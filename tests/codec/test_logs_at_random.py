@@ -6,6 +6,7 @@ markers of interleaved transactions, control batches of other kinds, offsets bey
 
 import random
 import struct
+from itertools import pairwise
 
 from handmade_batches import (
     ABORT,
@@ -89,7 +90,7 @@ def test_each_visible_record_is_read_once_in_any_ranges(seed: int, is_committed:
     draw.shuffle(log.aborted)
     cuts = sorted({log.start, log.end, *(draw.randint(log.start, log.end) for _ in range(3))})
     rows: list[Row] = []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         decoded = decode(
             log.data,
             topic_partition=TopicPartition("t", 0),

@@ -397,8 +397,8 @@ def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
 def order_misfit(value: Any, names: Sequence[str]) -> str:
     """Return the misfit of a Row that has some of a struct's fields at other places; "" if none.
 
-    A named tuple is looked at like a Row. Where a Row counts by position, as in Spark, a Row with other names may do so: a value of one
-    state goes into another.
+    A named tuple is looked at like a Row. Where a Row counts by position, as in Spark, a Row with
+    other names may do so: a value of one state goes into another.
     """
     own = names_in(value) or ()
     if all(name not in names or names[at] == name for at, name in enumerate(own[: len(names)])):
