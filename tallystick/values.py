@@ -1,4 +1,4 @@
-"""Values that all layers share: partitions, offsets, producers, produced rows, findings."""
+"""Values that all layers share: partitions, offsets, producers, rows, findings, the job's graph."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -135,3 +135,25 @@ class CheckFinding:
         """Return observation, consequence and remedy as one line, for a log."""
         sentences = (f"{self.check}: {self.found}", self.meaning, self.remedy)
         return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
+
+
+SOURCE, TASKS, SINK = "source", "tasks", "sink"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A source, the tasks of a step, or a sink.
+
+    Args:
+        kind: `source`, `tasks` or `sink`.
+        name: the input's uid, the step as a progress has it, or the sink's uid.
+        texts: what a user reads about the node: topics, functions, keys.
+    """
+
+    kind: str
+    name: str
+    texts: tuple[str, ...] = ()
+
+
+JobGraph = tuple[tuple[GraphNode, ...], ...]
+"""The layers of a job: each node of a layer hands rows to all of the next."""

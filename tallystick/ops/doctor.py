@@ -299,9 +299,12 @@ def progress(subject: Subject) -> Iterator[CheckFinding]:
     """Look for a pipeline that stands still: decisions are overdue, and records wait for them."""
     if subject.view.decided is None or not subject.decided_ms:
         return
-    since_ms = subject.decided_ms[-1]
-    age_ms, epoch = stopwatch.now_ms() - since_ms, subject.view.decided.checkpoint_id
-    if age_ms <= subject.patience_ms or not (waiting := _waiting(subject)):
+    since_ms, epoch = subject.decided_ms[-1], subject.view.decided.checkpoint_id
+    if stopwatch.now_ms() - since_ms <= subject.patience_ms:
+        return
+    now_ms = _now_ms(subject.client)
+    age_ms = now_ms - since_ms
+    if age_ms <= subject.patience_ms or not (waiting := _waiting(subject, now_ms)):
         return
     usual_ms = subject.usual_ms
     usual = "" if usual_ms is None else f", and one came every {usual_ms / 1000:.1f} s"
@@ -318,9 +321,15 @@ def progress(subject: Subject) -> Iterator[CheckFinding]:
     )
 
 
-def _waiting(subject: Subject) -> int:
+def _now_ms(client: Client) -> int:
+    """Return the time: no decision is old only because this machine's clock is ahead of Kafka's."""
+    own_ms, theirs_ms = stopwatch.now_ms(), cluster.clock_ms(client)
+    return own_ms if theirs_ms is None else min(own_ms, theirs_ms)
+
+
+def _waiting(subject: Subject, now_ms: int) -> int:
     """Return the number of unread offsets; 0 if all came later than the patience began."""
-    client, old_ms = subject.client, stopwatch.now_ms() - subject.patience_ms
+    client, old_ms = subject.client, now_ms - subject.patience_ms
     unread, is_overdue = 0, False
     for source in subject.sources:
         if source.cluster_id != client.cluster_id:

@@ -1,7 +1,6 @@
 """The graph of a job: sources, functions, keyed steps and sinks, in the order of the rows."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tallystick.epoch.two_phase import Sink
@@ -9,31 +8,12 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.read import BatchFunction
+from tallystick.values import SINK, SOURCE, TASKS, GraphNode, JobGraph
 
 if TYPE_CHECKING:
     from tallystick.pipeline.inputs import PipelineInput
 
-SOURCE, TASKS, SINK = "source", "tasks", "sink"
 READ, WRITE = "read", "write"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphNode:
-    """A source, the tasks of a step, or a sink.
-
-    Args:
-        kind: `source`, `tasks` or `sink`.
-        name: the input's uid, the step as a progress has it, or the sink's uid.
-        texts: what a user reads about the node: topics, functions, keys.
-    """
-
-    kind: str
-    name: str
-    texts: tuple[str, ...] = ()
-
-
-JobGraph = tuple[tuple[GraphNode, ...], ...]
-"""The layers of a job: each node of a layer hands rows to all of the next."""
 
 
 def graph_of(

@@ -19,14 +19,13 @@ from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.two_phase import Committable, Timeout
 from tallystick.errors import FencedError, OptionError, RetriableError, TallystickError
 from tallystick.host.stopwatch import TaskTimes, now_ms
-from tallystick.pipeline.graph import JobGraph
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.participants import Result
 from tallystick.run.query import Query
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, parse_source
 from tallystick.state.catalog import StepState
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import JobGraph, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
 

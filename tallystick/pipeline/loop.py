@@ -332,7 +332,7 @@ class _Run:
             identity = Identity(run.name, self.lineage, storage.location, accepted)
             self._driver = run.make_driver(identity, storage)
             self._driver.check_name(run.newest_token(self.lineage))
-            note_run(storage, self.id)
+            note_run(storage, self.id, PIPELINES[run.name].graph)
             self._driver.collection.begin_beside()
             run.start_tasks()
             planners = planners_of(

@@ -26,12 +26,20 @@ from tallystick.ops.ui.facts import (
     TransactionFact,
 )
 from tallystick.ops.ui.page import BEGINS, LiveRun
-from tallystick.pipeline.graph import SINK, SOURCE, TASKS, GraphNode
 from tallystick.pipeline.listeners import PIPELINES, PipelineCounts
 from tallystick.run.part_times import PartTimes
 from tallystick.run.query import PROGRESS_COUNT
 from tallystick.state.overlay import FINAL_WATERMARK_MS
-from tallystick.values import CheckFinding, ProducedRange, Producer, Severity
+from tallystick.values import (
+    SINK,
+    SOURCE,
+    TASKS,
+    CheckFinding,
+    GraphNode,
+    ProducedRange,
+    Producer,
+    Severity,
+)
 from tests.ops.test_metrics import offsets
 
 EMPTY = CheckFinding(Severity.WARNING, "checkpoint", "it holds no committed epoch")

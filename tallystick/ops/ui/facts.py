@@ -279,7 +279,8 @@ class PageFacts:
         run: None: no run in this process.
         kafka: whether Kafka was asked, and answered.
         event_times: of the run; None: no run in this process, or none of its steps has event times.
-        graph: the layers of the run's job; each node hands rows to all of the next layer.
+        graph: the layers of the job; each node hands rows to all of the next layer. Without a run
+            in this process: as the newest run has noted it, without rates.
         tasks: those of the run's newest epoch.
         log: the newest lines of the process that runs the pipeline, the newest last.
     """

@@ -7,67 +7,81 @@ from typing import Any
 
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.ops.ui.facts import NodeFact, PartitionFact, TaskFact
-from tallystick.pipeline.graph import SINK, SOURCE, GraphNode, JobGraph
+from tallystick.values import SINK, SOURCE, GraphNode, JobGraph
 
 Watermarks = Mapping[str, int | None]
 """The watermark of each keyed step, by its uid."""
 
 
-def nodes(
-    graph: JobGraph,
-    recent: Sequence[Mapping[str, Any]],
-    recent_s: float,
-    put_out: Mapping[str, int],
-    partitions: Sequence[PartitionFact],
-    watermarks: Watermarks,
+def unmeasured(
+    graph: JobGraph, partitions: Sequence[PartitionFact], watermarks: Watermarks
 ) -> tuple[tuple[NodeFact, ...], ...]:
-    """Return the graph of a job with its rates.
+    """Return the graph of a job without rates.
 
     Args:
         graph: as the job was compiled.
-        recent: the progress of the epochs that count for the rates.
-        recent_s: the seconds in which these were decided.
-        put_out: rows of these epochs by topic, or by the uid of a sink.
         partitions: of all sources.
         watermarks: of the keyed steps.
     """
     are_many = len(graph[0]) > 1 if graph else False
     return tuple(
         tuple(
-            _source(node, partitions, are_many=are_many)
-            if node.kind == SOURCE
-            else _sink(node, recent_s, put_out)
-            if node.kind == SINK
-            else _step(node, recent, recent_s, watermarks)
+            NodeFact(
+                node.kind,
+                node.name,
+                node.texts,
+                watermark_ms=watermarks.get(node.name),
+                lag=_lag(node, partitions, are_many=are_many) if node.kind == SOURCE else None,
+            )
             for node in layer
         )
         for layer in graph
     )
 
 
-def _source(node: GraphNode, partitions: Iterable[PartitionFact], *, are_many: bool) -> NodeFact:
+def measured(
+    graph: Iterable[Iterable[NodeFact]],
+    recent: Sequence[Mapping[str, Any]],
+    recent_s: float,
+    put_out: Mapping[str, int],
+) -> tuple[tuple[NodeFact, ...], ...]:
+    """Return the graph of a job with rates.
+
+    Args:
+        graph: without them.
+        recent: the progress of the epochs that count for the rates.
+        recent_s: the seconds in which these were decided.
+        put_out: rows of these epochs by topic, or by the uid of a sink.
+    """
+    return tuple(
+        tuple(
+            node
+            if node.kind == SOURCE
+            else _sink(node, recent_s, put_out)
+            if node.kind == SINK
+            else _step(node, recent, recent_s)
+            for node in layer
+        )
+        for layer in graph
+    )
+
+
+def _lag(node: GraphNode, partitions: Iterable[PartitionFact], *, are_many: bool) -> int | None:
     lags = [
         partition.lag
         for partition in partitions
         if not are_many or partition.topic.startswith(f"{node.name}/")
     ]
     known = [lag for lag in lags if lag is not None]
-    lag = sum(known) if known and len(known) == len(lags) else None
-    return NodeFact(node.kind, node.name, node.texts, lag=lag)
+    return sum(known) if known and len(known) == len(lags) else None
 
 
-def _sink(node: GraphNode, recent_s: float, put_out: Mapping[str, int]) -> NodeFact:
+def _sink(node: NodeFact, recent_s: float, put_out: Mapping[str, int]) -> NodeFact:
     rows = sum(put_out.get(place, 0) for place in {node.name, *node.texts})
-    return NodeFact(node.kind, node.name, node.texts, in_per_s=rows / recent_s)
+    return replace(node, in_per_s=rows / recent_s)
 
 
-def _step(
-    node: GraphNode,
-    recent: Sequence[Mapping[str, Any]],
-    recent_s: float,
-    watermarks: Watermarks,
-) -> NodeFact:
-    fact = NodeFact(node.kind, node.name, node.texts, watermark_ms=watermarks.get(node.name))
+def _step(node: NodeFact, recent: Sequence[Mapping[str, Any]], recent_s: float) -> NodeFact:
     entries = [
         entry for progress in recent for entry in progress["tasks"] if entry["step"] == node.name
     ]
@@ -78,7 +92,7 @@ def _step(
     task_ms = 1000 * recent_s * (tasks or 1)
     busy = min(1.0, sums["busyMs"] / task_ms)
     return replace(
-        fact,
+        node,
         tasks=tasks,
         in_per_s=sums["rowsIn"] / recent_s,
         out_per_s=sums["rowsOut"] / recent_s,

@@ -13,6 +13,7 @@ from typing import Any
 from tallystick.checkpoint.decision_log import decider_of
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest import ask_nobody
+from tallystick.checkpoint.newest_run import newest_run
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.two_phase import Committable
@@ -44,7 +45,7 @@ from tallystick.ops.ui.facts import (
     StepFact,
     TransactionFact,
 )
-from tallystick.ops.ui.job import nodes, tasks_of
+from tallystick.ops.ui.job import measured, tasks_of, unmeasured
 from tallystick.pipeline.listeners import PIPELINES, EpochOutcome, EpochOutcomes, source_progress
 from tallystick.run.console import LINES
 from tallystick.run.driver import Listener
@@ -145,7 +146,10 @@ class CheckpointReader:
             )
         report = inspect(self._storage, ask=None if kafka is None else ask)
         steps = tuple(map(_step, report.steps))
-        return replace(facts, steps=steps, epochs=self._epochs(report))
+        run = newest_run(self._storage)
+        watermarks = {step.uid: step.watermark_ms for step in steps}
+        graph = () if run is None else unmeasured(run.graph, facts.partitions, watermarks)
+        return replace(facts, steps=steps, epochs=self._epochs(report), graph=graph)
 
     def _epochs(self, report: Report) -> tuple[EpochFact, ...]:
         """Return the retained epochs that count, as far as is known."""
@@ -389,13 +393,11 @@ class LiveRun:
             errors=self._all_errors(query, facts.checkpoint),
             run=self._run(query, epochs, recent, recent_s),
             event_times=_event_times(newest),
-            graph=nodes(
-                counts.graph,
+            graph=measured(
+                unmeasured(counts.graph, partitions or facts.partitions, watermarks),
                 progress[len(progress) - len(recent) :],
                 recent_s,
                 self._put_out(recent),
-                partitions or facts.partitions,
-                watermarks,
             ),
             tasks=tasks_of(counts.graph, counts.tasks, watermarks),
             log=LINES.newest(),

@@ -275,33 +275,35 @@ def _columns_of(rows: list[Row], schema: pa.Schema) -> list[pa.Array]:
     columns: Iterable[Any]
     if all(getattr(row, "__fields__", None) == schema.names for row in rows):
         columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-        columns = [
-            list(map(_without_rows, values)) if pa.types.is_nested(field.type) else values
-            for values, field in zip(columns, schema, strict=True)
-        ]
     else:
         for wrong in (row for row in rows if not isinstance(row, Row)):
             raise TypeError(f"{wrong!r} is a {type(wrong).__name__}, expected a Row")
         _check_names("a Row", rows, schema.names)
-        dicts = [row.asDict(True) for row in rows]
+        dicts = [row.asDict() for row in rows]
         columns = [[row[name] for row in dicts] for name in schema.names]
     arrays = []
     for values, field in zip(columns, schema, strict=True):
+        if pa.types.is_nested(field.type):
+            values = list(map(_by_name, values))
         _check_fields(field.name, values, field.type)
         _check_whole(field.name, values, field.type)
         arrays.append(pa.array(values, field.type))
     return arrays
 
 
-def _without_rows(value: Any) -> Any:
-    """Return a nested value with dicts in place of Rows, at every depth."""
-    if isinstance(value, Row):
-        return value.asDict(True)
-    if isinstance(value, list):
-        return list(map(_without_rows, value))
+def _by_name(value: Any) -> Any:
+    """Return a nested value with dicts in place of Rows and named tuples, at every depth."""
     if isinstance(value, dict):
-        return {key: _without_rows(part) for key, part in value.items()}
-    return value
+        return {key: _by_name(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_by_name, value))
+    if not isinstance(value, tuple):
+        return value
+    names, parts = names_in(value), tuple(map(_by_name, value))
+    if names is None:
+        return parts
+    # One that names a field twice is refused as it is.
+    return dict(zip(names, parts, strict=True)) if len({*names}) == len(parts) else value
 
 
 def _check_whole(name: str, values: Iterable[Any], kind: pa.DataType) -> None:
@@ -366,11 +368,17 @@ def _check_names(what: str, values: Iterable[Any], expected: Sequence[str]) -> N
 
 def _names_of(value: Any) -> tuple[Any, ...] | None:
     """Return the names of a value's fields; None for a value without names."""
-    if isinstance(value, Row):
-        return tuple(value.__fields__) if hasattr(value, "__fields__") else None
+    if isinstance(value, tuple):
+        return names_in(value)
     if isinstance(value, list):  # Arrow takes pairs of a name and a value, too
         value = dict(value)
     return tuple(value) if isinstance(value, dict) else None
+
+
+def names_in(value: Any) -> tuple[Any, ...] | None:
+    """Return the field names of a Row or a named tuple; None for a value without them."""
+    names = getattr(value, "__fields__" if isinstance(value, Row) else "_fields", None)
+    return None if names is None else tuple(names)
 
 
 def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
@@ -389,10 +397,10 @@ def field_misfit(names: Sequence[Any], expected: Sequence[str]) -> str:
 def order_misfit(value: Any, names: Sequence[str]) -> str:
     """Return the misfit of a Row that has some of a struct's fields at other places; "" if none.
 
-    Where a Row counts by position, as in Spark, a Row with other names may do so: a value of one
-    state goes into another.
+    A named tuple is looked at like a Row. Where a Row counts by position, as in Spark, a Row with
+    other names may do so: a value of one state goes into another.
     """
-    own = list(getattr(value, "__fields__", ()))
+    own = names_in(value) or ()
     if all(name not in names or names[at] == name for at, name in enumerate(own[: len(names)])):
         return ""
     return f"has its fields in another order than {', '.join(names)}, and counts by position"

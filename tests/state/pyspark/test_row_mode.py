@@ -6,7 +6,7 @@ import math
 import pickle
 import threading
 from array import array
-from collections import Counter
+from collections import Counter, namedtuple
 from typing import Any
 
 import numpy as np
@@ -329,7 +329,14 @@ NESTED = pa.schema(
 NONE = {"one": None, "many": None, "by": None, "deep": None}
 
 
-@pytest.mark.parametrize("make", [dict, lambda **fields: Row(**fields)], ids=["dict", "Row"])
+def named(**fields: Any) -> Any:
+    """A named tuple."""
+    return namedtuple("Named", fields)(*fields.values())
+
+
+@pytest.mark.parametrize(
+    "make", [dict, lambda **fields: Row(**fields), named], ids=["dict", "Row", "named tuple"]
+)
 @pytest.mark.parametrize("wrap", NESTED.names)
 @pytest.mark.parametrize(
     ("fields", "message"),
@@ -392,9 +399,27 @@ def test_a_row_in_a_frame_counts_by_position_so_its_fields_stand_in_order():
         epochs_of(Returns(frame), output=NESTED, rows="pandas").run(ONE)
 
 
+@pytest.mark.parametrize("rows_are", [list, tuple])
+def test_a_named_tuple_in_a_struct_goes_by_its_names(rows_are):
+    """Arrow and Spark take it by position, and exchange its values without a word."""
+    inner = named(word="a", x=1)
+    fields = {"one": inner, "many": rows_are([inner]), "by": {"k": inner}, "deep": {"in": inner}}
+    right = {"x": 1, "word": "a"}
+    ((one, many, by, deep),) = epochs_of(Returns(Row(**fields)), output=NESTED).run(ONE)
+    assert (one, many, dict(by), deep) == (right, [right], {"k": right}, {"in": right})
+
+
+def test_a_nested_row_that_has_a_field_twice_is_refused():
+    twice = Row("x", "word", "x")(1, "a", 2)
+    with pytest.raises(StateError, match="one: a struct has a field twice: x, word, x"):
+        epochs_of(Returns(Row(**{**NONE, "one": twice})), output=NESTED).run(ONE)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        ((1, named(word="a", x=1)), "in another order than x, word, and counts by position"),
+        (named(inner=(1, "a"), n=1), "it has its fields in another order than n, inner"),
         ((1, {"x": 1}), "inner: .*has no field 'word': give it None"),
         ((1, {"x": 1, "wrod": "a"}), "'wrod', which is none; the nearest one is 'word'"),
         ((1, {"x": 1, "word": "a", "y": 1}), "has a field 'y', which is none"),
