@@ -59,6 +59,7 @@ from .errors import (
 )
 from .files.sink import FileSink as FileSink
 from .ops.state_table import read_state as read_state
+from .ops.state_writing import write_state as write_state
 from .postgres.sink import PostgresSink as PostgresSink
 from .tasks.outputs import Rows as Rows
 from .run.query import Query as Query

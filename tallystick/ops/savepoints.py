@@ -7,7 +7,7 @@ the copy: where it has removed a file before the file was copied, the newest epo
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -289,31 +289,82 @@ def migrate(
     return migrated
 
 
+def write_step(
+    saved: Savepoint,
+    source: Storage,
+    target: Storage,
+    step: StepState,
+    entries: Iterable[pa.RecordBatch],
+    size: int,
+    scratch: Path,
+) -> None:
+    """Copy a savepoint, with other state of one step; all or nothing, as `migrate`.
+
+    Args:
+        saved: what lies in `source`.
+        source: where the savepoint is.
+        target: an empty folder.
+        step: the step with its key and its states, as they are declared from now on.
+        entries: all entries of the step: batches of `ENTRIES`, sorted by key, in any order.
+        size: about how many bytes they are.
+        scratch: a folder on a local disk, with room for them.
+
+    Raises:
+        OptionError: the folder is in use.
+        StateFileError: a file of another step is missing or damaged.
+    """
+    epoch = saved.manifest.checkpoint_id if step.version is None else step.version.epoch
+    state: list[StepState] = []
+    with filled(target, "write_state") as new:
+        for other in saved.manifest.state:
+            if other.uid == step.uid:
+                state.append(_rewritten(step, epoch, entries, size, new, scratch))
+            else:
+                new.copy(source, [other])
+                state.append(other)
+        manifest = replace(saved.manifest, state=tuple(state))
+        new.complete(replace(saved, name=name_of(target), manifest=manifest))
+
+
 def _migrated_step(
     step: StepState, max_parallelism: int, source: Storage, new: NewFolder, scratch: Path
 ) -> StepState:
+    after = replace(
+        step, max_parallelism=max_parallelism, parallelism=min(step.parallelism, max_parallelism)
+    )
+    if step.version is None:
+        return replace(after, hash_version=HASH_VERSION, files=(), schema="", former=())
+    size = sum(file.size for file in step.files)
+    entries = _entries_of(step, max_parallelism, source)
+    return _rewritten(after, step.version.epoch, entries, size, new, scratch)
+
+
+def _rewritten(
+    step: StepState,
+    epoch: int,
+    entries: Iterable[pa.RecordBatch],
+    size: int,
+    new: NewFolder,
+    scratch: Path,
+) -> StepState:
+    """Return the step with the given entries as its whole state, in new files."""
+    version = Version(epoch, uuid.uuid4().hex)
+    everything = KeyGroupRange(0, step.max_parallelism - 1)
     files: list[StateFile] = []
-    trail = step.trail
-    if step.version is not None:
-        version = Version(step.version.epoch, uuid.uuid4().hex)
-        everything = KeyGroupRange(0, max_parallelism - 1)
-        with TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder:
-            store = open_store(Path(folder), "migration", step.uid, everything)
-            done = store.apply(None, version, _entries_of(step, max_parallelism, source))
-            assert done, "the folder is nobody else's"
-            with store.view(version) as view:
-                assert view is not None, "just written"
-                for file in _snapshots(step, version, max_parallelism, view, new.storage):
-                    new.will_have(file.path)
-                    files.append(file)
-        trail = (version,)
+    with TemporaryDirectory(dir=scratch, prefix="tallystick-migrate-") as folder:
+        store = open_store(Path(folder), "migration", step.uid, everything)
+        done = store.apply(None, version, entries)
+        assert done, "the folder is nobody else's"
+        with store.view(version) as view:
+            assert view is not None, "just written"
+            for file in _snapshots(step, version, size, view, new.storage):
+                new.will_have(file.path)
+                files.append(file)
     return replace(
         step,
-        max_parallelism=max_parallelism,
-        parallelism=min(step.parallelism, max_parallelism),
         hash_version=HASH_VERSION,
         files=tuple(files),
-        trail=trail,
+        trail=(version,),
         schema="",  # every file is new
         former=(),
     )
@@ -328,11 +379,10 @@ def _entries_of(step: StepState, max_parallelism: int, source: Storage) -> Itera
 
 
 def _snapshots(
-    step: StepState, version: Version, max_parallelism: int, view: StateView, target: Storage
+    step: StepState, version: Version, size: int, view: StateView, target: Storage
 ) -> Iterator[StateFile]:
-    size = sum(file.size for file in step.files)
-    count = max(1, min(max_parallelism, size // SNAPSHOT_BYTES))
-    for index, groups in enumerate(KeyGroupRange(0, max_parallelism - 1).parts(count)):
+    count = max(1, min(step.max_parallelism, size // SNAPSHOT_BYTES))
+    for index, groups in enumerate(KeyGroupRange(0, step.max_parallelism - 1).parts(count)):
         nonce = uuid.uuid4().hex[:16]
         yield write_snapshot(
             target,

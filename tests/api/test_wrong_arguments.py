@@ -75,6 +75,10 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Pipeline.explain": (WHOLE.explain, {}),
     "KeyedPipeline.process": (PIPELINE.key_by("user").process, {"function": ts.deduplicate()}),
     "read_state": (ts.read_state, {"spark": NO_SESSION, "checkpoint": "/proc/none"}),
+    "write_state": (
+        ts.write_state,
+        {"rows": None, "savepoint": "/proc/none", "step": "s", "to": "/proc/none"},
+    ),
     "source_progress": (ts.source_progress, {"query": {}}),
     "configure": (ts.configure, {"builder": None}),
     "register": (ts.register, {"spark": None}),

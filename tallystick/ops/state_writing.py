@@ -1,0 +1,372 @@
+"""`write_state`: a savepoint whose state of a step is a table, as `read_state` gives one.
+
+Positions, watermarks and the state of all other steps come from a savepoint that exists. Entries
+are laid out as the step itself writes them, and sorted on the local disk as in a migration.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.arguments import checked, near
+from tallystick.epoch.savepoint import Savepoint
+from tallystick.errors import OptionError, StateError
+from tallystick.ops import savepoints
+from tallystick.ops.state_table import schema_of
+from tallystick.state.catalog import StateField, StepState
+from tallystick.state.entries import (
+    TIMERS_BY_KEY,
+    TIMERS_BY_TIME,
+    time_bytes,
+    time_keys,
+)
+from tallystick.state.functions.processing import COLUMNS
+from tallystick.state.functions.vectorised import TIMER
+from tallystick.state.key_groups import key_groups_of
+from tallystick.state.keys import KeyCodec, entry_keys
+from tallystick.state.overlay import ENTRIES, one_batch
+from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct_from_text
+from tallystick.state.row_codec import ColumnsCodec
+from tallystick.state.schema import schema_from_text
+from tallystick.storage.file_storage import FileStorage
+from tallystick.storage.places import Place
+
+BATCH_ROWS = 50_000
+"""Rows whose entries are in memory at a time, beside the table itself."""
+
+_Entry = tuple[int, bytes, bytes]
+"""A row's number, the bytes after the step's key, and the value."""
+
+
+@checked
+def write_state(
+    rows: Any,
+    savepoint: Place,
+    step: str,
+    *,
+    to: Place,
+    key: Sequence[str] | None = None,
+    scratch: Place | None = None,
+) -> None:
+    """Write a savepoint in which the state of a step is what a table says.
+
+    The table replaces all state of the step: a key without a row has none. Columns are those of
+    `read_state`, with the same types, in any order; `key_group` may be left out, and is computed in
+    any case, and so may `timers`. Everything else is as in the given savepoint, which stays as it
+    is. The rows are in memory as a whole. After an error the new folder is as empty as before.
+
+    Args:
+        rows: an Arrow table, a pandas or Polars frame, or a DataFrame of Spark's, which is
+            collected.
+        savepoint: the savepoint with the positions, the declared states and all other steps.
+        step: the uid of the step.
+        to: the new savepoint's folder, empty.
+        key: the columns of another key, in the order of the new program's `key_by`; their types
+            are the table's. None: the key stays.
+        scratch: a folder on a local disk with room for the step's state; None: the system's
+            temporary one.
+
+    Raises:
+        OptionError: there is no such step, its kind of state cannot be written from a table, or a
+            column is missing, unknown or of another type; or a key is there twice.
+        StateFileError: a file of another step's state is missing or damaged.
+    """
+    source, target = FileStorage(savepoint), FileStorage(to)
+    saved = savepoints.read(source)
+    before = _writable(saved, step, source.location)
+    table = _arrow(rows, schema_of(before))
+    after = before if key is None else _with_key(before, list(key), table)
+    table = _checked_columns(after, table)
+    _refuse_equal_keys(after, table)
+    batches = table.to_batches(max_chunksize=BATCH_ROWS)
+    savepoints.write_step(
+        saved,
+        source,
+        target,
+        after,
+        (entries_from(after, batch) for batch in batches if batch.num_rows),
+        table.nbytes,
+        Path(scratch if scratch is not None else tempfile.gettempdir()),
+    )
+
+
+def _writable(saved: Savepoint, uid: str, location: str) -> StepState:
+    steps = {step.uid: step for step in saved.manifest.state}
+    if uid not in steps:
+        names = ", ".join(map(repr, steps)) or "none"
+        raise OptionError(
+            f"{location}: there is no step {uid!r}; its keyed steps are: {names}."
+            f"{near(uid, list(steps))}"
+        )
+    for state in steps[uid].fields:
+        if state.kind not in (COLUMNS, VALUE, LIST, MAP):
+            raise OptionError(
+                f"step {uid}: its state {state.name!r} is of the kind {state.kind!r}, which "
+                f"write_state does not write: expected columns, value, list or map."
+            )
+        if state.ttl_ms:
+            raise OptionError(
+                f"step {uid}: its state {state.name!r} has a time to live, and a table of "
+                f"read_state does not say when entries expire: write_state does not write it."
+            )
+    return steps[uid]
+
+
+def _arrow(rows: Any, known: pa.Schema) -> pa.Table:
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        return rows
+    for name in ("toArrow", "to_arrow"):  # Spark's, Polars'
+        if hasattr(rows, name):
+            table = getattr(rows, name)()
+            if isinstance(table, pa.Table):
+                return table
+    if not hasattr(rows, "columns") or not hasattr(rows, "dtypes"):
+        raise OptionError(
+            f"rows are a {type(rows).__name__}: expected an Arrow table, a pandas or Polars frame, "
+            f"or a DataFrame of Spark's"
+        )
+    try:
+        columns = {
+            str(name): pa.Array.from_pandas(
+                rows[name], known.field(name).type if name in known.names else None
+            )
+            for name in rows.columns
+        }
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise OptionError(f"rows: the frame does not fit the state's columns: {error}") from None
+    return pa.table(columns)
+
+
+def _with_key(step: StepState, names: list[str], table: pa.Table) -> StepState:
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        raise OptionError(
+            f"key={names}: the rows have no column {missing[0]!r}; they have "
+            f"{', '.join(table.column_names)}.{near(missing[0], table.column_names)}"
+        )
+    columns = [pa.field(name, _usual(table.schema.field(name).type)) for name in names]
+    text = KeyCodec(pa.schema(columns)).schema_text
+    return replace(step, key_schema=text)
+
+
+def _usual(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a pipeline has where a library has a variant of its own."""
+    if pa.types.is_dictionary(kind):
+        return _usual(kind.value_type)
+    for usual in (pa.string(), pa.binary()):
+        if _fits(kind, usual):
+            return usual
+    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
+
+
+def _checked_columns(step: StepState, table: pa.Table) -> pa.Table:
+    """Return the table's columns in the order and the types of `schema_of`.
+
+    Raises:
+        OptionError: a column is missing, unknown, there twice, or of another type.
+    """
+    wanted = schema_of(step)
+    computed = {len(KeyCodec.from_text(step.key_schema).names), len(wanted) - 1}
+    unknown = [name for name in table.column_names if name not in wanted.names]
+    if unknown:
+        raise OptionError(
+            f"step {step.uid}: the rows have a column {unknown[0]!r} that its state has not: "
+            f"expected {', '.join(wanted.names)}.{near(unknown[0], wanted.names)}"
+        )
+    columns = []
+    for at, field in enumerate(wanted):
+        count = table.column_names.count(field.name)
+        if count == 0 and at in computed:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        if count != 1:
+            raise OptionError(
+                f"step {step.uid}: the rows have {count or 'no'} column{'s' * (count > 1)} "
+                f"{field.name!r}: expected one, of {field.type}; they have "
+                f"{', '.join(table.column_names)}."
+            )
+        columns.append(_cast(step, table.column(field.name), field))
+    return pa.table(columns, schema=wanted)
+
+
+def _cast(step: StepState, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if not _fits(column.type, field.type):
+        raise OptionError(
+            f"step {step.uid}: column {field.name!r} is {column.type}: expected {field.type}. Cast "
+            f"it before."
+        )
+    try:
+        return column if column.type == field.type else column.cast(field.type)
+    except pa.ArrowException as error:
+        raise OptionError(
+            f"step {step.uid}: column {field.name!r}: a value does not fit {field.type}: {error}"
+        ) from None
+
+
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """True if two types have the same values; libraries differ in widths of offsets and units."""
+    kinds = pa.types
+    if given == wanted or kinds.is_null(given):
+        return True
+    if kinds.is_dictionary(given):
+        return _fits(given.value_type, wanted)
+    if kinds.is_string(wanted):
+        return bool(kinds.is_large_string(given) or kinds.is_string_view(given))
+    if kinds.is_binary(wanted):
+        return bool(kinds.is_large_binary(given) or kinds.is_binary_view(given))
+    if kinds.is_timestamp(given) and kinds.is_timestamp(wanted):
+        return (given.tz is None) == (wanted.tz is None)
+    if kinds.is_map(given) and kinds.is_map(wanted):
+        return _fits(given.key_type, wanted.key_type) and _fits(given.item_type, wanted.item_type)
+    if kinds.is_list(wanted) and (kinds.is_list(given) or kinds.is_large_list(given)):
+        return _fits(given.value_type, wanted.value_type)
+    if kinds.is_struct(given) and kinds.is_struct(wanted):
+        pairs = zip(given, wanted, strict=False)
+        return given.names == wanted.names and all(_fits(a.type, b.type) for a, b in pairs)
+    return False
+
+
+def _refuse_equal_keys(step: StepState, table: pa.Table) -> None:
+    codec = KeyCodec.from_text(step.key_schema)
+    parts = [
+        codec.encode(batch)
+        for batch in table.select(codec.names).to_batches(max_chunksize=BATCH_ROWS)
+    ]
+    keys = pa.chunked_array(parts, pa.binary())
+    counted = pc.value_counts(keys)
+    twice = counted.filter(pc.greater(counted.field("counts"), 1))
+    if len(twice):
+        (row,) = codec.decode(twice.field("values").slice(0, 1)).to_pylist()
+        raise OptionError(
+            f"step {step.uid}: {len(twice)} of {len(counted)} keys have more than one row, as "
+            f"{row}: expected one row per key. Merge them before."
+        )
+
+
+def entries_from(step: StepState, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the entries of some keys' state: the inverse of `table_of`.
+
+    Args:
+        step: its states are columns, values, lists and maps without times to live.
+        rows: a row per key, with the columns of `schema_of`.
+
+    Returns:
+        `ENTRIES`, sorted by key.
+
+    Raises:
+        OptionError: a value cannot be stored, or a map has a key twice.
+    """
+    codec = KeyCodec.from_text(step.key_schema)
+    key_columns = rows.select(codec.names)
+    groups = key_groups_of(codec.hash_codes(key_columns), step.max_parallelism)
+    keys = codec.encode(key_columns)
+    parts: list[tuple[pa.BinaryArray, pa.BinaryArray]] = []
+
+    def put(state_id: int, entries: Sequence[_Entry]) -> pa.BinaryArray:
+        numbers = np.array([number for number, _, _ in entries], np.int64)
+        rest = pa.array([rest for _, rest, _ in entries], pa.binary())
+        whole = pc.binary_join_element_wise(keys.take(pa.array(numbers)), rest, b"")
+        new = entry_keys(groups[numbers], state_id, whole)
+        parts.append((new, pa.array([value for _, _, value in entries], pa.binary())))
+        return new
+
+    at = len(codec.names) + 1
+    for state in step.fields:
+        if state.kind == COLUMNS:
+            schema = schema_from_text(state.value_schema)
+            columns = rows.columns[at : at + len(schema)]
+            at += len(schema)
+            stored = pa.RecordBatch.from_arrays(columns, schema=schema)
+            values = ColumnsCodec(schema).encode(stored)
+            own = entry_keys(groups, state.state_id, keys)
+            parts.append((own.filter(values.is_valid()), values.filter(values.is_valid())))
+            if TIMER in schema.names:  # the function finds keys that are due by this index alone
+                has_timer = stored.column(TIMER).is_valid()
+                times = stored.column(TIMER).filter(has_timer)
+                due = time_keys(own.filter(has_timer), times, TIMERS_BY_TIME)
+                parts.append((due, pa.array([b""] * len(due), pa.binary())))
+        else:
+            put(state.state_id, _entries(step, state, rows.columns[at]))
+            at += 1
+    timers = [
+        (number, time_ms)
+        for number, times in enumerate(rows.columns[at].to_pylist())
+        for time_ms in times or ()
+    ]
+    by_key = put(TIMERS_BY_KEY, [(number, time_bytes(time_ms), b"") for number, time_ms in timers])
+    numbers = pa.array([number for number, _ in timers], pa.int64())
+    own = entry_keys(groups, TIMERS_BY_KEY, keys).take(numbers)
+    moments = pa.array([time_ms for _, time_ms in timers], pa.int64())
+    parts.append(
+        (time_keys(own, moments, TIMERS_BY_TIME), pa.array([b""] * len(by_key), pa.binary()))
+    )
+    return _sorted(step, parts)
+
+
+def _sorted(
+    step: StepState, parts: Sequence[tuple[pa.BinaryArray, pa.BinaryArray]]
+) -> pa.RecordBatch:
+    batches = [pa.RecordBatch.from_arrays(list(part), schema=ENTRIES) for part in parts]
+    together = pa.Table.from_batches(batches, ENTRIES)
+    if pc.count_distinct(together.column("key")).as_py() < together.num_rows:
+        raise OptionError(
+            f"step {step.uid}: a map or the timers of a key have an entry twice: expected one."
+        )
+    ordered = together.take(pc.sort_indices(together, sort_keys=[("key", "ascending")]))
+    return one_batch(ordered, f"the state of step {step.uid}", "write rows with smaller values")
+
+
+def _entries(step: StepState, state: StateField, column: pa.Array) -> list[_Entry]:
+    """Return the entries of a processor's state."""
+    name = f"step {step.uid}, state {state.name!r}"
+    codec = ValueCodec(name, struct_from_text(state.value_schema))
+    kind = column.type
+    entries: list[_Entry] = []
+    try:
+        for number, value in enumerate(column.to_pylist()):
+            if value is None:
+                continue
+            if state.kind == VALUE:
+                entries.append((number, b"", codec.encode(_python(value, kind))))
+            elif state.kind == LIST:
+                if value:
+                    entries.append((number, b"", _position(len(value))))
+                for position, element in enumerate(value):
+                    data = codec.encode(_python(element, kind.value_type))
+                    entries.append((number, _position(position), data))
+            else:
+                assert state.kind == MAP, state
+                keys = struct_from_text(state.key_schema)
+                key_codec = ValueCodec(f"{name}, the key", keys, is_key=True)
+                for key, element in value:
+                    rest = key_codec.encode(_python(key, kind.key_type))
+                    data = codec.encode(_python(element, kind.item_type))
+                    entries.append((number, rest, data))
+    except StateError as error:
+        raise OptionError(str(error)) from None
+    return entries
+
+
+def _position(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _python(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of Arrow's `to_pylist` as a processor gives it to its state."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return tuple(_python(value[field.name], field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return {_python(k, kind.key_type): _python(v, kind.item_type) for k, v in value}
+    if pa.types.is_list(kind):
+        return [_python(part, kind.value_type) for part in value]
+    return value

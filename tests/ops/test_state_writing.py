@@ -1,0 +1,328 @@
+"""A table written as state is the state: read back equal, and taken up by the step."""
+
+import datetime
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tallystick as ts
+from tallystick.checkpoint.state_files import contents_of, write_changelog
+from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.savepoint import FILE, Savepoint
+from tallystick.errors import OptionError
+from tallystick.ops import savepoints
+from tallystick.ops.state_table import schema_of, table_of
+from tallystick.ops.state_writing import entries_from
+from tallystick.state.catalog import StateField, StepState, Version
+from tallystick.state.entries import TIMERS_BY_TIME, TTL_INDEX, ids_of
+from tallystick.state.file_sets import extend
+from tallystick.state.functions.vectorised import TIMER
+from tallystick.state.key_groups import KeyGroupRange, key_groups_of
+from tallystick.state.keys import KeyCodec
+from tallystick.state.schema import text_of
+from tallystick.storage.file_storage import FileStorage
+from tallystick.testing import Driver
+from tallystick.testing.memory import MemoryHost
+from tallystick.values import Producer
+from tests.ops.test_state_columns import A_DAY, FIELDS, STEP, USERS, entries_of
+
+LASTING = replace(STEP, fields=tuple(replace(field, ttl_ms=0) for field in FIELDS))
+TIMED = pa.schema([("n", pa.int64()), (TIMER, pa.int64())])
+
+
+def save(folder: Path, *steps: StepState) -> FileStorage:
+    """A savepoint of steps whose files lie in its folder already."""
+    storage = FileStorage(str(folder))
+    manifest = Manifest(1, "job", "lineage", ("{}",), (), Producer("t", 1, 1), steps)
+    saved = Savepoint(folder.name, "2026-11-27T00:00:00+00:00", "file:///cp", "m/1", manifest)
+    storage.put(FILE, saved.encode())
+    return storage
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    storage = FileStorage(str(tmp_path / "saved"))
+    steps = []
+    lasting = entries_from(LASTING, table_of(STEP, entries_of()))
+    for uid, step, entries in (("step", LASTING, lasting), ("other", STEP, entries_of())):
+        file = write_changelog(storage, uid, 1, 0, "n", pa.Table.from_batches([entries]))
+        assert file is not None
+        steps.append(extend(replace(step, uid=uid), Version(1, "t"), [file]))
+    save(tmp_path / "saved", *steps)
+    return tmp_path / "saved"
+
+
+def rows_in(folder: Path, uid: str = "step") -> pa.Table:
+    storage = FileStorage(str(folder))
+    (step,) = (s for s in savepoints.read(storage).manifest.state if s.uid == uid)
+    entries = contents_of(step, KeyGroupRange(0, step.max_parallelism - 1), storage)
+    return pa.Table.from_batches([table_of(step, entries)])
+
+
+def by_key(rows: pa.Table, *key: str) -> Mapping[Any, Any]:
+    listed = rows.to_pylist()
+    assert len({tuple(row[name] for name in key) for row in listed}) == len(listed)
+    return {tuple(row[name] for name in key): row for row in listed}
+
+
+WHOLE = pa.table(
+    [
+        ["ann", "bob", None, "cid\0"],
+        [1, 2, 4, 3],
+        [0, 0, 0, 0],
+        [7, None, None, None],
+        ["x", None, "y", None],
+        [None, {"a": 1, "b": A_DAY}, {"a": None, "b": None}, None],
+        [[{"name": "p"}, {"name": None}], None, None, [{"name": "q"}]],
+        [None, [({"name": "k"}, {"name": "v"})], None, None],
+        [[-3, 9], [4], None, [0]],
+    ],
+    schema=schema_of(LASTING),
+)
+"""Of each kind of state; another table than the savepoint has."""
+
+
+def test_the_table_is_the_state_and_other_steps_stay(saved: Path, tmp_path: Path) -> None:
+    ts.write_state(WHOLE, saved, "step", to=tmp_path / "new")
+
+    after = by_key(rows_in(tmp_path / "new"), "user")
+    wanted = by_key(WHOLE, "user")
+    groups = key_groups_of(
+        KeyCodec.from_text(STEP.key_schema).hash_codes(WHOLE.combine_chunks().to_batches()[0]), 128
+    )
+    for row, group in zip(wanted.values(), groups, strict=True):
+        row["key_group"] = group
+    assert after == wanted
+    assert rows_in(tmp_path / "new", "other").equals(rows_in(saved, "other"))
+    old, new = (savepoints.read(FileStorage(str(f))).manifest for f in (saved, tmp_path / "new"))
+    assert replace(new, state=()) == replace(old, state=())
+    assert new.state[0].version != old.state[0].version, "no local copy of the old may be taken"
+    savepoints.restore(FileStorage(str(tmp_path / "new")), FileStorage(str(tmp_path / "cp")))
+
+
+def test_what_was_read_is_written_as_the_step_wrote_it() -> None:
+    """Byte by byte, but for a list that was emptied, the dropped state and the times to live."""
+    wanted = {}
+    for key, value in zip(*(column.to_pylist() for column in entries_of().columns), strict=True):
+        is_emptied_list = key[2] == 3 and b"cid" in key
+        if key[2] not in (4, TTL_INDEX) and not is_emptied_list:
+            wanted[key] = value[8:] if key[2] == 2 else value
+
+    entries = entries_from(LASTING, table_of(STEP, entries_of()))
+
+    assert entries.to_pylist() == [{"key": key, "value": wanted[key]} for key in sorted(wanted)]
+
+
+TEXT = st.none() | st.text(max_size=5)
+STRUCT = st.none() | st.fixed_dictionaries({"name": TEXT})
+NAMES = st.fixed_dictionaries({"name": TEXT})
+TIME = st.integers(-(1 << 63), (1 << 63) - 1)
+DATE = st.dates(datetime.date(1, 1, 1), datetime.date(9999, 12, 31))
+LONG = st.none() | TIME
+ROW = st.tuples(
+    LONG,
+    TEXT,
+    st.none() | st.fixed_dictionaries({"a": LONG, "b": st.none() | DATE}),
+    st.none() | st.lists(NAMES, min_size=1, max_size=3),
+    st.none()
+    | st.dictionaries(TEXT, NAMES, min_size=1, max_size=3).map(
+        lambda pairs: [({"name": name}, value) for name, value in pairs.items()]
+    ),
+    st.none() | st.lists(TIME, min_size=1, max_size=3, unique=True).map(sorted),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.tuples(TEXT, LONG), ROW, max_size=6), st.integers(1, 4000))
+def test_any_table_comes_back(rows: dict[Any, Any], max_parallelism: int) -> None:
+    step = replace(LASTING, max_parallelism=max_parallelism, parallelism=1)
+    whole = [(*key, 0, *row) for key, row in rows.items() if any(part is not None for part in row)]
+    columns = [list(column) for column in zip(*whole, strict=True)] or [[] for _ in schema_of(step)]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, schema_of(step), strict=True)],
+        schema=schema_of(step),
+    )
+
+    entries = entries_from(step, batch)
+
+    table = table_of(step, entries).to_pylist()
+    maps = [dict(row, by_name=sorted(row["by_name"] or [], key=str)) for row in table]
+    wanted = [dict(row, by_name=sorted(row["by_name"] or [], key=str)) for row in batch.to_pylist()]
+    for row in maps:
+        row["key_group"] = 0
+    assert sorted(maps, key=str) == sorted(wanted, key=str)
+
+
+def test_timers_of_a_vectorised_function_are_found_by_their_time() -> None:
+    field = StateField("state", 1, "columns", "", text_of(TIMED))
+    step = StepState("s", 8, 1, STEP.key_schema, 1, (field,), 2, time_mode="EventTime")
+    rows = pa.record_batch(
+        [["a", "b"], [1, 2], [0, 0], [5, 6], [None, 70], [None, None]], schema=schema_of(step)
+    )
+
+    entries = entries_from(step, rows).column(0)
+
+    (due,) = entries.filter(pa.array(ids_of(entries) == TIMERS_BY_TIME)).to_pylist()
+    assert int.from_bytes(due[3:11], "big") - (1 << 63) == 70
+    assert due[11:].startswith(b"\x01b")
+
+
+def test_a_key_of_other_columns_is_read_changed_and_written(saved: Path, tmp_path: Path) -> None:
+    rows = rows_in(saved).drop_columns(["key_group"])
+    country = pa.array([f"{user}-land" for user in rows["user"].to_pylist()])
+    rows = rows.drop_columns(["n"]).append_column("country", country)
+
+    ts.write_state(rows, saved, "step", to=tmp_path / "new", key=["country", "user"])
+
+    after = rows_in(tmp_path / "new")
+    assert after.column_names[:2] == ["country", "user"]
+    key = KeyCodec(pa.schema([("country", pa.string()), ("user", pa.string())]))
+    codes = key.hash_codes(after.combine_chunks().to_batches()[0])
+    assert after["key_group"].to_pylist() == key_groups_of(codes, 128).tolist()
+    assert by_key(after, "country")[("ann-land",)]["count"] == 7
+    assert savepoints.read(FileStorage(str(tmp_path / "new"))).manifest.state[0].key_schema == (
+        key.schema_text
+    )
+
+
+def test_an_empty_table_is_no_state(saved: Path, tmp_path: Path) -> None:
+    ts.write_state(WHOLE.slice(0, 0), saved, "step", to=tmp_path / "new")
+
+    assert rows_in(tmp_path / "new").num_rows == 0
+
+
+def test_frames_of_pandas_and_of_polars(saved: Path, tmp_path: Path) -> None:
+    pl = pytest.importorskip("polars")
+    plain = rows_in(saved).select(["user", "n", "count", "last"])
+    rest = {
+        name: pa.nulls(plain.num_rows, schema_of(LASTING).field(name).type)
+        for name in ("pair", "names", "by_name")
+    }
+    frame = plain.to_pandas()
+    for name in rest:
+        frame[name] = None
+    frames = {
+        "pandas": frame,
+        "polars": pl.from_arrow(plain).with_columns(*(pl.lit(None).alias(name) for name in rest)),
+    }
+    wanted = [row for row in plain.to_pylist() if (row["count"], row["last"]) != (None, None)]
+    for name, rows in frames.items():
+        ts.write_state(rows, saved, "step", to=tmp_path / name)
+        after = rows_in(tmp_path / name).select(["user", "n", "count", "last"]).to_pylist()
+        assert sorted(after, key=str) == sorted(wanted, key=str), name
+
+
+def counting(name: str, *key: str) -> ts.Pipeline:
+    orders = ts.KafkaSource("localhost:9092", topics=["orders"], value=ts.Json(COLUMNS))
+    return (
+        ts.Pipeline(name)
+        .read(orders)
+        .key_by(*key)
+        .process(ts.aggregate({"orders": ts.count()}), uid="totals")
+        .write(ts.KafkaSink("localhost:9092", topic="out", value=ts.Json()))
+    )
+
+
+COLUMNS = "user string, country string"
+
+
+def test_a_pipeline_goes_on_from_what_was_written(tmp_path: Path) -> None:
+    """From the positions of the savepoint, under a key that has one column more."""
+    first = Driver(counting("first", "user"))
+    first.feed("orders", [{"user": "ann", "country": "at"}, {"user": "bob", "country": "be"}])
+    first.drain()
+    kept, new, checkpoint = (FileStorage(str(tmp_path / name)) for name in ("kept", "new", "cp"))
+    savepoints.create(first._host.files, kept)
+    rows = rows_in(tmp_path / "kept", "totals")
+    land = {"ann": "at", "bob": "be"}
+    countries = pa.array([land[user] for user in rows["user"].to_pylist()])
+    orders = pa.array([40 + count for count in rows["orders"].to_pylist()])
+    changed = rows.append_column("country", countries).set_column(
+        rows.column_names.index("orders"), "orders", orders
+    )
+    ts.write_state(changed, tmp_path / "kept", "totals", to=tmp_path / "new", key=KEY)
+    savepoints.restore(new, checkpoint)
+
+    fork = Driver(counting("fork", *KEY), parallelism=3)
+    fork._host, fork._topics = MemoryHost(checkpoint), first._topics  # type: ignore[arg-type]
+    fork._start()
+    first.feed("orders", [{"user": "ann", "country": "at"}, {"user": "ann", "country": "it"}])
+    fork.drain()
+
+    counted = {(row["country"], row["user"]): row["orders"] for row in fork.state().to_pylist()}
+    assert counted == {("at", "ann"): 42, ("be", "bob"): 41, ("it", "ann"): 1}
+
+
+KEY = ["country", "user"]
+
+
+def column(name: str, values: list[Any], kind: pa.DataType) -> pa.Table:
+    return WHOLE.set_column(WHOLE.column_names.index(name), name, pa.array(values, kind))
+
+
+@pytest.mark.parametrize(
+    ("rows", "step", "message"),
+    [
+        (column("count", [1, 2, 3, 4], pa.int32()), "step", "'count' is int32: expected int64"),
+        (column("user", [1, 2, 3, 4], pa.int64()), "step", "'user' is int64: expected string"),
+        (WHOLE.drop_columns(["n"]), "step", "no column 'n': expected one, of int64"),
+        (WHOLE.drop_columns(["pair"]), "step", "no column 'pair'"),
+        (WHOLE.rename_columns({"last": "lsat"}), "step", "a column 'lsat' that its state has not"),
+        (pa.concat_tables([WHOLE, WHOLE.slice(1, 1)]), "step", "1 of 4 keys have more than one"),
+        (column("names", [[None], None, None, None], schema_of(LASTING).field("names").type),
+         "step", "state 'names' holds"),
+        (column("timers", [[5, 5], None, None, None], pa.list_(pa.int64())), "step", "twice"),
+        (WHOLE, "stpe", "no step 'stpe'; its keyed steps are: 'step', 'other'"),
+        (WHOLE, "other", "'pair' has a time to live"),
+        ([1], "step", "rows are a list: expected an Arrow table"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_state_is_refused(
+    saved: Path, tmp_path: Path, rows: Any, step: str, message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        ts.write_state(rows, saved, step, to=tmp_path / "new")
+    assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+
+
+def test_kinds_that_a_table_does_not_hold_are_refused(tmp_path: Path) -> None:
+    for kind in ("panes", "rows", "table", "elements"):
+        field = StateField("kept", 1, kind, "", text_of(pa.schema([("n", pa.int64())])))
+        save(tmp_path / kind, StepState("s", 8, 1, STEP.key_schema, 1, (field,), 2))
+        with pytest.raises(OptionError, match=f"'kept' is of the kind '{kind}'"):
+            ts.write_state(WHOLE, tmp_path / kind, "s", to=tmp_path / "new")
+
+
+def test_a_process_that_is_killed_leaves_no_savepoint(saved: Path, tmp_path: Path) -> None:
+    """After all files of state are written, and before the description."""
+    program = """
+        import os, sys
+        from tallystick.checkpoint.savepoint_folder import NewFolder
+        from tests.ops.test_state_writing import WHOLE
+        import tallystick as ts
+        NewFolder.complete = lambda self, savepoint: os._exit(9)
+        ts.write_state(WHOLE, sys.argv[1], "step", to=sys.argv[2])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(saved), str(tmp_path / "new")]
+
+    ended = subprocess.run(command, check=False)
+
+    assert ended.returncode == 9
+    assert list((tmp_path / "new" / "keyed-state" / "step").iterdir()), "it was at work"
+    assert savepoints.find(str(tmp_path / "new")) == []
+    with pytest.raises(OptionError, match="holds no savepoint"):
+        savepoints.restore(FileStorage(str(tmp_path / "new")), FileStorage(str(tmp_path / "cp")))
+    with pytest.raises(OptionError, match="is not empty"):
+        ts.write_state(WHOLE, saved, "step", to=tmp_path / "new")
+
+
+assert set(USERS) == {*WHOLE["user"].to_pylist()}
