@@ -45,7 +45,6 @@ from tallystick.state.keys import HASH_VERSION
 from tallystick.state.meaning import FUNCTION, OWN_FUNCTION, Meaning, changes
 from tallystick.state.schema import schema_from_text
 
-NO_NAMES: Renamed = {}
 STATE_ID_MAX = 0xEF
 """Ids above are the step's own: timers and the index of entries that expire."""
 
@@ -59,7 +58,7 @@ def settle(
     uid: str,
     declared: Iterable[StateDeclaration],
     base: StepState | None,
-    renamed: Renamed = NO_NAMES,
+    renamed: Renamed | None = None,
     accepted: Collection[str] = (),
 ) -> tuple[tuple[StateField, ...], int]:
     """Match the states that a function declares with the step's states in the checkpoint.
@@ -90,7 +89,7 @@ def settle(
         elif state.name in by_name:
             assert base is not None, "it has the state"
             before = by_name[state.name]
-            by_name[state.name] = _same(uid, state, before, base, renamed, accepted)
+            by_name[state.name] = _same(uid, state, before, base, renamed or {}, accepted)
         else:
             if next_id > STATE_ID_MAX:
                 raise OptionError(
@@ -183,7 +182,7 @@ def _same(
         )
     if differs:
         names = renames(state.kind, base.value_schema, state.value_schema, renamed)
-        base = replace(base, meaning=_with_names(base.meaning, renamed if names else NO_NAMES))
+        base = replace(base, meaning=_with_names(base.meaning, renamed if names else {}))
     if differing := "; ".join(change.text for change in changes(base.meaning, state.meaning)):
         raise OptionError(
             f"step {uid}: {differing}: what the checkpoint holds would count as something else "

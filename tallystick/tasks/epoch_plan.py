@@ -17,7 +17,6 @@ from tallystick.errors import BrokenInvariantError
 from tallystick.host.stopwatch import TaskTimes
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.compatibility import (
-    NO_NAMES,
     StepRequirement,
     check,
     settle,
@@ -139,7 +138,7 @@ class PipelinePlan:
         bases = []
         for requirement, states in zip(wanted, declared, strict=True):
             uid = requirement.uid
-            kept_state, names = kept.get(uid), renamed.get(uid, NO_NAMES)
+            kept_state, names = kept.get(uid), renamed.get(uid, {})
             base = starting_point(requirement, kept_state, self.task_count)
             fields, next_id = settle(uid, states, kept_state, names, self.accepted)
             bases.append(evolved(base, fields, next_id, names))
