@@ -299,9 +299,8 @@ def progress(subject: Subject) -> Iterator[CheckFinding]:
     """Look for a pipeline that stands still: decisions are overdue, and records wait for them."""
     if subject.view.decided is None or not subject.decided_ms:
         return
-    since_ms, epoch = subject.decided_ms[-1], subject.view.decided.checkpoint_id
     now_ms = broker_settings.earlier_now_ms(subject.client)
-    age_ms = now_ms - since_ms
+    age_ms, epoch = now_ms - subject.decided_ms[-1], subject.view.decided.checkpoint_id
     if age_ms <= subject.patience_ms or not (waiting := _waiting(subject, now_ms)):
         return
     usual_ms = subject.usual_ms
