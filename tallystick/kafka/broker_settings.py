@@ -77,6 +77,15 @@ def copies(topic: str, replication: Replication) -> Iterator[CheckFinding]:
         )
 
 
+def earlier_now_ms(client: Client) -> int:
+    """Return the time by this machine's clock or the controller's, of which the earlier counts.
+
+    Nothing is old only because this machine's clock is ahead.
+    """
+    own_ms, theirs_ms = stopwatch.now_ms(), cluster.clock_ms(client)
+    return own_ms if theirs_ms is None else min(own_ms, theirs_ms)
+
+
 def clock(client: Client) -> Iterator[CheckFinding]:
     """Compare the clock of this machine with that of the cluster's controller."""
     try:

@@ -299,11 +299,8 @@ def progress(subject: Subject) -> Iterator[CheckFinding]:
     """Look for a pipeline that stands still: decisions are overdue, and records wait for them."""
     if subject.view.decided is None or not subject.decided_ms:
         return
-    since_ms, epoch = subject.decided_ms[-1], subject.view.decided.checkpoint_id
-    if stopwatch.now_ms() - since_ms <= subject.patience_ms:
-        return
-    now_ms = _now_ms(subject.client)
-    age_ms = now_ms - since_ms
+    now_ms = broker_settings.earlier_now_ms(subject.client)
+    age_ms, epoch = now_ms - subject.decided_ms[-1], subject.view.decided.checkpoint_id
     if age_ms <= subject.patience_ms or not (waiting := _waiting(subject, now_ms)):
         return
     usual_ms = subject.usual_ms
@@ -319,12 +316,6 @@ def progress(subject: Subject) -> Iterator[CheckFinding]:
         "If its process is there, its log and its page say what it waits for. If it is dead, start "
         "it" + (f"; or, only to settle its transactions: {command}" if command else ""),
     )
-
-
-def _now_ms(client: Client) -> int:
-    """Return the time: no decision is old only because this machine's clock is ahead of Kafka's."""
-    own_ms, theirs_ms = stopwatch.now_ms(), cluster.clock_ms(client)
-    return own_ms if theirs_ms is None else min(own_ms, theirs_ms)
 
 
 def _waiting(subject: Subject, now_ms: int) -> int:
