@@ -62,8 +62,7 @@ def write_state(
     is. The rows are in memory as a whole. After an error the new folder is as empty as before.
 
     Args:
-        rows: an Arrow table, a pandas or Polars frame, or a DataFrame of Spark's, which is
-            collected.
+        rows: an Arrow table, a Polars frame, or a DataFrame of Spark's, which is collected.
         savepoint: the savepoint with the positions, the declared states and all other steps.
         step: the uid of the step.
         to: the new savepoint's folder, empty.
@@ -80,7 +79,7 @@ def write_state(
     source, target = FileStorage(savepoint), FileStorage(to)
     saved = savepoints.read(source)
     before = _writable(saved, step, source.location)
-    table = _arrow(rows, schema_of(before))
+    table = _arrow(rows)
     after = before if key is None else _with_key(before, list(key), table)
     table = _checked_columns(after, table)
     _refuse_equal_keys(after, table)
@@ -118,7 +117,7 @@ def _writable(saved: Savepoint, uid: str, location: str) -> StepState:
     return steps[uid]
 
 
-def _arrow(rows: Any, known: pa.Schema) -> pa.Table:
+def _arrow(rows: Any) -> pa.Table:
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):
@@ -128,21 +127,10 @@ def _arrow(rows: Any, known: pa.Schema) -> pa.Table:
             table = getattr(rows, name)()
             if isinstance(table, pa.Table):
                 return table
-    if not hasattr(rows, "columns") or not hasattr(rows, "dtypes"):
-        raise OptionError(
-            f"rows are a {type(rows).__name__}: expected an Arrow table, a pandas or Polars frame, "
-            f"or a DataFrame of Spark's"
-        )
-    try:
-        columns = {
-            str(name): pa.Array.from_pandas(
-                rows[name], known.field(name).type if name in known.names else None
-            )
-            for name in rows.columns
-        }
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise OptionError(f"rows: the frame does not fit the state's columns: {error}") from None
-    return pa.table(columns)
+    raise OptionError(
+        f"rows are a {type(rows).__name__}: expected an Arrow table, a Polars frame, or a "
+        f"DataFrame of Spark's; of pandas, pyarrow.Table.from_pandas(frame)"
+    )
 
 
 def _with_key(step: StepState, names: list[str], table: pa.Table) -> StepState:

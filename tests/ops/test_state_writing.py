@@ -30,8 +30,6 @@ from tallystick.state.key_groups import KeyGroupRange, key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.schema import text_of
 from tallystick.storage.file_storage import FileStorage
-from tallystick.testing import Driver
-from tallystick.testing.memory import MemoryHost
 from tallystick.values import Producer
 from tests.ops.test_state_columns import A_DAY, FIELDS, STEP, USERS, entries_of
 
@@ -198,71 +196,6 @@ def test_an_empty_table_is_no_state(saved: Path, tmp_path: Path) -> None:
     ts.write_state(WHOLE.slice(0, 0), saved, "step", to=tmp_path / "new")
 
     assert rows_in(tmp_path / "new").num_rows == 0
-
-
-def test_frames_of_pandas_and_of_polars(saved: Path, tmp_path: Path) -> None:
-    pl = pytest.importorskip("polars")
-    plain = rows_in(saved).select(["user", "n", "count", "last"])
-    rest = {
-        name: pa.nulls(plain.num_rows, schema_of(LASTING).field(name).type)
-        for name in ("pair", "names", "by_name")
-    }
-    frame = plain.to_pandas()
-    for name in rest:
-        frame[name] = None
-    frames = {
-        "pandas": frame,
-        "polars": pl.from_arrow(plain).with_columns(*(pl.lit(None).alias(name) for name in rest)),
-    }
-    wanted = [row for row in plain.to_pylist() if (row["count"], row["last"]) != (None, None)]
-    for name, rows in frames.items():
-        ts.write_state(rows, saved, "step", to=tmp_path / name)
-        after = rows_in(tmp_path / name).select(["user", "n", "count", "last"]).to_pylist()
-        assert sorted(after, key=str) == sorted(wanted, key=str), name
-
-
-def counting(name: str, *key: str) -> ts.Pipeline:
-    orders = ts.KafkaSource("localhost:9092", topics=["orders"], value=ts.Json(COLUMNS))
-    return (
-        ts.Pipeline(name)
-        .read(orders)
-        .key_by(*key)
-        .process(ts.aggregate({"orders": ts.count()}), uid="totals")
-        .write(ts.KafkaSink("localhost:9092", topic="out", value=ts.Json()))
-    )
-
-
-COLUMNS = "user string, country string"
-
-
-def test_a_pipeline_goes_on_from_what_was_written(tmp_path: Path) -> None:
-    """From the positions of the savepoint, under a key that has one column more."""
-    first = Driver(counting("first", "user"))
-    first.feed("orders", [{"user": "ann", "country": "at"}, {"user": "bob", "country": "be"}])
-    first.drain()
-    kept, new, checkpoint = (FileStorage(str(tmp_path / name)) for name in ("kept", "new", "cp"))
-    savepoints.create(first._host.files, kept)
-    rows = rows_in(tmp_path / "kept", "totals")
-    land = {"ann": "at", "bob": "be"}
-    countries = pa.array([land[user] for user in rows["user"].to_pylist()])
-    orders = pa.array([40 + count for count in rows["orders"].to_pylist()])
-    changed = rows.append_column("country", countries).set_column(
-        rows.column_names.index("orders"), "orders", orders
-    )
-    ts.write_state(changed, tmp_path / "kept", "totals", to=tmp_path / "new", key=KEY)
-    savepoints.restore(new, checkpoint)
-
-    fork = Driver(counting("fork", *KEY), parallelism=3)
-    fork._host, fork._topics = MemoryHost(checkpoint), first._topics  # type: ignore[arg-type]
-    fork._start()
-    first.feed("orders", [{"user": "ann", "country": "at"}, {"user": "ann", "country": "it"}])
-    fork.drain()
-
-    counted = {(row["country"], row["user"]): row["orders"] for row in fork.state().to_pylist()}
-    assert counted == {("at", "ann"): 42, ("be", "bob"): 41, ("it", "ann"): 1}
-
-
-KEY = ["country", "user"]
 
 
 def column(name: str, values: list[Any], kind: pa.DataType) -> pa.Table:
