@@ -183,15 +183,12 @@ class Pipeline(Expressions):
         """Keep some rows, and all of their columns.
 
         Args:
-            predicate: in Spark's SQL, "delay > 15"; or a function that gets a
-                `pyarrow.RecordBatch` and returns a column of booleans, one for each row. Null is
-                false.
+            predicate: as of `ts.when`.
         """
-        self._refuse_named("filter")
         return self._added(filter_step(predicate))
 
     def _added(self, step: Step) -> Self:
-        self._refuse_named("an expression")
+        self._refuse_named("filter() or an expression")
         return replace(self, steps=(*self.steps, step))
 
     @checked

@@ -16,7 +16,7 @@ from tallystick.host.installed import pip_install
 DIALECT = "spark"
 _TEXTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BEFORE = "SELECT "
-"""What stands before an expression when it is parsed."""
+"""The clause before an expression when it is parsed."""
 
 
 def parser() -> Any:
