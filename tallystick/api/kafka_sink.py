@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from tallystick.arguments import Settings, checked, not_one_of
 from tallystick.codec.formats import REGISTERED, WrittenFormat
 from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.delta.sink import DeltaSink
 from tallystick.epoch.transactional_ids import (
     ID_PREFIX,
     check_name,
@@ -27,7 +28,6 @@ from tallystick.epoch.two_phase import (
     guarantee_problem,
 )
 from tallystick.errors import OptionError
-from tallystick.delta.sink import DeltaSink
 from tallystick.files.sink import FileSink
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.output import (

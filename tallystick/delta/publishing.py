@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 DUE_VERSION = 1
 DUE_MAX = 2_000
-"""So many due epochs are published at once, before the time has come."""
+"""The number of due epochs at which they are published before the time has come."""
 CLOSE_PATIENCE_S = 30.0
 SHOWN_MAX = 10
 REMEDY = "Bring it back from a backup of the table's folder, and start again."
@@ -147,7 +147,7 @@ class Publisher:
         Raises:
             StorageError: the table cannot be read now.
         """
-        return self._asking(self._version)
+        return int(self._asking(self._version))
 
     def _version(self) -> int:
         self._table.update_incremental()

@@ -18,8 +18,8 @@ from tallystick.delta.table import (
 )
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, RunFacts, Timeout
 from tallystick.errors import OptionError
-from tallystick.files.drafts import HIDDEN, hidden_folder, parse_name, pending_folder
-from tallystick.files.folder import Folder
+from tallystick.files.drafts import hidden_folder, parse_name, pending_folder
+from tallystick.files.folder import HIDDEN, Folder
 from tallystick.files.sink import COMPRESSIONS
 from tallystick.host.installed import pip_install
 from tallystick.storage.file_storage import shown

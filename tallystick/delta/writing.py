@@ -8,7 +8,6 @@ stand in the log.
 
 import contextlib
 import json
-import logging
 import math
 import time
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
 from tallystick.storage.exclusive import store_settings
-from tallystick.storage.file_storage import reach, shown, user_part, without_secrets
+from tallystick.storage.file_storage import reach, scheme_of, shown, user_part, without_secrets
 from tallystick.storage.local_files import fsync_folder, link_between, move_local, put_local
 from tallystick.storage.places import local_path, resolved
 
@@ -65,8 +65,10 @@ class Folder:
         if self.is_local:
             return self._root, {}
         region = self._files.region if isinstance(self._files, fs.S3FileSystem) else ""
-        bucket, config, client = store_settings(self._uri, region)
-        key = self.location.partition("://")[2].partition("/")[2]
+        place, _, query = self._uri.partition("?")
+        bucket, key = self.location.partition("://")[2].split("/", 1)
+        uri = f"{scheme_of(place)}://{user_part(self._uri)}{bucket}?{query}"
+        bucket, config, client = store_settings(uri, region)
         return f"{bucket}/{key}", config | {"allow_http": str(client["allow_http"]).lower()}
 
     def at(self, location: str) -> "Folder":
@@ -222,9 +224,9 @@ class Folder:
             link = link_between(Path(self._root), Path(whole))
             if link is not None:
                 raise OptionError(
-                    f"{self._what} {self.location}: {link} is a symbolic link, and nothing is "
-                    f"written, moved or removed through one: whoever made it may have aimed it at "
-                    f"other files. Put the folder itself there."
+                    f"{self._what} {self.location}: {link} is a symbolic link, and nothing "
+                    f"is written, moved or removed through one: whoever made it may have aimed it "
+                    f"at other files. Put the folder itself there."
                 )
         return whole
 
@@ -248,6 +250,6 @@ class Folder:
         """Return the error to raise for a failed operation."""
         reason = without_secrets(str(error), self._uri)
         return StorageError(
-            f"{self._what} {self.location}: {doing} failed: {reason}. Nothing is visible that was not "
-            f"decided, and it is tried again; make room or give access."
+            f"{self._what} {self.location}: {doing} failed: {reason}. Nothing is visible that was "
+            f"not decided, and it is tried again; make room or give access."
         )

@@ -453,7 +453,7 @@ def test_edited_details_lead_to_no_other_file(tmp_path: Path) -> None:
 
 def test_statistics_bound_every_value(tmp_path: Path) -> None:
     """What is left out is sound; what is there must be, for data skipping relies on it."""
-    at = [datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime(2026, 1, 1, 0, 0, 0, 1)]
+    at = [datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), datetime(2026, 1, 1, 0, 0, 0, 1, UTC)]
     table = pa.table(
         {
             "n": [3, None],
