@@ -111,7 +111,7 @@ class Publisher:
         self._lock, self._committing = threading.Lock(), threading.Lock()
         self._timer: threading.Timer | None = None
         self._error: OptionError | DataLossError | None = None
-        self._is_first = True
+        self._is_first, self._is_closed = True, False
         self._due = {epoch: self._read(epoch) for epoch in self._due_epochs()}
 
     @property
@@ -235,7 +235,8 @@ class Publisher:
             self.publish()
         except StorageError as error:
             logger.warning("%d epochs wait for the next try: %s", len(self.due), error)
-            self._wait()
+            if not self._is_closed:
+                self._wait()
         except (OptionError, DataLossError) as error:
             self._error = error  # raised by the next epoch
 
@@ -326,6 +327,7 @@ class Publisher:
 
     def close(self) -> None:
         """Publish what waits; a failure leaves it due, for the next start."""
+        self._is_closed = True
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

@@ -39,6 +39,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "KafkaSource": (ts.KafkaSource, {"bootstrap_servers": "nowhere:9092", "topics": ["in"]}),
     "KafkaSink": (ts.KafkaSink, {"bootstrap_servers": "nowhere:9092", "topic": "out"}),
     "FileSink": (ts.FileSink, {"path": "/tmp/files"}),
+    "DeltaSink": (ts.DeltaSink, {"table": "/tmp/table"}),
     "PostgresSink": (ts.PostgresSink, {"dsn": "host=nowhere", "table": "orders"}),
     "Json": (ts.Json, {}),
     "Text": (ts.Text, {}),
