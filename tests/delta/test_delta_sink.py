@@ -23,6 +23,7 @@ from tallystick.errors import (
     RecordError,
     StorageError,
 )
+from tallystick.ops.transactions import lingering_in_files
 from tests.delta.delta_sinks import (
     COLUMNS,
     OWNER,
@@ -78,6 +79,8 @@ def test_what_was_not_decided_is_removed_and_what_was_is_not(tmp_path: Path) -> 
     assert sink.commit_together(epoch) is Outcome.COMMITTED
     (found,) = sink.lingering(OWNER)
     assert found.name == stray.name
+    (shown,) = lingering_in_files(str(tmp_path), [OWNER])  # what `tallystick inspect` lists
+    assert (shown.name, shown.state) == (stray.name, "hidden")
 
     for committable in (found, found, *epoch):
         sink.abort(committable)
