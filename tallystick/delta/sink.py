@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -157,7 +157,7 @@ class DeltaSink:
         def publisher_of(hidden: str) -> Publisher:
             return Publisher(table, folder, hidden, hidden.partition("/")[2], every_ms)
 
-        own = hidden_folder(owner)
+        own = hidden_folder(replace(owner, lineage=owner.lineage or "-"))  # a path has no gap
         if owner.lineage:
             siblings = own.rpartition("/")[0]
             for lineage in folder.names(siblings):

@@ -48,7 +48,9 @@ def test_epochs_on_s3_are_there_once_whoever_commits_them(
     bucket = f"delta-{len(str(every))}"
     server.create_bucket(bucket, access_key="key", secret_key="hunter2")
     uri = f"s3a://key:hunter2@{bucket}/out?{server.query}"
-    zombie = opened(uri, commit_every=every, partition_by=["dest"])
+    by = ["dest"]
+    opened(uri, Owner(OWNER.pipeline, OWNER.sink, ""), partition_by=by).close()  # the first check
+    zombie = opened(uri, commit_every=every, partition_by=by)
     epoch = prepared(zombie, place(), rows(0, 9), rows(9, 12))
     (stray,) = prepared(zombie, place(nonce="bb"), rows(0, 9))
     assert {one.name for one in zombie.lingering(OWNER)} == {epoch[0].name, stray.name}
