@@ -57,6 +57,7 @@ from .errors import (
     TallystickError as TallystickError,
     TopicRecreatedError as TopicRecreatedError,
 )
+from .delta.sink import DeltaSink as DeltaSink
 from .files.sink import FileSink as FileSink
 from .ops.state_table import read_state as read_state
 from .ops.state_writing import write_state as write_state

@@ -56,6 +56,7 @@ _OF_THE_MODULE: tuple[tuple[str, str], ...] = (
     ("collectlist arrayagg list", "ts.collect"),
     ("join", "ts.interval_join, ts.window_join, ts.temporal_join or ts.enrich"),
     ("parquet parquetsink files", "ts.FileSink"),
+    ("delta deltalake deltatable lakehouse", "ts.DeltaSink"),
     ("jdbc postgres", "ts.PostgresSink"),
     ("csv bytes raw", "a source without value=, whose column value is bytes"),
 )

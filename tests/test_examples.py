@@ -38,6 +38,7 @@ LAST_LINES = {
     "stateful_processor": "the longest streaks of 15 carriers",
     "foreach_batch": "late flights of 3 airports",
     "postgres_and_files": "5000 flights in table and files",
+    "delta_table": "5000 flights in one commit, version 1",
     "deduplication": "5000 of 8000 records are new",
     "sessions": "1358 busy times of 5000 flights",
     "several_sinks": "4969 flights in each of 3 sinks",

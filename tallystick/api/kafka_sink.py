@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from tallystick.arguments import Settings, checked, not_one_of
 from tallystick.codec.formats import REGISTERED, WrittenFormat
 from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.delta.sink import DeltaSink
 from tallystick.epoch.transactional_ids import (
     ID_PREFIX,
     check_name,
@@ -355,7 +356,7 @@ def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | No
     for uid, sink in topology.by_uid:
         selection = topology.selection(uid)
         known = None if selection.functions else columns.get(selection.output)
-        if isinstance(sink, KafkaSink | FileSink) and known is not None:
+        if isinstance(sink, KafkaSink | FileSink | DeltaSink) and known is not None:
             sink.check_columns(known)
 
 

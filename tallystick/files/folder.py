@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
-from tallystick.storage.file_storage import reach, shown, user_part, without_secrets
+from tallystick.storage.exclusive import store_settings
+from tallystick.storage.file_storage import reach, scheme_of, shown, user_part, without_secrets
 from tallystick.storage.local_files import fsync_folder, link_between, move_local, put_local
 from tallystick.storage.places import local_path, resolved
 
@@ -40,13 +41,14 @@ class Folder:
 
     Args:
         uri: a path, or a URI as `FileStorage` knows them.
+        what: the kind of sink, for errors.
 
     Raises:
         OptionError: see `places.resolved`.
     """
 
-    def __init__(self, uri: str) -> None:
-        self._uri = resolved(uri, WHAT)
+    def __init__(self, uri: str, what: str = "file sink") -> None:
+        self._uri, self._what = resolved(uri, WHAT), what
         self._files, self._root = reach(self._uri, WHAT)
         self.is_local = local_path(self._uri) is not None
         self.location = shown(self._uri)
@@ -55,8 +57,19 @@ class Folder:
     def __repr__(self) -> str:
         return f"Folder({self.location!r})"
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        return Folder, (self._uri,)
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return Folder, (self._uri, self._what)
+
+    def object_store(self) -> tuple[str, dict[str, str]]:
+        """Return the URL of the folder, and the settings with which delta-rs reaches it."""
+        if self.is_local:
+            return self._root, {}
+        region = self._files.region if isinstance(self._files, fs.S3FileSystem) else ""
+        place, _, query = self._uri.partition("?")
+        bucket, key = self.location.partition("://")[2].split("/", 1)
+        uri = f"{scheme_of(place)}://{user_part(self._uri)}{bucket}?{query}"
+        bucket, config, client = store_settings(uri, region)
+        return f"{bucket}/{key}", config | {"allow_http": str(client["allow_http"]).lower()}
 
     def at(self, location: str) -> "Folder":
         """Return another folder, on the same kind of storage with the same options."""
@@ -196,6 +209,10 @@ class Folder:
         with self._doing("removing", path), contextlib.suppress(FileNotFoundError):
             self._files.delete_file(whole)
 
+    def remove_files(self, paths: Iterable[str]) -> None:
+        """Remove files, those that exist; several at a time on an object store."""
+        self._concurrently(self.remove_file, list(paths))
+
     def _changed(self, path: str) -> str:
         """Return the whole path of a file or folder to write, move or remove.
 
@@ -207,9 +224,9 @@ class Folder:
             link = link_between(Path(self._root), Path(whole))
             if link is not None:
                 raise OptionError(
-                    f"file sink {self.location}: {link} is a symbolic link, and nothing is "
-                    f"written, moved or removed through one: whoever made it may have aimed it at "
-                    f"other files. Put the folder itself there."
+                    f"{self._what} {self.location}: {link} is a symbolic link, and nothing "
+                    f"is written, moved or removed through one: whoever made it may have aimed it "
+                    f"at other files. Put the folder itself there."
                 )
         return whole
 
@@ -233,6 +250,6 @@ class Folder:
         """Return the error to raise for a failed operation."""
         reason = without_secrets(str(error), self._uri)
         return StorageError(
-            f"file sink {self.location}: {doing} failed: {reason}. Nothing is visible that was not "
-            f"decided, and it is tried again; make room or give access."
+            f"{self._what} {self.location}: {doing} failed: {reason}. Nothing is visible that was "
+            f"not decided, and it is tried again; make room or give access."
         )

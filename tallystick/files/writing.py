@@ -57,6 +57,18 @@ def split(rows: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.Rec
     Raises:
         RecordError: a column is missing, or a value cannot be part of a path.
     """
+    for values, part in split_by_values(rows, by):
+        yield _folder(by, values), part
+
+
+def split_by_values(
+    rows: pa.RecordBatch, by: Sequence[str]
+) -> Iterator[tuple[list[str | None], pa.RecordBatch]]:
+    """Yield the rows of each partition, in their order, without the columns that partition them.
+
+    Raises:
+        RecordError: a column is missing, or of a type that `is_possible` refuses.
+    """
     columns = [_as_text(rows, name) for name in by]
     rest = rows.drop_columns(list(by))
     groups, index = _numbered(columns)
@@ -64,8 +76,8 @@ def split(rows: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.Rec
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
         picked = order[start:stop]
-        values = [column.dictionary[int(codes[picked[0]])] for column, codes in index]
-        yield _folder(by, values), rest if len(picked) == len(order) else rest.take(picked)
+        values = [column.dictionary[int(codes[picked[0]])].as_py() for column, codes in index]
+        yield values, rest if len(picked) == len(order) else rest.take(picked)
 
 
 def _as_text(rows: pa.RecordBatch, name: str) -> Any:
@@ -95,11 +107,10 @@ def _numbered(columns: list[Any]) -> tuple[np.ndarray, list[tuple[Any, np.ndarra
     return groups, index
 
 
-def _folder(by: Sequence[str], values: list[Any]) -> str:
-    texts = [value.as_py() for value in values]
+def _folder(by: Sequence[str], values: list[str | None]) -> str:
     names = [
         f"{escape(name)}={escape(text) if text else NULL_FOLDER}"
-        for name, text in zip(by, texts, strict=True)
+        for name, text in zip(by, values, strict=True)
     ]
     for name in names:
         if len(name.encode()) > NAME_BYTES_MAX:

@@ -89,6 +89,15 @@ class CommitsBeside(Protocol):
 
 
 @runtime_checkable
+class CommitsTogether(Protocol):
+    """A sink that commits all transactions of an epoch at once, with one outcome for all."""
+
+    def commit_together(self, committables: Sequence[Committable]) -> Outcome:
+        """Do as `TwoPhaseCommitSink.commit`, for all committables of the sink in one epoch."""
+        ...
+
+
+@runtime_checkable
 class AbortsBy(Protocol):
     """A sink whose aborts take a deadline; other sinks limit the time of an abort themselves."""
 
@@ -254,7 +263,7 @@ class OpenSinks:
     def _beside_in_epoch(
         self, attempt: Callable[[Committable], Answer], committables: Sequence[Committable]
     ) -> list[Answer]:
-        if len(committables) == 1:
+        if len(committables) == 1 and not self._is_together(committables[0].sink):
             return [attempt(committables[0])]
         pools: dict[str, ThreadPoolExecutor] = {}
         by_sink = defaultdict[str, list[Committable]](list)
@@ -265,20 +274,39 @@ class OpenSinks:
         try:
             for uid, of_sink in by_sink.items():
                 sink: object = self._sinks.get(uid)
-                if isinstance(sink, CommitsBeside):
+                if isinstance(sink, CommitsTogether):
+                    answer = self._commit_together(sink, of_sink)
+                    answers |= dict.fromkeys(of_sink, answer)
+                elif isinstance(sink, CommitsBeside):
                     pools[uid] = ThreadPoolExecutor(min(len(of_sink), sink.commits_at_once))
                     under_way |= {
                         committable: pools[uid].submit(attempt, committable)
                         for committable in of_sink
                     }
             for committable in committables:
-                if committable not in under_way:
+                if committable not in under_way and committable not in answers:
                     answers[committable] = attempt(committable)
             answers |= {committable: future.result() for committable, future in under_way.items()}
         finally:
             for pool in pools.values():
                 pool.shutdown(cancel_futures=True)
         return [answers[committable] for committable in committables]
+
+    def _is_together(self, uid: str) -> bool:
+        sink: object = self._sinks.get(uid)
+        return isinstance(sink, CommitsTogether)
+
+    def _commit_together(
+        self, sink: CommitsTogether, committables: Sequence[Committable]
+    ) -> Answer:
+        answer: Answer
+        try:
+            answer = sink.commit_together(committables)
+        except Exception as error:
+            answer = error
+        for committable in committables:
+            self._note(committable, answer)
+        return answer
 
     def _commit_one(self, committable: Committable) -> Outcome:
         try:

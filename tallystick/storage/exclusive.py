@@ -59,7 +59,7 @@ class ExclusiveStore:
                 f"create one exclusively on {scheme}: {pip_install('object-store')} "
                 f"(obstore), {_DECIDED_IN_KAFKA}."
             ) from None
-        bucket, config, client = _settings(uri, region)
+        bucket, config, client = store_settings(uri, region)
         self._shown = shown
         self._obstore: Any = obstore
         self._store = from_url(
@@ -131,7 +131,7 @@ def _as_os_error(error: Exception) -> OSError:
     return OSError(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
 
 
-def _settings(uri: str, region: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def store_settings(uri: str, region: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return a bucket's URL, obstore's configuration and its client options, from a pyarrow URI."""
     parts = urlsplit(uri)
     options = dict(parse_qsl(parts.query))

@@ -125,7 +125,7 @@ class FileStorage:
         if self._exclusive is not None:
             return self._exclusive
         bucket = self._location.partition("://")[2].partition("/")[0]  # or container
-        uri = f"{_scheme(self._location)}://{user_part(self._uri)}{bucket}?{self._query}"
+        uri = f"{scheme_of(self._location)}://{user_part(self._uri)}{bucket}?{self._query}"
         region = files.region if isinstance(files, fs.S3FileSystem) else ""
         self._exclusive = ExclusiveStore(uri, self._location, region)
         return self._exclusive
@@ -331,7 +331,8 @@ def _leads_out(path: str) -> bool:
     return is_whole or "\0" in path or ".." in path.replace("\\", "/").split("/")
 
 
-def _scheme(uri: str) -> str:
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI as pyarrow names it: s3 for Hadoop's s3a."""
     scheme = uri.partition("://")[0]
     return HADOOPS_SCHEMES.get(scheme, scheme)
 

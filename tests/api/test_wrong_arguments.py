@@ -41,6 +41,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "RowsSource": (ts.RowsSource, {"rows": [{"n": 1}]}),
     "ConsoleSink": (ts.ConsoleSink, {}),
     "FileSink": (ts.FileSink, {"path": "/tmp/files"}),
+    "DeltaSink": (ts.DeltaSink, {"table": "/tmp/table"}),
     "PostgresSink": (ts.PostgresSink, {"dsn": "host=nowhere", "table": "orders"}),
     "Json": (ts.Json, {}),
     "Text": (ts.Text, {}),

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -428,3 +428,30 @@ def test_kafka_is_asked_all_that_it_can_answer(monkeypatch: pytest.MonkeyPatch) 
     assert calls[4:] == [("abort_by", "other")]
     assert sink.commit_patience_s == 70
     sink.close()
+
+
+@dataclass
+class Together(Noting):
+    """A sink that commits an epoch as a whole."""
+
+    def commit_together(self, committables: Sequence[Committable]) -> Outcome:
+        self._note("together", " ".join(committable.name for committable in committables))
+        return self.outcome
+
+
+def test_a_sink_that_commits_epochs_as_a_whole_gets_each_epoch_once():
+    """One outcome, or error, is that of all; other sinks have theirs one by one."""
+    table, other = Together(), Noting()
+    sinks = opened(table=table, other=other)
+    of_two = (of("table", "b", 2), of("table", "a", 2), of("other", "x", 2), of("table", "c", 1))
+
+    assert sinks.commit(of_two) == ()
+    assert table.calls == [("together", "c"), ("together", "a b")]
+    assert other.calls == [("commit", "x")]
+
+    table.outcome = Outcome.LOST
+    assert [lost.committable.name for lost in sinks.commit(of_two)] == ["c", "a", "b"]
+    table.error = BrokerUnavailableError("away")
+    with pytest.raises(BrokerUnavailableError, match="away"):
+        sinks.commit(of_two)
+    assert other.calls == [("commit", "x")] * 3

@@ -352,6 +352,7 @@ def sinks(spec: dict[str, Any], **settings: Any) -> tuple[Any, ...]:
         "kafka": lambda **more: sink(spec, **{**settings, **more}),
         "postgres": ts.PostgresSink,
         "files": ts.FileSink,
+        "delta": ts.DeltaSink,
         "lines": lines_sink.LinesSink,
     }
     specs = [dict(spec_given) for spec_given in spec.get("sinks", [{"kind": "kafka"}])]

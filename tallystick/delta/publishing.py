@@ -1,0 +1,341 @@
+"""Due epochs and the Delta commits that publish them, each epoch exactly once.
+
+A *due* epoch is decided, and its files wait for a commit of the table. It is written down in the
+hidden folder, by a file of its own, so that an epoch costs the same whatever waits; a commit then
+names the files of all due epochs, with an application transaction: the app id is that of the sink
+in its checkpoint, and the version is the newest epoch. The proofs of an outcome:
+
+    the table's version of the app id ≥ the epoch     COMMITTED
+    less, and the epoch is due                        COMMITTED: the next commit publishes it
+    less, not due, and all files are there            not yet: it becomes due
+    less, not due, and no file is there               LOST: somebody removed all of them
+
+Invariants:
+    * An epoch is due only after its decision, and before any later epoch is.
+    * A commit is tried only after the table was asked for the version, and Delta refuses one whose
+      app id another commit wrote since then. So a driver that slept commits nothing twice.
+    * A due file is removed only when the table's version covers its epoch.
+    * Intents of an epoch are removed only once it is due or committed: what lingers is undecided.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tallystick.delta.table import refuse, table_problems
+from tallystick.delta.writing import DataFile
+from tallystick.epoch.manifest import seal, unseal
+from tallystick.epoch.two_phase import PATIENCE_S, Committable, Outcome
+from tallystick.errors import (
+    UNREADABLE,
+    DataLossError,
+    FencedError,
+    ManifestError,
+    OptionError,
+    StorageError,
+)
+from tallystick.files.drafts import parse_name, pending_folder
+from tallystick.files.folder import Folder
+from tallystick.text import shortened
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+DUE_VERSION = 1
+DUE_MAX = 2_000
+"""The number of due epochs at which they are published before the time has come."""
+CLOSE_PATIENCE_S = 30.0
+SHOWN_MAX = 10
+REMEDY = "Bring it back from a backup of the table's folder, and start again."
+
+logger = logging.getLogger(__name__)
+
+
+class Prepared(NamedTuple):
+    """The files of one committable.
+
+    Args:
+        table_id: of the table that they were written for.
+        files: all of them.
+    """
+
+    table_id: str
+    files: tuple[DataFile, ...]
+
+
+def prepared(committable: Committable) -> Prepared:
+    """Parse the details of a committable.
+
+    Raises:
+        ManifestError: no release writes them, or a recovery found the committable by its intent.
+    """
+    try:
+        details = json.loads(committable.details)
+        files = tuple(DataFile(*fields) for fields in details["files"])
+        is_ours = parse_name(committable.name) is not None and all(
+            file.path.startswith(f"part-{committable.name}-") and "/" not in file.path
+            for file in files
+        )
+        table_id = str(details["table"])
+    except UNREADABLE:
+        is_ours = False
+    if not is_ours:
+        raise ManifestError(
+            f"Delta sink {committable.sink}: epoch {committable.checkpoint_id} names "
+            f"{committable.name!r} with {committable.details[:200]!r}, which no release writes: "
+            f"the manifest was edited, or made by somebody else. Nothing was changed."
+        )
+    return Prepared(table_id, files)
+
+
+class Publisher:
+    """The due epochs of one sink in one checkpoint, and their commits.
+
+    Args:
+        table: the Delta table.
+        folder: of the table.
+        hidden: the sink's folder in it.
+        app_id: of the application transactions.
+        every_ms: the time between two commits of the table; 0: a commit for each epoch.
+    """
+
+    def __init__(
+        self, table: "DeltaTable", folder: Folder, hidden: str, app_id: str, every_ms: int
+    ) -> None:
+        self._table, self._folder, self._hidden = table, folder, hidden
+        self._app_id, self._every_ms = app_id, every_ms
+        self._table_id = str(table.metadata().id)
+        self._lock, self._committing = threading.Lock(), threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._error: OptionError | DataLossError | None = None
+        self._is_first, self._is_closed = True, False
+        self._due = {epoch: self._read(epoch) for epoch in self._due_epochs()}
+
+    @property
+    def _due_folder(self) -> str:
+        return f"{self._hidden}/due"
+
+    def _due_epochs(self) -> list[int]:
+        return sorted(int(name) for name in self._folder.names(self._due_folder) if name.isdigit())
+
+    def _path(self, epoch: int) -> str:
+        return f"{self._due_folder}/{epoch:08d}"
+
+    def _read(self, epoch: int) -> tuple[DataFile, ...]:
+        path = self._path(epoch)
+        what = f"Delta table {self._folder.location}: due epoch {path}"
+        content = self._folder.get(path)
+
+        def build(fields: dict[str, Any]) -> tuple[DataFile, ...]:
+            self._check_table(fields["table"], epoch)
+            return tuple(DataFile(*values) for values in fields["files"])
+
+        return () if content is None else unseal(content, what, DUE_VERSION, REMEDY, build)
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """The epochs that wait."""
+        with self._lock:
+            return tuple(sorted(self._due))
+
+    def version(self) -> int:
+        """Return the newest epoch in the table; -1: none is.
+
+        Raises:
+            StorageError: the table cannot be read now.
+        """
+        return int(self._asking(self._version))
+
+    def _version(self) -> int:
+        self._table.update_incremental()
+        version = self._table.transaction_version(self._app_id)
+        return -1 if version is None else int(version)
+
+    def _asking(self, ask: Any) -> Any:
+        from deltalake.exceptions import DeltaError
+
+        with self._committing:
+            try:
+                return ask()
+            except (OSError, DeltaError) as error:
+                raise self._folder.failed("reading the table's log", error) from None
+
+    def take(self, committables: Sequence[Committable]) -> Outcome:
+        """Make a decided epoch due, and publish it if its time has come. Idempotent.
+
+        Raises:
+            StorageError: the outcome is unknown for now.
+            DataLossError: some files of the epoch are gone, or the table was replaced.
+            OptionError: the table was changed so that it cannot be written to any more.
+        """
+        (epoch,) = {committable.checkpoint_id for committable in committables}
+        if self._error is not None:
+            raise self._error
+        if epoch not in self.due:
+            parts = [prepared(committable) for committable in committables]
+            files = tuple(file for part in parts for file in part.files)
+            gone = self._gone(files)
+            # A later epoch of this run is in the table only if another run has gone on, which a
+            # commit finds out.
+            if not (gone or self._is_first) or self.version() < epoch:
+                for part in parts:
+                    self._check_table(part.table_id, epoch)
+                if len(gone) == len(files):
+                    return Outcome.LOST
+                self._check_whole(epoch, files, gone)
+                self._make_due(epoch, files)
+            self._is_first = False
+        if not self._every_ms or len(self.due) >= DUE_MAX:
+            self.publish()
+        elif self._timer is None and self.due:
+            self._wait()
+        pending = pending_folder(self._hidden)
+        self._folder.remove_files(f"{pending}/{committable.name}" for committable in committables)
+        return Outcome.COMMITTED
+
+    def _make_due(self, epoch: int, files: tuple[DataFile, ...]) -> None:
+        if self._every_ms:
+            content = seal(DUE_VERSION, {"table": self._table_id, "files": files})
+            self._folder.put(self._path(epoch), content)
+        with self._lock:
+            self._due[epoch] = files
+
+    def _gone(self, files: tuple[DataFile, ...]) -> list[str]:
+        sizes = self._folder.sizes(file.path for file in files)
+        return [file.path for file in files if sizes.get(file.path) != file.size]
+
+    def _check_whole(self, epoch: int, files: tuple[DataFile, ...], gone: list[str]) -> None:
+        if gone:
+            raise DataLossError(
+                f"Delta table {self._folder.location}: epoch {epoch} was decided, and of its "
+                f"{len(files)} files {len(gone)} are gone that no commit has named: "
+                f"{shortened(gone, SHOWN_MAX)}. Somebody removed them, such as a VACUUM with a "
+                f"retention shorter than the pipeline was down. {REMEDY}"
+            )
+
+    def _check_table(self, table_id: str, epoch: int) -> None:
+        if table_id != self._table_id:
+            raise DataLossError(
+                f"Delta table {self._folder.location}: epoch {epoch} was written for the table "
+                f"with id {table_id}, and now there is one with id {self._table_id}: the table was "
+                f"replaced. Bring the old one back, or begin with a new checkpoint."
+            )
+
+    def _wait(self) -> None:
+        self._timer = threading.Timer(self._every_ms / 1000, self._publish_in_time)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _publish_in_time(self) -> None:
+        self._timer = None
+        try:
+            self.publish()
+        except StorageError as error:
+            logger.warning("%d epochs wait for the next try: %s", len(self.due), error)
+            if not self._is_closed:
+                self._wait()
+        except (OptionError, DataLossError) as error:
+            self._error = error  # raised by the next epoch
+
+    def publish(self, patience_s: float = PATIENCE_S) -> None:
+        """Commit the files of all due epochs, unless the table has them.
+
+        Raises:
+            StorageError: whether the table has them is unknown for now.
+            OptionError: the table was changed so that it cannot be written to any more.
+        """
+        until = time.monotonic() + patience_s
+        with self._lock:
+            due = dict(sorted(self._due.items()))
+        if not due:
+            return
+        with self._committing:
+            self._commit(due, until)
+        if self._every_ms or self._due_epochs():
+            self._folder.remove_files(map(self._path, due))
+        with self._lock:
+            for epoch in due:
+                self._due.pop(epoch, None)
+
+    def _commit(self, due: dict[int, tuple[DataFile, ...]], until: float) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.transaction import AddAction
+
+        newest = max(due)
+        while True:
+            try:
+                version = self._version()
+                files = [file for epoch in due if epoch > version for file in due[epoch]]
+                if not files:
+                    return
+                self._check_table(str(self._table.metadata().id), newest)
+                refuse(self._folder.location, list(table_problems(self._table)))
+                self._table.create_write_transaction(
+                    [
+                        AddAction(
+                            file.path,
+                            file.size,
+                            file.values,
+                            file.modified_ms,
+                            True,
+                            file.statistics,
+                        )
+                        for file in files
+                    ],
+                    "append",
+                    self._table.schema(),
+                    partition_by=list(self._table.metadata().partition_columns),
+                    commit_properties=CommitProperties(
+                        custom_metadata={"tallystick.epochs": f"{min(due)}-{newest}"},
+                        app_transactions=[Transaction(self._app_id, newest)],
+                    ),
+                )
+                return
+            except CommitFailedError as error:  # another writer was first: ask again
+                if time.monotonic() > until:
+                    raise self._folder.failed(f"committing epoch {newest}", error) from None
+            except (OSError, DeltaError) as error:
+                raise self._folder.failed(f"committing epoch {newest}", error) from None
+
+    def check_newest(self, epoch: int) -> None:
+        """Raise if the table, or what is due, has a later epoch.
+
+        Raises:
+            FencedError: it has.
+        """
+        newest = max(self.version(), *self.due, -1)
+        if newest > epoch:
+            raise FencedError(
+                f"Delta table {self._folder.location} has epoch {newest} of this checkpoint, and "
+                f"the checkpoint's newest is {epoch}: another run has gone on, or the checkpoint "
+                f"is an old copy. Stop the other run, or restore a savepoint into a new checkpoint."
+            )
+
+    def abort(self, name: str, epoch: int) -> None:
+        """Remove the files of an attempt, and its intent, unless the table's log names them."""
+        prefix = f"part-{name}-"
+        paths = [path for path in self._folder.names("") if path.startswith(prefix)]
+        if paths and self.version() >= epoch:
+            named = self._asking(lambda: {*_names(self._table.file_uris())})
+            paths = [path for path in paths if path not in named]
+        self._folder.remove_files(paths)
+        self._folder.remove_file(f"{pending_folder(self._hidden)}/{name}")
+
+    def close(self) -> None:
+        """Publish what waits; a failure leaves it due, for the next start."""
+        self._is_closed = True
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        try:
+            self.publish(CLOSE_PATIENCE_S)
+        except StorageError as error:
+            logger.warning("%d epochs wait for the next start: %s", len(self.due), error)
+
+
+def _names(paths: Iterable[str]) -> Iterable[str]:
+    return (path.rpartition("/")[2] for path in paths)

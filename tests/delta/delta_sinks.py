@@ -1,0 +1,78 @@
+"""What tests of the Delta sink share: owners, rows with numbers, and two readers of a table."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from tallystick.delta.sink import DeltaSink, OpenDeltaSink
+from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
+
+OWNER = Owner("a/b pipeline", "delta-0", "f00d")
+COLUMNS = pa.schema([pa.field("n", pa.int64()), pa.field("dest", pa.string())])
+
+
+def place(
+    checkpoint_id: int = 1, task: int = 0, nonce: str = "ab12", owner: Owner = OWNER
+) -> Place:
+    return Place(owner, checkpoint_id, task, 0, nonce)
+
+
+def rows(start: int, stop: int) -> pa.RecordBatch:
+    numbers = range(start, stop)
+    dest = pa.array([("ORD", "a/b", None)[n % 3] for n in numbers], pa.string())
+    return pa.record_batch({"n": pa.array(numbers, pa.int64()), "dest": dest})
+
+
+def opened(path: Any, owner: Owner = OWNER, **settings: Any) -> OpenDeltaSink:
+    settings = {"commit_every": 0, "create": True, "schema": COLUMNS, **settings}
+    return DeltaSink(str(path), **settings).open(owner, RunFacts())
+
+
+def prepared(sink: OpenDeltaSink, at: Place, *batches: pa.RecordBatch) -> list[Committable]:
+    """The committables of one attempt."""
+    transaction = sink.plan().begin(at)
+    for batch in batches:
+        transaction.write(batch)
+    return list(transaction.prepare())
+
+
+def visible(path: Path | str) -> list[int]:
+    """The numbers that delta-rs finds, which are those of the log as Delta's protocol has it."""
+    numbers = sorted(DeltaTable(str(path)).to_pyarrow_table()["n"].to_pylist())
+    assert numbers == numbers_of_log(Path(path))
+    return numbers
+
+
+def numbers_of_log(path: Path, column: str = "n") -> list[Any]:
+    """Read the log by hand, and the files that it names by DuckDB: no code of the writer."""
+    files: set[str] = set()
+    for commit in sorted((path / "_delta_log").glob("*.json")):
+        for line in commit.read_text().splitlines():
+            action = json.loads(line)
+            if "add" in action:
+                assert action["add"]["path"] not in files, "a file was added twice"
+                files.add(action["add"]["path"])
+            if "remove" in action:
+                files.remove(action["remove"]["path"])
+    if not files:
+        return []
+    paths = [str(path / file) for file in sorted(files)]
+    values = duckdb.connect().execute(f"SELECT {column} FROM read_parquet($1)", [paths]).fetchall()
+    return sorted(value for (value,) in values)
+
+
+def unnamed(path: Path) -> list[str]:
+    """The Parquet files that no version of the table names."""
+    text = "".join(commit.read_text() for commit in (path / "_delta_log").glob("*.json"))
+    return [file.name for file in path.glob("part-*.parquet") if file.name not in text]
+
+
+def commits(path: Path) -> Counter[str]:
+    """How often each epoch, or range of epochs, was committed."""
+    history = DeltaTable(str(path)).history()
+    return Counter(one["tallystick.epochs"] for one in history if "tallystick.epochs" in one)
