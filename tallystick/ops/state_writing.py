@@ -19,7 +19,7 @@ from tallystick.epoch.savepoint import Savepoint
 from tallystick.errors import OptionError, StateError
 from tallystick.ops import savepoints
 from tallystick.ops.state_table import schema_of
-from tallystick.state.catalog import StateField, StepState
+from tallystick.state.catalog import PLAIN_NAME, StateField, StepState
 from tallystick.state.entries import (
     TIMERS_BY_KEY,
     TIMERS_BY_TIME,
@@ -35,7 +35,7 @@ from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
 from tallystick.storage.file_storage import FileStorage
-from tallystick.storage.places import Place
+from tallystick.storage.places import Place, resolved
 
 BATCH_ROWS = 50_000
 """Rows whose entries are in memory at a time, beside the table itself."""
@@ -76,10 +76,16 @@ def write_state(
             column is missing, unknown or of another type; or a key is there twice.
         StateFileError: a file of another step's state is missing or damaged.
     """
-    source, target = FileStorage(savepoint), FileStorage(to)
+    table = _arrow(rows)
+    if not PLAIN_NAME.fullmatch(step):
+        raise OptionError(f"step={step!r}: expected the uid of a keyed step")
+    if key is not None and not (key and all(name for name in key)):
+        raise OptionError(f"key={key!r}: expected names of columns, e.g. ['user']")
+    room = tempfile.gettempdir() if scratch is None else resolved(scratch, "scratch")
+    source = FileStorage(resolved(savepoint, "savepoint"))
+    target = FileStorage(resolved(to, "to"))
     saved = savepoints.read(source)
     before = _writable(saved, step, source.location)
-    table = _arrow(rows)
     after = before if key is None else _with_key(before, list(key), table)
     table = _checked_columns(after, table)
     _refuse_equal_keys(after, table)
@@ -91,7 +97,7 @@ def write_state(
         after,
         (entries_from(after, batch) for batch in batches if batch.num_rows),
         table.nbytes,
-        Path(scratch if scratch is not None else tempfile.gettempdir()),
+        Path(room),
     )
 
 

@@ -78,7 +78,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "read_state": (ts.read_state, {"spark": NO_SESSION, "checkpoint": "/proc/none"}),
     "write_state": (
         ts.write_state,
-        {"rows": None, "savepoint": "/proc/none", "step": "s", "to": "/proc/none"},
+        {"rows": pa.table({"n": [1]}), "savepoint": "/proc/none", "step": "s", "to": "/proc/no"},
     ),
     "source_progress": (ts.source_progress, {"query": {}}),
     "configure": (ts.configure, {"builder": None}),
@@ -215,6 +215,7 @@ def nothing_starts(monkeypatch, tmp_path):
     monkeypatch.setattr("tallystick.api.pipeline.opened", lambda *_: None)
     monkeypatch.setattr("tallystick.api.pipeline.check_first_start", lambda *_: None)
     monkeypatch.setattr("tallystick.ops.state_table.FileStorage", started)
+    monkeypatch.setattr("tallystick.ops.state_writing.FileStorage", started)
     monkeypatch.setattr("tallystick.spark.context.spark_java_home", started)
     return Started
 
