@@ -54,7 +54,7 @@ REMEDY = "Bring it back from a backup of the table's folder, and start again."
 logger = logging.getLogger(__name__)
 
 
-class Prepared(NamedTuple):
+class AttemptFiles(NamedTuple):
     """The files of one committable.
 
     Args:
@@ -66,7 +66,7 @@ class Prepared(NamedTuple):
     files: tuple[DataFile, ...]
 
 
-def prepared(committable: Committable) -> Prepared:
+def prepared(committable: Committable) -> AttemptFiles:
     """Parse the details of a committable.
 
     Raises:
@@ -88,7 +88,7 @@ def prepared(committable: Committable) -> Prepared:
             f"{committable.name!r} with {committable.details[:200]!r}, which no release writes: "
             f"the manifest was edited, or made by somebody else. Nothing was changed."
         )
-    return Prepared(table_id, files)
+    return AttemptFiles(table_id, files)
 
 
 class Publisher:
