@@ -326,6 +326,32 @@ def _prepared(
         yield "  tallystick new my-job"
 
 
+@app.command("sql")
+def run_sql(
+    file: Annotated[Path, typer.Argument(help="CREATE TABLE …, and one INSERT INTO … SELECT ….")],
+    checkpoint: Annotated[str, typer.Option(help="The checkpoint folder, or URI.")] = "",
+    name: Annotated[str, typer.Option(help="Of the pipeline; by default that of the file.")] = "",
+    explain: Annotated[bool, typer.Option("--explain", help="Show it, and start nothing.")] = False,
+    trigger: Annotated[str, typer.Option(help="Between epochs, such as '5 seconds'.")] = "",
+    once: Annotated[bool, typer.Option("--once", help="End when all is read.")] = False,
+) -> None:
+    """Run a query over streams, with tables declared as in Flink's SQL.
+
+    Exit codes: 0: it ended, or was stopped in order; 1: an error.
+    """
+    with errors_as_messages():
+        from tallystick.queries.program import program
+
+        pipeline = program(file.read_text(), name or file.stem)
+        if explain:
+            typer.echo(pipeline.explain(checkpoint=checkpoint or None))
+            return
+        if not checkpoint:
+            raise OptionError("tallystick sql needs --checkpoint FOLDER; --explain does not")
+        every = {"availableNow": True} if once else trigger or None
+        pipeline.start(checkpoint=checkpoint, trigger=every).awaitTermination()
+
+
 @app.command("new")
 def new(
     folder: Annotated[Path, typer.Argument(help="To make; its name is the pipeline's.")],

@@ -1,0 +1,92 @@
+"""Programs in SQL: tables as Flink declares them, and `tallystick sql`."""
+
+import datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tallystick.__main__ import app
+from tallystick.errors import OptionError
+from tallystick.queries.program import program
+from tallystick.testing import run
+
+KAFKA = "'connector' = 'kafka', 'properties.bootstrap.servers' = 'localhost:9092'"
+FLIGHTS = f"""
+CREATE TABLE flights (
+    `dest` STRING NOT NULL, -- where to
+    delay DOUBLE, price DECIMAL(10, 2), at TIMESTAMP(3),
+    WATERMARK FOR at AS at - INTERVAL '10' SECOND, PRIMARY KEY (dest) NOT ENFORCED
+) WITH ({KAFKA}, 'topic' = 'flights', 'format' = 'json',
+    'properties.security.protocol' = 'PLAINTEXT');
+"""
+LATE = f"CREATE TABLE late (s TIMESTAMP(3), n BIGINT) WITH ({KAFKA}, 'topic' = 'late');"
+INSERT = """
+INSERT INTO late SELECT window.start AS s, count(*) AS n FROM flights WHERE delay > 15
+GROUP BY window(at, '1 minute')
+"""
+BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def test_a_program_is_a_pipeline() -> None:
+    rows = [
+        {"dest": "ORD", "delay": 20.0, "at": BEGIN + datetime.timedelta(seconds=30 * n)}
+        for n in range(10)
+    ]
+    pipeline = program(f"{FLIGHTS}{LATE}{INSERT};", "job")
+    assert pipeline.name == "job"
+    windows = run(pipeline, {"flights": rows}).output().to_pylist()
+    assert [window["n"] for window in windows] == [2, 2, 2, 2]
+    assert windows[0]["s"] == BEGIN
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "0 statements beside CREATE TABLE"),
+        (FLIGHTS + INSERT, "INSERT INTO late: there is no such table, only flights"),
+        (FLIGHTS + LATE + INSERT + ";" + INSERT, "2 statements beside CREATE TABLE"),
+        (FLIGHTS + LATE + "SELECT dest FROM flights", "expected INSERT INTO table SELECT"),
+        ("CREATE TABLE t (a INT);" + INSERT, "expected CREATE TABLE name"),
+        (FLIGHTS.replace("'topic'", "'topics'") + LATE + INSERT, "Did you mean 'topic'?"),
+        (FLIGHTS.replace("'kafka'", "'kafak'") + LATE + INSERT, "Did you mean 'kafka'?"),
+        (FLIGHTS.replace("'json'", "'csv'") + LATE + INSERT, "expected json"),
+        (FLIGHTS.replace("'topic' =", "'topic'") + LATE + INSERT, "expected 'option' = 'value'"),
+        (FLIGHTS.replace("delay DOUBLE", "delay AS x * 2") + LATE + INSERT, "computed columns"),
+        (
+            FLIGHTS.replace("delay DOUBLE", "delay") + LATE + INSERT,
+            "expected a column and its type",
+        ),
+        (
+            FLIGHTS.replace("'format'", "'scan.startup.mode' = 'timestamp', 'format'")
+            + LATE
+            + INSERT,
+            "expected one of earliest-offset, latest-offset",
+        ),
+        (FLIGHTS.replace("kafka'", "print'", 1) + LATE + INSERT, "has no option"),
+    ],
+)
+def test_a_mistake_names_the_table_and_what_is_expected(text: str, words: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        program(text, "job")
+    assert words in str(caught.value)
+
+
+def test_the_command_explains_and_asks_for_a_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "per-minute.sql"
+    file.write_text(FLIGHTS + LATE + INSERT)
+
+    shown = CliRunner().invoke(app, ["sql", str(file), "--explain"])
+    assert shown.exit_code == 0
+    assert shown.output.startswith("pipeline         per-minute")
+
+    refused = CliRunner().invoke(app, ["sql", str(file)])
+    assert refused.exit_code != 0
+    assert "needs --checkpoint FOLDER" in refused.output
+
+
+def test_files_and_the_console_are_sinks() -> None:
+    for options in ("'connector' = 'filesystem', 'path' = '/tmp/late'", "'connector' = 'print'"):
+        text = f"{FLIGHTS}CREATE TABLE late (s TIMESTAMP(3), n BIGINT) WITH ({options});{INSERT}"
+        (sink,) = program(text, "job").sinks
+        assert type(sink).__name__ in ("FileSink", "ConsoleSink")
