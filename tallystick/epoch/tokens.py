@@ -12,7 +12,7 @@ Invariants:
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tallystick.errors import UNREADABLE, DataLossError, ManifestError
 from tallystick.values import TopicPartition
@@ -37,8 +37,6 @@ class Token:
     manifest_path: str
     takeover_count: int = 0
     """The number of takeovers by another lineage; a token without a count has 0."""
-    staged_at: str = field(default="", compare=False)
-    """The UTC time at which the epoch was to be committed, for people; "": not known."""
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= -1, self
@@ -53,7 +51,6 @@ def encode_token(token: Token) -> tuple[int, str]:
         "checkpoint": token.checkpoint,
         "manifest": token.manifest_path,
         **({"takeovers": token.takeover_count} if token.takeover_count else {}),
-        **({"at": token.staged_at} if token.staged_at else {}),
     }
     return token.checkpoint_id + 1, json.dumps(fields, separators=(",", ":"))
 
@@ -72,10 +69,10 @@ def decode_token(offset: int, metadata: str) -> Token:
                 f"run the release that wrote it, or a newer one."
             )
         texts = (fields["lineage"], fields["checkpoint"], fields["manifest"])
-        takeovers, staged_at = fields.get("takeovers", 0), str(fields.get("at", ""))
+        takeovers = fields.get("takeovers", 0)
         if not all(isinstance(text, str) for text in texts) or type(takeovers) is not int:
             raise TypeError("expected three texts and a whole number")
-        return Token(offset - 1, *texts, takeovers, staged_at)
+        return Token(offset - 1, *texts, takeovers)
     except UNREADABLE as error:
         raise DataLossError(
             f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "

@@ -24,7 +24,6 @@ from tallystick.epoch.transactional_ids import BATCH, is_batch_name, parse, toke
 from tallystick.epoch.two_phase import Owner, RunFacts, Sink, TwoPhaseCommitSink
 from tallystick.errors import OptionError
 from tallystick.expressions.binding import Condition, Projection
-from tallystick.host import stopwatch
 from tallystick.kafka.audit import transaction_state
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.broker_settings import check_broker_settings
@@ -118,8 +117,7 @@ class SinkCluster:
 
     def decider(self, identity: Identity) -> TransactionDecider:
         """Return the decider of a pipeline's epochs by Kafka transactions in this cluster."""
-        target = self.target(identity.pipeline)
-        return TransactionDecider(self.broker, target, identity.lineage, stopwatch.utc_now)
+        return TransactionDecider(self.broker, self.target(identity.pipeline), identity.lineage)
 
     def encode_plan(self, task_count: int, functions: tuple[BatchFunction, ...]) -> EncodePlan:
         """Return how this epoch's tasks encode, with the partitions that the topics have now.

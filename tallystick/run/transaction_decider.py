@@ -7,7 +7,7 @@ Source: KIP-447 (offsets in a transaction), Flink's FLIP-143 (what is committed 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tallystick.epoch.manifest import KAFKA, DeciderName
@@ -37,16 +37,12 @@ class TransactionDecider:
         broker: the cluster that is written to.
         target: the transactional id, and where the token goes.
         lineage: of the checkpoint: whose decisions count.
-        utc_now: returns the time for people to read, or "".
     """
 
-    def __init__(
-        self, broker: Broker, target: Target, lineage: str, utc_now: Callable[[], str]
-    ) -> None:
+    def __init__(self, broker: Broker, target: Target, lineage: str) -> None:
         self._broker = broker
         self._target = target
         self._lineage = lineage
-        self._utc_now = utc_now
         self._earlier_places: frozenset[TopicPartition] = frozenset()
         self._takeover_count = 0
 
@@ -78,9 +74,7 @@ class TransactionDecider:
         Positions on other clusters are left out: no transaction spans two.
         """
         group = self._target.token_group
-        text = encode_token(
-            replace(token, takeover_count=self._takeover_count, staged_at=self._utc_now())
-        )
+        text = encode_token(replace(token, takeover_count=self._takeover_count))
         self._broker.stage_offsets(producer, group, {self._target.token_partition: text})
         try:
             earlier = dict.fromkeys(self._earlier_places, text)

@@ -9,7 +9,6 @@ from tallystick.epoch import protocol as c
 from tallystick.epoch.facts import Identity, Request
 from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import RetriableError
-from tallystick.host import stopwatch
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import client_for
 from tallystick.kafka.config import KafkaConfig
@@ -68,7 +67,7 @@ def make_driver(
     )
     return Driver(
         identity,
-        TransactionDecider(broker, target, identity.lineage, stopwatch.utc_now),
+        TransactionDecider(broker, target, identity.lineage),
         FileStorage(str(checkpoint)),
         SystemClock(),
         listener=listener,
