@@ -46,7 +46,9 @@ with EmbeddedKafka() as kafka, TemporaryDirectory() as folder:
     query.awaitTermination()
 
     delta = DeltaTable(f"{folder}/flights")
-    rows = sorted(delta.to_pyarrow_table(columns=COLUMNS.names).to_pylist(), key=lambda row: row["id"])
+    rows = sorted(
+        delta.to_pyarrow_table(columns=COLUMNS.names).to_pylist(), key=lambda row: row["id"]
+    )
     expected = flights[COLUMNS.names].to_dict("records")
     playground.check(
         f"{len(rows)} flights in one commit, version {delta.version()}", rows, expected

@@ -15,6 +15,7 @@ Source: Flink's CREATE TABLE, and the options of its connectors kafka, filesyste
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlglot.tokens import Tokenizer, TokenType
 
@@ -189,12 +190,13 @@ def program(text: str, name: str) -> Pipeline:
             f"{near(target, list(tables))}"
         )
     read = [table for table in tables.values() if table.name in words and table.name != target]
+    sources: dict[str, Any] = {table.name: table.source() for table in read}
     return sql(
         inserts[0],
         name=name,
         sinks={target: tables[target].sink()},
         watermark={table.name: table.watermark for table in read if table.watermark},
-        **{table.name: table.source() for table in read},
+        **sources,
     )
 
 
