@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import polars
 import pytest
+from pyspark.sql.functions import col
 from typer.testing import CliRunner
 
 import tallystick as ts
@@ -186,3 +188,28 @@ def test_a_fork_has_the_state_of_the_savepoint_in_other_key_groups(
         assert inspect(folder(checkpoint), verify=True).is_whole
     saved = ts.read_state(flow.spark, str(tmp_path / "more"), "numbers").collect()
     assert {row["seen"] for row in saved} == {20}
+
+
+def test_a_pipeline_goes_on_from_state_that_was_written_from_a_table(
+    counting: Counting, tmp_path: Path
+) -> None:
+    """Some keys have other numbers, one has none any more; a frame of Spark's and one of Polars."""
+    flow, saved = counting.flow, tmp_path / "saved"
+    assert flow.spark is not None
+    savepoints.create(folder(flow.checkpoint), folder(saved))
+    state = ts.read_state(flow.spark, str(saved), "numbers")
+    changed = state.where("k <> 'k3'").withColumn("seen", col("seen") + 1000)
+
+    ts.write_state(changed, saved, "numbers", to=tmp_path / "by-spark")
+    frame = polars.from_arrow(changed.toArrow())
+    ts.write_state(frame, tmp_path / "by-spark", "numbers", to=tmp_path / "written")
+    savepoints.restore(folder(tmp_path / "written"), folder(tmp_path / "restored"))
+    counting.feed(70)
+    flow.run(counting.pipeline(parallelism=3), checkpoint=tmp_path / "restored")
+
+    before = counting.expected(0, 140)
+    after = [
+        (n, n // KEYS + 1 - 140 // KEYS if n % KEYS == 3 else n // KEYS + 1 + 1000)
+        for n in range(140, 210)
+    ]
+    assert counting.output() == sorted(before + after)
