@@ -364,8 +364,8 @@ def _(_: Any) -> Any:
 
 @mutation("a manifest does not hold what a state means", epoch_plan, "settle", Fault.OTHER_MEANING)
 def _(original: Any) -> Any:
-    def settle(uid: str, declared: Any, base: Any) -> Any:
-        fields, next_id = original(uid, declared, base)
+    def settle(*arguments: Any, **named: Any) -> Any:
+        fields, next_id = original(*arguments, **named)
         return tuple(replace(field, meaning=()) for field in fields), next_id
 
     return settle
