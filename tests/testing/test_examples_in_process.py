@@ -66,7 +66,7 @@ class Place:
                 driver.feed(topic, chosen, partition=number)
         self.waiting.clear()
         driver.drain()
-        return SimpleNamespace(awaitTermination=lambda: None)
+        return SimpleNamespace(awaitTermination=driver.restart)  # closes the sinks
 
     def read(self, servers: str, topic: str) -> list[dict[str, Any]]:
         (driver,) = self.drivers.values()
