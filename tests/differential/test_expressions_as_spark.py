@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import tallystick as ts
@@ -33,7 +34,10 @@ def spark(shared_spark: SparkSession) -> Iterator[SparkSession]:
     before = {name: shared_spark.conf.get(name) for name in SETTINGS}
     for name, value in SETTINGS.items():
         shared_spark.conf.set(name, value)
-    yield shared_spark
+    with pytest.MonkeyPatch.context() as patched:
+        # Its logger of errors gives every handler that it meets its own format, pytest's too.
+        patched.setattr(PySparkException, "_log_exception", lambda _: None)
+        yield shared_spark
     for name, value in before.items():
         shared_spark.conf.set(name, value)
 
