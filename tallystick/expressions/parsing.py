@@ -32,6 +32,19 @@ def parser() -> Any:
     return sqlglot
 
 
+def refuse_misread(text: str, what: str) -> None:
+    """Refuse a text that sqlglot would read otherwise than Spark does, without an error.
+
+    Raises:
+        ExpressionError: two texts stand side by side, or a number has the letter of a type.
+    """
+    if any(text[one.end() :].startswith(one[0][0]) for one in _TEXTS.finditer(text)):
+        # Two texts to sqlglot, a quote in one to Spark.
+        raise ExpressionError(f"{what}: write a quote in a text as \\'")
+    if number := re.search(r"(?<![\w.])\d+[lsy]\b", _TEXTS.sub("''", text), re.IGNORECASE):
+        raise ExpressionError(f"{what}: {number[0]}: write CAST(… AS bigint)")
+
+
 def parsed(text: str, what: str) -> tuple[str, Node]:
     """Parse one expression, with or without a name: `price * 2 AS doubled`.
 
@@ -50,11 +63,7 @@ def parsed(text: str, what: str) -> tuple[str, Node]:
 
     if not isinstance(text, str) or not text.strip():
         raise ExpressionError(f"{what}: expected an expression, such as 'price > 10'")
-    if any(text[one.end() :].startswith(one[0][0]) for one in _TEXTS.finditer(text)):
-        # Two texts to sqlglot, a quote in one to Spark.
-        raise ExpressionError(f"{what}: write a quote in a text as \\'")
-    if number := re.search(r"(?<![\w.])\d+[lsy]\b", _TEXTS.sub("''", text), re.IGNORECASE):
-        raise ExpressionError(f"{what}: {number[0]}: write CAST(… AS bigint)")
+    refuse_misread(text, what)
     try:
         tree = sqlglot.parse_one(f"{_BEFORE}{text}", read=DIALECT)
     except ParseError as error:

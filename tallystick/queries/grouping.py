@@ -5,13 +5,13 @@ and group windows.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sqlglot import exp
 
 from tallystick.errors import OptionError
+from tallystick.expressions.parsing import DIALECT
 from tallystick.queries.parsing import (
-    DIALECT,
     TABLE_FUNCTIONS,
     WINDOW,
     alias_name,
@@ -218,7 +218,7 @@ def grouped(select: exp.Select, relation: Relation, uid: str, name: str) -> Rela
     """
     relation.refuse_updates("GROUP BY over")
     group = Group(relation)
-    names = {alias_of(node): node for node in select.expressions if isinstance(node, exp.Alias)}
+    names = {str(node.alias): node for node in select.expressions if isinstance(node, exp.Alias)}
     for expression in _group_expressions(select, names):
         _add_key(group, expression, names)
     outputs: dict[str, exp.Expression] = {}
@@ -246,11 +246,6 @@ def grouped(select: exp.Select, relation: Relation, uid: str, name: str) -> Rela
             "back from the output; group by window(…), or choose where the output is read"
         )
     return rows.filter(condition).select(outputs)
-
-
-def alias_of(node: exp.Expression) -> str:
-    """Return the alias of a projection."""
-    return str(node.alias)
 
 
 def _output_name(node: exp.Expression, after: exp.Expression) -> str:
@@ -401,8 +396,3 @@ def table_function(node: exp.Expression | None) -> exp.Anonymous | None:
         if node.name.upper() in TABLE_FUNCTIONS:
             return node
     return None
-
-
-def with_windows(relation: Relation, node: exp.Anonymous) -> Relation:
-    """Return the rows of a table function, whose windows a GROUP BY applies."""
-    return replace(relation, windows=node)

@@ -11,7 +11,8 @@ from sqlglot import exp
 from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream
 from tallystick.errors import OptionError
-from tallystick.queries.parsing import DIALECT, conjuncts, milliseconds
+from tallystick.expressions.parsing import DIALECT
+from tallystick.queries.parsing import conjuncts, milliseconds
 from tallystick.queries.relations import Relation, tables_in
 from tallystick.state.functions.joins import interval_join, temporal_join
 

@@ -13,8 +13,8 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokens import Token, Tokenizer, TokenType
 
 from tallystick.errors import OptionError
+from tallystick.expressions.parsing import DIALECT, refuse_misread
 
-DIALECT = "spark"
 WINDOW = "time_window"
 """The name of Spark's `window` in a tree: to sqlglot, WINDOW begins a clause."""
 TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
@@ -28,6 +28,7 @@ def statements_of(text: str) -> list[exp.Expression]:
     Raises:
         OptionError: the text is no SQL; the message has the line and the column.
     """
+    refuse_misread(text, "sql")
     try:
         trees = sqlglot.parse(_rewritten(text), read=DIALECT)
     except ParseError as error:

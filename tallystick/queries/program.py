@@ -25,10 +25,11 @@ from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.pipeline import Pipeline
 from tallystick.arguments import near
 from tallystick.codec.formats import Json
+from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
+from tallystick.expressions.parsing import DIALECT
 from tallystick.files.sink import FileSink
-from tallystick.queries.parsing import DIALECT
 from tallystick.queries.query import sql
 
 SERVERS = "properties.bootstrap.servers"
@@ -38,6 +39,8 @@ _WATERMARK = re.compile(
     r"WATERMARK\s+FOR\s+`?(\w+)`?\s+AS\s+`?(\w+)`?\s*(?:-\s*(.*))?", re.I | re.S
 )
 _COLUMN = re.compile(r"`?(\w+)`?\s+(.*)", re.S)
+_COMMENT = re.compile(r"('(?:[^'\\]|\\.)*')|--[^\n]*|/\*.*?\*/", re.S)
+"""A text, which stays as it is, or a comment."""
 _OPTION = re.compile(r"\s*'((?:[^']|'')*)'\s*=\s*'((?:[^']|'')*)'\s*", re.S)
 _TYPES = (
     (re.compile(r"TIMESTAMP(_LTZ)?\s*(\(\d\))?(\s+WITH.*)?", re.I), "timestamp"),
@@ -114,6 +117,7 @@ class Table:
             topic=self._option("topic"),
             key=self.options.get("key.fields"),
             value=Json(),
+            transactional_id_prefix=self.options.get("sink.transactional-id-prefix", ID_PREFIX),
             options=self._client(),
         )
 
@@ -208,7 +212,7 @@ def _statements(text: str) -> list[str]:
             parts.append(text[start : token.start])
             start = token.end + 1
     parts.append(text[start:])
-    plain = (re.sub(r"--[^\n]*", "", part).strip() for part in parts)
+    plain = (_COMMENT.sub(lambda match: match[1] or " ", part).strip() for part in parts)
     return [part for part in plain if part]
 
 

@@ -13,12 +13,13 @@ from tallystick.api.streams import Stream, stream
 from tallystick.arguments import checked, near
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError, TallystickError
+from tallystick.expressions.parsing import DIALECT
 from tallystick.pipeline.keyed import columns_of
 from tallystick.pipeline.sinks import with_columns
 from tallystick.pipeline.topics import columns_ddl
-from tallystick.queries.grouping import grouped, is_grouped, table_function, with_windows
+from tallystick.queries.grouping import grouped, is_grouped, table_function
 from tallystick.queries.joining import joined
-from tallystick.queries.parsing import DIALECT, alias_name, conjuncts, milliseconds, statements_of
+from tallystick.queries.parsing import alias_name, conjuncts, milliseconds, statements_of
 from tallystick.queries.relations import Relation
 from tallystick.spark.cluster import Cluster
 from tallystick.state.functions.ready_made import deduplicate
@@ -200,8 +201,7 @@ class Translation:
                     "sql: UNION ALL behind GROUP BY, DISTINCT or JOIN: rows of several sources "
                     "become one stream before the first keyed step: write GROUP BY around it"
                 )
-        known = [one for one in streams if one.uid is not None]
-        assert len(known) == len(streams), "each table's stream has its name"
+        assert all(one.uid is not None for one in streams), "each table's stream has its name"
         rows = Pipeline(self.name).read(*streams)
         times = frozenset.intersection(*(side.times for side in sides))
         delay = max(side.delay_ms for side in sides)
@@ -352,7 +352,7 @@ class Translation:
             inner = exp.to_table(function.expressions[0].name)
             relation = self._table(inner, named)
             names = relation.names | ({alias} if alias else set())
-            return replace(with_windows(relation, function), names=names)
+            return replace(relation, windows=function, names=names)
         name = node.name
         if name in named:
             others = {key: query for key, query in named.items() if key != name}

@@ -10,7 +10,8 @@ from sqlglot.errors import SqlglotError
 from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream
 from tallystick.errors import OptionError
-from tallystick.queries.parsing import DIALECT, WINDOW
+from tallystick.expressions.parsing import DIALECT
+from tallystick.queries.parsing import WINDOW
 
 WINDOW_NAMES = (WINDOW, "session_window")
 """Tables of `window.start` and the like."""

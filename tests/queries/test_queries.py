@@ -38,6 +38,8 @@ def order(number: int, second: int) -> dict[str, Any]:
         ),
         ("SELECT idd FROM orders", "Did you mean 'id'?"),
         ("SELECT id", "SELECT without FROM"),
+        ("SELECT 'it''s' AS word FROM orders", r"sql: write a quote in a text as \'"),
+        ("SELECT id * 2L AS n FROM orders", "2L: write CAST(… AS bigint)"),
         ("UPDATE orders SET id = 1", "UPDATE: expected SELECT"),
         ("SELECT id FROM orders; SELECT id FROM orders", "2 statements, and one is a pipeline"),
         ("SELECT id FROM orders ORDER BY id", "ORDER BY: a stream has no end"),

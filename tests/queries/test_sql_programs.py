@@ -1,6 +1,8 @@
 """Programs in SQL: tables as Flink declares them, and `tallystick sql`."""
 
 import datetime
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,30 @@ def test_the_command_explains_and_asks_for_a_checkpoint(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["sql", str(file)])
     assert refused.exit_code != 0
     assert "needs --checkpoint FOLDER" in refused.output
+
+
+def test_signs_of_comments_in_a_text_are_text() -> None:
+    """One that was cut at `--` would compare with another text, or end the statement."""
+    text = "INSERT INTO late SELECT at AS s, 1 AS n FROM flights /* all */ WHERE dest = 'a--b/*c*/'"
+    rows = [{"dest": dest, "delay": 1.0, "at": BEGIN} for dest in ("a", "a--b/*c*/", "a--b")]
+    pipeline = program(f"{FLIGHTS}{LATE}{text} -- the end", "job")
+    assert run(pipeline, {"flights": rows}).output().num_rows == 1
+
+
+def test_a_prefix_of_transactional_ids_is_the_sinks() -> None:
+    late = LATE.replace("'late'", "'late', 'sink.transactional-id-prefix' = 'team-'")
+    (sink,) = program(FLIGHTS + late + INSERT, "job").sinks
+    assert sink.transactional_id_prefix == "team-"
+
+
+def test_without_the_parser_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['sqlglot'] = None; import tallystick as ts\n"
+        "try:\n    ts.sql('SELECT 1')\nexcept ts.OptionError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("expressions need sqlglot: pip install ")
+    assert "[sql]" in done.stdout
 
 
 def test_files_and_the_console_are_sinks() -> None:
