@@ -11,10 +11,10 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
 from tallystick.epoch.manifest import FOLDER
 from tallystick.errors import UNREADABLE, StorageError
-from tallystick.host import stopwatch
 from tallystick.ports import Storage
 from tallystick.values import GraphNode, JobGraph
 
@@ -55,7 +55,8 @@ def note_run(storage: Storage, run: str = "", graph: JobGraph | None = None) -> 
         if graph is None:
             before = newest_run(storage)
             graph = before.graph if before else ()
-        newest = NewestRun(socket.gethostname(), os.getpid(), stopwatch.utc_now(), run, graph)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        newest = NewestRun(socket.gethostname(), os.getpid(), started, run, graph)
         storage.put(RUN, json.dumps(asdict(newest)).encode())
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from tallystick.epoch.two_phase import Committable, Place
 from tallystick.errors import RecordError
 from tallystick.files.drafts import hidden_folder, name_of, pending_folder
 from tallystick.files.folder import Folder
+from tallystick.files.parquet import OpenParquet, WaitingRows
 from tallystick.files.writing import BUFFER_BYTES_MAX, OPEN_PARTITIONS_MAX, split_by_values
 from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, count
 
@@ -92,9 +93,10 @@ class DeltaTransaction:
         for values, part_rows in split_by_values(rows, by) if by else [([], rows)]:
             key = tuple(value or None for value in values)
             part = self._parts.get(key) or self._new_part(key, part_rows.schema)
-            self._buffered += part.take(part_rows)
+            self._buffered += part.waiting.take(part_rows)
         while self._buffered > BUFFER_BYTES_MAX:
-            self._buffered -= max(self._parts.values(), key=lambda part: part.byte_count).flush()
+            largest = max(self._parts.values(), key=lambda part: part.waiting.byte_count)
+            self._buffered -= largest.flush()
         self._row_count += rows.num_rows
 
     def _new_part(self, key: tuple[str | None, ...], schema: pa.Schema) -> "_Part":
@@ -144,59 +146,44 @@ class DeltaTransaction:
             folder.remove_file(f"{pending_folder(self._hidden)}/{self._name}")
 
 
-@dataclass
 class _Part:
     """The file of one partition, and the rows that wait to be written."""
 
-    plan: DeltaPlan
-    path: str
-    values: dict[str, str | None]
-    schema: pa.Schema
-    byte_count: int = 0
-    _waiting: list[pa.RecordBatch] = field(default_factory=list)
-    _footer: list[Any] = field(default_factory=list)
-    _stream: Any = None
-    _writer: Any = None
-
-    def take(self, rows: pa.RecordBatch) -> int:
-        """Let rows wait to be written; return their size in bytes."""
-        self._waiting.append(rows)
-        self.byte_count += int(rows.nbytes)
-        return int(rows.nbytes)
+    def __init__(
+        self, plan: DeltaPlan, path: str, values: dict[str, str | None], schema: pa.Schema
+    ) -> None:
+        self.plan, self.path, self.values = plan, path, values
+        self.waiting = WaitingRows(schema)
+        self._footers: list[pq.FileMetaData] = []
+        self._open: OpenParquet | None = None
 
     def flush(self) -> int:
         """Write the waiting rows; return their size in bytes."""
         with self._failing():
-            if self._stream is None:
-                self._stream = self.plan.folder.create(self.path)
-                self._writer = pq.ParquetWriter(
-                    self._stream,
-                    self.schema,
-                    compression=self.plan.compression,
-                    metadata_collector=self._footer,
-                )
-            self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema))
-        flushed, self._waiting, self.byte_count = self.byte_count, [], 0
-        return flushed
+            self._written()
+        return self.waiting.clear()
+
+    def _written(self) -> OpenParquet:
+        if self._open is None:
+            plan = self.plan
+            self._open = OpenParquet(
+                plan.folder, self.path, self.waiting.schema, plan.compression, self._footers
+            )
+        self._open.write(self.waiting.table())
+        return self._open
 
     def close(self) -> DataFile:
         """Write the waiting rows, end the file, and describe it."""
-        self.flush()
         with self._failing():
-            self._writer.close()
-            size = self._stream.tell()
-            self._stream.close()
-        (footer,) = self._footer
+            size = self._written().close()
+        (footer,) = self._footers
         now_ms = int(time.time() * 1000)
         return DataFile(self.path, size, self.values, now_ms, statistics(footer))
 
     def drop(self) -> None:
         """Close the open file."""
-        with contextlib.suppress(Exception):
-            if self._writer is not None:
-                self._writer.close()
-        if self._stream is not None:
-            self._stream.close()
+        if self._open is not None:
+            self._open.drop()
 
     @contextlib.contextmanager
     def _failing(self) -> Any:

@@ -8,18 +8,18 @@ import logging
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tallystick.epoch.two_phase import Committable, Guarantee, LossyTransaction, Place, Transaction
 from tallystick.errors import OptionError, RecordError, StorageError
 from tallystick.files.drafts import SEEN, Drafts, File, hidden_folder, name_of
 from tallystick.files.folder import Folder
+from tallystick.files.parquet import OpenParquet, WaitingRows
 from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, count
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
@@ -253,11 +253,12 @@ class FileTransaction:
             )
         for folder, part_rows in split(rows, by) if by else [("", rows)]:
             part = self._parts.get(folder) or self._new_part(folder, part_rows.schema)
-            self._buffered += part.take(part_rows)
-            if part.row_count >= self._plan.row_group_rows:
+            self._buffered += part.waiting.take(part_rows)
+            if part.waiting.row_count >= self._plan.row_group_rows:
                 self._buffered -= part.flush()
         while self._buffered > BUFFER_BYTES_MAX:
-            self._buffered -= max(self._parts.values(), key=lambda part: part.byte_count).flush()
+            largest = max(self._parts.values(), key=lambda part: part.waiting.byte_count)
+            self._buffered -= largest.flush()
         self._row_count += rows.num_rows
 
     def _new_part(self, folder: str, schema: pa.Schema) -> "_Part":
@@ -315,72 +316,45 @@ class FileTransaction:
             self._plan.folder.remove(self._drafts.pending)
 
 
-@dataclass
 class _Part:
     """The files of one partition, the last still open, and the rows that wait to be written."""
 
-    plan: FilePlan
-    drafts: Drafts
-    folder: str
-    schema: pa.Schema
-    row_count: int = 0
-    byte_count: int = 0
-    _waiting: list[pa.RecordBatch] = field(default_factory=list)
-    _files: list[File] = field(default_factory=list)
-    _stream: Any = None
-    _writer: Any = None
-
-    def take(self, rows: pa.RecordBatch) -> int:
-        """Let rows wait to be written; return their size in bytes."""
-        self._waiting.append(rows)
-        byte_count = int(rows.nbytes)
-        self.row_count += rows.num_rows
-        self.byte_count += byte_count
-        return byte_count
+    def __init__(self, plan: FilePlan, drafts: Drafts, folder: str, schema: pa.Schema) -> None:
+        self.plan, self.drafts, self.folder = plan, drafts, folder
+        self.waiting = WaitingRows(schema)
+        self._files: list[File] = []
+        self._open: OpenParquet | None = None
 
     def flush(self) -> int:
         """Write the waiting rows; return their size in bytes."""
-        if self._waiting:
+        if self.waiting:
             with self._failing():
-                self._open()
-                table = pa.Table.from_batches(self._waiting, self.schema)
-                self._writer.write_table(table, row_group_size=self.plan.row_group_rows)
-            if self._stream.tell() > FILE_BYTES_MAX:
-                self._close_file()
-        flushed, self._waiting = self.byte_count, []
-        self.row_count = self.byte_count = 0
-        return flushed
+                if self._open is None:
+                    draft = self.drafts.draft(File(self.folder, len(self._files), 0))
+                    schema, compression = self.waiting.schema, self.plan.compression
+                    self._open = OpenParquet(self.plan.folder, draft, schema, compression)
+                size = self._open.write(self.waiting.table(), self.plan.row_group_rows)
+            if size > FILE_BYTES_MAX:
+                self._close_file(self._open)
+        return self.waiting.clear()
 
     def close(self) -> list[File]:
         """Write the waiting rows and end the file; return all files of the partition."""
         self.flush()
-        if self._stream is not None:
-            self._close_file()
+        if self._open is not None:
+            self._close_file(self._open)
         return self._files
 
     def drop(self) -> None:
         """Close the open file."""
-        with contextlib.suppress(Exception):
-            if self._writer is not None:
-                self._writer.close()
-        if self._stream is not None:
-            self._stream.close()
+        if self._open is not None:
+            self._open.drop()
 
-    def _open(self) -> None:
-        if self._stream is None:
-            file = File(self.folder, len(self._files), 0)
-            self._stream = self.plan.folder.create(self.drafts.draft(file))
-            self._writer = pq.ParquetWriter(
-                self._stream, self.schema, compression=self.plan.compression
-            )
-
-    def _close_file(self) -> None:
+    def _close_file(self, file: OpenParquet) -> None:
         with self._failing():
-            self._writer.close()
-            size = self._stream.tell()
-            self._stream.close()
+            size = file.close()
         self._files.append(File(self.folder, len(self._files), size))
-        self._stream = self._writer = None
+        self._open = None
 
     @contextlib.contextmanager
     def _failing(self) -> Any:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,11 +37,6 @@ Item = TypeVar("Item")
 def now_ms() -> int:
     """Return the time by the clock of this machine, in ms since 1970."""
     return time.time_ns() // 1_000_000
-
-
-def utc_now() -> str:
-    """Return the time by the clock of this machine, in ISO's form, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class TaskTimes(NamedTuple):

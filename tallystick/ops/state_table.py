@@ -21,11 +21,20 @@ from tallystick.options.table import client_config
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
-from tallystick.state.functions.processing import COLUMNS, ELEMENTS, PANES, ROWS, TABLE
+from tallystick.state.functions.processing import (
+    COLUMNS,
+    ELEMENTS,
+    LIST,
+    MAP,
+    PANES,
+    ROWS,
+    TABLE,
+    VALUE,
+)
 from tallystick.state.functions.row_state import stored_fields, stored_rows
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.keys import KeyCodec, tails
-from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct_from_text
+from tallystick.state.pyspark.values import ValueCodec, struct_from_text
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
 from tallystick.storage.file_storage import FileStorage

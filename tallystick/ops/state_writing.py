@@ -26,12 +26,12 @@ from tallystick.state.entries import (
     time_bytes,
     time_keys,
 )
-from tallystick.state.functions.processing import COLUMNS
+from tallystick.state.functions.processing import COLUMNS, LIST, MAP, VALUE
 from tallystick.state.functions.vectorised import TIMER
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.keys import KeyCodec, entry_keys
 from tallystick.state.overlay import ENTRIES, one_batch
-from tallystick.state.pyspark.values import LIST, MAP, VALUE, ValueCodec, struct_from_text
+from tallystick.state.pyspark.values import ValueCodec, struct_from_text
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
 from tallystick.storage.file_storage import FileStorage

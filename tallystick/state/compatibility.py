@@ -16,7 +16,6 @@ from tallystick.errors import OptionError
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.evolution import (
     ADDED,
-    OWN_KINDS,
     REFUSED,
     REMOVED,
     Renamed,
@@ -30,6 +29,7 @@ from tallystick.state.functions.processing import (
     DELETED,
     ELEMENTS,
     NO_TIME,
+    OWN_KINDS,
     PANES,
     ROWS,
     TABLE,

@@ -30,16 +30,13 @@ from tallystick.codec.spans import Int64Array
 from tallystick.errors import UNREADABLE, ManifestError
 from tallystick.state.catalog import FormerSchema, FormerState, StateField, StepState
 from tallystick.state.entries import REST_AT, ids_of
-from tallystick.state.functions.processing import COLUMNS, ROWS
+from tallystick.state.functions.processing import COLUMNS, LIST, OWN_KINDS, ROWS
 from tallystick.state.functions.row_state import with_rows
 from tallystick.state.keys import KeyCodec, tails
 from tallystick.state.overlay import ENTRIES
 from tallystick.state.row_codec import BoolArray, ColumnsCodec
 from tallystick.state.schema import schema_from_text
 
-VALUE, LIST, MAP = "value", "list", "map"
-OWN_KINDS = (VALUE, LIST, MAP)
-"""The kinds of states that only functions of a user's own have; see `pyspark.values`."""
 ADDED, REMOVED, WIDENED, REFUSED = "added", "removed", "widened", "refused"
 
 Renamed = Mapping[str, str]

@@ -515,7 +515,7 @@ def test_row_groups_are_filled_from_small_batches_and_memory_is_bounded(tmp_path
     transaction = opened(tmp_path, partition_by=["dest"]).plan().begin(place(2))
     for batch in batches:
         transaction.write(batch)
-        byte_count = sum(part.byte_count for part in transaction._parts.values())
+        byte_count = sum(part.waiting.byte_count for part in transaction._parts.values())
         assert byte_count == transaction._buffered <= 1 << 12
     sink.commit(transaction.prepare()[0])
     assert visible(tmp_path) == sorted([*range(5000)] * 2)

@@ -37,7 +37,8 @@ from tallystick.ops.state_table import table_of
 from tallystick.source import offsets
 from tallystick.state import changelog, keys
 from tallystick.state.catalog import StateField, StepState
-from tallystick.state.evolution import OWN_KINDS, evolved
+from tallystick.state.evolution import evolved
+from tallystick.state.functions.processing import OWN_KINDS
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.storage.file_storage import FileStorage
 from tallystick.testing import EmbeddedKafka

@@ -34,6 +34,8 @@ TABLE = "table"
 """The kind of the one state of a broadcast table: the columns beside its key."""
 ELEMENTS = "elements"
 """The kind of a list state: the columns of its elements, which lie by task and place."""
+VALUE, LIST, MAP = OWN_KINDS = ("value", "list", "map")
+"""The kinds of states that only functions of a user's own have; see `pyspark.values`."""
 DELETED = "deleted"
 """The kind of a declaration that a state, should it be held, is to be dropped."""
 

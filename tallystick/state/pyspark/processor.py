@@ -28,9 +28,11 @@ from tallystick.codec.own_memory import own
 from tallystick.errors import OptionError, StateError
 from tallystick.state.functions.processing import (
     EVENT_TIME,
+    LIST,
     NO_TIME,
     PROCESSING_TIME,
     TIME_MODES,
+    VALUE,
     StateDeclaration,
     Work,
 )
@@ -52,7 +54,7 @@ from tallystick.state.pyspark.rows import (
     sort_by_key,
 )
 from tallystick.state.pyspark.states import DeclaredFields, FieldDeclarations, Handle
-from tallystick.state.pyspark.values import LIST, VALUE, arrow_schema_of
+from tallystick.state.pyspark.values import arrow_schema_of
 
 Visit = tuple[bytes, bytes, tuple[Any, ...], Iterator[Any]]
 """A key's bytes, its group's, the key as the user sees it, and its rows or frames."""

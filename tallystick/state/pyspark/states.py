@@ -28,15 +28,15 @@ from tallystick.errors import OptionError, StateError
 from tallystick.state.catalog import StateField
 from tallystick.state.functions.processing import (
     DELETED,
+    LIST,
+    MAP,
     NO_TIME,
     PROCESSING_TIME,
+    VALUE,
     StateDeclaration,
 )
 from tallystick.state.pyspark.current_key import CurrentKey, Entries, Timers
 from tallystick.state.pyspark.values import (
-    LIST,
-    MAP,
-    VALUE,
     ValueCodec,
     struct_from_text,
     struct_of,

@@ -27,9 +27,6 @@ from tallystick.codec import ddl
 from tallystick.errors import UNREADABLE, ManifestError, OptionError, StateError
 from tallystick.state.pyspark.rows import field_misfit, order_misfit, row_maker
 
-VALUE, LIST, MAP = "value", "list", "map"
-"""The kinds of a processor's state."""
-
 
 def struct_of(schema: types.StructType | str) -> types.StructType:
     """Return a user's schema as a `StructType`.
