@@ -1,7 +1,8 @@
 """Expressions as steps of a pipeline: bound to the columns of the rows, then run on batches."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,21 +80,27 @@ def _index(schema: pa.Schema, name: str) -> int | None:
     return matches[0] if len(matches) == 1 else None
 
 
-@dataclass
-class _Plans:
-    """Bound expressions by the columns of the rows; each process has its own."""
+Plan = TypeVar("Plan")
 
-    by_schema: dict[pa.Schema, list[Bound]] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[type["_Plans"], tuple[()]]:
-        return _Plans, ()
+class Newest(Generic[Plan]):
+    """The newest plan of a step, and its rows' columns, which seldom change; one per process.
 
-    def of(self, nodes: Iterable[Node], schema: pa.Schema) -> list[Bound]:
-        """Return the nodes bound to the columns of a schema."""
-        if schema not in self.by_schema:
-            self.by_schema.clear()  # a stream has one schema at a time
-            self.by_schema[schema] = [bind(node, schema) for node in nodes]
-        return self.by_schema[schema]
+    A plan holds functions that are made in the process, so a copy for another one has none.
+    """
+
+    def __init__(self) -> None:
+        self.newest: tuple[pa.Schema, Plan] | None = None
+
+    def __reduce__(self) -> tuple[type["Newest[Plan]"], tuple[()]]:
+        return type(self), ()
+
+    def plan(self, schema: pa.Schema, make: Callable[[pa.Schema], Plan]) -> Plan:
+        """Return the plan for rows with the columns of a schema."""
+        newest = self.newest
+        if newest is None or not newest[0].equals(schema):
+            newest = self.newest = (schema, make(schema))
+        return newest[1]
 
 
 @dataclass(frozen=True)
@@ -107,17 +114,12 @@ class Condition:
 
     text: str
     node: Node
-    plans: _Plans = field(default_factory=_Plans, compare=False, repr=False)
+    plans: Newest[Bound] = field(default_factory=Newest, compare=False, repr=False)
 
     @property
     def __name__(self) -> str:
         """The text, as the function's name in messages."""
         return repr(self.text)
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """The columns that the predicate reads."""
-        return frozenset(path[0] for path in self.node.columns())
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse columns to which the predicate cannot be bound.
@@ -125,8 +127,11 @@ class Condition:
         Raises:
             ExpressionError: a column is missing, or it is no predicate.
         """
+        self.plans.plan(schema, self._bound)
+
+    def _bound(self, schema: pa.Schema) -> Bound:
         try:
-            (bound,) = self.plans.of([self.node], schema)
+            bound = bind(self.node, schema)
         except ExpressionError as error:
             raise ExpressionError(f"{self.text!r}: {error}") from None
         if not T.is_boolean(bound.kind):
@@ -134,12 +139,11 @@ class Condition:
                 f"filter({self.text!r}): it is {shown_or(bound.kind)}: expected a condition, such "
                 f"as {self.text!r} > 10"
             )
+        return bound
 
     def __call__(self, rows: pa.RecordBatch) -> pa.Array:
         """Return true for the rows that the condition holds for."""
-        self.check(rows.schema)
-        (bound,) = self.plans.of([self.node], rows.schema)
-        return column_of(bound.run(rows), rows)
+        return column_of(self.plans.plan(rows.schema, self._bound).run(rows), rows)
 
 
 def condition_of(text: str, step: str = "filter") -> Condition:
@@ -168,19 +172,14 @@ class Projection:
     beside: bool = False
     drops: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
-    plans: _Plans = field(default_factory=_Plans, compare=False, repr=False)
+    plans: Newest[tuple[list[Bound], pa.Schema]] = field(
+        default_factory=Newest, compare=False, repr=False
+    )
 
     @property
     def __name__(self) -> str:
         """The step, as the function's name in messages."""
         return self.what
-
-    @property
-    def reads(self) -> frozenset[str] | None:
-        """The columns that are read; None: all."""
-        if self.beside:
-            return None
-        return frozenset(path[0] for _, node in self.columns for path in node.columns())
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that rows with the columns of a schema have afterwards.
@@ -189,8 +188,11 @@ class Projection:
             ExpressionError: a column is missing or there twice, or a function does not take values
                 of its type.
         """
+        return self.plans.plan(schema, self._bound)[1]
+
+    def _bound(self, schema: pa.Schema) -> tuple[list[Bound], pa.Schema]:
         try:
-            bound = self.plans.of([node for _, node in self.columns], schema)
+            bound = [bind(node, schema) for _, node in self.columns]
         except ExpressionError as error:
             raise ExpressionError(f"{self.what}: {error}") from None
         for (name, _), one in zip(self.columns, bound, strict=True):
@@ -203,7 +205,7 @@ class Projection:
             for (name, _), one in zip(self.columns, bound, strict=True)
         }
         if not self.beside:
-            return pa.schema(list(computed.values()))
+            return bound, pa.schema(list(computed.values()))
         self._check_names(schema)
         renamed = dict(self.renames)
         kept = [
@@ -214,7 +216,7 @@ class Projection:
         result = pa.schema([*kept, *computed.values()])
         if twice := [name for name in result.names if result.names.count(name) > 1]:
             raise ExpressionError(f"{self.what}: column {twice[0]!r} would be there twice")
-        return result
+        return bound, result
 
     def _check_names(self, schema: pa.Schema) -> None:
         for name in (*self.drops, *(old for old, _ in self.renames)):
@@ -226,15 +228,12 @@ class Projection:
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with their new columns."""
-        schema = self.output(rows.schema)
-        bound = self.plans.of([node for _, node in self.columns], rows.schema)
+        bound, schema = self.plans.plan(rows.schema, self._bound)
         computed = {
             name: column_of(one.run(rows), rows)
             for (name, _), one in zip(self.columns, bound, strict=True)
         }
         if not self.beside:
-            if not computed:
-                return rows.select([])
             return pa.RecordBatch.from_arrays(list(computed.values()), schema=schema)
         kept = [
             computed.pop(name, rows.column(at))

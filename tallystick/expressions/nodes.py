@@ -1,6 +1,6 @@
 """The nodes of an expression, between its text and its types."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,13 +30,6 @@ class Node:
     text: str = ""
     value: Any = None
     at: int = 0
-
-    def columns(self) -> Iterator[tuple[str, ...]]:
-        """Yield the paths of the columns that are read: a column, and the fields in it."""
-        if self.name == "column":
-            yield self.value
-        for node in self.args:
-            yield from node.columns()
 
 
 @dataclass(frozen=True, slots=True)
