@@ -16,9 +16,6 @@ from tallystick.api.console_sink import ConsoleSink, WholeConsoleSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.rows_source import TAKEN_MAX, IteratedRows, RowsSource
 from tallystick.api.streams import tables_in
-from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch.facts import Identity
-from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.errors import OptionError
 from tallystick.files.sink import FileSink
 from tallystick.pipeline.compiled import PipelineRun
@@ -33,10 +30,9 @@ from tallystick.run.epoch_loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.spark.cluster import Cluster
 from tallystick.tasks.keyed_step import Transform
-from tallystick.testing.columns import read_columns
-from tallystick.testing.memory import MemoryFetch, MemoryHost, MemoryStorage, Topics
-from tallystick.testing.planning import CLUSTER, MemoryPlanner
-from tallystick.testing.tasks import TasksInProcess
+from tallystick.testing.memory import MemoryHost, MemoryStorage, Topics
+from tallystick.testing.planning import MemoryPlanner
+from tallystick.testing.tasks import begin_here
 from tallystick.values import TopicPartition
 
 if TYPE_CHECKING:
@@ -148,17 +144,13 @@ class _Run:
         self._feeds: dict[str, _Feed] = {}
         self._sinks = Sinks(_whole(run.topology), run.name, run.cluster, None)
         host = MemoryHost(MemoryStorage())
-        run.use(self._sinks, TasksInProcess(), MemoryFetch(self._topics), host, CLUSTER)
+        identity = begin_here(run, self._sinks, self._topics, host)
+        self.lineage = identity.lineage
         sources = _sources(pipeline)
-        read_columns(run)
         for reader in run.all_inputs:
             given = sources[reader.uid]
             assert isinstance(given, RowsSource), "checked before"
             self._feeds[reader.uid] = _Feed(given, reader, self._topics)
-        folder = CheckpointFolder(host.files)
-        self.lineage = folder.begin()
-        folder.note(OWN_LOOP)
-        identity = Identity(run.name, self.lineage, folder.location, frozenset())
         try:
             self._driver = self._sinks.make_driver(identity, host.files, listener=run.parts)
         except BaseException:

@@ -16,11 +16,8 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from tallystick.arguments import near
-from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.state_files import contents_of
 from tallystick.codec.layout import OWN_HEADERS
-from tallystick.epoch.facts import Identity
-from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.protocol import EpochRan, Event, OutputCounted, TransactionCommitted
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
@@ -35,18 +32,16 @@ from tallystick.spark.cluster import Cluster
 from tallystick.state.key_groups import key_group_range
 from tallystick.tasks.keyed_step import Step, Transform
 from tallystick.tasks.outputs import MAIN
-from tallystick.testing.columns import read_columns
 from tallystick.testing.feeding import Feeder
 from tallystick.testing.memory import (
     Clock,
-    MemoryFetch,
     MemoryHost,
     MemorySink,
     MemoryStorage,
     Topics,
 )
-from tallystick.testing.planning import CLUSTER, MemoryPlanner
-from tallystick.testing.tasks import TasksInProcess
+from tallystick.testing.planning import MemoryPlanner
+from tallystick.testing.tasks import begin_here
 from tallystick.text import duration_ms
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -288,17 +283,13 @@ class Driver:
         self._ran: EpochRan | None = None
         run = self._run = self._pipeline._compiled(Cluster.absent())
         sinks = self._sinks = Sinks(self._topology, run.name, run.cluster, trigger_interval_ms=None)
-        run.use(sinks, TasksInProcess(), MemoryFetch(self._topics), self._host, CLUSTER)
+        identity = begin_here(run, sinks, self._topics, self._host)
         run.keyed = replace(run.keyed, accepted=self._accepted)
-        read_columns(run)
         if self._parallelism is not None:
             run.keyed = run.keyed.rescaled(self._parallelism, ())
         for source in run.all_inputs:
             for topic in source.options.subscription.named or ():
                 self._topics.add(topic)
-        folder = CheckpointFolder(self._host.files)
-        identity = Identity(run.name, folder.begin(), folder.location, frozenset())
-        folder.note(OWN_LOOP)
         files, clock = self._host.files, self._clock
         self._driver = sinks.make_driver(identity, files, listener=self._listen, clock=clock)
         self._planner = PipelinePlanner(

@@ -2,12 +2,20 @@
 
 from collections.abc import Iterable, Iterator
 
+from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.epoch.facts import Identity
+from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.host.failure import Failure
+from tallystick.pipeline.compiled import PipelineRun
+from tallystick.pipeline.sinks import Sinks
 from tallystick.spark.tasks import Unread
 from tallystick.tasks.epoch_plan import EpochPlan
 from tallystick.tasks.frames import Frame
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.tasks.write import CollectPlan
+from tallystick.testing.columns import read_columns
+from tallystick.testing.memory import MemoryFetch, MemoryHost, Topics
+from tallystick.testing.planning import CLUSTER
 
 
 class TasksInProcess:
@@ -42,3 +50,23 @@ def _for(tasks: Iterable[Iterable[Frame]], index: int) -> Iterator[Frame]:
     """Yield the frames for a task, sorted by source and sequence."""
     frames = (frame for sent in tasks for frame in sent if frame.target == index)
     yield from sorted(frames, key=lambda frame: (frame.source, frame.sequence))
+
+
+def begin_here(run: PipelineRun, sinks: Sinks, topics: Topics, host: MemoryHost) -> Identity:
+    """Let the tasks of a run work in this process, and begin the run's checkpoint in memory.
+
+    Args:
+        run: of a pipeline that was just compiled.
+        sinks: of the run.
+        topics: what its inputs read.
+        host: has the checkpoint.
+
+    Returns:
+        The identity of the run, for its driver.
+    """
+    run.use(sinks, TasksInProcess(), MemoryFetch(topics), host, CLUSTER)
+    read_columns(run)
+    folder = CheckpointFolder(host.files)
+    identity = Identity(run.name, folder.begin(), folder.location, frozenset())
+    folder.note(OWN_LOOP)
+    return identity
