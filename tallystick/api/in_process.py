@@ -45,7 +45,7 @@ _INSTEAD = (
 
 
 def is_in_process(pipeline: "Pipeline") -> bool:
-    """Return whether a pipeline has its rows from this process.
+    """Return whether a pipeline reads rows of its own program.
 
     Raises:
         OptionError: some of its ends are here, and others are not.
@@ -130,7 +130,7 @@ def start_in_process(
 
 
 class _Run:
-    """One run of a pipeline in this process.
+    """A run of a pipeline in the process of its program.
 
     Args:
         pipeline: as declared.

@@ -240,7 +240,7 @@ def _check_names(rows: Sequence[Any], columns: pa.Schema | None, begin: int) -> 
 
 
 def _columns_of(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that Tallystick reads for those of Arrow's.
+    """Return Arrow's columns with the types of Spark's that Tallystick reads.
 
     Raises:
         OptionError: a column has no type, or one that Spark has not.

@@ -50,4 +50,4 @@ class Bound:
 
 
 class ExpressionError(OptionError):
-    """An expression that has no meaning for the columns that there are."""
+    """An expression that cannot be parsed, or does not fit the columns of the rows."""

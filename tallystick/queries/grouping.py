@@ -46,7 +46,7 @@ ALL_ROWS = "_all_rows"
 
 @dataclass
 class Group:
-    """A GROUP BY while it is translated; expressions by the columns that replace them.
+    """A GROUP BY during its translation, with the columns that replace its expressions.
 
     Args:
         relation: the rows.
@@ -152,7 +152,7 @@ class Group:
         condition: exp.Expression | None,
         text: str,
     ) -> exp.Expression:
-        """Add an aggregate of a column, which is computed first unless it is one."""
+        """Add an aggregate; a column for its argument is computed first where none exists."""
         argument = self.relation.resolve(argument)
         if condition is not None:
             argument = exp.Case().when(self.relation.resolve(condition), argument)

@@ -1,4 +1,4 @@
-"""Inputs of rows that are columns already: those of a `RowsSource`, which nobody parses.
+"""Inputs whose rows are columns already, as of a `RowsSource`: no value is parsed.
 
 Their options say JSON in a topic, so that they are planned, checked and shown as others.
 """
@@ -36,7 +36,7 @@ def columns_read(source: PipelineInput) -> pa.Schema | None:
 
 
 def read_columns(run: PipelineRun) -> None:
-    """Let a run read columns where its inputs have them."""
+    """Replace the parsers of a run's inputs where their values are columns already."""
     here = {source.uid for source in run.all_inputs if columns_read(source) is not None}
     for source in run.all_inputs:
         if source.uid in here:

@@ -42,7 +42,7 @@ def read(rows: Any, **settings: Any) -> ts.Pipeline:
 
 
 def printed(pipeline: ts.Pipeline, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """What a run to its end prints."""
+    """Run a pipeline to its end; return the text on stdout."""
     assert pipeline.start().awaitTermination(60), "it did not end with its rows"
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

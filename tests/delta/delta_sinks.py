@@ -1,4 +1,4 @@
-"""What tests of the Delta sink share: owners, rows with numbers, and two readers of a table."""
+"""Helpers for tests of the Delta sink: owners, numbered rows, and two readers of a table."""
 
 import json
 from collections import Counter

@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def seen(server: Server, bucket: str) -> list[int]:
-    """What delta-rs reads, with settings of its own."""
+    """Read the table by delta-rs, which gets its settings from the test and not from the sink."""
     settings = {
         "AWS_ENDPOINT_URL": f"http://{server.host}",
         "AWS_ALLOW_HTTP": "true",

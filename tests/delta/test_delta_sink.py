@@ -455,7 +455,7 @@ def test_edited_details_lead_to_no_other_file(tmp_path: Path) -> None:
 
 
 def test_statistics_bound_every_value(tmp_path: Path) -> None:
-    """What is left out is sound; what is there must be, for data skipping relies on it."""
+    """Readers skip files by their statistics: a missing one is harmless, a wrong one loses rows."""
     at = [datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), datetime(2026, 1, 1, 0, 0, 0, 1, UTC)]
     table = pa.table(
         {

@@ -86,7 +86,7 @@ WHOLE = pa.table(
     ],
     schema=schema_of(LASTING),
 )
-"""Of each kind of state; another table than the savepoint has."""
+"""A table for each kind of state, with other values than the savepoint has."""
 
 
 def test_the_table_is_the_state_and_other_steps_stay(saved: Path, tmp_path: Path) -> None:

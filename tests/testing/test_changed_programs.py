@@ -286,7 +286,7 @@ KAFKAS = ("offset", "partition", "timestamp", "key", "topic", "timestampType")
 
 
 def results(test: Driver) -> list[str]:
-    """What came out, in an order of its own."""
+    """Return the rows of an output, sorted: the order of keys is not compared."""
     rows = test.output().to_pylist()
     kept = [{k: v for k, v in row.items() if not k.endswith(KAFKAS)} for row in rows]
     return sorted(repr(sorted(row.items())) for row in kept)

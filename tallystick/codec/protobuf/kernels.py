@@ -286,7 +286,7 @@ def _occurrences(field, wire, value, size):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _take_oneof(fields, index, wanted, row, holders):  # type: ignore[no-untyped-def]
-    """Make a field the member of its oneof that has a value, and the one before it absent."""
+    """Make a field the set member of its oneof, and the member that was set before absent."""
     oneof = word_at(fields + index * FIELD_SIZE, ONEOF)
     before = word_at(holders, oneof)
     if before >= 0 and before != index:
@@ -318,7 +318,7 @@ def _skip_member(fields, index, wanted, row, wire, at, end, holders):  # type: i
 
 @inlined_kernel
 def _read_message(row, at, end, fields, known, wanted, holders, strays):  # type: ignore[no-untyped-def]
-    """Read one message; return its end, or a negated problem, and the field that has it, or -1."""
+    """Read a message; return its end, or a negated problem, and the field with the problem, or -1."""
     near, place = np.int64(0), np.int64(0)
     while at < end and at >= 0:
         number, wire, at = _tag(at, end)
