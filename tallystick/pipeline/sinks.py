@@ -529,7 +529,7 @@ def with_columns(cluster: Cluster, steps: Iterable[Step], source: Columns) -> tu
 def _with_columns_of(
     cluster: Cluster, step: MapBatches, known: pa.Schema | None
 ) -> tuple[MapBatches, pa.Schema | None]:
-    """Return a step with the columns of its function, and the columns of the rows after the step."""
+    """Return a step with the columns of its function, and the columns behind the step."""
     match step.function:
         case Filter(predicate):
             if isinstance(predicate, Condition) and known is not None:

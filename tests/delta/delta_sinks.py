@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from tallystick.delta.sink import DeltaSink, OpenDeltaSink
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
@@ -76,3 +79,24 @@ def commits(path: Path) -> Counter[str]:
     """How often each epoch, or range of epochs, was committed."""
     history = DeltaTable(str(path)).history()
     return Counter(one["tallystick.epochs"] for one in history if "tallystick.epochs" in one)
+
+
+def before_the_commit(monkeypatch: pytest.MonkeyPatch, first: Callable[[], None]) -> list[str]:
+    """Call a function once between a publisher's look at the table and its commit.
+
+    Returns:
+        What the table says to commits that it refuses from then on.
+    """
+    commit, refused = DeltaTable.create_write_transaction, list[str]()
+
+    def committed(table: DeltaTable, *args: Any, **rest: Any) -> None:
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+        first()
+        try:
+            commit(table, *args, **rest)
+        except CommitFailedError as error:
+            refused.append(str(error))
+            raise
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", committed)
+    return refused

@@ -16,8 +16,7 @@ from deltalake import DeltaTable
 import tallystick as ts
 from tallystick.epoch import protocol as c
 from tests.delta.delta_sinks import numbers_of_log, unnamed
-from tests.failover.job import Death
-from tests.failover.sink_job import SinkJob, flat, read_files
+from tests.failover.sink_job import SinkJob, flat, read_files, sink_jobs
 
 COLUMNS = pa.schema([("value", pa.string()), ("partition", pa.int32())])
 FACTS = (
@@ -33,16 +32,8 @@ names = (f"delta_{number}" for number in count())
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
-    jobs: list[SinkJob] = []
-
-    def make(*sinks: Any, **how: Any) -> SinkJob:
-        name = next(names)
-        jobs.append(SinkJob(name, tmp_path / name, sinks, **how))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
+    with sink_jobs(tmp_path, names) as make:
+        yield make
 
 
 def table_at(path: Path, **settings: Any) -> ts.DeltaSink:
@@ -91,13 +82,7 @@ def test_the_rows_of_a_task_that_is_killed_are_there_once(
     job = run(table_at(tmp_path / "table", commit_every=every))
     job.run_until(1)
 
-    def die(task: int) -> None:
-        if task == 1:
-            raise Death("a task is killed")
-
-    job.midway = die
-    with pytest.raises(Death):
-        job.run_next()
+    job.run_into_a_death()
     assert len(unnamed(tmp_path / "table")) >= (1 if not every else 3)
     job.restart(midway=lambda _: None)
     job.run_until(3)

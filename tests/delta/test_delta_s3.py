@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
 from pyarrow import fs
 
 from tallystick.epoch.two_phase import Outcome, Owner
 from tallystick.errors import StorageError
-from tests.delta.delta_sinks import OWNER, opened, place, prepared, rows
+from tests.delta.delta_sinks import OWNER, before_the_commit, opened, place, prepared, rows
 from tests.storage.test_storage_s3 import Server
 
 
@@ -54,21 +53,15 @@ def test_epochs_on_s3_are_there_once_whoever_commits_them(
     epoch = prepared(zombie, place(), rows(0, 9), rows(9, 12))
     (stray,) = prepared(zombie, place(nonce="bb"), rows(0, 9))
     assert {one.name for one in zombie.lingering(OWNER)} == {epoch[0].name, stray.name}
-    commit, hits, refused = DeltaTable.create_write_transaction, [], []
+    hits = []
 
-    def successor_first(table: DeltaTable, *args: Any, **rest: Any) -> None:
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+    def successor_commits() -> None:
         successor = opened(uri, commit_every=every)
         assert successor.commit_together(epoch) is Outcome.COMMITTED
         successor.close()
         hits.append(seen(server, bucket))
-        try:
-            commit(table, *args, **rest)
-        except CommitFailedError as error:
-            refused.append(str(error))
-            raise
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", successor_first)
+    refused = before_the_commit(monkeypatch, successor_commits)
     assert zombie.commit_together(epoch) is Outcome.COMMITTED
     zombie.close()
     assert hits == [list(range(12))]

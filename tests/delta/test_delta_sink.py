@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError
 
 from tallystick.delta import publishing
 from tallystick.delta.sink import DeltaSink
@@ -27,6 +26,7 @@ from tallystick.ops.transactions import lingering_in_files
 from tests.delta.delta_sinks import (
     COLUMNS,
     OWNER,
+    before_the_commit,
     commits,
     opened,
     place,
@@ -122,18 +122,16 @@ def test_other_writers_are_no_error(
     for epoch in (1, 2):
         sink.commit_together(two_tasks(sink, epoch, 100 * epoch))
     before = visible(tmp_path)
-    commit, hits = DeltaTable.create_write_transaction, []
+    hits = []
 
-    def other_first(table: DeltaTable, *args: Any, **rest: Any) -> None:
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+    def other_commits() -> None:
         hits.append(beside)
         if beside == "append":
             write_deltalake(tmp_path, pa.Table.from_batches([rows(0, 3)]), mode="append")
         else:
             assert DeltaTable(tmp_path).optimize.compact()["numFilesRemoved"] == 4
-        commit(table, *args, **rest)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", other_first)
+    before_the_commit(monkeypatch, other_commits)
     assert sink.commit_together(two_tasks(sink, 3, 300)) is Outcome.COMMITTED
     added = list(range(3)) if beside == "append" else []
     assert visible(tmp_path) == sorted([*added, *before, *range(300, 312)])
@@ -147,21 +145,14 @@ def test_a_zombie_that_wakes_in_the_middle_of_a_publish_commits_nothing(
     """It has asked for the version, and sleeps; its successor publishes that epoch and the next."""
     zombie = opened(tmp_path, commit_every=every)
     epoch = two_tasks(zombie, 1)
-    commit, refused = DeltaTable.create_write_transaction, []
 
-    def successor_first(table: DeltaTable, *args: Any, **rest: Any) -> None:
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+    def successor_commits() -> None:
         successor = opened(tmp_path, commit_every=every)
         successor.commit_together(epoch)
         successor.commit_together(two_tasks(successor, 2, 50))
         successor.close()
-        try:
-            commit(table, *args, **rest)
-        except CommitFailedError as error:
-            refused.append(str(error))
-            raise
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", successor_first)
+    refused = before_the_commit(monkeypatch, successor_commits)
     assert zombie.commit_together(epoch) is Outcome.COMMITTED
     zombie.close()
     assert len(refused) == 1

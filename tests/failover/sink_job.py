@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Assigned
 from pyspark import SparkContext
@@ -174,6 +176,17 @@ class SinkJob:
     restarts: int = 0
     errors: list[str] = field(default_factory=list)
     _open: tuple[Sinks, Driver] | None = None
+
+    def run_into_a_death(self) -> None:
+        """Run the next epoch; the second of its tasks is killed, and the first one is through."""
+
+        def die(task: int) -> None:
+            if task == 1:
+                raise Death("a task is killed")
+
+        self.midway = die
+        with pytest.raises(Death):
+            self.run_next()
 
     def run_until(self, epochs: int) -> None:
         """Go on until so many epochs are done; a query that failed is started again."""
@@ -404,3 +417,23 @@ def sink_settings(kafka: EmbeddedKafka, topic: str | None, **settings: Any) -> d
     }
     how = {"bootstrap_servers": kafka.bootstrap_servers, "topic": topic, "transactions": "task"}
     return {**how, "options": options, **settings}
+
+
+@contextmanager
+def sink_jobs(folder: Path, names: Iterator[str]) -> Iterator[Callable[..., SinkJob]]:
+    """Give a function that makes a job of some sinks; close all jobs at the end.
+
+    Args:
+        folder: for the jobs' own folders.
+        names: a name for each job.
+    """
+    jobs: list[SinkJob] = []
+
+    def make(*sinks: Sink, **how: Any) -> SinkJob:
+        name = next(names)
+        jobs.append(SinkJob(name, folder / name, sinks, **how))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, permutations
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -27,6 +26,7 @@ from tests.failover.sink_job import (
     open_ids,
     read_files,
     read_topic,
+    sink_jobs,
 )
 from tests.postgres.real_postgres import PostgresServer
 from tests.spark.topics import read_group_offsets
@@ -65,17 +65,9 @@ def new_topic(kafka: EmbeddedKafka) -> Callable[[], str]:
 @pytest.fixture
 def make_job(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[MakeJob]:
     """Makes pipelines; of their runs this process holds nothing in the end."""
-    jobs: list[SinkJob] = []
     resources = Held.now()
-
-    def make(*sinks: Any, **how: Any) -> SinkJob:
-        name = next(names)
-        jobs.append(SinkJob(name, tmp_path / name, sinks, **how))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
+    with sink_jobs(tmp_path, names) as make:
+        yield make
     assert_nothing_more_is_held(resources)
 
 

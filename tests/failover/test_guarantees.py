@@ -21,7 +21,6 @@ import tallystick as ts
 from tallystick.epoch import protocol as c
 from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedKafka
-from tests.failover.job import Death
 from tests.failover.sink_job import (
     PARTITIONS,
     SinkJob,
@@ -29,6 +28,7 @@ from tests.failover.sink_job import (
     kafka_sink,
     read_files,
     read_topic,
+    sink_jobs,
     values_of,
 )
 from tests.postgres.real_postgres import PostgresServer
@@ -114,16 +114,8 @@ def output_of(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
-    jobs: list[SinkJob] = []
-
-    def make(sink: Any, **how: Any) -> SinkJob:
-        name = next(names)
-        jobs.append(SinkJob(name, tmp_path / name, [sink], **how))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
+    with sink_jobs(tmp_path, names) as make:
+        yield make
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -155,13 +147,7 @@ def test_after_the_kill_of_a_task_its_rows_may_be_there_twice_and_never_less_tha
     job = run(output.sink)
     job.run_until(1)
 
-    def die(task: int) -> None:
-        if task == 1:
-            raise Death("a task is killed")
-
-    job.midway = die
-    with pytest.raises(Death):
-        job.run_next()
+    job.run_into_a_death()
     job.restart(midway=lambda _: None)
     job.run_until(3)
     wanted = flat(job.expected())

@@ -318,7 +318,7 @@ def _skip_member(fields, index, wanted, row, wire, at, end, holders):  # type: i
 
 @inlined_kernel
 def _read_message(row, at, end, fields, known, wanted, holders, strays):  # type: ignore[no-untyped-def]
-    """Read a message; return its end, or a negated problem, and the field with the problem, or -1."""
+    """Read a message; return its end or a negated problem, and the problem's field or -1."""
     near, place = np.int64(0), np.int64(0)
     while at < end and at >= 0:
         number, wire, at = _tag(at, end)
