@@ -28,6 +28,7 @@ from tallystick.ops.cli_savepoint import (
     errors_as_messages,
 )
 from tallystick.ops.cli_savepoint import app as savepoint
+from tallystick.ops.cli_state import app as state
 from tallystick.ops.cli_topic import LOCAL, partition_counts
 from tallystick.ops.cli_topic import app as topic
 from tallystick.storage.places import resolved
@@ -191,6 +192,7 @@ broker = typer.Typer(help="A real Kafka for trying things out.", no_args_is_help
 app.add_typer(broker, name="broker")
 app.add_typer(topic, name="topic")
 app.add_typer(savepoint, name="savepoint")
+app.add_typer(state, name="state")
 app.add_typer(cli.transactions_app, name="transactions")
 app.command("recover")(recover)
 app.command("doctor")(doctor)

@@ -74,14 +74,21 @@ def read_state(
     ask = None
     if bootstrap_servers is not None:
         ask = asking(client_config(bootstrap_servers, options or {}))
-    step_state = _step(storage, step, ask)
-    count = min(
-        step_state.max_parallelism,
-        max(step_state.parallelism, spark.sparkContext.defaultParallelism),
-    )
-    reading = _ReadPlan(storage.uri, step_state, count)
-    schema = from_arrow_schema(schema_of(step_state))
-    return spark.range(0, count, 1, count).mapInArrow(reading.read, schema)
+    reading = _reading(storage, step, ask, spark.sparkContext.defaultParallelism)
+    schema = from_arrow_schema(schema_of(reading.step))
+    return spark.range(0, reading.count, 1, reading.count).mapInArrow(reading.read, schema)
+
+
+def rows_in(storage: FileStorage, step: str | None, ask: Ask | None) -> pa.RecordBatchReader:
+    """Return what `read_state` does, read in this process, some of the key groups at a time."""
+    reading = _reading(storage, step, ask, 1)
+    numbers = pa.record_batch({"number": list(range(reading.count))})
+    return pa.RecordBatchReader.from_batches(schema_of(reading.step), reading.read([numbers]))
+
+
+def _reading(storage: FileStorage, uid: str | None, ask: Ask | None, tasks: int) -> "_ReadPlan":
+    step = _step(storage, uid, ask)
+    return _ReadPlan(storage.uri, step, min(step.max_parallelism, max(step.parallelism, tasks)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +33,7 @@ from tallystick.state.keys import KeyCodec
 from tallystick.state.schema import text_of
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import Producer
+from tests.ops.test_cli_savepoint import call
 from tests.ops.test_state_columns import A_DAY, FIELDS, STEP, USERS, entries_of
 
 LASTING = replace(STEP, fields=tuple(replace(field, ttl_ms=0) for field in FIELDS))
@@ -233,6 +236,56 @@ def test_kinds_that_a_table_does_not_hold_are_refused(tmp_path: Path) -> None:
         save(tmp_path / kind, StepState("s", 8, 1, STEP.key_schema, 1, (field,), 2))
         with pytest.raises(OptionError, match=f"'kept' is of the kind '{kind}'"):
             ts.write_state(WHOLE, tmp_path / kind, "s", to=tmp_path / "new")
+
+
+def test_state_is_exported_to_a_parquet_file_and_imported_from_one(
+    saved: Path, tmp_path: Path
+) -> None:
+    """The other reader and writer is DuckDB."""
+    whole, repaired, new = (tmp_path / name for name in ("whole.parquet", "new.parquet", "new"))
+    exported = call("state", "export", saved, whole, "--step", "step")
+    assert exported.output.startswith("Wrote 3 keys to"), exported.output
+    assert by_key(pq.read_table(whole), "user") == by_key(rows_in(saved), "user")
+    duckdb.sql(
+        f"""COPY (
+            SELECT * REPLACE ("count" + 1 AS "count") FROM '{whole}'
+            WHERE "user" IS DISTINCT FROM 'bob'
+        ) TO '{repaired}' (FORMAT parquet)"""
+    )
+
+    imported = call("state", "import", repaired, saved, new, "--step", "step")
+
+    assert imported.exit_code == 0, imported.output
+    wanted = by_key(rows_in(saved), "user")
+    assert by_key(rows_in(new), "user") == {
+        user: row | {"count": None if row["count"] is None else row["count"] + 1}
+        for user, row in wanted.items()
+        if user != ("bob",)
+    }
+    assert rows_in(new, "other").equals(rows_in(saved, "other"))
+
+
+def test_a_wrong_file_of_state_is_a_message(saved: Path, tmp_path: Path) -> None:
+    file = tmp_path / "state.parquet"
+    for arguments, words in (
+        (["export", tmp_path / "none", file], "none"),
+        (["export", saved, file], "name the step; its keyed steps are: 'step', 'other'"),
+        (["export", saved, tmp_path / "no" / "file", "--step", "step"], "cannot write"),
+        (["import", file, saved, tmp_path / "new", "--step", "step"], "expected a Parquet file"),
+    ):
+        refused = call("state", *arguments)
+        assert refused.exit_code == 1
+        assert words in refused.output
+        assert "Traceback" not in refused.output
+    file.write_text("user,total")
+    assert (
+        "expected a Parquet file"
+        in call("state", "import", file, saved, tmp_path / "new", "--step", "step").output
+    )
+    there = call("state", "export", saved, file, "--step", "step")
+    assert "exists already" in there.output
+    assert file.read_text() == "user,total"
+    assert {path.name for path in tmp_path.iterdir()} == {"saved", "state.parquet"}
 
 
 def test_a_process_that_is_killed_leaves_no_savepoint(saved: Path, tmp_path: Path) -> None:
