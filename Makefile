@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test classes check docs screenshots wheel sim matrix release version stress campaign peers bench clean fuzz audit sbom
+.PHONY: help setup demo test classes check docs docs-version screenshots wheel sim matrix release version stress campaign peers bench clean fuzz audit sbom
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,6 +15,7 @@ help:
 	@echo "make test    the tests, on real brokers and a real Spark, but for the long ones of tests/long.txt"
 	@echo "make check   ruff, mypy, and the pages built strictly"
 	@echo "make docs    the pages as a site, with the API and a search, in the folder site"
+	@echo "make docs-version   the pages of this version, beside those of others, as a commit on the branch gh-pages, which you push"
 	@echo "make screenshots   the pictures of the page in docs/images, from real pipelines (needs chromium-driver)"
 	@echo "make wheel   the wheels of Tallystick and of its tools, in dist, tried in an environment of their own outside of this folder"
 	@echo "make release   what would be published: sdists and wheels in dist, looked at by twine, installed in bare environments; says what a release lacks"
@@ -52,7 +53,11 @@ check: setup
 	@$(MAKE) --no-print-directory docs
 
 docs: setup
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict   # with --quiet no warning would count
+
+docs-version: setup
+	@NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" mike deploy --update-aliases "$$($(BIN)/tallystick --version | grep -oE "[0-9]+\.[0-9]+" | head -1)" latest
+	@PATH="$(BIN):$$PATH" mike set-default latest
 
 screenshots: setup
 	@SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/spark/test_operators_page.py tests/spark/test_page_of_event_time.py

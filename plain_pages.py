@@ -17,6 +17,8 @@ DIRECTIVE = re.compile(r"^::: (\S+)\n((?: .*\n)*)", re.MULTILINE)
 SENTENCE = re.compile(r"^((?:[A-Z*]|`(?!`)).*?)(?:(?<=[.?])\s|$)", re.MULTILINE)
 ANNOTATED = re.compile(r"(?:typing\.)?Annotated\[(.+?), <function .+? at \w+>\]")
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+OUTSIDE = r"\[([^\]]+)\]\((?:\.\./){%d}[^)]+\)"
+"""A link from a page to a file of the repository outside of docs, which the site does not have."""
 
 _pages: dict[str, str] = {}
 """The Markdown of each page, by its path."""
@@ -31,10 +33,13 @@ def on_nav(nav: Any, **_: Any) -> None:
     ]
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
-    """Keep what a page says."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Keep what a page says, and return it without the links that lead out of the site."""
+    depth = page.file.src_uri.count("/")
+    markdown = re.sub(OUTSIDE % (depth + 1), r"\1", markdown)
     text = SNIPPET.sub(lambda named: Path(named[1]).read_text().rstrip(), markdown)
     _pages[page.file.src_uri] = DIRECTIVE.sub(_described, COMMENT.sub("", text))
+    return markdown
 
 
 def on_post_build(config: Any, **_: Any) -> None:

@@ -21,7 +21,7 @@ nav: [index.md, {Use: [api.md, deep/more.md]}]
 PAGES = {
     "index.md": "# Start\n\n<!-- runs -->\n```\nrun\n```\n\n> said\n\nTwo [words](api.md). More.\n",
     "api.md": "# API\n\nNames:\n\n::: tallystick.KafkaSink\n    members: [write]\n\nEnd.\n",
-    "deep/more.md": '# More\n\nIs it long? No.\n\n```python\n--8<-- "plain_pages.py"\n```\n',
+    "deep/more.md": '# More\n\nIs it long? No.\n\n[In](../api.md), [out](../../tests/x.py).\n\n```python\n--8<-- "plain_pages.py"\n```\n',
 }
 
 
@@ -51,6 +51,11 @@ def test_pages_are_as_they_were_written_without_comments_and_with_their_snippets
 ) -> None:
     assert (site / "index.md").read_text() == PAGES["index.md"].replace("<!-- runs -->\n", "")
     assert (ROOT / "plain_pages.py").read_text().rstrip() in (site / "deep/more.md").read_text()
+
+
+def test_a_link_out_of_the_site_is_a_name_alone(site: Path) -> None:
+    assert "[In](../api.md), out.\n" in (site / "deep/more.md").read_text()
+    assert '<a href="../api.html">In</a>, out.' in (site / "deep/more.html").read_text()
 
 
 def test_the_page_of_the_api_has_signatures_and_docstrings(site: Path) -> None:
