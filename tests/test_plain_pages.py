@@ -21,7 +21,8 @@ nav: [index.md, {Use: [api.md, deep/more.md]}]
 PAGES = {
     "index.md": "# Start\n\n<!-- runs -->\n```\nrun\n```\n\n> said\n\nTwo [words](api.md). More.\n",
     "api.md": "# API\n\nNames:\n\n::: tallystick.KafkaSink\n    members: [write]\n\nEnd.\n",
-    "deep/more.md": '# More\n\nIs it long? No.\n\n[In](../api.md), [out](../../tests/x.py).\n\n```python\n--8<-- "plain_pages.py"\n```\n',
+    "deep/more.md": "# More\n\nIs it long? No.\n\n[In](../api.md), [out](../../tests/x.py).\n\n"
+    '```python\n--8<-- "plain_pages.py"\n```\n',
 }
 
 

@@ -55,17 +55,20 @@ MAY_IMPORT["checkpoint"] = {*MAY_IMPORT} - {"text"}
 MAY_IMPORT["kafka"] = MAY_IMPORT["epoch"] - {"state"} | {"codec", "epoch"}
 MAY_IMPORT["postgres"] = {"errors", "arguments", "host", "epoch"}
 MAY_IMPORT["files"] = {"errors", "arguments", "text", "host", "epoch", "storage"}
-MAY_IMPORT["delta"] = {*MAY_IMPORT["files"], "files", "values", "state"}
+MAY_IMPORT["tables"] = {*MAY_IMPORT["files"], "files", "values", "state"}
+MAY_IMPORT["delta"] = {*MAY_IMPORT["tables"], "tables"}
+MAY_IMPORT["iceberg"] = {*MAY_IMPORT["tables"], "tables"}
 MAY_IMPORT["options"] = {*MAY_IMPORT["kafka"], "kafka"}
-MAY_IMPORT["tasks"] = {*MAY_IMPORT} - {"storage", "kafka", "postgres", "files", "delta", "options"}
-MAY_IMPORT["spark"] = {*MAY_IMPORT} - {"storage", "postgres", "files", "delta", "options"}
+TABLES = {"tables", "delta", "iceberg"}
+MAY_IMPORT["tasks"] = {*MAY_IMPORT} - TABLES - {"storage", "kafka", "postgres", "files", "options"}
+MAY_IMPORT["spark"] = {*MAY_IMPORT} - TABLES - {"storage", "postgres", "files", "options"}
 MAY_IMPORT["words"] = {"errors", "arguments"}
 MAY_IMPORT["run"] = {*MAY_IMPORT["tasks"], "words"}
 MAY_IMPORT["expressions"] = {"errors", "arguments", "host", "codec", "state"}
-MAY_IMPORT["pipeline"] = {*MAY_IMPORT} - {"postgres", "files", "delta"}
+MAY_IMPORT["pipeline"] = {*MAY_IMPORT} - TABLES - {"postgres", "files"}
 MAY_IMPORT["spark/streaming"] = {*MAY_IMPORT["pipeline"], "pipeline"}
-MAY_IMPORT["ops"] = {*MAY_IMPORT} - {"spark/streaming", "delta"}
-MAY_IMPORT["testing"] = {*MAY_IMPORT} - {"spark/streaming", "postgres", "files", "delta"}
+MAY_IMPORT["ops"] = {*MAY_IMPORT} - TABLES - {"spark/streaming"}
+MAY_IMPORT["testing"] = {*MAY_IMPORT} - TABLES - {"spark/streaming", "postgres", "files"}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
 MAY_IMPORT["queries"] = {*MAY_IMPORT}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT}
@@ -73,7 +76,7 @@ MAY_IMPORT["tools"] = set()
 MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "postgres",
     "files",
-    "delta",
+    *TABLES,
     "spark",
     "run",
     "tasks",

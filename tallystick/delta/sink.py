@@ -3,34 +3,33 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tallystick.arguments import checked, not_one_of
 from tallystick.delta.table import (
+    DeltaCommits,
+    DeltaLayout,
     add_columns,
-    column_problems,
     columns_of,
-    refuse,
     table_problems,
 )
-from tallystick.epoch.two_phase import Committable, Outcome, Owner, RunFacts, Timeout
+from tallystick.epoch.two_phase import Owner, RunFacts
 from tallystick.errors import OptionError
-from tallystick.files.drafts import hidden_folder, parse_name, pending_folder
-from tallystick.files.folder import HIDDEN, Folder
+from tallystick.files.folder import Folder
 from tallystick.files.sink import COMPRESSIONS
 from tallystick.host.installed import pip_install
 from tallystick.storage.file_storage import shown
 from tallystick.storage.places import Place, resolved
+from tallystick.tables.columns import column_problems, refuse
+from tallystick.tables.sink import OpenTableSink, open_sink
+from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-
-    from tallystick.delta.publishing import Publisher
-    from tallystick.delta.writing import DeltaPlan
 
 WHAT = "path of a Delta table"
 logger = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ class DeltaSink:
         if self.evolve and self.schema is not None:
             new = [field for field in self.schema if field.name not in wanted.names]
             wanted = pa.schema([*wanted, *new])
-        refuse(folder.location, list(column_problems(columns, wanted)))
+        refuse(folder.name, list(column_problems(columns, wanted)))
 
     def _wrong_values(self) -> Iterable[str]:
         if len({*self.partition_by}) < len(self.partition_by):
@@ -117,7 +116,7 @@ class DeltaSink:
             if getattr(self, setting) and self.schema is None:
                 yield f"{setting}=True needs schema=, the columns of the table"
 
-    def open(self, owner: Owner, facts: RunFacts) -> "OpenDeltaSink":
+    def open(self, owner: Owner, facts: RunFacts) -> OpenTableSink:
         """See `epoch.two_phase.Sink`. Creates the table, or adds columns, if told to.
 
         Raises:
@@ -129,7 +128,7 @@ class DeltaSink:
             table = self._table(folder)
             if self.evolve and self.schema is not None:
                 add_columns(table, self.schema)
-        location, by = folder.location, tuple(table.metadata().partition_columns)
+        by = tuple(table.metadata().partition_columns)
         problems = list(table_problems(table))
         if self.partition_by and tuple(self.partition_by) != by:
             problems.append(
@@ -138,32 +137,20 @@ class DeltaSink:
             )
         if self.schema is not None:
             problems += column_problems(self.schema, columns_of(table))
-        refuse(location, problems)
-        if not owner.lineage:
-            folder.put(f"{HIDDEN}/{PROBE}", b"")
-            folder.remove_file(f"{HIDDEN}/{PROBE}")
-        from tallystick.delta.publishing import Publisher
-        from tallystick.delta.writing import DeltaPlan
-
-        plan = DeltaPlan(
+        refuse(folder.name, problems)
+        plan = TablePlan(
             folder=folder,
             table_id=str(table.metadata().id),
             columns=columns_of(table),
-            partition_by=by,
+            layout=DeltaLayout(by),
             compression=self.compression,
         )
-        every_ms = duration_ms("commit_every", self.commit_every)
-
-        def publisher_of(hidden: str) -> Publisher:
-            return Publisher(table, folder, hidden, hidden.partition("/")[2], every_ms)
-
-        own = hidden_folder(replace(owner, lineage=owner.lineage or "-"))  # a path has no gap
-        if owner.lineage:
-            siblings = own.rpartition("/")[0]
-            for lineage in folder.names(siblings):
-                if folder.names(f"{siblings}/{lineage}/due"):  # of a run that was killed
-                    publisher_of(f"{siblings}/{lineage}").publish()
-        return OpenDeltaSink(plan, publisher_of(own))
+        return open_sink(
+            plan,
+            owner,
+            lambda app_id: DeltaCommits(table, app_id),
+            duration_ms("commit_every", self.commit_every),
+        )
 
     def _existing(self, folder: Folder) -> "DeltaTable | None":
         try:
@@ -198,9 +185,6 @@ class DeltaSink:
         )
 
 
-PROBE = "may-the-driver-write"
-
-
 @contextmanager
 def _telling(folder: Folder) -> Iterator[None]:
     """Raise errors of delta-rs as ours."""
@@ -216,53 +200,3 @@ def _telling(folder: Folder) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] not in {"_internal", "deltalake"}:
             raise
         raise folder.failed("reading the table", error) from None
-
-
-class OpenDeltaSink:
-    """The driver's side of the sink, for one run. See `epoch.two_phase.TwoPhaseCommitSink`."""
-
-    def __init__(self, plan: "DeltaPlan", publisher: "Publisher") -> None:
-        self._plan, self._publisher = plan, publisher
-
-    @property
-    def timeout(self) -> Timeout | None:
-        """None: files wait without end, as long as no VACUUM removes them."""
-        return None
-
-    def plan(self) -> "DeltaPlan":
-        """See `TwoPhaseCommitSink.plan`."""
-        return self._plan
-
-    def commit(self, committable: Committable) -> Outcome:
-        """See `TwoPhaseCommitSink.commit`; for an epoch with this committable alone."""
-        return self.commit_together((committable,))
-
-    def commit_together(self, committables: Sequence[Committable]) -> Outcome:
-        """See `run.participants.CommitsTogether`."""
-        return self._publisher.take(committables)
-
-    def check_newest(self, committable: Committable) -> None:
-        """See `run.participants.KnowsNewest`."""
-        self._publisher.check_newest(committable.checkpoint_id)
-
-    def abort(self, committable: Committable) -> None:
-        """See `TwoPhaseCommitSink.abort`."""
-        self._publisher.abort(committable.name, committable.checkpoint_id)
-
-    def lingering(self, owner: Owner) -> Iterable[Committable]:
-        """See `TwoPhaseCommitSink.lingering`: a committable for each intent."""
-        for name in self._plan.folder.names(pending_folder(hidden_folder(owner))):
-            place = parse_name(name)
-            if place is not None:
-                yield Committable(owner.sink, *place, name, 0, 0)
-
-    def describe(self, committable: Committable) -> str:
-        """See `TwoPhaseCommitSink.describe`."""
-        return (
-            f"files part-{committable.name}… with {committable.record_count} rows, of epoch "
-            f"{committable.checkpoint_id}, task {committable.task}, in {self._plan.folder.location}"
-        )
-
-    def close(self) -> None:
-        """Publish what is decided and waits."""
-        self._publisher.close()

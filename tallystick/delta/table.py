@@ -1,17 +1,25 @@
-"""A Delta table as delta-rs reads it: its columns for Arrow, and the features that are refused.
+"""A Delta table as delta-rs reads and commits it, and the features that are refused.
+
+The newest epoch of a sink is the version of an application transaction, whose app id is that of the
+sink in its checkpoint. Delta refuses a commit whose app id another commit wrote since the table was
+read; it does not compare versions.
 
 What this sink writes are plain files with plain columns. A table that asks its writers for more is
 refused by the feature's name: delta-rs commits `AddAction`s without looking at the files.
 """
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from tallystick.errors import OptionError, RecordError
-from tallystick.files.writing import bare, bare_field, is_possible
+from tallystick.files.writing import bare_field, is_possible, split_by_values
+from tallystick.tables.port import DataFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -38,6 +46,10 @@ _COLUMN_RULES = {
 _CONSTRAINT = "delta.constraints."
 _LEGACY_VERSION_MAX = 6
 """Up to this writer version, features follow from the version and are in use by settings only."""
+TEXT_MAX = 32
+"""A bound that is longer is left out of the statistics; Spark cuts texts at this length."""
+INDEXED_COLUMNS = 32
+"""The columns with statistics, as many as `delta.dataSkippingNumIndexedCols` says by default."""
 
 
 def table_problems(table: "DeltaTable") -> Iterator[str]:
@@ -75,79 +87,6 @@ def columns_of(table: "DeltaTable") -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
 
 
-def column_problems(columns: pa.Schema, wanted: pa.Schema) -> Iterator[str]:
-    """Yield what rows with some columns lack, or have too much, for a table.
-
-    Args:
-        columns: of the rows.
-        wanted: of the table.
-    """
-    for field in columns:
-        if field.name not in wanted.names:
-            yield f"the table has no column {field.name!r} ({field.type})"
-        elif not _fits(field.type, wanted.field(field.name).type):
-            kind = wanted.field(field.name).type
-            yield f"column {field.name!r} is {field.type}: the table has {kind}"
-    for field in wanted:
-        if not field.nullable and field.name not in columns.names:
-            yield f"column {field.name!r} is missing, and the table has it NOT NULL"
-
-
-def conformed(rows: pa.RecordBatch, wanted: pa.Schema, location: str) -> pa.RecordBatch:
-    """Return the rows with the columns of the table, in its order; a missing one is null.
-
-    Raises:
-        RecordError: a column is unknown, missing, of another type, or null where it may not be.
-    """
-    problems = list(column_problems(rows.schema, wanted))
-    arrays = []
-    for field in wanted:
-        place = rows.schema.get_field_index(field.name)
-        if problems:
-            continue
-        if place < 0:
-            arrays.append(pa.nulls(rows.num_rows, bare(field.type)))
-            continue
-        column = rows.column(place)
-        if column.null_count and not field.nullable:
-            problems.append(
-                f"column {field.name!r} is null in {column.null_count} rows, and the table has it "
-                f"NOT NULL"
-            )
-            continue
-        arrays.append(pc.cast(column, bare(field.type)))
-    if problems:
-        raise RecordError(
-            f"Delta table {location}: {'; '.join(problems)}. Change the rows before the sink "
-            f"(select, cast), or the table: DeltaSink(schema=…, evolve=True) adds columns."
-        )
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*map(bare_field, wanted)]))
-
-
-def _fits(actual: pa.DataType, wanted: pa.DataType) -> bool:
-    """True if a cast keeps every value: the same type, in another encoding or finer than needed."""
-    if pa.types.is_dictionary(actual):
-        return _fits(actual.value_type, wanted)
-    if pa.types.is_null(actual):
-        return True
-    if pa.types.is_timestamp(actual) and pa.types.is_timestamp(wanted):
-        return (actual.tz is None) == (wanted.tz is None) and actual.unit != "ns"
-    for is_kind in (_is_text, _is_binary):
-        if is_kind(actual) and is_kind(wanted):
-            return True
-    return bool(bare(actual).equals(bare(wanted)))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    is_large = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return bool(pa.types.is_string(kind) or is_large)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    is_large = pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    return bool(pa.types.is_binary(kind) or is_large)
-
-
 def add_columns(table: "DeltaTable", columns: pa.Schema) -> None:
     """Add the columns that a table does not have, as columns that may be null."""
     from deltalake import Field, Schema
@@ -162,14 +101,156 @@ def add_columns(table: "DeltaTable", columns: pa.Schema) -> None:
         table.update_incremental()
 
 
-def refuse(location: str, problems: list[str]) -> None:
-    """Raise if there are problems with a table.
+@dataclass(frozen=True)
+class DeltaLayout:
+    """The files of a Delta table: in its own folder, without the partition columns.
 
-    Raises:
-        OptionError: there are.
+    Args:
+        partition_by: the table's partition columns.
     """
-    if problems:
-        raise OptionError(
-            f"Delta table {location} cannot be written to: {'; '.join(problems)}. Drop or change "
-            f"that in the table, or write to another table"
-        )
+
+    partition_by: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """See `Layout.folder`."""
+        return ""
+
+    @property
+    def partitioned_by(self) -> str:
+        """See `Layout.partitioned_by`."""
+        return ", ".join(self.partition_by)
+
+    def split(self, rows: pa.RecordBatch) -> Iterator[tuple[dict[str, str | None], pa.RecordBatch]]:
+        """See `Layout.split`; null and "" are both None."""
+        if not self.partition_by:
+            yield {}, rows
+            return
+        for values, part in split_by_values(rows, self.partition_by):
+            texts = (value or None for value in values)
+            yield dict(zip(self.partition_by, texts, strict=True)), part
+
+    def statistics(self, footer: pq.FileMetaData) -> str:
+        """See `Layout.statistics`."""
+        return statistics(footer)
+
+
+class DeltaCommits:
+    """A Delta table as the driver commits to it. See `tables.port.Table`.
+
+    Args:
+        table: the table.
+        app_id: of the application transactions.
+    """
+
+    def __init__(self, table: "DeltaTable", app_id: str) -> None:
+        self._table, self._app_id = table, app_id
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """See `Table.failures`."""
+        from deltalake.exceptions import DeltaError
+
+        return (OSError, DeltaError)
+
+    @property
+    def table_id(self) -> str:
+        """See `Table.table_id`."""
+        return str(self._table.metadata().id)
+
+    @property
+    def newest_epoch(self) -> int:
+        """See `Table.newest_epoch`."""
+        version = self._table.transaction_version(self._app_id)
+        return -1 if version is None else int(version)
+
+    def refresh(self) -> None:
+        """See `Table.refresh`."""
+        self._table.update_incremental()
+
+    def problems(self) -> list[str]:
+        """See `Table.problems`."""
+        return list(table_problems(self._table))
+
+    def append(self, files: Sequence[DataFile], first: int, newest: int) -> bool:
+        """See `Table.append`."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction
+
+        added = [
+            AddAction(file.path, file.size, file.values, file.modified_ms, True, file.statistics)
+            for file in files
+        ]
+        try:
+            self._table.create_write_transaction(
+                added,
+                "append",
+                self._table.schema(),
+                partition_by=list(self._table.metadata().partition_columns),
+                commit_properties=CommitProperties(
+                    custom_metadata={"tallystick.epochs": f"{first}-{newest}"},
+                    app_transactions=[Transaction(self._app_id, newest)],
+                ),
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    def names(self) -> set[str]:
+        """See `Table.names`."""
+        return {path.rpartition("/")[2] for path in self._table.file_uris()}
+
+
+def statistics(footer: pq.FileMetaData) -> str:
+    """Return what a file's footer says about columns without fields, as Delta's log has it.
+
+    Left out are bounds of floats, which a NaN makes wrong, of decimals, and of long texts.
+    """
+    bounds: dict[str, list[Any]] = {}
+    nulls: dict[str, int] = {}
+    for place in range(min(footer.num_columns, INDEXED_COLUMNS)):
+        groups = [footer.row_group(n).column(place) for n in range(footer.num_row_groups)]
+        name = groups[0].path_in_schema if groups else ""
+        column = footer.schema.column(place)
+        if not groups or column.max_repetition_level or column.max_definition_level > 1:
+            continue
+        if "." in name or any(group.statistics is None for group in groups):
+            continue
+        facts = [group.statistics for group in groups]
+        if all(fact.has_null_count for fact in facts):
+            nulls[name] = sum(fact.null_count for fact in facts)
+        limits = [(fact.min, fact.max) for fact in facts if fact.has_min_max]
+        with_rows = [fact for fact in facts if fact.num_values]
+        if limits and len(limits) == len(with_rows):
+            lowest, highest = min(low for low, _ in limits), max(high for _, high in limits)
+            texts = _bound(lowest, is_upper=False), _bound(highest, is_upper=True)
+            if None not in texts:
+                bounds[name] = list(texts)
+    return json.dumps(
+        {
+            "numRecords": footer.num_rows,
+            "minValues": {name: low for name, (low, _) in bounds.items()},
+            "maxValues": {name: high for name, (_, high) in bounds.items()},
+            "nullCount": nulls,
+        },
+        separators=(",", ":"),
+    )
+
+
+def _bound(value: Any, *, is_upper: bool) -> int | str | None:
+    """Return a bound as JSON has it in Delta; None: it is left out."""
+    if type(value) is int:
+        return value
+    if type(value) is str and len(value) <= TEXT_MAX:
+        return value
+    if isinstance(value, datetime):
+        at = value if value.tzinfo else value.replace(tzinfo=UTC)
+        us = round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
+        ms = math.ceil(us / 1000) if is_upper else us // 1000
+        text = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        suffix = "Z" if value.tzinfo else ""
+        return f"{text}.{ms % 1000:03d}{suffix}" if 1900 <= value.year <= 9000 else None
+    if type(value) is date:
+        return value.isoformat()
+    return None

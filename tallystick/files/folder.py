@@ -53,6 +53,8 @@ class Folder:
         self.is_local = local_path(self._uri) is not None
         self.location = shown(self._uri)
         """The URI without credentials and options."""
+        self.name = f"{what} {self.location}"
+        """The kind of sink and the location, for errors."""
 
     def __repr__(self) -> str:
         return f"Folder({self.location!r})"

@@ -12,8 +12,9 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from tallystick.delta.sink import DeltaSink, OpenDeltaSink
+from tallystick.delta.sink import DeltaSink
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
+from tallystick.tables.sink import OpenTableSink
 
 OWNER = Owner("a/b pipeline", "delta-0", "f00d")
 COLUMNS = pa.schema([pa.field("n", pa.int64()), pa.field("dest", pa.string())])
@@ -31,12 +32,12 @@ def rows(start: int, stop: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(numbers, pa.int64()), "dest": dest})
 
 
-def opened(path: Any, owner: Owner = OWNER, **settings: Any) -> OpenDeltaSink:
+def opened(path: Any, owner: Owner = OWNER, **settings: Any) -> OpenTableSink:
     settings = {"commit_every": 0, "create": True, "schema": COLUMNS, **settings}
     return DeltaSink(str(path), **settings).open(owner, RunFacts())
 
 
-def prepared(sink: OpenDeltaSink, at: Place, *batches: pa.RecordBatch) -> list[Committable]:
+def prepared(sink: OpenTableSink, at: Place, *batches: pa.RecordBatch) -> list[Committable]:
     """The committables of one attempt."""
     transaction = sink.plan().begin(at)
     for batch in batches:

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
-from tallystick.delta import publishing
 from tallystick.delta.sink import DeltaSink
-from tallystick.delta.writing import statistics
+from tallystick.delta.table import statistics
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, RunFacts
 from tallystick.errors import (
     DataLossError,
@@ -23,6 +22,7 @@ from tallystick.errors import (
     StorageError,
 )
 from tallystick.ops.transactions import lingering_in_files
+from tallystick.tables import publishing
 from tests.delta.delta_sinks import (
     COLUMNS,
     OWNER,
@@ -490,5 +490,5 @@ def test_a_table_with_a_long_history_is_checkpointed(tmp_path: Path) -> None:
         )
     assert len([*(tmp_path / "_delta_log").glob("*.checkpoint.parquet")]) >= 2
     fresh = DeltaSink(tmp_path, commit_every=0).open(OWNER, RunFacts())
-    assert fresh._publisher.version() == 24
+    assert fresh._publisher.newest_epoch() == 24
     assert len(visible(tmp_path)) == 24

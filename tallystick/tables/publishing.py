@@ -1,20 +1,20 @@
-"""Due epochs and the Delta commits that publish them, each epoch exactly once.
+"""Due epochs and the commits of a table that publish them, each epoch exactly once.
 
 A *due* epoch is decided, and its files wait for a commit of the table. It is written down in the
 hidden folder, by a file of its own, so that an epoch costs the same whatever waits; a commit then
-names the files of all due epochs, with an application transaction: the app id is that of the sink
-in its checkpoint, and the version is the newest epoch. The proofs of an outcome:
+names the files of all due epochs, and says which epoch is the newest that the table has of this
+sink in this checkpoint. The proofs of an outcome:
 
-    the table's version of the app id ≥ the epoch     COMMITTED
+    the table's newest epoch ≥ the epoch              COMMITTED
     less, and the epoch is due                        COMMITTED: the next commit publishes it
     less, not due, and all files are there            not yet: it becomes due
     less, not due, and no file is there               LOST: somebody removed all of them
 
 Invariants:
     * An epoch is due only after its decision, and before any later epoch is.
-    * A commit is tried only after the table was asked for the version, and Delta refuses one whose
-      app id another commit wrote since then. So a driver that slept commits nothing twice.
-    * A due file is removed only when the table's version covers its epoch.
+    * A commit is tried only after the table was asked for its newest epoch, and the table refuses
+      one if another run has committed since then. So a driver that slept commits nothing twice.
+    * A due file is removed only when the table has its epoch.
     * Intents of an epoch are removed only once it is due or committed: what lingers is undecided.
 """
 
@@ -22,11 +22,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from tallystick.delta.table import refuse, table_problems
-from tallystick.delta.writing import DataFile
 from tallystick.epoch.manifest import seal, unseal
 from tallystick.epoch.two_phase import PATIENCE_S, Committable, Outcome
 from tallystick.errors import (
@@ -39,10 +37,9 @@ from tallystick.errors import (
 )
 from tallystick.files.drafts import parse_name, pending_folder
 from tallystick.files.folder import Folder
+from tallystick.tables.columns import refuse
+from tallystick.tables.port import DataFile, Table
 from tallystick.text import shortened
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 DUE_VERSION = 1
 DUE_MAX = 2_000
@@ -52,6 +49,7 @@ SHOWN_MAX = 10
 REMEDY = "Bring it back from a backup of the table's folder, and start again."
 
 logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 
 class AttemptFiles(NamedTuple):
@@ -76,7 +74,7 @@ def prepared(committable: Committable) -> AttemptFiles:
         details = json.loads(committable.details)
         files = tuple(DataFile(*fields) for fields in details["files"])
         is_ours = parse_name(committable.name) is not None and all(
-            file.path.startswith(f"part-{committable.name}-") and "/" not in file.path
+            _name(file.path).startswith(f"part-{committable.name}-") and ".." not in file.path
             for file in files
         )
         table_id = str(details["table"])
@@ -84,7 +82,7 @@ def prepared(committable: Committable) -> AttemptFiles:
         is_ours = False
     if not is_ours:
         raise ManifestError(
-            f"Delta sink {committable.sink}: epoch {committable.checkpoint_id} names "
+            f"sink {committable.sink}: epoch {committable.checkpoint_id} names "
             f"{committable.name!r} with {committable.details[:200]!r}, which no release writes: "
             f"the manifest was edited, or made by somebody else. Nothing was changed."
         )
@@ -95,19 +93,17 @@ class Publisher:
     """The due epochs of one sink in one checkpoint, and their commits.
 
     Args:
-        table: the Delta table.
+        table: as it was refreshed last.
         folder: of the table.
         hidden: the sink's folder in it.
-        app_id: of the application transactions.
+        data: the folder of the files, below the table's.
         every_ms: the time between two commits of the table; 0: a commit for each epoch.
     """
 
-    def __init__(
-        self, table: "DeltaTable", folder: Folder, hidden: str, app_id: str, every_ms: int
-    ) -> None:
-        self._table, self._folder, self._hidden = table, folder, hidden
-        self._app_id, self._every_ms = app_id, every_ms
-        self._table_id = str(table.metadata().id)
+    def __init__(self, table: Table, folder: Folder, hidden: str, data: str, every_ms: int) -> None:
+        self._table, self._folder = table, folder
+        self._hidden, self._data, self._every_ms = hidden, data, every_ms
+        self._table_id = table.table_id
         self._lock, self._committing = threading.Lock(), threading.Lock()
         self._timer: threading.Timer | None = None
         self._error: OptionError | DataLossError | None = None
@@ -126,7 +122,7 @@ class Publisher:
 
     def _read(self, epoch: int) -> tuple[DataFile, ...]:
         path = self._path(epoch)
-        what = f"Delta table {self._folder.location}: due epoch {path}"
+        what = f"{self._folder.name}: due epoch {path}"
         content = self._folder.get(path)
 
         def build(fields: dict[str, Any]) -> tuple[DataFile, ...]:
@@ -141,27 +137,21 @@ class Publisher:
         with self._lock:
             return tuple(sorted(self._due))
 
-    def version(self) -> int:
+    def newest_epoch(self) -> int:
         """Return the newest epoch in the table; -1: none is.
 
         Raises:
             StorageError: the table cannot be read now.
         """
-        return int(self._asking(self._version))
+        return self._asking(lambda: self._table.newest_epoch)
 
-    def _version(self) -> int:
-        self._table.update_incremental()
-        version = self._table.transaction_version(self._app_id)
-        return -1 if version is None else int(version)
-
-    def _asking(self, ask: Any) -> Any:
-        from deltalake.exceptions import DeltaError
-
+    def _asking(self, ask: Callable[[], Answer]) -> Answer:
         with self._committing:
             try:
+                self._table.refresh()
                 return ask()
-            except (OSError, DeltaError) as error:
-                raise self._folder.failed("reading the table's log", error) from None
+            except self._table.failures as error:
+                raise self._folder.failed("reading the table", error) from None
 
     def take(self, committables: Sequence[Committable]) -> Outcome:
         """Make a decided epoch due, and publish it if its time has come. Idempotent.
@@ -180,7 +170,7 @@ class Publisher:
             gone = self._gone(files)
             # A later epoch of this run is in the table only if another run has gone on, which a
             # commit finds out.
-            if not (gone or self._is_first) or self.version() < epoch:
+            if not (gone or self._is_first) or self.newest_epoch() < epoch:
                 for part in parts:
                     self._check_table(part.table_id, epoch)
                 if len(gone) == len(files):
@@ -210,7 +200,7 @@ class Publisher:
     def _check_whole(self, epoch: int, files: tuple[DataFile, ...], gone: list[str]) -> None:
         if gone:
             raise DataLossError(
-                f"Delta table {self._folder.location}: epoch {epoch} was decided, and of its "
+                f"{self._folder.name}: epoch {epoch} was decided, and of its "
                 f"{len(files)} files {len(gone)} are gone that no commit has named: "
                 f"{shortened(gone, SHOWN_MAX)}. Somebody removed them, such as a VACUUM with a "
                 f"retention shorter than the pipeline was down. {REMEDY}"
@@ -219,7 +209,7 @@ class Publisher:
     def _check_table(self, table_id: str, epoch: int) -> None:
         if table_id != self._table_id:
             raise DataLossError(
-                f"Delta table {self._folder.location}: epoch {epoch} was written for the table "
+                f"{self._folder.name}: epoch {epoch} was written for the table "
                 f"with id {table_id}, and now there is one with id {self._table_id}: the table was "
                 f"replaced. Bring the old one back, or begin with a new checkpoint."
             )
@@ -261,45 +251,25 @@ class Publisher:
                 self._due.pop(epoch, None)
 
     def _commit(self, due: dict[int, tuple[DataFile, ...]], until: float) -> None:
-        from deltalake import CommitProperties, Transaction
-        from deltalake.exceptions import CommitFailedError, DeltaError
-        from deltalake.transaction import AddAction
-
         newest = max(due)
         while True:
             try:
-                version = self._version()
-                files = [file for epoch in due if epoch > version for file in due[epoch]]
+                self._table.refresh()
+                in_table = self._table.newest_epoch
+                files = [file for epoch in due if epoch > in_table for file in due[epoch]]
                 if not files:
                     return
-                self._check_table(str(self._table.metadata().id), newest)
-                refuse(self._folder.location, list(table_problems(self._table)))
-                self._table.create_write_transaction(
-                    [
-                        AddAction(
-                            file.path,
-                            file.size,
-                            file.values,
-                            file.modified_ms,
-                            True,
-                            file.statistics,
-                        )
-                        for file in files
-                    ],
-                    "append",
-                    self._table.schema(),
-                    partition_by=list(self._table.metadata().partition_columns),
-                    commit_properties=CommitProperties(
-                        custom_metadata={"tallystick.epochs": f"{min(due)}-{newest}"},
-                        app_transactions=[Transaction(self._app_id, newest)],
-                    ),
-                )
-                return
-            except CommitFailedError as error:  # another writer was first: ask again
-                if time.monotonic() > until:
-                    raise self._folder.failed(f"committing epoch {newest}", error) from None
-            except (OSError, DeltaError) as error:
+                self._check_table(self._table.table_id, newest)
+                refuse(self._folder.name, self._table.problems())
+                if self._table.append(files, min(due), newest):
+                    return
+            except self._table.failures as error:
                 raise self._folder.failed(f"committing epoch {newest}", error) from None
+            if time.monotonic() > until:  # others were first, each time
+                raise self._folder.failed(
+                    f"committing epoch {newest}",
+                    OSError("other writers were first, time and again"),
+                )
 
     def check_newest(self, epoch: int) -> None:
         """Raise if the table, or what is due, has a later epoch.
@@ -307,22 +277,22 @@ class Publisher:
         Raises:
             FencedError: it has.
         """
-        newest = max(self.version(), *self.due, -1)
+        newest = max(self.newest_epoch(), *self.due, -1)
         if newest > epoch:
             raise FencedError(
-                f"Delta table {self._folder.location} has epoch {newest} of this checkpoint, and "
+                f"{self._folder.name} has epoch {newest} of this checkpoint, and "
                 f"the checkpoint's newest is {epoch}: another run has gone on, or the checkpoint "
                 f"is an old copy. Stop the other run, or restore a savepoint into a new checkpoint."
             )
 
     def abort(self, name: str, epoch: int) -> None:
-        """Remove the files of an attempt, and its intent, unless the table's log names them."""
-        prefix = f"part-{name}-"
-        paths = [path for path in self._folder.names("") if path.startswith(prefix)]
-        if paths and self.version() >= epoch:
-            named = self._asking(lambda: {*_names(self._table.file_uris())})
-            paths = [path for path in paths if path not in named]
-        self._folder.remove_files(paths)
+        """Remove the files of an attempt, and its intent, unless the table names them."""
+        prefix, data = f"part-{name}-", self._data
+        parts = [part for part in self._folder.names(data) if part.startswith(prefix)]
+        if parts and self.newest_epoch() >= epoch:
+            named = self._asking(self._table.names)
+            parts = [part for part in parts if part not in named]
+        self._folder.remove_files(f"{data}/{part}" if data else part for part in parts)
         self._folder.remove_file(f"{pending_folder(self._hidden)}/{name}")
 
     def close(self) -> None:
@@ -337,5 +307,5 @@ class Publisher:
             logger.warning("%d epochs wait for the next start: %s", len(self.due), error)
 
 
-def _names(paths: Iterable[str]) -> Iterable[str]:
-    return (path.rpartition("/")[2] for path in paths)
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,96 @@
+"""The driver's side of a sink for tables, whatever kind of table it is."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from tallystick.epoch.two_phase import Committable, Outcome, Owner, Timeout
+from tallystick.files.drafts import hidden_folder, parse_name, pending_folder
+from tallystick.files.folder import HIDDEN
+from tallystick.tables.port import Table
+from tallystick.tables.publishing import Publisher
+from tallystick.tables.writing import TablePlan
+
+PROBE = "may-the-driver-write"
+
+
+class OpenTableSink:
+    """The driver's side of the sink, for one run. See `epoch.two_phase.TwoPhaseCommitSink`."""
+
+    def __init__(self, plan: TablePlan, publisher: Publisher) -> None:
+        self._plan, self._publisher = plan, publisher
+
+    @property
+    def timeout(self) -> Timeout | None:
+        """None: files wait without end, as long as no VACUUM removes them."""
+        return None
+
+    def plan(self) -> TablePlan:
+        """See `TwoPhaseCommitSink.plan`."""
+        return self._plan
+
+    def commit(self, committable: Committable) -> Outcome:
+        """See `TwoPhaseCommitSink.commit`; for an epoch with this committable alone."""
+        return self.commit_together((committable,))
+
+    def commit_together(self, committables: Sequence[Committable]) -> Outcome:
+        """See `run.participants.CommitsTogether`."""
+        return self._publisher.take(committables)
+
+    def check_newest(self, committable: Committable) -> None:
+        """See `run.participants.KnowsNewest`."""
+        self._publisher.check_newest(committable.checkpoint_id)
+
+    def abort(self, committable: Committable) -> None:
+        """See `TwoPhaseCommitSink.abort`."""
+        self._publisher.abort(committable.name, committable.checkpoint_id)
+
+    def lingering(self, owner: Owner) -> Iterable[Committable]:
+        """See `TwoPhaseCommitSink.lingering`: a committable for each intent."""
+        for name in self._plan.folder.names(pending_folder(hidden_folder(owner))):
+            place = parse_name(name)
+            if place is not None:
+                yield Committable(owner.sink, *place, name, 0, 0)
+
+    def describe(self, committable: Committable) -> str:
+        """See `TwoPhaseCommitSink.describe`."""
+        return (
+            f"files part-{committable.name}… with {committable.record_count} rows, of epoch "
+            f"{committable.checkpoint_id}, task {committable.task}, in {self._plan.folder.location}"
+        )
+
+    def close(self) -> None:
+        """Publish what is decided and waits."""
+        self._publisher.close()
+
+
+def open_sink(
+    plan: TablePlan, owner: Owner, table_of: Callable[[str], Table], every_ms: int
+) -> OpenTableSink:
+    """Return the open sink of a run, once all is published that killed runs have left due.
+
+    Args:
+        plan: of the tasks.
+        owner: without a lineage: of a first check, which looks whether the driver may write.
+        table_of: returns the table as the sink commits to it under an id of its own.
+        every_ms: see `Publisher`.
+
+    Raises:
+        StorageError: the table, or its folder, cannot be reached now.
+        DataLossError: the table was replaced, and files are due for the one before.
+    """
+    folder = plan.folder
+
+    def publisher_of(hidden: str) -> Publisher:
+        table = table_of(hidden.partition("/")[2])
+        return Publisher(table, folder, hidden, plan.layout.folder, every_ms)
+
+    own = hidden_folder(replace(owner, lineage=owner.lineage or "-"))  # a path has no gap
+    if owner.lineage:
+        siblings = own.rpartition("/")[0]
+        for lineage in folder.names(siblings):
+            if folder.names(f"{siblings}/{lineage}/due"):
+                publisher_of(f"{siblings}/{lineage}").publish()
+    else:
+        folder.put(f"{HIDDEN}/{PROBE}", b"")
+        folder.remove_file(f"{HIDDEN}/{PROBE}")
+    return OpenTableSink(plan, publisher_of(own))
