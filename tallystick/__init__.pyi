@@ -58,6 +58,7 @@ from .errors import (
     TopicRecreatedError as TopicRecreatedError,
 )
 from .delta.sink import DeltaSink as DeltaSink
+from .iceberg.sink import IcebergSink as IcebergSink
 from .files.sink import FileSink as FileSink
 from .ops.state_table import read_state as read_state
 from .ops.state_writing import write_state as write_state

@@ -57,6 +57,7 @@ _OF_THE_MODULE: tuple[tuple[str, str], ...] = (
     ("join", "ts.interval_join, ts.window_join, ts.temporal_join or ts.enrich"),
     ("parquet parquetsink files", "ts.FileSink"),
     ("delta deltalake deltatable lakehouse", "ts.DeltaSink"),
+    ("iceberg pyiceberg icebergtable", "ts.IcebergSink"),
     ("jdbc postgres", "ts.PostgresSink"),
     ("csv bytes raw", "a source without value=, whose column value is bytes"),
 )

@@ -16,8 +16,10 @@ from tallystick.api.console_sink import ConsoleSink, WholeConsoleSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.rows_source import TAKEN_MAX, IteratedRows, RowsSource
 from tallystick.api.streams import tables_in
+from tallystick.delta.sink import DeltaSink
 from tallystick.errors import OptionError
 from tallystick.files.sink import FileSink
+from tallystick.iceberg.sink import IcebergSink
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.inputs import PipelineInput
 from tallystick.pipeline.loop import PipelinePlanner, planners_of
@@ -38,9 +40,11 @@ from tallystick.values import TopicPartition
 if TYPE_CHECKING:
     from tallystick.api.pipeline import Pipeline
 
+ENDS = (ConsoleSink, FileSink, DeltaSink, IcebergSink)
+"""The sinks of a pipeline in this process."""
 _INSTEAD = (
-    "Give the pipeline RowsSource and ConsoleSink or FileSink alone; or write the rows to a topic "
-    "with `tallystick topic put`, and read it with a KafkaSource"
+    "Give the pipeline RowsSource and ConsoleSink, FileSink, DeltaSink or IcebergSink alone; or "
+    "write the rows to a topic with `tallystick topic put`, and read it with a KafkaSource"
 )
 
 
@@ -58,7 +62,7 @@ def is_in_process(pipeline: "Pipeline") -> bool:
     if len(given) < len(sources):
         raise OptionError(f"{who} beside a KafkaSource: its rows are in this process. {_INSTEAD}")
     for sink in pipeline.sinks:
-        if not isinstance(sink, ConsoleSink | FileSink):
+        if not isinstance(sink, ENDS):
             name = type(sink).__name__
             raise OptionError(f"{who} before a {name}: its rows leave no process. {_INSTEAD}")
     for number, step in enumerate(pipeline.steps, start=1):

@@ -29,6 +29,7 @@ from tallystick.epoch.two_phase import (
 )
 from tallystick.errors import OptionError
 from tallystick.files.sink import FileSink
+from tallystick.iceberg.sink import IcebergSink
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.output import (
     BATCH_BYTES,
@@ -356,7 +357,7 @@ def check_columns(topology: OutputTopology, columns: Mapping[str, pa.Schema | No
     for uid, sink in topology.by_uid:
         selection = topology.selection(uid)
         known = None if selection.functions else columns.get(selection.output)
-        if isinstance(sink, KafkaSink | FileSink | DeltaSink) and known is not None:
+        if isinstance(sink, KafkaSink | FileSink | DeltaSink | IcebergSink) and known is not None:
             sink.check_columns(known)
 
 

@@ -34,6 +34,7 @@ from tallystick.errors import (
     ManifestError,
     OptionError,
     StorageError,
+    TallystickError,
 )
 from tallystick.files.drafts import parse_name, pending_folder
 from tallystick.files.folder import Folder
@@ -263,6 +264,8 @@ class Publisher:
                 refuse(self._folder.name, self._table.problems())
                 if self._table.append(files, min(due), newest):
                     return
+            except TallystickError:
+                raise
             except self._table.failures as error:
                 raise self._folder.failed(f"committing epoch {newest}", error) from None
             if time.monotonic() > until:  # others were first, each time

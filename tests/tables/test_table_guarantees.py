@@ -1,4 +1,4 @@
-"""A pipeline with a Delta table and files, killed at each fact of an epoch: both hold the same.
+"""A pipeline with a table and files, killed at each fact of an epoch: both hold the same rows.
 
 The checkpoint decides; the driver, its sinks and its tasks are real, without Spark and Kafka.
 """
@@ -17,6 +17,7 @@ import tallystick as ts
 from tallystick.epoch import protocol as c
 from tests.delta.delta_sinks import numbers_of_log, unnamed
 from tests.failover.sink_job import SinkJob, flat, read_files, sink_jobs
+from tests.iceberg.iceberg_sinks import sink_in, unnamed_in, values_in
 
 COLUMNS = pa.schema([("value", pa.string()), ("partition", pa.int32())])
 FACTS = (
@@ -27,7 +28,7 @@ FACTS = (
     c.OutputSettled,
     c.OutputConfirmed,
 )
-names = (f"delta_{number}" for number in count())
+names = (f"tables_{number}" for number in count())
 
 
 @pytest.fixture
@@ -36,15 +37,38 @@ def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
         yield make
 
 
-def table_at(path: Path, **settings: Any) -> ts.DeltaSink:
-    return ts.DeltaSink(path, create=True, schema=COLUMNS, **settings)
+class Delta:
+    """A Delta table, and its rows for delta-rs and for DuckDB with the log read by hand."""
+
+    def sink(self, path: Path, **settings: Any) -> ts.DeltaSink:
+        return ts.DeltaSink(path, create=True, schema=COLUMNS, **settings)
+
+    def seen(self, path: Path) -> Counter[str]:
+        values = DeltaTable(path).to_pyarrow_table()["value"].to_pylist()
+        assert sorted(values) == numbers_of_log(path, "value")
+        return Counter(values)
+
+    def unnamed(self, path: Path) -> list[str]:
+        return unnamed(path)
 
 
-def seen(path: Path) -> Counter[str]:
-    """The rows of the table, for delta-rs and for DuckDB with the log read by hand."""
-    values = DeltaTable(path).to_pyarrow_table()["value"].to_pylist()
-    assert sorted(values) == numbers_of_log(path, "value")
-    return Counter(values)
+class Iceberg:
+    """An Iceberg table, and its rows for pyiceberg and for DuckDB with metadata read by hand."""
+
+    def sink(self, path: Path, **settings: Any) -> ts.IcebergSink:
+        return sink_in(path, create=True, schema=COLUMNS, **settings)
+
+    def seen(self, path: Path) -> Counter[str]:
+        return values_in(path, "value")
+
+    def unnamed(self, path: Path) -> list[str]:
+        return unnamed_in(path)
+
+
+@pytest.fixture(params=[Delta, Iceberg], ids=["delta", "iceberg"])
+def kind(request: pytest.FixtureRequest) -> Delta | Iceberg:
+    kind: Delta | Iceberg = request.param()
+    return kind
 
 
 def killed(job: SinkJob, event: type) -> SinkJob:
@@ -58,45 +82,45 @@ def killed(job: SinkJob, event: type) -> SinkJob:
 @pytest.mark.parametrize("every", [0, "1 hour"])
 @pytest.mark.parametrize("event", FACTS)
 def test_a_table_and_files_agree_wherever_the_driver_is_killed(
-    run: Callable[..., SinkJob], tmp_path: Path, event: type, every: Any
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path, event: type, every: Any
 ) -> None:
     table, files = tmp_path / "table", tmp_path / "files"
-    job = run(table_at(table, commit_every=every), ts.FileSink(files))
+    job = run(kind.sink(table, commit_every=every), ts.FileSink(files))
     job.run_until(1)
     for _ in range(2):
         job = killed(job, event)
     if every:
-        assert set(seen(table)) <= set(flat(job.expected())), "it lags behind, and no more"
+        assert set(kind.seen(table)) <= set(flat(job.expected())), "it lags behind, and no more"
     job.run_until(5)
     job.close()
 
-    assert seen(table) == flat(job.expected())
+    assert kind.seen(table) == flat(job.expected())
     assert read_files(files) == flat(job.expected())
-    assert unnamed(table) == []
+    assert kind.unnamed(table) == []
 
 
 @pytest.mark.parametrize("every", [0, "1 hour"])
 def test_the_rows_of_a_task_that_is_killed_are_there_once(
-    run: Callable[..., SinkJob], tmp_path: Path, every: Any
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path, every: Any
 ) -> None:
-    job = run(table_at(tmp_path / "table", commit_every=every))
+    job = run(kind.sink(tmp_path / "table", commit_every=every))
     job.run_until(1)
 
     job.run_into_a_death()
-    assert len(unnamed(tmp_path / "table")) >= (1 if not every else 3)
+    assert len(kind.unnamed(tmp_path / "table")) >= (1 if not every else 3)
     job.restart(midway=lambda _: None)
     job.run_until(3)
     job.close()
-    assert seen(tmp_path / "table") == flat(job.expected())
-    assert unnamed(tmp_path / "table") == []
+    assert kind.seen(tmp_path / "table") == flat(job.expected())
+    assert kind.unnamed(tmp_path / "table") == []
 
 
 @pytest.mark.parametrize("every", [0, "1 hour"])
 def test_of_two_drivers_one_goes_on(
-    run: Callable[..., SinkJob], tmp_path: Path, every: Any
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path, every: Any
 ) -> None:
     table, files = tmp_path / "table", tmp_path / "files"
-    job = run(table_at(table, commit_every=every), ts.FileSink(files))
+    job = run(kind.sink(table, commit_every=every), ts.FileSink(files))
     job.run_until(2)
     other = job.leave()
     other.run_until(4)
@@ -105,12 +129,14 @@ def test_of_two_drivers_one_goes_on(
     job.close()  # publishes what it had decided, unless the other did
     other.run_until(5)
     other.close()
-    assert seen(table) == flat(other.expected()) == read_files(files)
+    assert kind.seen(table) == flat(other.expected()) == read_files(files)
 
 
-def test_a_table_is_added_and_taken_out_again(run: Callable[..., SinkJob], tmp_path: Path) -> None:
+def test_a_table_is_added_and_taken_out_again(
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path
+) -> None:
     """Each sink has the rows of the epochs in which it was there."""
-    table, files = table_at(tmp_path / "table", commit_every="1 hour"), tmp_path / "files"
+    table, files = kind.sink(tmp_path / "table", commit_every="1 hour"), tmp_path / "files"
     job = run(ts.FileSink(files))
     job.run_until(2)
     job.restart(ts.FileSink(files), table)
@@ -119,22 +145,22 @@ def test_a_table_is_added_and_taken_out_again(run: Callable[..., SinkJob], tmp_p
     job.run_until(6)
     job.close()
     assert read_files(files) == flat(job.expected())
-    assert seen(tmp_path / "table") == flat(job.expected(range(2, 4)))
+    assert kind.seen(tmp_path / "table") == flat(job.expected(range(2, 4)))
 
 
 def test_a_table_whose_commit_is_due_cannot_be_taken_out(
-    run: Callable[..., SinkJob], tmp_path: Path
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path
 ) -> None:
     """The driver died between the decision and the table's commit."""
-    table, files = table_at(tmp_path / "table"), ts.FileSink(tmp_path / "files")
+    table, files = kind.sink(tmp_path / "table"), ts.FileSink(tmp_path / "files")
     job = run(table, files)
     job.run_until(1)
     job.die_at(c.TransactionCommitted)
     successor = job.leave()
     successor.sinks = [files]
-    with pytest.raises(ts.OptionError, match=r"'delta-1'.* Add the sink again"):
+    with pytest.raises(ts.OptionError, match=r"'\w+-1'.* Add the sink again"):
         successor.run_next()
     successor.restart(table, files)
     successor.run_until(3)
     successor.close()
-    assert seen(tmp_path / "table") == flat(successor.expected())
+    assert kind.seen(tmp_path / "table") == flat(successor.expected())
