@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tallystick.errors import OptionError
 from tallystick.tables.port import DataFile
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ class IcebergCommits:
         from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
 
         table = self._table
+        self._check_specs(files, f"epochs {first} to {newest}")
         summary = {"tallystick.epochs": f"{first}-{newest}", self._property: str(newest)}
         # Merges manifests if the table says so.
         producer = Transaction(table)._append_snapshot_producer(summary, self._branch)
@@ -215,6 +217,16 @@ class IcebergCommits:
             producer._clean_all_uncommitted()
             return False
         return True
+
+    def _check_specs(self, files: Sequence[DataFile], what: str) -> None:
+        now = self._table.spec().spec_id
+        others = {json.loads(file.statistics)["spec_id"] for file in files} - {now}
+        if others:
+            raise OptionError(
+                f"Iceberg table {'.'.join(self._table.name())}: {what} were written by the "
+                f"partition spec {others.pop()}, and the table has {now} now. Set the old one "
+                f"back, start the pipeline and stop it, which publishes them; then change the spec."
+            )
 
     def _described(self, file: DataFile) -> "IcebergFile":
         from pyiceberg.conversions import from_bytes

@@ -42,6 +42,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ConsoleSink": (ts.ConsoleSink, {}),
     "FileSink": (ts.FileSink, {"path": "/tmp/files"}),
     "DeltaSink": (ts.DeltaSink, {"table": "/tmp/table"}),
+    "IcebergSink": (ts.IcebergSink, {"catalog": {"type": "sql"}, "table": "sales.orders"}),
     "PostgresSink": (ts.PostgresSink, {"dsn": "host=nowhere", "table": "orders"}),
     "Json": (ts.Json, {}),
     "Text": (ts.Text, {}),

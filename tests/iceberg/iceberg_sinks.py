@@ -31,6 +31,12 @@ def sink_in(path: Path, **settings: Any) -> ts.IcebergSink:
     return ts.IcebergSink(catalog_in(path), NAME, **settings)
 
 
+def make_table(path: Path, columns: pa.Schema) -> None:
+    catalog = load_catalog("default", **catalog_in(path))
+    catalog.create_namespace(NAME.partition(".")[0])
+    catalog.create_table(NAME, columns)
+
+
 def table_in(path: Path) -> Table:
     return load_catalog("default", **catalog_in(path)).load_table(NAME)
 

@@ -269,6 +269,24 @@ def test_rows_lie_in_the_partitions_of_the_table_and_files_say_what_is_in_them(
     assert sum(file["record_count"] for file in files) == 40
 
 
+def test_a_spec_that_changes_while_epochs_are_due_is_named_with_the_way_back(
+    tmp_path: Path,
+) -> None:
+    sink = opened(tmp_path, commit_every="1 hour")
+    sink.commit_together(two_tasks(sink))
+    with table_in(tmp_path).update_spec() as spec:
+        spec.add_identity("dest")
+    with pytest.raises(OptionError, match=r"epochs 1 to 1 .* partition spec 0, and .* has 1 now"):
+        sink.close()
+    with pytest.raises(OptionError, match="partition spec 0"):
+        opened(tmp_path)
+    assert numbers(tmp_path) == []
+    with table_in(tmp_path).update_spec() as spec:
+        spec.remove_field("dest")
+    opened(tmp_path).close()
+    assert numbers(tmp_path) == list(range(12))
+
+
 def test_rows_go_to_a_branch_alone(tmp_path: Path) -> None:
     main = opened(tmp_path)
     main.commit_together(two_tasks(main))

@@ -353,6 +353,7 @@ def sinks(spec: dict[str, Any], **settings: Any) -> tuple[Any, ...]:
         "postgres": ts.PostgresSink,
         "files": ts.FileSink,
         "delta": ts.DeltaSink,
+        "iceberg": ts.IcebergSink,
         "lines": lines_sink.LinesSink,
     }
     specs = [dict(spec_given) for spec_given in spec.get("sinks", [{"kind": "kafka"}])]
