@@ -216,6 +216,26 @@ def test_a_program_that_writes_a_table_is_exact(flights, tmp_path):
     assert rows == [(number,) for number in range(RECORDS)]
 
 
+def test_a_topic_and_tables_of_three_kinds_hold_the_same_rows(flights, tmp_path):
+    server = PostgresServer()
+    try:
+        server.query("CREATE TABLE late (id bigint, dest text, delay bigint)")
+        code, report, _ = chaos(
+            flights, tmp_path / "report.json", "--kills", "4", "--faults",
+            "driver,worker,zombie,host", "--postgres", server.dsn,
+            *program("all_sinks.py", server.dsn),
+            output=(
+                "--output", "late", "--output-delta", "delta", "--output-iceberg", "air.late",
+                "--output-table", "late",
+            ),
+        )  # fmt: skip
+    finally:
+        server.stop()
+    assert (code, report["problems"], report["differences"]) == (0, [], [])
+    assert hits(report) == {"driver", "worker", "zombie", "host"}
+    assert report["records"] == {"undisturbed": 4 * RECORDS, "found": 4 * RECORDS}
+
+
 def test_a_program_without_state_is_exact_in_order_through_all_faults(flights, tmp_path):
     code, report, _ = chaos(
         flights, tmp_path / "report.json", "--kills", "15", "--brokers", "3",

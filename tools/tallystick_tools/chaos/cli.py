@@ -37,6 +37,22 @@ Files = Annotated[
     bool,
     typer.Option("--output-files", help="It writes Parquet files below {files}; compared as rows."),
 ]
+DeltaTables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output-delta",
+        help="A Delta table that it writes, a folder in {files}; compared as rows. May be given "
+        "again.",
+    ),
+]
+IcebergTables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output-iceberg",
+        help="An Iceberg table that it writes, NAMESPACE.TABLE of the SQLite catalog "
+        "{files}/catalog.db; compared as rows. May be given again.",
+    ),
+]
 Tables = Annotated[
     list[str] | None,
     typer.Option(
@@ -114,6 +130,8 @@ def chaos(
     inputs: Inputs,
     outputs: Outputs = None,
     writes_files: Files = False,
+    delta: DeltaTables = None,
+    iceberg: IcebergTables = None,
     tables: Tables = None,
     postgres: Postgres = "",
     keys: Keys = None,
@@ -150,6 +168,8 @@ def chaos(
             keys=dict(_pair("--key", pair) for pair in keys or ()),
             outputs=outputs or (),
             writes_files=writes_files,
+            delta=delta or (),
+            iceberg=iceberg or (),
             tables=tables or (),
             postgres=postgres,
             kills=kills,

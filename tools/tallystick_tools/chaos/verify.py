@@ -1,7 +1,7 @@
 """The whole of `tallystick chaos`: undisturbed, disturbed, compared, explained, shortened."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tallystick_tools.chaos.compare import (
     state_differences,
 )
 from tallystick_tools.chaos.files import ParquetFiles
+from tallystick_tools.chaos.lake import LakeTables
 from tallystick_tools.chaos.program import FILES
 from tallystick_tools.chaos.run import InjectedFault, Job, Run, Store, read_input, run
 from tallystick_tools.chaos.schedule import Fault, as_json, kinds_for, plan, read_schedule
@@ -54,6 +55,8 @@ def question_of(
     inputs: Mapping[str, str | Path],
     outputs: Sequence[str] = (),
     writes_files: bool = False,
+    delta: Sequence[str] = (),
+    iceberg: Sequence[str] = (),
     tables: Collection[str] = (),
     postgres: str = "",
     keys: Mapping[str, str] | None = None,
@@ -78,6 +81,8 @@ def question_of(
         inputs: By topic, a file with a JSON value on each line.
         outputs: The topics that the program writes.
         writes_files: Whether it writes Parquet files below {files}.
+        delta: The Delta tables that it writes, folders in {files}.
+        iceberg: The Iceberg tables that it writes, of the SQLite catalog {files}/catalog.db.
         tables: Those of PostgreSQL that it writes, which are emptied before each run.
         postgres: The DSN of their database.
         keys: By topic, the field of the input's values that becomes the record's key.
@@ -108,7 +113,10 @@ def question_of(
         timeout_s,
         bootstrap_servers,
         checkpoint,
-        _stores(outputs, writes_files, tables, postgres),
+        (
+            *_lakes(delta, iceberg),
+            *_stores(bool(outputs or delta or iceberg), writes_files, tables, postgres),
+        ),
     )
     if schedule is None:
         faults = plan(kills, seed, _kinds_for(job, kinds))
@@ -137,10 +145,15 @@ def _kinds_for(job: Job, named_kinds: Collection[str]) -> tuple[str, ...]:
     )
 
 
+def _lakes(delta: Sequence[str], iceberg: Sequence[str]) -> Iterator[Callable[[Path], Store]]:
+    if delta or iceberg:
+        yield lambda folder: LakeTables(folder / FILES, delta, iceberg)
+
+
 def _stores(
-    outputs: Sequence[str], writes_files: bool, tables: Collection[str], postgres: str
+    has_others: bool, writes_files: bool, tables: Collection[str], postgres: str
 ) -> tuple[Callable[[Path], Store], ...]:
-    if not (outputs or writes_files or tables):
+    if not (has_others or writes_files or tables):
         raise OptionError("a program is judged by its output: expected a topic, files or a table")
     if bool(tables) != bool(postgres):
         raise OptionError("tables and the DSN of their database belong together")
