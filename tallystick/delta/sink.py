@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tallystick.arguments import checked, not_one_of
+from tallystick.delta.merging import DeltaMerges, StagedLayout
 from tallystick.delta.table import (
     DeltaCommits,
     DeltaLayout,
     add_columns,
     columns_of,
-    table_problems,
 )
 from tallystick.epoch.two_phase import Owner, RunFacts
 from tallystick.errors import OptionError
@@ -24,6 +24,7 @@ from tallystick.host.installed import pip_install
 from tallystick.storage.file_storage import shown
 from tallystick.storage.places import Place, resolved
 from tallystick.tables.columns import column_problems, refuse
+from tallystick.tables.port import Layout
 from tallystick.tables.sink import OpenTableSink, open_sink
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 @checked
 @dataclass(frozen=True, repr=False)
 class DeltaSink:
-    """A Delta table to append to, exactly once, with one commit of the table for many epochs.
+    """A Delta table to append to or to merge into, exactly once, with one commit for many epochs.
 
     Rows go into the columns of the same names; columns that rows do not have become null. Files lie
     in the table's folder as soon as a task has written them, and count when a commit names them.
@@ -52,6 +53,11 @@ class DeltaSink:
         schema: the columns of the table, checked at the start; those of a new table.
         evolve: columns of `schema` that the table does not have are added to it.
         partition_by: of a table that is created; else it must be the table's own, or be left out.
+        key: a row replaces the one with the same values in these columns (an upsert, by MERGE); the
+            later epoch counts, and within an epoch the later row of a task: key the rows by the
+            same columns before the sink, if several tasks may have rows of one key.
+        delete: with `key`, a column of the rows, not of the table, that is true where the row of
+            the key is to go.
         compression: none, snappy, gzip, brotli, zstd or lz4.
         uid: names the sink in the pipeline, as long as files may be pending; None: by its place.
 
@@ -66,6 +72,8 @@ class DeltaSink:
     schema: pa.Schema | None = None
     evolve: bool = False
     partition_by: Sequence[str] = ()
+    key: Sequence[str] = ()
+    delete: str | None = None
     compression: str = "snappy"
     uid: str | None = None
 
@@ -105,11 +113,15 @@ class DeltaSink:
         if self.evolve and self.schema is not None:
             new = [field for field in self.schema if field.name not in wanted.names]
             wanted = pa.schema([*wanted, *new])
-        refuse(folder.name, list(column_problems(columns, wanted)))
+        refuse(folder.name, list(column_problems(columns, self._with_delete(wanted))))
 
     def _wrong_values(self) -> Iterable[str]:
-        if len({*self.partition_by}) < len(self.partition_by):
-            yield f"partition_by={list(self.partition_by)!r}: a column is named twice"
+        for setting in ("partition_by", "key"):
+            names = getattr(self, setting)
+            if len({*names}) < len(names):
+                yield f"{setting}={list(names)!r}: a column is named twice"
+        if self.delete is not None and not self.key:
+            yield f"delete={self.delete!r} needs key=, which says which row is to go"
         if self.compression not in COMPRESSIONS:
             yield str(not_one_of("compression", self.compression, COMPRESSIONS))
         for setting in ("create", "evolve"):
@@ -128,29 +140,40 @@ class DeltaSink:
             table = self._table(folder)
             if self.evolve and self.schema is not None:
                 add_columns(table, self.schema)
-        by = tuple(table.metadata().partition_columns)
-        problems = list(table_problems(table))
+        by, key = tuple(table.metadata().partition_columns), tuple(self.key)
+        columns = columns_of(table)
+        layout: Layout = StagedLayout(key, folder.location) if key else DeltaLayout(by)
+
+        def commits(app_id: str) -> DeltaCommits:
+            if not key:
+                return DeltaCommits(table, app_id)
+            return DeltaMerges(table, app_id, folder, key, self.delete)
+
+        problems = commits("").problems()
         if self.partition_by and tuple(self.partition_by) != by:
             problems.append(
                 f"partition_by={list(self.partition_by)!r}, and the table is partitioned by "
                 f"{list(by)!r}"
             )
         if self.schema is not None:
-            problems += column_problems(self.schema, columns_of(table))
+            problems += column_problems(self.schema, columns)
+        problems += [f"it has no column {name!r} of key=" for name in {*key} - {*columns.names}]
+        if self.delete in columns.names:
+            problems.append(f"delete={self.delete!r} is a column of it: expected one of the rows")
         refuse(folder.name, problems)
         plan = TablePlan(
             folder=folder,
             table_id=str(table.metadata().id),
-            columns=columns_of(table),
-            layout=DeltaLayout(by),
+            columns=self._with_delete(columns),
+            layout=layout,
             compression=self.compression,
         )
-        return open_sink(
-            plan,
-            owner,
-            lambda app_id: DeltaCommits(table, app_id),
-            duration_ms("commit_every", self.commit_every),
-        )
+        return open_sink(plan, owner, commits, duration_ms("commit_every", self.commit_every))
+
+    def _with_delete(self, columns: pa.Schema) -> pa.Schema:
+        if self.delete is None:
+            return columns
+        return columns.append(pa.field(self.delete, pa.bool_(), nullable=False))
 
     def _existing(self, folder: Folder) -> "DeltaTable | None":
         try:

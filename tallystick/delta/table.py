@@ -22,7 +22,7 @@ from tallystick.files.writing import bare_field, is_possible, split_by_values
 from tallystick.tables.port import DataFile
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
 
 WRITER_FEATURES = {
     "appendOnly",
@@ -154,6 +154,11 @@ class DeltaCommits:
         return (OSError, DeltaError)
 
     @property
+    def staged_bytes_max(self) -> int | None:
+        """See `Table.staged_bytes_max`."""
+        return None
+
+    @property
     def table_id(self) -> str:
         """See `Table.table_id`."""
         return str(self._table.metadata().id)
@@ -174,7 +179,6 @@ class DeltaCommits:
 
     def append(self, files: Sequence[DataFile], first: int, newest: int) -> bool:
         """See `Table.append`."""
-        from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction
 
@@ -188,14 +192,19 @@ class DeltaCommits:
                 "append",
                 self._table.schema(),
                 partition_by=list(self._table.metadata().partition_columns),
-                commit_properties=CommitProperties(
-                    custom_metadata={"tallystick.epochs": f"{first}-{newest}"},
-                    app_transactions=[Transaction(self._app_id, newest)],
-                ),
+                commit_properties=self._commit_properties(first, newest),
             )
         except CommitFailedError:
             return False
         return True
+
+    def _commit_properties(self, first: int, newest: int) -> "CommitProperties":
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(
+            custom_metadata={"tallystick.epochs": f"{first}-{newest}"},
+            app_transactions=[Transaction(self._app_id, newest)],
+        )
 
     def names(self) -> set[str]:
         """See `Table.names`."""

@@ -175,6 +175,11 @@ class IcebergCommits:
         return (Exception,)
 
     @property
+    def staged_bytes_max(self) -> int | None:
+        """See `Table.staged_bytes_max`."""
+        return None
+
+    @property
     def table_id(self) -> str:
         """See `Table.table_id`."""
         return str(self._table.metadata.table_uuid)

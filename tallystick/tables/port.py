@@ -59,6 +59,11 @@ class Table(Protocol):
         ...
 
     @property
+    def staged_bytes_max(self) -> int | None:
+        """The size at which due files are published, and removed; None: the table keeps them."""
+        ...
+
+    @property
     def table_id(self) -> str:
         """The table's own id, at the last refresh: a table that replaced it has another."""
         ...

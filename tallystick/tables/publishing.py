@@ -22,7 +22,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tallystick.epoch.manifest import seal, unseal
@@ -178,14 +178,24 @@ class Publisher:
                     return Outcome.LOST
                 self._check_whole(epoch, files, gone)
                 self._make_due(epoch, files)
+            else:
+                self._remove_staged(files)
             self._is_first = False
-        if not self._every_ms or len(self.due) >= DUE_MAX:
+        if not self._every_ms or self._is_full:
             self.publish()
         elif self._timer is None and self.due:
             self._wait()
         pending = pending_folder(self._hidden)
         self._folder.remove_files(f"{pending}/{committable.name}" for committable in committables)
         return Outcome.COMMITTED
+
+    @property
+    def _is_full(self) -> bool:
+        bytes_max = self._table.staged_bytes_max
+        with self._lock:
+            byte_count = sum(file.size for files in self._due.values() for file in files)
+            is_large = bytes_max is not None and byte_count >= bytes_max
+            return is_large or len(self._due) >= DUE_MAX
 
     def _make_due(self, epoch: int, files: tuple[DataFile, ...]) -> None:
         if self._every_ms:
@@ -205,6 +215,14 @@ class Publisher:
                 f"{len(files)} files {len(gone)} are gone that no commit has named: "
                 f"{shortened(gone, SHOWN_MAX)}. Somebody removed them, such as a VACUUM with a "
                 f"retention shorter than the pipeline was down. {REMEDY}"
+            )
+
+    def _check_folders(self, files: Sequence[DataFile], what: str) -> None:
+        if any(file.path.rpartition("/")[0] != self._data for file in files):
+            raise OptionError(
+                f"{self._folder.name}: {what} were written while the sink "
+                f"{'had no key=' if self._table.staged_bytes_max else 'had a key='}, and are due. "
+                f"Start the pipeline as it was and stop it, which publishes them; then change key="
             )
 
     def _check_table(self, table_id: str, epoch: int) -> None:
@@ -245,11 +263,16 @@ class Publisher:
             return
         with self._committing:
             self._commit(due, until)
+        self._remove_staged(file for files in due.values() for file in files)
         if self._every_ms or self._due_epochs():
             self._folder.remove_files(map(self._path, due))
         with self._lock:
             for epoch in due:
                 self._due.pop(epoch, None)
+
+    def _remove_staged(self, files: Iterable[DataFile]) -> None:
+        if self._table.staged_bytes_max is not None:
+            self._folder.remove_files(file.path for file in files)
 
     def _commit(self, due: dict[int, tuple[DataFile, ...]], until: float) -> None:
         newest = max(due)
@@ -261,6 +284,7 @@ class Publisher:
                 if not files:
                     return
                 self._check_table(self._table.table_id, newest)
+                self._check_folders(files, f"epochs {min(due)} to {newest}")
                 refuse(self._folder.name, self._table.problems())
                 if self._table.append(files, min(due), newest):
                     return

@@ -52,6 +52,16 @@ class Delta:
         return unnamed(path)
 
 
+class Upserts(Delta):
+    """A Delta table that rows are merged into: each has a key of its own, so all are there."""
+
+    def sink(self, path: Path, **settings: Any) -> ts.DeltaSink:
+        return super().sink(path, key=["value"], **settings)
+
+    def unnamed(self, path: Path) -> list[str]:
+        return [*path.glob("_tallystick/staged/*")]
+
+
 class Iceberg:
     """An Iceberg table, and its rows for pyiceberg and for DuckDB with metadata read by hand."""
 
@@ -65,7 +75,7 @@ class Iceberg:
         return unnamed_in(path)
 
 
-@pytest.fixture(params=[Delta, Iceberg], ids=["delta", "iceberg"])
+@pytest.fixture(params=[Delta, Upserts, Iceberg], ids=["delta", "upserts", "iceberg"])
 def kind(request: pytest.FixtureRequest) -> Delta | Iceberg:
     kind: Delta | Iceberg = request.param()
     return kind
