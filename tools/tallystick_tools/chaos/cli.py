@@ -168,8 +168,7 @@ def chaos(
             keys=dict(_pair("--key", pair) for pair in keys or ()),
             outputs=outputs or (),
             writes_files=writes_files,
-            delta=delta or (),
-            iceberg=iceberg or (),
+            lakes=(delta or (), iceberg or ()),
             tables=tables or (),
             postgres=postgres,
             kills=kills,
@@ -187,15 +186,12 @@ def chaos(
         )
         kept = folder or Path(tempfile.mkdtemp(prefix="tallystick-chaos-"))
         verdict = verify(question, kept, _teller())
-    if json_file is not None:
-        json_file.write_text(report.as_json(verdict))
-    if html_file is not None:
-        report.write_html(verdict, html_file)
+    report.write(verdict, json_file, html_file)
     typer.echo(report.as_text(verdict))
-    if verdict.is_exact and folder is None:
-        shutil.rmtree(kept, ignore_errors=True)
-    else:
+    if not verdict.is_exact or folder is not None:
         typer.echo(f"checkpoints and logs: {kept}", err=True)
+    else:
+        shutil.rmtree(kept, ignore_errors=True)
     sys.exit(0 if verdict.is_exact else NOT_EXACT)
 
 

@@ -69,6 +69,14 @@ def _more(entries: Sized) -> list[str]:
     return [f"  and {remaining:,} more"] if remaining > 0 else []
 
 
+def write(verdict: Verdict, json_file: Path | None, html_file: Path | None) -> None:
+    """Write the report into the files that are named."""
+    if json_file is not None:
+        json_file.write_text(as_json(verdict))
+    if html_file is not None:
+        write_html(verdict, html_file)
+
+
 def as_json(verdict: Verdict) -> str:
     """Return the report for programs; rows are texts."""
     question, expected, disturbed = verdict.question, verdict.expected, verdict.disturbed

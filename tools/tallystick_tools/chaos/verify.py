@@ -1,7 +1,7 @@
 """The whole of `tallystick chaos`: undisturbed, disturbed, compared, explained, shortened."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,10 @@ SMALLEST = "smallest.json"
 UNDISTURBED = "the undisturbed run: "
 
 
+Lakes = tuple[Sequence[str], Sequence[str]]
+"""The names of Delta tables, and those of Iceberg tables."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A program, the faults to survive, and the rule by which two outputs count as the same.
@@ -55,8 +59,7 @@ def question_of(
     inputs: Mapping[str, str | Path],
     outputs: Sequence[str] = (),
     writes_files: bool = False,
-    delta: Sequence[str] = (),
-    iceberg: Sequence[str] = (),
+    lakes: Lakes = ((), ()),
     tables: Collection[str] = (),
     postgres: str = "",
     keys: Mapping[str, str] | None = None,
@@ -76,13 +79,11 @@ def question_of(
     """Return a question, checked, with its input read.
 
     Args:
-        command: The program and its arguments, with {servers}, {checkpoint}, {files} and
-            {parallelism}.
+        command: The program and its arguments; {servers} and its like are filled in.
         inputs: By topic, a file with a JSON value on each line.
         outputs: The topics that the program writes.
         writes_files: Whether it writes Parquet files below {files}.
-        delta: The Delta tables that it writes, folders in {files}.
-        iceberg: The Iceberg tables that it writes, of the SQLite catalog {files}/catalog.db.
+        lakes: The Delta and the Iceberg tables that it writes, see `LakeTables`.
         tables: Those of PostgreSQL that it writes, which are emptied before each run.
         postgres: The DSN of their database.
         keys: By topic, the field of the input's values that becomes the record's key.
@@ -113,10 +114,7 @@ def question_of(
         timeout_s,
         bootstrap_servers,
         checkpoint,
-        (
-            *_lakes(delta, iceberg),
-            *_stores(bool(outputs or delta or iceberg), writes_files, tables, postgres),
-        ),
+        _stores(outputs, writes_files, lakes, tables, postgres),
     )
     if schedule is None:
         faults = plan(kills, seed, _kinds_for(job, kinds))
@@ -145,21 +143,22 @@ def _kinds_for(job: Job, named_kinds: Collection[str]) -> tuple[str, ...]:
     )
 
 
-def _lakes(delta: Sequence[str], iceberg: Sequence[str]) -> Iterator[Callable[[Path], Store]]:
-    if delta or iceberg:
-        yield lambda folder: LakeTables(folder / FILES, delta, iceberg)
-
-
 def _stores(
-    has_others: bool, writes_files: bool, tables: Collection[str], postgres: str
+    outputs: Sequence[str],
+    writes_files: bool,
+    lakes: Lakes,
+    tables: Collection[str],
+    postgres: str,
 ) -> tuple[Callable[[Path], Store], ...]:
-    if not (has_others or writes_files or tables):
+    if not (outputs or writes_files or any(lakes) or tables):
         raise OptionError("a program is judged by its output: expected a topic, files or a table")
     if bool(tables) != bool(postgres):
         raise OptionError("tables and the DSN of their database belong together")
     stores: list[Callable[[Path], Store]] = []
     if writes_files:
         stores.append(lambda folder: ParquetFiles(folder / FILES))
+    if any(lakes):
+        stores.append(lambda folder: LakeTables(folder / FILES, *lakes))
     if tables:
         stores.append(lambda folder: Tables(postgres, [*tables]))
     return tuple(stores)
