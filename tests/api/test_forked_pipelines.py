@@ -37,6 +37,7 @@ def test_a_checkpoint_that_is_no_fork_changes_nothing(tmp_path):
 
     assert as_forked(pipeline, str(tmp_path)) is pipeline
     assert as_forked(pipeline, str(tmp_path / "new")) is pipeline
+    assert not (tmp_path / "new").exists(), "a look makes no folder"
 
 
 def test_name_topics_and_groups_are_the_forks_own(fork):

@@ -219,7 +219,7 @@ class TestCompare:
         more = place.call("compare", place.out, place.canary)
         assert more.exit_code == 1, more.output
         assert f"{place.canary}, key c: lost 4" in more.output
-        assert "1 difference: 4 records" in more.output
+        assert "1 difference (1 lost): 4 records" in more.output
         so_far = place.call("compare", place.out, place.canary, "--live")
         assert so_far.exit_code == 0, so_far.output
         assert "1 that only one of them has so far" in so_far.output

@@ -14,6 +14,7 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.group_offsets import fetch
 from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Flow
+from tests.spark.numbering import numbering
 from tests.spark.topics import produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -21,8 +22,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark]
 KEYS = 7
 
 
-def totals(flow: Flow, weight: int = 1, *, group_id: str | None = None) -> ts.Pipeline:
-    """Running totals by key; another weight is another program."""
+def numbers(flow: Flow, weight: int = 1, *, group_id: str | None = None) -> ts.Pipeline:
+    """Each row with its number in its key, wherever epochs end; another weight, another program."""
     source = flow.source(
         value=ts.Json("k string, n bigint"), max_offsets_per_trigger=60, group_id=group_id
     )
@@ -31,14 +32,16 @@ def totals(flow: Flow, weight: int = 1, *, group_id: str | None = None) -> ts.Pi
         .read(source)
         .select("k", f"n * {weight} AS n")
         .key_by("k", max_parallelism=16)
-        .process(ts.aggregate({"total": ts.sum("n")}), parallelism=2, uid="totals")
+        .process(
+            numbering(), output="k string, n bigint, seen bigint", parallelism=2, uid="numbers"
+        )
         .write(flow.sink(key="k", value=ts.Json()))
     )
 
 
 def feed(flow: Flow, count: int, first: int) -> None:
-    numbers = range(first, first + count)
-    records = [(f"k{n % KEYS}", json.dumps({"k": f"k{n % KEYS}", "n": n})) for n in numbers]
+    rows = [{"k": f"k{n % KEYS}", "n": n} for n in range(first, first + count)]
+    records = [(row["k"], json.dumps(row)) for row in rows]
     produce(flow.confluent, flow.topic_in, records)
 
 
@@ -58,7 +61,7 @@ def test_a_fork_goes_on_beside_the_original_and_is_compared(flow: Flow, tmp_path
     """
     canary, wrong = f"{flow.name}-canary", f"{flow.name}-wrong"
     feed(flow, 140, 0)
-    flow.run(totals(flow, group_id="of-the-original"))
+    flow.run(numbers(flow, group_id="of-the-original"))
     before = written(flow, flow.topic_out)
     places = {topic: tmp_path / topic for topic in (canary, wrong)}
     for topic, place in places.items():
@@ -69,8 +72,8 @@ def test_a_fork_goes_on_beside_the_original_and_is_compared(flow: Flow, tmp_path
     feed(flow, 140, 140)
     shown = _shown(flow, "of-the-original")
 
-    flow.run(totals(flow, group_id="of-the-original"), checkpoint=places[canary])
-    flow.run(totals(flow, weight=2, group_id="of-the-original"), checkpoint=places[wrong])
+    flow.run(numbers(flow, group_id="of-the-original"), checkpoint=places[canary])
+    flow.run(numbers(flow, weight=2, group_id="of-the-original"), checkpoint=places[wrong])
     assert written(flow, flow.topic_out) == before, "a fork wrote to the output of the original"
     assert _shown(flow, "of-the-original") == shown, "a fork moved the group of the original"
     assert len(written(flow, canary)) > 0
@@ -78,39 +81,51 @@ def test_a_fork_goes_on_beside_the_original_and_is_compared(flow: Flow, tmp_path
     ahead = call(flow, "compare", flow.topic_out, canary, "--fork", places[canary], "--live")
     assert ahead.exit_code == 1, ahead.output
     assert "neither" in ahead.output, "the original has written nothing since"
-    flow.run(totals(flow, group_id="of-the-original"))  # its name was taken by nobody
+    flow.run(numbers(flow, group_id="of-the-original"))  # its name was taken by nobody
     for arguments in ((), ("--live",), ("--compare", "final")):
         same = call(flow, "compare", flow.topic_out, canary, "--fork", places[canary], *arguments)
         assert (same.exit_code, same.output[:14]) == (0, "no differences"), same.output
     other = call(flow, "compare", flow.topic_out, wrong, "--fork", places[wrong])
     assert other.exit_code == 1, other.output
-    assert "key k3" in other.output
+    assert "280 differences (140 lost, 140 added)" in other.output
     final = call(flow, "compare", flow.topic_out, wrong, "--compare", "final")
     assert final.exit_code == 1, final.output
     assert f"where {flow.topic_out} has" in final.output
-    assert f"{KEYS} differences" in final.output
+    assert f"{KEYS} differences ({KEYS} other value)" in final.output
 
 
-def test_a_fork_of_a_running_original_starts_at_its_row(flow: Flow, tmp_path: Path) -> None:
-    """What the original writes while it is forked belongs to one side of the line."""
-    canary = f"{flow.name}-canary"
+def test_a_fork_runs_while_the_original_runs(flow: Flow, tmp_path: Path) -> None:
+    """Neither fences the other; where old output ends is exact; a restart is a fork's too."""
+    canary, place = f"{flow.name}-canary", tmp_path / "new"
     feed(flow, 140, 0)
-    query = totals(flow).start(flow.spark, checkpoint=str(flow.checkpoint))
+    original = numbers(flow).start(flow.spark, checkpoint=str(flow.checkpoint), execution="jobs")
     try:
-        query.processAllAvailable()
+        original.processAllAvailable()
         feed(flow, 1000, 140)
         topics = f"{flow.topic_out}={canary}"
-        made = call(flow, "fork", flow.checkpoint, "--to", tmp_path / "new", "--topics", topics)
+        made = call(flow, "fork", flow.checkpoint, "--to", place, "--topics", topics)
         assert made.exit_code == 0, made.output
-        query.processAllAvailable()
+        forked = numbers(flow).start(flow.spark, checkpoint=str(place), execution="jobs")
+        try:
+            feed(flow, 100, 1140)
+            forked.processAllAvailable()
+            original.processAllAvailable()
+            live = call(flow, "compare", flow.topic_out, canary, "--fork", place, "--live")
+            assert live.exit_code == 0, live.output
+            assert (original.isActive, forked.isActive) == (True, True)
+        finally:
+            forked.stop()
+        feed(flow, 100, 1240)
+        original.processAllAvailable()
     finally:
-        query.stop()
-    fork = fork_of(FileStorage(str(tmp_path / "new")))
+        original.stop()
+    fork = fork_of(FileStorage(str(place)))
     assert fork is not None
-    assert sum(fork.starts[flow.topic_out]) > 0, "it was not running"
+    ends = sum(1 for _ in written(flow, flow.topic_out))
+    assert 0 < sum(fork.starts[flow.topic_out]) < ends, "it was not forked in the middle"
 
-    flow.run(totals(flow), checkpoint=tmp_path / "new")
-    same = call(flow, "compare", flow.topic_out, canary, "--fork", tmp_path / "new")
+    flow.run(numbers(flow), checkpoint=place)
+    same = call(flow, "compare", flow.topic_out, canary, "--fork", place)
     assert (same.exit_code, same.output[:14]) == (0, "no differences"), same.output
 
 

@@ -75,6 +75,9 @@ def compare(
     if len(different) > SHOWN_MAX:
         typer.echo(f"and {len(different) - SHOWN_MAX} more")
     count = f"{len(different) or 'no'} difference{'s' * (len(different) != 1)}"
+    if different:
+        kinds = Counter(difference.kind for difference in different)
+        count += f" ({', '.join(f'{number} {kind}' for kind, number in kinds.items())})"
     typer.echo(
         f"{count}: {len(expected)} records of {first!r} and {len(actual)} of {second!r}, compared "
         f"as {comparison}" + f"; {beyond} that only one of them has so far" * bool(beyond)
