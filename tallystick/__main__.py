@@ -1,7 +1,7 @@
 """The command line: `tallystick broker start`, and other tools that need no code.
 
 Commands import what they run when they run: `--help` must not wait for Spark or Kafka. The commands
-`chaos` and `demo` come from the distribution `tallystick-tools`, where it is installed.
+`chaos`, `compare` and `demo` come from the distribution `tallystick-tools`, where it is installed.
 """
 
 import signal
@@ -19,6 +19,7 @@ import tallystick
 from tallystick.errors import OptionError, TallystickError
 from tallystick.host.installed import pip_install
 from tallystick.ops import cli
+from tallystick.ops.cli_fork import fork
 from tallystick.ops.cli_savepoint import (
     Checkpoint,
     Json,
@@ -114,7 +115,7 @@ def doctor(
     try:
         checkpoint = resolved(checkpoint)
         interval_ms = cli.interval_of(trigger)
-        options, declaration = ({}, None) if pipeline is None else _declared(pipeline)
+        options, declaration = ({}, None) if pipeline is None else _declared(pipeline, checkpoint)
         cli.examine(
             checkpoint,
             bootstrap_servers,
@@ -128,10 +129,11 @@ def doctor(
         cli.fail(error)
 
 
-def _declared(where: str) -> "tuple[dict[str, str], DeclaredPipeline]":
+def _declared(where: str, checkpoint: str) -> "tuple[dict[str, str], DeclaredPipeline]":
+    from tallystick.api.forks import as_forked
     from tallystick.api.pipeline import connection_of, declared
 
-    pipeline = find_pipeline(where)
+    pipeline = as_forked(find_pipeline(where), checkpoint)
     declaration = declared(pipeline)
     return connection_of(pipeline), declaration
 
@@ -194,6 +196,7 @@ app.add_typer(topic, name="topic")
 app.add_typer(savepoint, name="savepoint")
 app.add_typer(state, name="state")
 app.add_typer(cli.transactions_app, name="transactions")
+app.command("fork")(fork)
 app.command("recover")(recover)
 app.command("doctor")(doctor)
 app.command("stop")(cli.stop)
@@ -394,27 +397,29 @@ def _fail(message: str) -> NoReturn:
     sys.exit(1)
 
 
-def _how_to_install(tool: str) -> Callable[[typer.Context], None]:
+def _how_to_install(tool: str, extra: str) -> Callable[[typer.Context], None]:
     """Return a command that takes the words of a tool and says how to install the tool."""
 
     def command(_: typer.Context) -> None:
-        _fail(f"`tallystick {tool}` is not installed: {pip_install(tool)}")
+        _fail(f"`tallystick {tool}` is not installed: {pip_install(extra)}")
 
     return command
 
 
 if find_spec("tallystick_tools") is None:
-    for name in ("chaos", "demo"):
+    for name, extra in {"chaos": "chaos", "compare": "chaos", "demo": "demo"}.items():
         app.command(
             name,
-            help=f"Not installed: {pip_install(name)}",
+            help=f"Not installed: {pip_install(extra)}",
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        )(_how_to_install(name))
+        )(_how_to_install(name, extra))
 else:
     from tallystick_tools.chaos.cli import chaos
+    from tallystick_tools.chaos.compare_cli import compare
     from tallystick_tools.demo.cli import demo
 
     app.command("chaos")(chaos)
+    app.command("compare")(compare)
     app.command("demo")(demo)
 
 if __name__ == "__main__":

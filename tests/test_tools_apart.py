@@ -14,7 +14,8 @@ from tallystick.__main__ import app
 from tallystick.host.installed import pip_install
 from tests.test_tidy import ROOT
 
-COMMANDS = ("chaos", "demo")
+COMMANDS = {"chaos": "chaos", "compare": "chaos", "demo": "demo"}
+"""The extra that brings each."""
 WITHOUT_TOOLS = """
 import sys
 sys.modules["tallystick_tools"] = None  # as where the distribution is not installed
@@ -73,7 +74,7 @@ def test_without_the_tools_their_commands_say_how_to_install_them(
     done = without_tools(tool, *words)
 
     assert done.returncode == 1
-    assert done.stderr == (f"`tallystick {tool}` is not installed: {pip_install(tool)}\n")
+    assert done.stderr == (f"`tallystick {tool}` is not installed: {pip_install(COMMANDS[tool])}\n")
 
 
 def test_without_the_tools_all_other_commands_are_there() -> None:

@@ -32,6 +32,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick.api.explain import explained
+from tallystick.api.forks import as_forked
 from tallystick.api.in_process import is_in_process, refuse_in_process, start_in_process
 from tallystick.api.kafka_sink import KafkaSink, check_columns, check_for_pipeline, topology_of
 from tallystick.api.kafka_source import KafkaSource
@@ -54,7 +55,6 @@ from tallystick.api.streams import (
     times_of,
 )
 from tallystick.arguments import checked
-from tallystick.epoch.protocol import Event
 from tallystick.epoch.transactional_ids import token_group
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import (
@@ -65,11 +65,11 @@ from tallystick.errors import (
     UnknownNameError,
 )
 from tallystick.host.installed import pip_install
-from tallystick.host.user_code import calling_user
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.table import plain_client_options
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.first_start import check_first_start
+from tallystick.pipeline.listeners import of_user
 from tallystick.pipeline.loop import opened, start_loop
 from tallystick.pipeline.recovery import Recovery, recover
 from tallystick.pipeline.topology import OutputTopology
@@ -83,7 +83,7 @@ from tallystick.spark.jvm import reason_of_end
 from tallystick.state.functions.processing import Processor
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
-from tallystick.tasks.hints import name_of, returns_nothing, warn_of_silence
+from tallystick.tasks.hints import returns_nothing, warn_of_silence
 from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Predicate, Selection, users_function
 from tallystick.words import unknown_name
@@ -297,19 +297,19 @@ class Pipeline(Expressions):
             DataLossError: the checkpoint is another pipeline's.
         """
         accepted, trigger = frozenset(accept), trigger_arguments(trigger)
-        rule, listener = Trigger.of(trigger), listener and _of_user(listener)
+        rule, listener = Trigger.of(trigger), listener and of_user(listener)
         if is_in_process(self):
             refused = {"checkpoint": checkpoint, "ui_port": ui_port, "execution": execution}
             return start_in_process(self, rule, listener, refused, is_quiet=quiet)
         place, dropped = _folder(checkpoint), frozenset(allow_dropped_state)
-        has_transform = any(isinstance(step, Transform) for step in self.steps)
-        is_light = execution != "jobs" and not has_transform
-        self._check_before_spark(place, spark, execution, dropped)
-        cluster = Cluster.of(spark, self.name, is_light=is_light)
-        begin = partial(start_loop, is_quiet=quiet, save=partial(_save, self, place))
+        own = as_forked(self, place)
+        is_light = execution != JOBS and not any(isinstance(one, Transform) for one in own.steps)
+        own._check_before_spark(place, spark, execution, dropped)
+        cluster = Cluster.of(spark, own.name, is_light=is_light)
+        begin = partial(start_loop, is_quiet=quiet, save=partial(_save, own, place))
         try:
-            page = None if ui_port is None else _live_page(self, ui_port, place, trigger, listener)
-            run = self._run(cluster, execution, page or listener, dropped)
+            page = None if ui_port is None else _live_page(own, ui_port, place, trigger, listener)
+            run = own._run(cluster, execution, page or listener, dropped)
             query = begin(run, place, rule, accepted)
             if page:
                 page.show(query)
@@ -317,7 +317,7 @@ class Pipeline(Expressions):
         except KeyboardInterrupt:
             if is_interactive():  # a program's JVM ends with it, and is not waited for
                 cluster.close()
-            Console(self.name, is_quiet=quiet).farewell("SIGINT: stopped before its first epoch")
+            Console(own.name, is_quiet=quiet).farewell("SIGINT: stopped before its first epoch")
             raise interruption() from None
         except BaseException as error:
             cluster.close()
@@ -347,8 +347,10 @@ class Pipeline(Expressions):
                 the sinks until then is in the error's `__notes__`.
         """
         refuse_in_process(self)
-        self._check_whole(None)
-        return recover(self.name, self.topology, resolved(checkpoint, "checkpoint"))
+        place = resolved(checkpoint, "checkpoint")
+        own = as_forked(self, place)
+        own._check_whole(None)
+        return recover(own.name, own.topology, place)
 
     @checked
     def explain(
@@ -375,10 +377,11 @@ class Pipeline(Expressions):
             OptionError: `start` would find the same mistake.
             DataLossError: the checkpoint is another pipeline's.
         """
-        self._check_whole(execution)
         place = None if checkpoint is None else resolved(checkpoint, "checkpoint")
-        run = self._run(Cluster.at_hand(spark), execution)
-        return explained(run, self.inputs.sources, self._all_steps, self.topology, place)
+        own = self if place is None else as_forked(self, place)
+        own._check_whole(execution)
+        run = own._run(Cluster.at_hand(spark), execution)
+        return explained(run, own.inputs.sources, own._all_steps, own.topology, place)
 
     @checked
     def preview(self, rows: Any) -> "Preview":
@@ -620,16 +623,6 @@ def _folder(checkpoint: Place | None) -> str:
             "checkpoint='/data/late-flights'; the next start goes on from there"
         )
     return resolved(checkpoint, "checkpoint")
-
-
-def _of_user(listener: Listener) -> Listener:
-    """Return a listener that names itself in the errors of the user's listener."""
-
-    def called(event: Event) -> None:
-        with calling_user(f"listener {name_of(listener)}"):
-            listener(event)
-
-    return called
 
 
 def _live_page(

@@ -4,6 +4,7 @@
     offsets/, commits/                  Spark's log, of a query of the user's own (`spark_log`)
     tallystick/decider.json             the decider of its epochs (`decision_log`)
     tallystick/decisions/               the log of decisions, where that decides (`decision_log`)
+    tallystick/fork.json                name and topics of a fork (`forks`)
     tallystick/<epoch>-….json           manifests (`epoch.manifest` has their names)
     tallystick/settled-…, failed-…      notes about epochs (`epoch.micro_batches` has their names)
     keyed-state/                        files of state (`state_files`)

@@ -13,6 +13,7 @@ Invariants:
 import logging
 import os
 import socket
+import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from pathlib import Path
 from tallystick.checkpoint.folder import CheckpointFolder, encode_lineage, named_file
 from tallystick.checkpoint.spark_log import COMMITS, METADATA, OFFSETS, SOURCES, SPARKS_STATE
 from tallystick.epoch.manifest import FOLDER as MANIFESTS
+from tallystick.epoch.manifest import SEED, Manifest, manifest_path
 from tallystick.epoch.savepoint import FILE, TOMBSTONE, Savepoint, decode, unfinished_deletion
 from tallystick.errors import OptionError, StateFileError, StorageError
 from tallystick.ports import Storage
@@ -63,6 +65,10 @@ class NewFolder:
         self.will_have(path)
         self.storage.put(path, data)
 
+    def put_seed(self, seed: Manifest) -> None:
+        """Write the manifest that the new checkpoint begins with."""
+        self.put(manifest_path(seed, f"{SEED}{uuid.uuid4().hex[:12]}"), seed.encode())
+
     def begin(self, lineage: str) -> None:
         """Make the folder a checkpoint of a given id."""
         self.put(METADATA, encode_lineage(lineage))
@@ -102,20 +108,26 @@ class NewFolder:
     def complete(self, savepoint: Savepoint) -> None:
         """Verify a savepoint's files, then write `savepoint.json`, which completes the savepoint.
 
-        Copies of earlier tries that the savepoint does not name are removed first.
-
         Raises:
             StateFileError: a file cannot be read back as it was written.
             ManifestError: the description would be unreadable: it has a name that none may have.
         """
         data = savepoint.encode()
         decode(data, f"{self.storage.location}/{FILE}")
-        files = files_of(savepoint.manifest.state)
+        self.verify(savepoint.manifest.state)
+        self.put(FILE, data)
+
+    def verify(self, state: Iterable[StepState]) -> None:
+        """Read all copied files back; first remove copies of earlier tries that no state names.
+
+        Raises:
+            StateFileError: a file cannot be read back as it was written.
+        """
+        files = files_of(state)
         for path in sorted(self._copied.keys() - {file.path for file in files}):
             remove(self.storage, path)
         with ThreadPoolExecutor(FILES_AT_A_TIME) as threads:
             list(threads.map(self._verify, files))
-        self.put(FILE, data)
 
     def _verify(self, file: StateFile) -> None:
         data = self.storage.get(file.path)

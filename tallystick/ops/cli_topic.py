@@ -51,7 +51,7 @@ def create(
     with errors_as_messages():
         counts = partition_counts(topics)
         settings = dict(_setting(text) for text in config or ())
-        with _client(bootstrap_servers, kafka_options) as client:
+        with connected(bootstrap_servers, kafka_options) as client:
             for name, count in counts.items():
                 create_topic(client, name, count, config=settings)
                 there = len(partitions_of(client, name))
@@ -79,7 +79,7 @@ def put(
     """Write JSON lines to a topic, as they are; each is one record, visible at once."""
     with errors_as_messages():
         stream = _opened(file)
-        with _client(bootstrap_servers, kafka_options) as client:
+        with connected(bootstrap_servers, kafka_options) as client:
             from tallystick.kafka.topic_writer import TopicWriter
 
             writer, written = TopicWriter(client, topic), 0
@@ -119,7 +119,7 @@ def read(
     from tallystick.kafka.topics import read_topic
 
     counts: dict[int, int] = {}
-    with errors_as_messages(), _client(bootstrap_servers, kafka_options) as client:
+    with errors_as_messages(), connected(bootstrap_servers, kafka_options) as client:
         try:
             for records in read_topic(client, topic, follow=follow):
                 for partition, record in records:
@@ -164,7 +164,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _client(servers: str, options_file: Path | None) -> "Iterator[Client]":
+def connected(servers: str, options_file: Path | None) -> "Iterator[Client]":
     """Yield a client of a cluster that answers.
 
     Raises:

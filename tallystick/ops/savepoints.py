@@ -7,16 +7,19 @@ the copy: where it has removed a file before the file was copied, the newest epo
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 from urllib.parse import quote
 
 import pyarrow as pa
 
 from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.forks import refuse_fork
 from tallystick.checkpoint.local.store import open_store
 from tallystick.checkpoint.newest import Ask, Epochs, Newest, newest_committed
 from tallystick.checkpoint.savepoint_folder import (
@@ -30,7 +33,6 @@ from tallystick.checkpoint.savepoint_folder import (
     whole_uri,
 )
 from tallystick.checkpoint.state_files import chunks_of, contents_of, write_snapshot
-from tallystick.epoch import manifest
 from tallystick.epoch.savepoint import (
     FILE,
     TOMBSTONE,
@@ -51,6 +53,8 @@ from tallystick.state.keys import HASH_VERSION, KeyCodec
 from tallystick.state.overlay import StateView
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import local_path
+
+Result = TypeVar("Result")
 
 TRIES_MAX = 5
 """Each copies only what is new since the one before, so they get shorter."""
@@ -81,23 +85,55 @@ def create(
         StateFileError: a file of state is missing or damaged, or the pipeline was faster each time;
             there is no savepoint.
     """
+    refuse_fork(
+        checkpoint,
+        "A savepoint of it would carry its state into the output of the original: take one of the "
+        "original, and start the program that was tried on that.",
+    )
     _refuse_sparks_state(checkpoint)
+
+    def save(new: NewFolder) -> Savepoint:
+        savepoint = copied(checkpoint, newest_committed(checkpoint, ask_kafka, epoch), new)
+        new.complete(savepoint)
+        return savepoint
+
     with filled(target, "savepoint create") as new:
-        for attempt in range(TRIES_MAX):
-            if attempt:
-                time.sleep(pause_s)
-            listed = CheckpointFolder(checkpoint).files()
-            try:
-                return _save(checkpoint, newest_committed(checkpoint, ask_kafka, epoch), new)
-            except (SupersededError, ManifestError) as error:
-                if epoch is not None or CheckpointFolder(checkpoint).files() == listed:
-                    raise  # no later epoch has replaced it: it is missing
-                gone = error
-        raise StateFileError(
-            f"checkpoint {checkpoint.location}: in {TRIES_MAX} tries its pipeline removed what was "
-            f"to be copied before it was; the last time: {gone}. Nothing was saved. Stop the "
-            f"pipeline meanwhile, or name a folder that can be written to faster."
-        )
+        return tried(checkpoint, partial(save, new), pause_s, is_newest=epoch is None)
+
+
+def tried(
+    checkpoint: Storage,
+    save: Callable[[], Result],
+    pause_s: float = TRY_PAUSE_S,
+    *,
+    is_newest: bool = True,
+) -> Result:
+    """Copy the newest epoch of a checkpoint, again where the pipeline was faster.
+
+    Args:
+        checkpoint: the checkpoint.
+        save: looks for the epoch, and copies it.
+        pause_s: before another try.
+        is_newest: a later epoch will do as well.
+
+    Raises:
+        StateFileError: a file of state is missing or damaged, or the pipeline was faster each time.
+    """
+    for attempt in range(TRIES_MAX):
+        if attempt:
+            time.sleep(pause_s)
+        listed = CheckpointFolder(checkpoint).files()
+        try:
+            return save()
+        except (SupersededError, ManifestError) as error:
+            if not is_newest or CheckpointFolder(checkpoint).files() == listed:
+                raise  # no later epoch has replaced it: it is missing
+            gone = error
+    raise StateFileError(
+        f"checkpoint {checkpoint.location}: in {TRIES_MAX} tries its pipeline removed what was "
+        f"to be copied before it was; the last time: {gone}. Nothing was saved. Stop the "
+        f"pipeline meanwhile, or name a folder that can be written to faster."
+    )
 
 
 def _refuse_sparks_state(checkpoint: Storage) -> None:
@@ -109,10 +145,11 @@ def _refuse_sparks_state(checkpoint: Storage) -> None:
         )
 
 
-def _save(checkpoint: Storage, newest: Newest, new: NewFolder) -> Savepoint:
+def copied(checkpoint: Storage, newest: Newest, new: NewFolder) -> Savepoint:
+    """Copy the files of an epoch to a new folder, and return the savepoint that they make."""
     spark = _sparks_logs(checkpoint, newest.epoch)  # first: Spark may purge it during a long copy
     new.copy(checkpoint, newest.manifest.state)
-    savepoint = Savepoint(
+    return Savepoint(
         name=name_of(new.storage),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         checkpoint=whole_uri(checkpoint.location),
@@ -120,8 +157,6 @@ def _save(checkpoint: Storage, newest: Newest, new: NewFolder) -> Savepoint:
         manifest=newest.manifest,
         spark=spark,
     )
-    new.complete(savepoint)
-    return savepoint
 
 
 def _sparks_logs(checkpoint: Storage, epoch: int) -> dict[str, str]:
@@ -227,9 +262,7 @@ def restore(savepoint_at: Storage, checkpoint: Storage) -> Savepoint:
     lineage = str(uuid.uuid4())
     with filled(checkpoint, "savepoint restore") as new:
         seed = seed_of(savepoint, whole_uri(savepoint_at.location), lineage)
-        new.put(
-            manifest.manifest_path(seed, f"{manifest.SEED}{uuid.uuid4().hex[:12]}"), seed.encode()
-        )
+        new.put_seed(seed)
         new.copy(savepoint_at, seed.state)
         for path, text in savepoint.spark.items():
             new.put(path, text.encode())

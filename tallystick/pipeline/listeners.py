@@ -16,15 +16,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tallystick.arguments import checked
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
+from tallystick.epoch.protocol import Event
 from tallystick.epoch.two_phase import Committable, Timeout
 from tallystick.errors import FencedError, OptionError, RetriableError, TallystickError
 from tallystick.host.stopwatch import TaskTimes, now_ms
+from tallystick.host.user_code import calling_user
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.driver import Listener
 from tallystick.run.participants import Result
 from tallystick.run.query import Query
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, parse_source
 from tallystick.state.catalog import StepState
+from tallystick.tasks.hints import name_of
 from tallystick.values import JobGraph, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -477,3 +480,13 @@ def counts_of(name: str, topology: OutputTopology, listener: Listener | None) ->
         deciding_sink=topology.uid,
         sinks=uids,
     )
+
+
+def of_user(listener: Listener) -> Listener:
+    """Return a listener that names itself in the errors of the user's listener."""
+
+    def called(event: Event) -> None:
+        with calling_user(f"listener {name_of(listener)}"):
+            listener(event)
+
+    return called

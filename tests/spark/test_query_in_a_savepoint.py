@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tallystick.checkpoint.forks import FORK, Fork
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
 from tallystick.pipeline.loop import start_loop
@@ -51,3 +52,12 @@ def test_a_query_is_refused_in_a_savepoints_folder_and_told_to_restore_it(saved,
 
     assert "savepoint.json" in str(refused.value)
     assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before
+
+
+def test_a_query_of_structured_streaming_is_refused_in_a_fork(tmp_path):
+    """Nothing leads what its function writes to the fork's own topics."""
+    note = Fork("job-fork-1", {"out": "canary"}, {"out": (0,)}, "file:///original")
+    FileStorage(str(tmp_path)).put(FORK, note.encode())
+
+    with pytest.raises(OptionError, match=r"is a fork of file:///original .*Structured Streaming"):
+        of_foreach_batch(tmp_path)

@@ -19,6 +19,7 @@ from threading import Lock
 from pyspark.sql import DataFrame
 
 from tallystick.checkpoint.folder import CheckpointFolder
+from tallystick.checkpoint.forks import refuse_fork
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import LoggedBatch, SparkLog
 from tallystick.epoch.facts import Identity, Request
@@ -288,6 +289,11 @@ class EpochRunner:
     def _open(self, run_id: str, run: QueryRun) -> _OpenRun:
         storage = FileStorage(run.checkpoint)
         refuse_savepoint(storage)
+        refuse_fork(
+            storage,
+            "A query of Structured Streaming would write where the original does: start the "
+            "pipeline there, or name another checkpoint for the query.",
+        )
         name = self._name_in(run)
         check_name(name)
         identity = Identity(

@@ -359,7 +359,7 @@ class Witness:
             while not self._over.is_set():
                 for message in consumer.consume(BATCH, timeout=POLL_S):
                     if message.error() is None:
-                        self._note(_record(message))
+                        self._note(record_of(message))
         finally:
             consumer.close()
 
@@ -381,7 +381,7 @@ def read_all(cluster: Cluster) -> list[OutputRecord]:
     """
     consumer = _consumer(cluster, "tallystick-chaos-judge")
     try:
-        records = map(_record, read_to_end(consumer, READ_IDLE_S))
+        records = map(record_of, read_to_end(consumer, READ_IDLE_S))
         return sorted(records, key=lambda record: record.place)
     finally:
         consumer.close()
@@ -410,7 +410,8 @@ def _consumer(cluster: Cluster, group: str) -> Consumer:
     return consumer
 
 
-def _record(message: object) -> OutputRecord:
+def record_of(message: object) -> OutputRecord:
+    """Return a message of librdkafka's as a record of output."""
     return OutputRecord(
         message.topic(),  # type: ignore[attr-defined]
         message.partition(),  # type: ignore[attr-defined]

@@ -41,15 +41,22 @@ class Difference:
     offset: int = -1
 
     def __str__(self) -> str:
+        return self.text("the undisturbed run")
+
+    def text(self, first: str) -> str:
+        """Return the difference in words.
+
+        Args:
+            first: Whose output was expected, as in "the undisturbed run".
+        """
         where = f"{self.topic}"
         if self.offset >= 0:
             where += f"-{self.partition} at offset {self.offset}"
         values = {
             "lost": f"lost {_text(self.expected)}",
-            "added": f"{_text(self.actual)}, which the undisturbed run does not have (so often)",
-            "other order": f"{_text(self.actual)}, where {_text(self.expected)} comes undisturbed",
-            "other value": f"{_text(self.actual)}, where undisturbed there is "
-            f"{_text(self.expected)}",
+            "added": f"{_text(self.actual)}, which {first} does not have (so often)",
+            "other order": f"{_text(self.actual)}, where {first} has {_text(self.expected)}",
+            "other value": f"{_text(self.actual)}, where {first} has {_text(self.expected)}",
         }
         return f"{where}, key {_text(self.key)}: {values[self.kind]}"
 

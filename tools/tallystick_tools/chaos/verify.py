@@ -122,10 +122,15 @@ def question_of(
     else:
         faults, again = read_schedule(Path(schedule)), f"--schedule {schedule}"
         _kinds_for(job, {fault.kind for fault in faults})
-    return Question(job, faults, again, _comparison(compare), shrink)
+    return Question(job, faults, again, comparison_of(compare), shrink)
 
 
-def _comparison(named: str) -> Comparison:
+def comparison_of(named: str) -> Comparison:
+    """Return the comparison that a user names.
+
+    Raises:
+        OptionError: There is no such comparison.
+    """
     for comparison in COMPARISONS:
         if comparison == named:
             return comparison
