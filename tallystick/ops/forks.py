@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.forks import FORK, Fork, refuse_fork
 from tallystick.checkpoint.newest import Ask, newest_committed
-from tallystick.checkpoint.savepoint_folder import NewFolder, filled, whole_uri
-from tallystick.epoch.manifest import Manifest
+from tallystick.checkpoint.savepoint_folder import NewFolder, SupersededError, filled, whole_uri
+from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.savepoint import seed_of
 from tallystick.errors import OptionError
 from tallystick.kafka.client import Client
@@ -63,11 +63,16 @@ def fork(
 def _fork(
     checkpoint: Storage, new: NewFolder, topics: Mapping[str, str], client: Client, ask: Ask
 ) -> tuple[Fork, int]:
+    folder = CheckpointFolder(checkpoint)
     partitions = [one for topic in topics for one in partitions_of(client, topic)]
+    before = max(map(epoch_of, folder.manifest_paths()), default=-1)
     ends = list_offsets(client, partitions, LATEST)  # before the epoch: see the invariants
     newest = newest_committed(checkpoint, ask)
-    folder = CheckpointFolder(checkpoint)
     manifests = folder.manifests(folder.manifest_paths()).values()  # a long copy outlives them
+    if min(manifest.checkpoint_id for manifest in manifests) > before + 1:
+        raise SupersededError(
+            f"manifests of epochs after {before} are gone, which name the offsets of their output"
+        )
     starts = _starts(ends, newest.epoch, manifests)
     savepoint = copied(checkpoint, newest, new)
     if savepoint.spark:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
@@ -14,10 +15,11 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.forks import FORK, fork_of
 from tallystick.checkpoint.newest import ask_nobody
 from tallystick.checkpoint.savepoint_folder import NewFolder
-from tallystick.epoch.manifest import Manifest, is_seed
+from tallystick.epoch.manifest import Manifest, epoch_of, is_seed
 from tallystick.epoch.micro_batches import settled_path
 from tallystick.errors import OptionError
 from tallystick.kafka.client import Client
+from tallystick.kafka.cluster import list_offsets
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.topics import partitions_of
 from tallystick.ops import forks, savepoints
@@ -128,6 +130,33 @@ def test_where_the_output_of_a_fork_begins(produced, starts) -> None:
     ]
 
     assert forks._starts({one: 40}, 2, manifests) == {one: starts}
+
+
+def test_offsets_that_no_manifest_names_any_more_are_asked_for_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline that is faster than Kafka's answer may have removed what it wrote meanwhile."""
+    asked: list[int] = []
+
+    def ends(client: Client, partitions: Any, at: int, **settings: Any) -> Any:
+        if not settings and not asked:
+            place.job.run(60)
+            place.job.clear_up()
+            for epoch in range(place.job.epoch + 1):
+                place.job.storage.delete(f"offsets/{epoch}")
+                place.job.storage.delete(f"commits/{epoch}")
+            place.settle()
+        if not settings:
+            asked.append(at)
+        return list_offsets(client, partitions, at, **settings)
+
+    monkeypatch.setattr(forks, "list_offsets", ends)
+
+    place.fork()
+
+    first, *_ = CheckpointFolder(place.job.storage).manifest_paths()
+    assert epoch_of(first) > 3, "nothing was removed"
+    assert len(asked) == 2
 
 
 def test_a_topic_with_records_is_nobodys_to_fork_into(place: Place) -> None:
