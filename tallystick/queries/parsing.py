@@ -36,6 +36,11 @@ def statements_of(text: str) -> list[exp.Expression]:
         OptionError: the text is no SQL; the message has the line and the column.
     """
     refuse_misread(text, "sql")
+    if any(token.text.upper() == "MATCH_RECOGNIZE" for token in _tokens(text)):
+        raise OptionError(
+            "sql: MATCH_RECOGNIZE: patterns of rows are a StatefulProcessor, or a vectorised "
+            "function, behind key_by"
+        )
     try:
         trees = sqlglot.parse(_rewritten(text), read=DIALECT)
     except ParseError as error:
@@ -44,8 +49,6 @@ def statements_of(text: str) -> list[exp.Expression]:
             f"sql: line {at['line']}, column {at['col']}, at {at['highlight']!r}: "
             f"{at['description']}"
         ) from None
-    except TokenError as error:
-        raise OptionError(f"sql: {str(error).splitlines()[0]}") from None
     statements = [tree.transform(_of_flink) for tree in trees if tree is not None]
     if not statements:
         raise OptionError("sql: the text has no statement; expected SELECT … FROM …")
@@ -80,7 +83,7 @@ def as_spark(text: str) -> str:
 def _rewritten(text: str) -> str:
     """Replace the words that sqlglot takes for others, and leave all else where it is."""
     text = _SET.sub(lambda match: " " * len(match[0]), text)
-    tokens = Tokenizer(dialect=DIALECT).tokenize(text)
+    tokens = _tokens(text)
     parts, at = [], 0
     for start, end, word in _replacements(tokens):
         parts += [text[at:start], word]
@@ -115,6 +118,13 @@ def _replacements(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
                 number + 1,
             )
             yield tokens[last - 1].start, tokens[last - 1].start, ")"
+
+
+def _tokens(text: str) -> list[Token]:
+    try:
+        return list(Tokenizer(dialect=DIALECT).tokenize(text))
+    except TokenError as error:
+        raise OptionError(f"sql: {str(error).splitlines()[0]}") from None
 
 
 def conjuncts(condition: exp.Expression | None) -> list[exp.Expression]:
