@@ -13,9 +13,9 @@ Source: Flink's CREATE TABLE, and the options of its connectors kafka, filesyste
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from sqlglot.tokens import Tokenizer, TokenType
 
@@ -26,6 +26,7 @@ from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream, stream
 from tallystick.arguments import near
 from tallystick.codec.formats import Json
+from tallystick.codec.layout import METADATA
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
@@ -55,6 +56,7 @@ _TYPES = (
     (re.compile(r"INTEGER", re.I), "int"),
 )
 """Flink's types that Spark's DDL calls otherwise."""
+_NO_METADATA = {"metadata.columns": "none"}
 ENDS = {"unbounded": None, "latest-offset": "latest"}
 GUARANTEES = {
     "exactly-once": "exactly_once",
@@ -90,21 +92,46 @@ class Table:
 
     Args:
         name: of the table.
-        columns: as DDL.
+        columns: the types, as in DDL, of the columns of the value.
         watermark: the column of event times and the delay, as of `ts.sql`; "" without one.
         options: of WITH.
         computed: the expressions of computed columns, by name.
         names: of all columns.
         key: the column of PRIMARY KEY, which the records of upsert-kafka have as theirs.
+        is_without_metadata: nothing reads Kafka's own columns.
     """
 
     name: str
-    columns: str
+    columns: Mapping[str, str]
     watermark: str
     options: Mapping[str, str]
     computed: Mapping[str, str]
     names: tuple[str, ...]
     key: str | None = None
+    is_without_metadata: bool = False
+
+    def with_used(self, words: Collection[str]) -> Self:
+        """Return the table with the columns that a program may read, so that others are not parsed.
+
+        Args:
+            words: of the program, in small letters; with "*", all columns are read.
+        """
+        if "*" in words:
+            return self
+        timed = re.split(r"\W", self.watermark, maxsplit=1)[0]
+        used = {name for name in self.names if name.lower() in words or name == timed}
+        computed = {name: text for name, text in self.computed.items() if name in used}
+        for text in computed.values():
+            used |= {token.text for token in Tokenizer(dialect=DIALECT).tokenize(text)}
+        small = {name.lower() for name in used}
+        names = tuple(name for name in self.names if name.lower() in small)
+        columns = {name: kind for name, kind in self.columns.items() if name.lower() in small}
+        if not columns:  # count(*)
+            return self
+        is_plain = not {*words} & {name.lower() for name in METADATA}
+        return replace(
+            self, columns=columns, computed=computed, names=names, is_without_metadata=is_plain
+        )
 
     def rows(self) -> KafkaSource | Stream:
         """Return the table's rows, with the computed columns."""
@@ -127,11 +154,11 @@ class Table:
         return KafkaSource(
             self._option(SERVERS),
             topics=self._option("topic").split(";"),
-            value=Json(self.columns),
+            value=Json(", ".join(f"`{name}` {kind}" for name, kind in self.columns.items())),
             starting_offsets=self._chosen("scan.startup.mode", STARTS, "earliest-offset"),
             ending_offsets=self._chosen("scan.bounded.mode", ENDS, "unbounded"),
             group_id=self.options.get("properties.group.id"),
-            options=self._client(),
+            options=self._client() | (_NO_METADATA if self.is_without_metadata else {}),
         )
 
     def sink(self) -> Sink:
@@ -247,11 +274,24 @@ def program(text: str, name: str) -> Pipeline:
     return pipeline_of(
         ";\n".join(others),
         name,
-        {table.name: table.rows() for table in read},
+        {table.name: table.with_used(_words_read(others)).rows() for table in read},
         {table.name: table.watermark for table in read if table.watermark},
         {target: tables[target].sink() for target in targets},
         declared={target: tables[target].names for target in targets},
     )
+
+
+def _words_read(statements: Sequence[str]) -> set[str]:
+    """Return the words of statements in small letters, and "*" if one selects all columns."""
+    words = set()
+    for statement in statements:
+        before = ""
+        for token in Tokenizer(dialect=DIALECT).tokenize(statement):
+            word = token.text.lower()
+            if word != "*" or before in ("select", "distinct", "all", ",", "."):
+                words.add(word)
+            before = word
+    return words
 
 
 def _targets(statements: Sequence[str]) -> list[str]:
@@ -296,7 +336,7 @@ def _table(statement: str) -> Table:
             f"'kafka', …)"
         )
     name, body, given = match[1], match[2], match[3]
-    columns, watermark = [], ""
+    columns, watermark = {}, ""
     names, computed, key = [], {}, None
     for part in _split(body):
         if timed := _WATERMARK.fullmatch(part):
@@ -314,7 +354,7 @@ def _table(statement: str) -> Table:
             computed[derived[1]] = as_spark(derived[2])
         elif column := _COLUMN.fullmatch(part):
             names.append(column[1])
-            columns.append(f"`{column[1]}` {_type(column[2], f'table {name}, column {column[1]}')}")
+            columns[column[1]] = _type(column[2], f"table {name}, column {column[1]}")
         else:
             raise OptionError(f"table {name}: {part!r}: expected a column and its type")
     options = {}
@@ -323,7 +363,7 @@ def _table(statement: str) -> Table:
         if option is None:
             raise OptionError(f"table {name}: WITH ({part}): expected 'option' = 'value'")
         options[option[1]] = option[2].replace("''", "'")
-    return Table(name, ", ".join(columns), watermark, options, computed, tuple(names), key)
+    return Table(name, columns, watermark, options, computed, tuple(names), key)
 
 
 def _type(text: str, what: str) -> str:

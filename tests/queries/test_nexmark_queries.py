@@ -13,7 +13,7 @@ from tallystick.testing import Driver
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from harness.nexmark_events import AUCTIONS, BIDS, PERSONS, events
+from harness.nexmark_events import AUCTIONS, BIDS, PERSONS, events, json_of
 from harness.nexmark_sql import script
 from harness.nexmark_truth import QUERIES, faults
 
@@ -41,7 +41,8 @@ def output_of(query: str) -> pd.DataFrame:
     driver = Driver(program(text_of(query), query))
     for first in range(0, EVENT_COUNT, EPOCH_EVENTS):
         for kind in QUERIES[query].inputs:
-            driver.feed(kind, events(kind, first, first + EPOCH_EVENTS, SEED))
+            texts = json_of(events(kind, first, first + EPOCH_EVENTS, SEED)).to_pylist()
+            driver.feed(kind, [{"value": text.encode()} for text in texts])
         driver.epoch()
         driver.advance_clock("15 seconds")
     driver.drain()
