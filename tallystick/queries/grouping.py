@@ -12,6 +12,7 @@ from sqlglot import exp
 from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
 from tallystick.queries.parsing import (
+    PARTITION,
     TABLE_FUNCTIONS,
     WINDOW,
     alias_name,
@@ -320,15 +321,41 @@ def _step(group: Group, uid: str, name: str) -> Relation:
     if group.window is None:
         rows = pipeline.process(aggregate(group.aggregates), uid=uid)
         return Relation(rows, columns=(*keys, *group.aggregates), has_updates=True)
-    windows, time = _windows_of(group.window, relation)
-    rows = pipeline.process(
-        windowed(windows, group.aggregates),
-        event_time=time,
-        watermark_delay=relation.delay_ms,
-        uid=uid,
-    )
+    windows, time = windows_of(group.window, relation)
+    _check_partition(group)
+    if time in relation.clocks:
+        rows = pipeline.process(windowed(windows, group.aggregates, time="processing"), uid=uid)
+    else:
+        rows = pipeline.process(
+            windowed(windows, group.aggregates),
+            event_time=time,
+            watermark_delay=relation.delay_ms,
+            uid=uid,
+        )
     columns = (*keys, START, END, *group.aggregates)
-    return Relation(rows, columns=columns, times=frozenset([START, END]))
+    return Relation(rows, columns=columns, times=frozenset([START, END]), ends=frozenset([END]))
+
+
+def _check_partition(group: Group) -> None:
+    """Refuse sessions of other keys than those of the GROUP BY around them.
+
+    Raises:
+        OptionError: PARTITION BY of SESSION(TABLE …) has other columns.
+    """
+    window = group.window
+    if window is not group.relation.windows or window is None:
+        return
+    given: list[exp.Expression] = [
+        one for one in window.expressions if function_name(one) == PARTITION
+    ]
+    columns = [group.relation.resolve(one) for part in given for one in part.args["expressions"]]
+    keys = {str(column.name) for column in columns}
+    if function_name(window) == "SESSION" and keys != set(group.keys):
+        raise OptionError(
+            f"sql: SESSION(TABLE … PARTITION BY {', '.join(sorted(keys)) or 'nothing'}) in a GROUP "
+            f"BY {', '.join(group.keys) or 'of the windows alone'}: sessions here are of the keys "
+            f"of GROUP BY: name the same columns in both"
+        )
 
 
 def function_name(node: exp.Expression | None) -> str:
@@ -336,7 +363,7 @@ def function_name(node: exp.Expression | None) -> str:
     return str(node.name).upper() if isinstance(node, exp.Anonymous) else ""
 
 
-def _windows_of(node: exp.Expression, relation: Relation) -> tuple[Windows | Sessions, str]:
+def windows_of(node: exp.Expression, relation: Relation) -> tuple[Windows | Sessions, str]:
     """Return the windows of a function of GROUP BY or of a table function, and the time's column.
 
     Raises:
@@ -345,14 +372,14 @@ def _windows_of(node: exp.Expression, relation: Relation) -> tuple[Windows | Ses
     kind = function_name(node)
     arguments = list(node.expressions)
     if relation.windows is node:  # TUMBLE(bids, DESCRIPTOR(at), …)
-        arguments = arguments[1:]
+        arguments = [one for one in arguments[1:] if function_name(one) != PARTITION]
     if not arguments:
         raise OptionError(f"sql: {kind}(): expected the column of the time, and a size")
     at = arguments[0]
     if function_name(at) == "DESCRIPTOR":
         at = at.expressions[0]
     time = relation.resolve(at)
-    if not isinstance(time, exp.Column) or time.name not in relation.times:
+    if not isinstance(time, exp.Column) or time.name not in relation.times | relation.clocks:
         known = ", ".join(sorted(relation.times)) or "none"
         raise OptionError(
             f"sql: {shown(node)}: {at.sql(DIALECT)} has no watermark; columns with one: "

@@ -187,6 +187,8 @@ def _step(
                 f"sql: join of {names[at]}: its rows come from a GROUP BY, a DISTINCT or a join, "
                 f"and joins here are of tables: write it to a topic, and join that"
             )
+        if version is None and None in (conditions.lower, conditions.upper):
+            raise OptionError(_unbounded(names, sides))
         time = _time_of(side, names[at])
         columns = {f"{KEY}{n}": side.resolve(pair[at]) for n, pair in enumerate(conditions.keys)}
         for column in dict.fromkeys([time, *(one for table, one in needed if table == names[at])]):
@@ -200,8 +202,8 @@ def _step(
     if version is not None:
         function = temporal_join(names[0], names[1], how=how)
     else:
-        if conditions.lower is None or conditions.upper is None:
-            raise OptionError(_unbounded(names, times, sides))
+        assert conditions.lower is not None
+        assert conditions.upper is not None
         function = interval_join(
             names[0], names[1], lower=conditions.lower, upper=conditions.upper, how=how
         )
@@ -227,7 +229,7 @@ def _step(
     return relation.filter(None if condition is None else relation.resolve(condition))
 
 
-def _unbounded(names: list[str], times: dict[str, str], sides: tuple[Relation, Relation]) -> str:
+def _unbounded(names: list[str], sides: tuple[Relation, Relation]) -> str:
     first, second = names
     left_time, right_time = (next(iter(sorted(side.times)), "at") for side in sides)
     return (

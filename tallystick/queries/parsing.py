@@ -18,6 +18,13 @@ from tallystick.expressions.parsing import DIALECT, refuse_misread
 WINDOW = "time_window"
 """The name of Spark's `window` in a tree: to sqlglot, WINDOW begins a clause."""
 TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+PARTITION = "_PARTITION_BY"
+"""A function that stands for the PARTITION BY of a table in `SESSION(TABLE …)`."""
+_PRECISIONS = {"0": "timestamp_seconds", "3": "timestamp_millis"}
+_SET = re.compile(
+    r"^\s*(EXECUTE\s+STATEMENT\s+SET\s+BEGIN\b|BEGIN\s+STATEMENT\s+SET\s*;)|;\s*END\s*;?\s*$", re.I
+)
+"""The words around a statement set of Flink."""
 _UNITS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000}
 _UNITS |= {"DAY": 24 * _UNITS["HOUR"], "WEEK": 7 * 24 * _UNITS["HOUR"]}
 
@@ -29,6 +36,11 @@ def statements_of(text: str) -> list[exp.Expression]:
         OptionError: the text is no SQL; the message has the line and the column.
     """
     refuse_misread(text, "sql")
+    if any(token.text.upper() == "MATCH_RECOGNIZE" for token in _tokens(text)):
+        raise OptionError(
+            "sql: MATCH_RECOGNIZE: patterns of rows are a StatefulProcessor, or a vectorised "
+            "function, behind key_by"
+        )
     try:
         trees = sqlglot.parse(_rewritten(text), read=DIALECT)
     except ParseError as error:
@@ -37,17 +49,41 @@ def statements_of(text: str) -> list[exp.Expression]:
             f"sql: line {at['line']}, column {at['col']}, at {at['highlight']!r}: "
             f"{at['description']}"
         ) from None
-    except TokenError as error:
-        raise OptionError(f"sql: {str(error).splitlines()[0]}") from None
-    statements = [tree for tree in trees if tree is not None]
+    statements = [tree.transform(_of_flink) for tree in trees if tree is not None]
     if not statements:
         raise OptionError("sql: the text has no statement; expected SELECT … FROM …")
     return statements
 
 
+def _of_flink(node: exp.Expression) -> exp.Expression:
+    """Return Spark's function for one of Flink, or the node.
+
+    Raises:
+        OptionError: the precision of a time is neither 0 nor 3.
+    """
+    if isinstance(node, exp.Anonymous) and node.name.upper() == "TO_TIMESTAMP_LTZ":
+        number, *digits = node.expressions
+        unit = _PRECISIONS.get(digits[0].name if digits else "3")
+        if unit is None or len(digits) > 1:
+            raise OptionError(f"sql: {node.sql(DIALECT)}: expected the precision 0 or 3")
+        return exp.func(unit, number, dialect=DIALECT)
+    return node
+
+
+def as_spark(text: str) -> str:
+    """Return an expression that may have functions of Flink in Spark's spelling.
+
+    Raises:
+        OptionError: the text is no expression.
+    """
+    (query,) = statements_of(f"SELECT {text}")
+    return str(query.expressions[0].sql(DIALECT))
+
+
 def _rewritten(text: str) -> str:
     """Replace the words that sqlglot takes for others, and leave all else where it is."""
-    tokens = Tokenizer(dialect=DIALECT).tokenize(text)
+    text = _SET.sub(lambda match: " " * len(match[0]), text)
+    tokens = _tokens(text)
     parts, at = [], 0
     for start, end, word in _replacements(tokens):
         parts += [text[at:start], word]
@@ -63,12 +99,32 @@ def _replacements(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
         if word == "WINDOW" and following in (TokenType.L_PAREN, TokenType.DOT):
             is_call = following == TokenType.L_PAREN
             yield token.start, token.end + 1, WINDOW if is_call else f"`{WINDOW}`"
+        elif word == "SESSION" and following == TokenType.L_PAREN:
+            yield token.start, token.end + 1, "`SESSION`"
         elif (
             token.token_type == TokenType.TABLE
             and number >= 2
             and tokens[number - 2].text.upper() in TABLE_FUNCTIONS
         ):
             yield token.start, token.end + 1, ""  # TUMBLE(TABLE bids, …)
+        elif (
+            token.token_type == TokenType.PARTITION_BY
+            and number >= 4
+            and tokens[number - 4].text.upper() in TABLE_FUNCTIONS
+        ):
+            yield token.start, token.end + 1, f", {PARTITION}("
+            last = next(
+                (n for n in range(number, len(tokens)) if tokens[n].text.upper() == "DESCRIPTOR"),
+                number + 1,
+            )
+            yield tokens[last - 1].start, tokens[last - 1].start, ")"
+
+
+def _tokens(text: str) -> list[Token]:
+    try:
+        return list(Tokenizer(dialect=DIALECT).tokenize(text))
+    except TokenError as error:
+        raise OptionError(f"sql: {str(error).splitlines()[0]}") from None
 
 
 def conjuncts(condition: exp.Expression | None) -> list[exp.Expression]:

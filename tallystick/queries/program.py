@@ -13,9 +13,9 @@ Source: Flink's CREATE TABLE, and the options of its connectors kafka, filesyste
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 from sqlglot.tokens import Tokenizer, TokenType
 
@@ -23,24 +23,31 @@ from tallystick.api.console_sink import ConsoleSink
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.pipeline import Pipeline
+from tallystick.api.streams import Stream, stream
 from tallystick.arguments import near
 from tallystick.codec.formats import Json
+from tallystick.codec.layout import METADATA
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
 from tallystick.files.sink import FileSink
-from tallystick.queries.query import sql
+from tallystick.queries.parsing import as_spark
+from tallystick.queries.query import pipeline_of
 
+_Value = TypeVar("_Value")
 SERVERS = "properties.bootstrap.servers"
 _PROPERTIES = "properties."
 _CREATE = re.compile(r"CREATE\s+TABLE\s+`?(\w+)`?\s*\((.*)\)\s*WITH\s*\((.*)\)\s*", re.I | re.S)
 _WATERMARK = re.compile(
     r"WATERMARK\s+FOR\s+`?(\w+)`?\s+AS\s+`?(\w+)`?\s*(?:-\s*(.*))?", re.I | re.S
 )
+_COMPUTED = re.compile(r"`?(\w+)`?\s+AS\s+(.*)", re.I | re.S)
 _COLUMN = re.compile(r"`?(\w+)`?\s+(.*)", re.S)
 _COMMENT = re.compile(r"('(?:[^'\\]|\\.)*')|--[^\n]*|/\*.*?\*/", re.S)
 """A text, which stays as it is, or a comment."""
+_SET = re.compile(r"^(EXECUTE\s+STATEMENT\s+SET\s+BEGIN|BEGIN\s+STATEMENT\s+SET$|END$)\s*", re.I)
+"""The words around Flink's statement sets."""
 _OPTION = re.compile(r"\s*'((?:[^']|'')*)'\s*=\s*'((?:[^']|'')*)'\s*", re.S)
 _TYPES = (
     (re.compile(r"TIMESTAMP(_LTZ)?\s*(\(\d\))?(\s+WITH.*)?", re.I), "timestamp"),
@@ -49,11 +56,30 @@ _TYPES = (
     (re.compile(r"INTEGER", re.I), "int"),
 )
 """Flink's types that Spark's DDL calls otherwise."""
+_NO_METADATA = {"metadata.columns": "none"}
+ENDS = {"unbounded": None, "latest-offset": "latest"}
+GUARANTEES = {
+    "exactly-once": "exactly_once",
+    "at-least-once": "at_least_once",
+    "none": "none",
+}
 STARTS = {"earliest-offset": "earliest", "latest-offset": "latest"}
 _KNOWN = {
     "kafka": {
-        *("topic", "format", "scan.startup.mode", "key.fields", SERVERS, "properties.group.id"),
-        "sink.transactional-id-prefix",
+        *(
+            "topic",
+            "format",
+            "scan.startup.mode",
+            "scan.bounded.mode",
+            "key.fields",
+            SERVERS,
+            "properties.group.id",
+        ),
+        *("sink.transactional-id-prefix", "sink.delivery-guarantee"),
+    },
+    "upsert-kafka": {
+        *("topic", "key.format", "value.format", SERVERS, "sink.transactional-id-prefix"),
+        "sink.delivery-guarantee",
     },
     "filesystem": {"path", "format"},
     "print": set(),
@@ -66,15 +92,56 @@ class Table:
 
     Args:
         name: of the table.
-        columns: as DDL.
+        columns: the types, as in DDL, of the columns of the value.
         watermark: the column of event times and the delay, as of `ts.sql`; "" without one.
         options: of WITH.
+        computed: the expressions of computed columns, by name.
+        names: of all columns.
+        key: the column of PRIMARY KEY, which the records of upsert-kafka have as theirs.
+        is_without_metadata: nothing reads Kafka's own columns.
     """
 
     name: str
-    columns: str
+    columns: Mapping[str, str]
     watermark: str
     options: Mapping[str, str]
+    computed: Mapping[str, str]
+    names: tuple[str, ...]
+    key: str | None = None
+    is_without_metadata: bool = False
+
+    def with_used(self, words: Collection[str]) -> Self:
+        """Return the table with the columns that a program may read, so that others are not parsed.
+
+        Args:
+            words: of the program, in small letters; with "*", all columns are read.
+        """
+        if "*" in words:
+            return self
+        timed = re.split(r"\W", self.watermark, maxsplit=1)[0]
+        used = {name for name in self.names if name.lower() in words or name == timed}
+        computed = {name: text for name, text in self.computed.items() if name in used}
+        for text in computed.values():
+            used |= {token.text for token in Tokenizer(dialect=DIALECT).tokenize(text)}
+        small = {name.lower() for name in used}
+        names = tuple(name for name in self.names if name.lower() in small)
+        columns = {name: kind for name, kind in self.columns.items() if name.lower() in small}
+        if not columns:  # count(*)
+            return self
+        is_plain = not {*words} & {name.lower() for name in METADATA}
+        return replace(
+            self, columns=columns, computed=computed, names=names, is_without_metadata=is_plain
+        )
+
+    def rows(self) -> KafkaSource | Stream:
+        """Return the table's rows, with the computed columns."""
+        if not self.computed:
+            return self.source()
+        texts = [
+            f"{self.computed[name]} AS `{name}`" if name in self.computed else f"`{name}`"
+            for name in self.names
+        ]
+        return stream(self.source()).select(*texts)
 
     def source(self) -> KafkaSource:
         """Return the table as a source.
@@ -84,19 +151,14 @@ class Table:
         """
         if self.connector() != "kafka":
             raise OptionError(f"table {self.name}: it is read, and only a topic of Kafka can be")
-        start = self.options.get("scan.startup.mode", "earliest-offset")
-        if start not in STARTS:
-            raise OptionError(
-                f"table {self.name}: 'scan.startup.mode' = {start!r}: expected one of "
-                f"{', '.join(STARTS)}"
-            )
         return KafkaSource(
             self._option(SERVERS),
             topics=self._option("topic").split(";"),
-            value=Json(self.columns),
-            starting_offsets=STARTS[start],
+            value=Json(", ".join(f"`{name}` {kind}" for name, kind in self.columns.items())),
+            starting_offsets=self._chosen("scan.startup.mode", STARTS, "earliest-offset"),
+            ending_offsets=self._chosen("scan.bounded.mode", ENDS, "unbounded"),
             group_id=self.options.get("properties.group.id"),
-            options=self._client(),
+            options=self._client() | (_NO_METADATA if self.is_without_metadata else {}),
         )
 
     def sink(self) -> Sink:
@@ -112,14 +174,23 @@ class Table:
                 if self.options.get("format", "parquet") != "parquet":
                     raise OptionError(f"table {self.name}: files are Parquet: 'format' = 'parquet'")
                 return FileSink(self._option("path"))
-        return KafkaSink(
+        client = self._client()
+        timeout = client.pop("kafka.transaction.timeout.ms", None)
+        if timeout is not None and not timeout.isdigit():
+            raise OptionError(
+                f"table {self.name}: 'properties.transaction.timeout.ms' = {timeout!r}: expected a "
+                f"number of milliseconds"
+            )
+        sink = KafkaSink(
             self._option(SERVERS),
             topic=self._option("topic"),
-            key=self.options.get("key.fields"),
+            key=self.key if self.connector() == "upsert-kafka" else self.options.get("key.fields"),
             value=Json(),
+            guarantee=self._chosen("sink.delivery-guarantee", GUARANTEES, "exactly-once"),
             transactional_id_prefix=self.options.get("sink.transactional-id-prefix", ID_PREFIX),
-            options=self._client(),
+            options=client,
         )
+        return sink if timeout is None else replace(sink, transaction_timeout_ms=int(timeout))
 
     def connector(self) -> str:
         """Return the name of the connector, its options and format checked.
@@ -134,18 +205,31 @@ class Table:
                 f"{near(name, list(_KNOWN))}"
             )
         for option in self.options:
-            is_client = name == "kafka" and option.startswith(_PROPERTIES)
+            is_client = name.endswith("kafka") and option.startswith(_PROPERTIES)
             if option != "connector" and option not in _KNOWN[name] and not is_client:
                 raise OptionError(
                     f"table {self.name}: connector {name} has no option {option!r} here."
                     f"{near(option, list(_KNOWN[name]))} A program in Python has more of them"
                 )
-        if name == "kafka" and self.options.get("format", "json") != "json":
+        for option in ("format", "key.format", "value.format"):
+            if "kafka" in name and (given := self.options.get(option, "json")) != "json":
+                raise OptionError(
+                    f"table {self.name}: {option!r} = {given!r}: expected json; other formats are "
+                    f"for ts.sql(…) in a program"
+                )
+        if name == "upsert-kafka" and self.key is None:
             raise OptionError(
-                f"table {self.name}: 'format' = {self.options['format']!r}: expected json; other "
-                f"formats are for ts.sql(…) in a program"
+                f"table {self.name}: upsert-kafka needs PRIMARY KEY (column) NOT ENFORCED"
             )
         return name
+
+    def _chosen(self, option: str, known: Mapping[str, _Value], default: str) -> _Value:
+        given = self.options.get(option, default)
+        if given not in known:
+            raise OptionError(
+                f"table {self.name}: {option!r} = {given!r}: expected one of {', '.join(known)}"
+            )
+        return known[given]
 
     def _option(self, name: str) -> str:
         if name not in self.options:
@@ -171,37 +255,64 @@ def program(text: str, name: str) -> Pipeline:
         OptionError: a statement cannot be read, or there is another number of INSERT INTO.
     """
     tables: dict[str, Table] = {}
-    inserts: list[str] = []
+    others: list[str] = []
     for statement in _statements(text):
         if re.match(r"CREATE\s+TABLE\b", statement, re.I):
             table = _table(statement)
             tables[table.name] = table
         else:
-            inserts.append(statement)
-    if len(inserts) != 1:
-        raise OptionError(
-            f"{len(inserts)} statements beside CREATE TABLE: expected one INSERT INTO … SELECT …, "
-            f"which is one pipeline"
-        )
-    words = {token.text for token in Tokenizer(dialect=DIALECT).tokenize(inserts[0])}
-    match = re.match(r"INSERT\s+INTO\s+`?(\w+)`?", inserts[0], re.I)
-    if match is None:
-        raise OptionError(f"{inserts[0][:40]!r}…: expected INSERT INTO table SELECT …")
-    target = match[1]
-    if target not in tables:
-        raise OptionError(
-            f"INSERT INTO {target}: there is no such table, only {', '.join(tables)}."
-            f"{near(target, list(tables))}"
-        )
-    read = [table for table in tables.values() if table.name in words and table.name != target]
-    sources: dict[str, Any] = {table.name: table.source() for table in read}
-    return sql(
-        inserts[0],
-        name=name,
-        sinks={target: tables[target].sink()},
-        watermark={table.name: table.watermark for table in read if table.watermark},
-        **sources,
+            others.append(statement)
+    targets = _targets(others)
+    for target in targets:
+        if target not in tables:
+            raise OptionError(
+                f"INSERT INTO {target}: there is no such table, only {', '.join(tables)}."
+                f"{near(target, list(tables))}"
+            )
+    words = {token.text for one in others for token in Tokenizer(dialect=DIALECT).tokenize(one)}
+    read = [table for table in tables.values() if table.name in words - {*targets}]
+    return pipeline_of(
+        ";\n".join(others),
+        name,
+        {table.name: table.with_used(_words_read(others)).rows() for table in read},
+        {table.name: table.watermark for table in read if table.watermark},
+        {target: tables[target].sink() for target in targets},
+        declared={target: tables[target].names for target in targets},
     )
+
+
+def _words_read(statements: Sequence[str]) -> set[str]:
+    """Return the words of statements in small letters, and "*" if one selects all columns."""
+    words = set()
+    for statement in statements:
+        before = ""
+        for token in Tokenizer(dialect=DIALECT).tokenize(statement):
+            word = token.text.lower()
+            if word != "*" or before in ("select", "distinct", "all", ",", "."):
+                words.add(word)
+            before = word
+    return words
+
+
+def _targets(statements: Sequence[str]) -> list[str]:
+    """Return the tables of INSERT INTO.
+
+    Raises:
+        OptionError: there is none, or a statement is neither that nor CREATE VIEW.
+    """
+    targets = []
+    for statement in statements:
+        if re.match(r"CREATE\s+(TEMPORARY\s+)?VIEW\b", statement, re.I):
+            continue
+        match = re.match(r"INSERT\s+INTO\s+`?(\w+)`?", statement, re.I)
+        if match is None:
+            raise OptionError(f"{statement[:40]!r}…: expected INSERT INTO table SELECT …")
+        targets.append(match[1])
+    if not targets:
+        raise OptionError(
+            "0 statements beside CREATE: expected INSERT INTO … SELECT …, which is the pipeline"
+        )
+    return targets
 
 
 def _statements(text: str) -> list[str]:
@@ -213,7 +324,8 @@ def _statements(text: str) -> list[str]:
             start = token.end + 1
     parts.append(text[start:])
     plain = (_COMMENT.sub(lambda match: match[1] or " ", part).strip() for part in parts)
-    return [part for part in plain if part]
+    inner = (_SET.sub("", part) for part in plain)
+    return [part for part in inner if part]
 
 
 def _table(statement: str) -> Table:
@@ -224,14 +336,25 @@ def _table(statement: str) -> Table:
             f"'kafka', …)"
         )
     name, body, given = match[1], match[2], match[3]
-    columns, watermark = [], ""
+    columns, watermark = {}, ""
+    names, computed, key = [], {}, None
     for part in _split(body):
         if timed := _WATERMARK.fullmatch(part):
             watermark = timed[1] + (f" - {timed[3]}" if timed[3] else "")
         elif re.match(r"PRIMARY\s+KEY\b", part, re.I):
-            continue  # a sink's key is its option 'key.fields'
+            primary = re.match(r"PRIMARY\s+KEY\s*\(\s*`?(\w+)`?\s*\)", part, re.I)
+            key = primary[1] if primary else None
+        elif derived := _COMPUTED.fullmatch(part):
+            if re.fullmatch(r"PROCTIME\s*\(\s*\)", derived[2], re.I):
+                raise OptionError(
+                    f"table {name}, column {derived[1]}: write it where it is used: CREATE VIEW "
+                    f"… AS SELECT …, PROCTIME() AS {derived[1]} FROM {name}"
+                )
+            names.append(derived[1])
+            computed[derived[1]] = as_spark(derived[2])
         elif column := _COLUMN.fullmatch(part):
-            columns.append(f"`{column[1]}` {_type(column[2], f'table {name}, column {column[1]}')}")
+            names.append(column[1])
+            columns[column[1]] = _type(column[2], f"table {name}, column {column[1]}")
         else:
             raise OptionError(f"table {name}: {part!r}: expected a column and its type")
     options = {}
@@ -240,15 +363,13 @@ def _table(statement: str) -> Table:
         if option is None:
             raise OptionError(f"table {name}: WITH ({part}): expected 'option' = 'value'")
         options[option[1]] = option[2].replace("''", "'")
-    return Table(name, ", ".join(columns), watermark, options)
+    return Table(name, columns, watermark, options, computed, tuple(names), key)
 
 
 def _type(text: str, what: str) -> str:
     plain = re.sub(r"\s+(NOT\s+)?NULL\s*$", "", text.strip(), flags=re.I)
-    if re.search(r"\bMETADATA\b|\bAS\b|\bROW\s*<", plain, re.I):
-        raise OptionError(
-            f"{what}: {plain!r}: computed columns, METADATA and ROW are for ts.sql(…) in a program"
-        )
+    if re.search(r"\bMETADATA\b|\bROW\s*<", plain, re.I):
+        raise OptionError(f"{what}: {plain!r}: METADATA and ROW are for ts.sql(…) in a program")
     for pattern, name in _TYPES:
         if pattern.fullmatch(plain):
             return name

@@ -1,8 +1,7 @@
 """`ts.sql`: a query over streams as a pipeline of the steps that there are."""
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
@@ -12,19 +11,32 @@ from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream, stream
 from tallystick.arguments import checked, near
 from tallystick.epoch.two_phase import Sink
-from tallystick.errors import OptionError, TallystickError
+from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
 from tallystick.pipeline.keyed import columns_of
-from tallystick.pipeline.sinks import with_columns
-from tallystick.pipeline.topics import columns_ddl
 from tallystick.queries.grouping import grouped, is_grouped, table_function
 from tallystick.queries.joining import joined
+from tallystick.queries.outputs import (
+    as_declared,
+    check_same_source,
+    named_as,
+    routed,
+    sink_of,
+    source_of,
+    under,
+    views_and_inserts,
+)
 from tallystick.queries.parsing import alias_name, conjuncts, milliseconds, statements_of
-from tallystick.queries.relations import Relation
+from tallystick.queries.ranking import Places
+from tallystick.queries.relations import Relation, known_columns
+from tallystick.queries.window_joins import (
+    best_of_windows,
+    is_of_windows,
+    of_windows,
+    window_joined,
+)
 from tallystick.spark.cluster import Cluster
 from tallystick.state.functions.ready_made import deduplicate
-from tallystick.tasks.keyed_step import Columns, MapBatches
-from tallystick.tasks.outputs import Filter
 
 _REFUSED = {
     "order": ("ORDER BY", "a stream has no end to sort by; sort what the sink holds"),
@@ -58,7 +70,8 @@ def sql(
     several sources. The windowing table functions of Flink (FLIP-145) are understood too.
 
     Args:
-        text: SELECT …, or INSERT INTO sink SELECT ….
+        text: SELECT …, or INSERT INTO sink SELECT …; several of these, if they read the same rows.
+            CREATE VIEW name AS SELECT … before them.
         name: of the pipeline.
         watermark: by table, the column of event times, and how late rows may be behind the latest,
             such as "at - 10 seconds".
@@ -74,28 +87,52 @@ def sql(
         OptionError: the text is no SQL, or has a clause that would need retractions or has no bound
             on its state; the message names the clause and what to write instead.
     """
-    statements = statements_of(text)
-    if len(statements) > 1:
-        raise OptionError(
-            f"sql: {len(statements)} statements, and one is a pipeline: write a ts.sql(…) for "
-            f"each, or one query with ts.when(sink, '…') before its sinks"
-        )
-    statement = statements[0]
-    target = None
-    if isinstance(statement, exp.Insert):
-        target, statement = statement.this.name, statement.expression
-    if not isinstance(statement, exp.Query):
-        raise OptionError(f"sql: {statement.key.upper()}: expected SELECT or INSERT INTO … SELECT")
-    translation = Translation(name, _relations(tables, watermark or {}))
-    pipeline = translation.of(statement, {}, uid or "").pipeline(name)
-    if target is None:
-        return pipeline
-    if target not in (sinks or {}):
-        raise OptionError(
-            f"sql: INSERT INTO {target}: there is no such sink; sinks={{{target!r}: "
-            f"ts.KafkaSink(…)}}.{near(target, list(sinks or {}))}"
-        )
-    return pipeline.write((sinks or {})[target])
+    return pipeline_of(text, name, tables, watermark or {}, sinks or {}, uid=uid)
+
+
+def pipeline_of(
+    text: str,
+    name: str,
+    tables: Mapping[str, KafkaSource | Stream],
+    watermark: Mapping[str, str],
+    sinks: Mapping[str, Sink],
+    *,
+    uid: str | None = None,
+    declared: Mapping[str, Sequence[str]] | None = None,
+) -> Pipeline:
+    """Translate a text as `sql` does.
+
+    Args:
+        text: of the statements.
+        name: of the pipeline.
+        tables: the sources.
+        watermark: as of `sql`.
+        sinks: by name.
+        uid: as of `sql`.
+        declared: the columns of sinks, by the sink's name; not named: those of the query.
+
+    Raises:
+        OptionError: as of `sql`.
+    """
+    views, inserts = views_and_inserts(statements_of(text))
+    translation = Translation(name, _relations(tables, watermark))
+    columns = {one.target: (declared or {}).get(one.target, ()) for one in inserts}
+    inserts = [replace(one, query=named_as(one.query, columns[one.target])) for one in inserts]
+    if len(inserts) == 1:
+        target = inserts[0].target
+        relation = translation.of(inserts[0].query, views, uid or "")
+        pipeline = as_declared(relation, columns[target], target).pipeline(name)
+        return pipeline.write(sink_of(target, sinks)) if target else pipeline
+    check_same_source(inserts)
+    shared = translation.table(source_of(inserts[0]), views)
+    base = shared.pipeline(name)
+    shared = replace(shared, rows=base)
+    routes = []
+    for one in inserts:
+        relation = translation.plain(one.query, under(shared, one.query))
+        relation = as_declared(relation, columns[one.target], one.target)
+        routes.append(routed(base, relation, sink_of(one.target, sinks)))
+    return base.write(*routes)
 
 
 def _relations(
@@ -129,19 +166,6 @@ def _star(rows: Stream) -> tuple[str, ...] | None:
     if rows.steps or not isinstance(schema, str):
         return None
     return tuple(columns_of(Cluster.at_hand(None), schema).names)
-
-
-def known_columns(rows: Stream) -> tuple[str, ...] | None:
-    """Return the names of a stream's columns; None: they are not known without Kafka."""
-    with suppress(TallystickError):
-        cluster = Cluster.at_hand(None)
-        columns: Columns | None = columns_ddl(rows.source.read_options("sql"))
-        for step in with_columns(cluster, rows.steps, columns or ""):
-            if isinstance(step, MapBatches) and not isinstance(step.function, Filter):
-                columns = step.schema
-        if columns is not None:
-            return tuple(columns_of(cluster, columns).names)
-    return None
 
 
 @dataclass
@@ -217,16 +241,17 @@ class Translation:
         if from_ is None:
             raise OptionError("sql: SELECT without FROM: name a table")
         _refuse_subqueries(select)
-        relation = self._table(from_.this, named)
         joins = select.args.get("joins") or []
         if len(joins) > 1:
             raise OptionError(
                 f"sql: a join of {len(joins) + 1} tables: a pipeline joins two; write the first "
                 f"join to a topic, and join that"
             )
-        if joins:
-            second = self._table(joins[0].this, named)
-            step_uid = self._uid("" if is_grouped(select) else uid, "join")
+        by_windows = window_joined(self, select, named, uid)
+        relation = by_windows if by_windows is not None else self.table(from_.this, named)
+        if joins and by_windows is None:
+            second = self.table(joins[0].this, named)
+            step_uid = self.new_uid("" if is_grouped(select) else uid, "join")
             relation = joined(select, joins[0], relation, second, step_uid, self.name)
         where = select.args.get("where")
         if where is not None:
@@ -238,12 +263,24 @@ class Translation:
                 f"WHERE rn = 1 around it; others are a vectorised function"
             )
         if is_grouped(select):
-            relation = grouped(select, relation, self._uid(uid, "group"), self.name)
+            relation = grouped(select, relation, self.new_uid(uid, "group"), self.name)
         else:
             relation = self._projected(select, relation)
         if select.args.get("distinct"):
             relation = self._distinct(relation, uid)
         return relation
+
+    def plain(self, query: exp.Query, relation: Relation) -> Relation:
+        """Translate WHERE and the projection of a query whose rows are translated already."""
+        for clause in _REFUSED:
+            if query.args.get(clause):
+                raise _refused(clause)
+        assert isinstance(query, exp.Select)
+        _refuse_subqueries(query)
+        if (where := query.args.get("where")) is not None:
+            relation.refuse_updates("WHERE around")
+            relation = relation.filter(relation.resolve(where.this))
+        return self._projected(query, relation)
 
     def _projected(self, select: exp.Select, relation: Relation) -> Relation:
         if relation.windows is not None:
@@ -278,7 +315,7 @@ class Translation:
         if relation.columns is None:
             raise OptionError("sql: SELECT DISTINCT *: the columns are not known: name them")
         rows = relation.pipeline(self.name).key_by(*relation.columns)
-        processed = rows.process(deduplicate(), uid=self._uid(uid, "distinct"))
+        processed = rows.process(deduplicate(), uid=self.new_uid(uid, "distinct"))
         return Relation(processed, columns=relation.columns)
 
     def _first_rows(
@@ -307,40 +344,38 @@ class Translation:
         wanted = [
             one for one in conditions if any(c.name == alias for c in one.find_all(exp.Column))
         ]
-        if len(numbers) > 1 or [one.sql(DIALECT).split(".")[-1] for one in wanted] not in (
-            [f"{alias} = 1"],
-            [f"{alias} <= 1"],
-        ):
-            raise OptionError(
-                f"sql: ROW_NUMBER() AS {alias}: expected WHERE {alias} = 1, the first row of each "
-                f"key; of the greatest values of a column, ts.top_n(n, column) keeps n"
-            )
-        order = window.args.get("order")
-        if order is not None and any(one.args.get("desc") for one in order.expressions):
-            raise OptionError(
-                "sql: ROW_NUMBER() … ORDER BY … DESC = 1: the newest row of a key changes: write "
-                "last(…) in a GROUP BY of the key"
-            )
+        orders = window.args.get("order")
+        order = orders.expressions[0] if orders is not None else None
         keys = window.args.get("partition_by") or []
         source_select = inner.copy()
         kept = [node for node in source_select.expressions if node.alias != alias]
         source_select.set("expressions", kept or [exp.Star()])
-        relation = self.of(source_select, named, "")
-        columns = [relation.resolve(key) for key in keys]
-        if not columns or not all(isinstance(one, exp.Column) for one in columns):
-            raise OptionError("sql: ROW_NUMBER() OVER: expected PARTITION BY columns")
-        rows = relation.pipeline(self.name).key_by(*(one.name for one in columns))
-        first = Relation(
-            rows.process(deduplicate(), uid=self._uid(uid or source.alias_or_name, "first")),
-            frozenset([source.alias_or_name]),
-            relation.columns,
-        )
+        count = _count_of(wanted, alias) if len(numbers) == 1 else None
+        name = uid or source.alias_or_name or "first"
+        if is_of_windows(inner) and order is not None and count == 1:
+            first = best_of_windows(self, source_select, keys, order, named, name)
+        else:
+            relation = self.of(source_select, named, "")
+            columns = [relation.resolve(key) for key in keys]
+            if not columns or not all(isinstance(one, exp.Column) for one in columns):
+                raise OptionError("sql: ROW_NUMBER() OVER: expected PARTITION BY columns")
+            names = [one.name for one in columns]
+            if count and relation.ends & {*names} and _is_by_column(orders, relation):
+                assert order is not None
+                order_of_rows = Places(order.this.name, bool(order.args.get("desc")), count)
+                first = of_windows(self, relation, names, order_of_rows, name, alias)
+            else:
+                _check_first_of_all(alias, count, orders)
+                rows = relation.pipeline(self.name).key_by(*names)
+                processed = rows.process(deduplicate(), uid=self.new_uid(name, "first"))
+                first = Relation(processed, columns=relation.columns)
+        first = replace(first, names=frozenset([source.alias_or_name]))
         others = [one for one in conditions if one not in wanted]
         if others:
             first = first.filter(first.resolve(exp.and_(*others)))
         return self._projected(select, first)
 
-    def _table(self, node: exp.Expression, named: Mapping[str, exp.Query]) -> Relation:
+    def table(self, node: exp.Expression, named: Mapping[str, exp.Query]) -> Relation:
         """Translate a table of FROM or JOIN."""
         alias = node.alias
         if isinstance(node, exp.Subquery):
@@ -350,7 +385,7 @@ class Translation:
             raise OptionError(f"sql: {node.sql(DIALECT)}: expected the name of a table")
         if (function := table_function(node.this)) is not None:
             inner = exp.to_table(function.expressions[0].name)
-            relation = self._table(inner, named)
+            relation = self.table(inner, named)
             names = relation.names | ({alias} if alias else set())
             return replace(relation, windows=function, names=names)
         name = node.name
@@ -371,7 +406,7 @@ class Translation:
             rows = replace(rows, uid=name if number == 1 else f"{name}-{number}")
         return replace(relation, rows=rows, names=frozenset([alias or name]))
 
-    def _uid(self, given: str, kind: str) -> str:
+    def new_uid(self, given: str, kind: str) -> str:
         """Return a uid that no other step has."""
         base = given or kind
         uid, number = base, 1
@@ -380,6 +415,45 @@ class Translation:
             uid = f"{base}-{number}"
         self.uids.add(uid)
         return uid
+
+
+def _count_of(wanted: Sequence[exp.Expression], alias: str) -> int | None:
+    """Return up to which number rows are kept; None: the conditions are others."""
+    if len(wanted) != 1 or not isinstance(wanted[0], exp.EQ | exp.LTE | exp.LT):
+        return None
+    one = wanted[0]
+    number = one.expression
+    if one.this.name != alias or not isinstance(number, exp.Literal) or not number.name.isdigit():
+        return None
+    count = int(number.name) - isinstance(one, exp.LT)
+    return count if count == 1 or (count > 1 and not isinstance(one, exp.EQ)) else None
+
+
+def _is_by_column(orders: exp.Expression | None, relation: Relation) -> bool:
+    """True if an ORDER BY is of one column of the rows."""
+    if orders is None or len(orders.expressions) != 1:
+        return False
+    column = orders.expressions[0].this
+    return isinstance(column, exp.Column) and column.name in (relation.columns or ())
+
+
+def _check_first_of_all(alias: str, count: int | None, orders: exp.Expression | None) -> None:
+    """Refuse another ROW_NUMBER than that of the first row of a key.
+
+    Raises:
+        OptionError: more rows are asked for, or the newest.
+    """
+    if count != 1:
+        raise OptionError(
+            f"sql: ROW_NUMBER() AS {alias}: expected WHERE {alias} = 1, the first row of each "
+            f"key, or PARTITION BY the start and end of windows that a GROUP BY made; of the "
+            f"greatest values of a column, ts.top_n(n, column) keeps n"
+        )
+    if orders is not None and any(one.args.get("desc") for one in orders.expressions):
+        raise OptionError(
+            "sql: ROW_NUMBER() … ORDER BY … DESC = 1: the newest row of a key changes: write "
+            "last(…) in a GROUP BY of the key"
+        )
 
 
 def _refuse_subqueries(select: exp.Select) -> None:

@@ -1,17 +1,25 @@
 """Rows while a query is translated: a stream of one source, or a pipeline."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
+import pyarrow as pa
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, TallystickError
 from tallystick.expressions.parsing import DIALECT
+from tallystick.pipeline.keyed import columns_of
+from tallystick.pipeline.sinks import with_columns
+from tallystick.pipeline.topics import columns_ddl
 from tallystick.queries.parsing import WINDOW
+from tallystick.spark.cluster import Cluster
+from tallystick.tasks.keyed_step import Columns, MapBatches
+from tallystick.tasks.outputs import Filter
 
 WINDOW_NAMES = (WINDOW, "session_window")
 """Tables of `window.start` and the like."""
@@ -26,8 +34,10 @@ class Relation:
         names: the names by which the query may qualify columns.
         columns: in their order; None: not known.
         times: the columns of event times.
+        clocks: the columns that stand for the clock, PROCTIME(); no row has them.
         delay_ms: how much later than the latest row another one may come.
         qualified: the columns of a join by table and name in the query.
+        ends: the columns of the ends of windows that are done: rows of one end come together.
         windows: of a table function, which a GROUP BY applies.
         star: the columns of `*`, where they are not all.
         has_updates: a row stands for its group, and replaces an earlier one.
@@ -42,6 +52,8 @@ class Relation:
     windows: exp.Anonymous | None = None
     star: tuple[str, ...] | None = None
     has_updates: bool = False
+    clocks: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
 
     def resolve(self, node: exp.Expression) -> exp.Expression:
         """Return an expression with the columns as they are called in the rows.
@@ -100,6 +112,13 @@ class Relation:
 
     def select(self, expressions: Mapping[str, exp.Expression]) -> Self:
         """Compute columns from resolved expressions, by their new names."""
+        clocks = {
+            name
+            for name, node in expressions.items()
+            if (isinstance(node, exp.Anonymous) and node.name.upper() == "PROCTIME")
+            or (isinstance(node, exp.Column) and node.name in self.clocks)
+        }
+        expressions = {name: node for name, node in expressions.items() if name not in clocks}
         texts = [
             quoted(name) if is_column(node, name) else f"{node.sql(DIALECT)} AS {quoted(name)}"
             for name, node in expressions.items()
@@ -114,6 +133,12 @@ class Relation:
             rows=self.rows.select(*texts),
             columns=tuple(expressions),
             times=frozenset(times),
+            clocks=frozenset(clocks),
+            ends=frozenset(
+                name
+                for name, node in expressions.items()
+                if isinstance(node, exp.Column) and node.name in self.ends
+            ),
             qualified=None,
             star=None,
         )
@@ -150,3 +175,22 @@ def is_column(node: exp.Expression, name: str) -> bool:
 def tables_in(node: exp.Expression, tables: Collection[str]) -> set[str]:
     """Return the tables of a join whose columns an expression reads."""
     return {column.table for column in node.find_all(exp.Column)} & set(tables)
+
+
+def known_schema(rows: Stream) -> pa.Schema | None:
+    """Return a stream's columns; None: they are not known without Kafka."""
+    with suppress(TallystickError):
+        cluster = Cluster.at_hand(None)
+        columns: Columns | None = columns_ddl(rows.source.read_options("sql"))
+        for step in with_columns(cluster, rows.steps, columns or ""):
+            if isinstance(step, MapBatches) and not isinstance(step.function, Filter):
+                columns = step.schema
+        if columns is not None:
+            return columns_of(cluster, columns)
+    return None
+
+
+def known_columns(rows: Stream) -> tuple[str, ...] | None:
+    """Return the names of a stream's columns; None: they are not known without Kafka."""
+    schema = known_schema(rows)
+    return None if schema is None else tuple(schema.names)

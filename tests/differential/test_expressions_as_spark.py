@@ -129,6 +129,12 @@ QUERIES = [
     "SELECT id FROM orders UNION ALL SELECT order_id AS id FROM payments",
     "WITH big AS (SELECT user, at FROM orders WHERE amount > 2) SELECT window.end AS e, "
     "count(*) AS n FROM big GROUP BY window(at, '2 minutes')",
+    "SELECT e, user, total, rn FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY e ORDER BY total "
+    "DESC) AS rn FROM (SELECT window.end AS e, user, sum(id) AS total FROM orders GROUP BY "
+    "window(at, '2 minutes'), user)) WHERE rn <= 3",
+    "SELECT e, user, total FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY e ORDER BY total) AS rn "
+    "FROM (SELECT window.end AS e, user, sum(id) AS total FROM orders GROUP BY "
+    "window(at, '2 minutes'), user)) WHERE rn = 1",
 ]
 
 

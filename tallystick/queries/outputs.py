@@ -1,0 +1,184 @@
+"""INSERT INTO: the statements of a program, and several outputs of the same rows.
+
+Source: Flink SQL's statement sets (EXECUTE STATEMENT SET BEGIN … END).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+from tallystick.api.pipeline import Pipeline
+from tallystick.api.routing import RoutedSink, mapped
+from tallystick.arguments import near
+from tallystick.epoch.two_phase import Sink
+from tallystick.errors import OptionError
+from tallystick.queries.grouping import is_grouped
+from tallystick.queries.parsing import shown
+from tallystick.queries.relations import Relation
+from tallystick.tasks.keyed_step import MapBatches
+
+
+@dataclass(frozen=True)
+class Insert:
+    """A query with the sink that it is for; "" for the one that `write` names."""
+
+    target: str
+    query: exp.Query
+
+
+def views_and_inserts(
+    statements: Sequence[exp.Expression],
+) -> tuple[dict[str, exp.Query], list[Insert]]:
+    """Return the queries of CREATE VIEW by name, and those that put rows out.
+
+    Raises:
+        OptionError: a statement is of another kind, or there are several without INSERT INTO.
+    """
+    views: dict[str, exp.Query] = {}
+    inserts: list[Insert] = []
+    for statement in statements:
+        if isinstance(statement, exp.Create) and statement.kind == "VIEW":
+            views[statement.this.name] = statement.expression
+            continue
+        target = ""
+        if isinstance(statement, exp.Insert):
+            table = statement.this
+            target = (table.this if isinstance(table, exp.Schema) else table).name
+            statement = statement.expression
+        if not isinstance(statement, exp.Query):
+            raise OptionError(
+                f"sql: {statement.key.upper()}: expected SELECT or INSERT INTO … SELECT"
+            )
+        inserts.append(Insert(target, statement))
+    targets = [insert.target for insert in inserts]
+    if not inserts:
+        raise OptionError("sql: the text has views alone; expected SELECT … FROM …")
+    if len(inserts) > 1 and "" in targets:
+        raise OptionError(
+            f"sql: {len(inserts)} statements, and one is a pipeline: write a ts.sql(…) for "
+            f"each, or INSERT INTO … before each SELECT of the same rows"
+        )
+    if twice := [target for target in targets if targets.count(target) > 1]:
+        raise OptionError(
+            f"sql: INSERT INTO {twice[0]} stands in the text {targets.count(twice[0])} times: "
+            f"write one, with UNION ALL between the queries"
+        )
+    return views, inserts
+
+
+def sink_of(target: str, sinks: Mapping[str, Sink]) -> Sink:
+    """Return the sink of an INSERT INTO.
+
+    Raises:
+        OptionError: there is no sink of that name.
+    """
+    if target not in sinks:
+        raise OptionError(
+            f"sql: INSERT INTO {target}: there is no such sink; sinks={{{target!r}: "
+            f"ts.KafkaSink(…)}}.{near(target, list(sinks))}"
+        )
+    return sinks[target]
+
+
+def named_as(query: exp.Query, columns: Sequence[str]) -> exp.Query:
+    """Give expressions without a name that of the table's column in their place.
+
+    Args:
+        query: of an INSERT INTO.
+        columns: of the table; none: not declared.
+    """
+    if not isinstance(query, exp.Select) or any(node.is_star for node in query.expressions):
+        return query
+    nodes = query.expressions
+    if len(nodes) != len(columns):
+        return query
+    query = query.copy()
+    named = [
+        node if isinstance(node, exp.Alias | exp.Column | exp.Dot) else exp.alias_(node, name)
+        for node, name in zip(query.expressions, columns, strict=True)
+    ]
+    query.set("expressions", named)
+    return query
+
+
+def as_declared(relation: Relation, columns: Sequence[str], target: str) -> Relation:
+    """Return the rows under the names of the table's columns, which go by their place.
+
+    Raises:
+        OptionError: the table has another number of columns, or the same ones in another order.
+    """
+    names = relation.columns
+    if not columns or names is None or tuple(names) == tuple(columns):
+        return relation
+    if len(names) != len(columns):
+        raise OptionError(
+            f"sql: INSERT INTO {target}: the query has {len(names)} columns ({', '.join(names)}), "
+            f"and the table {len(columns)} ({', '.join(columns)})"
+        )
+    if set(names) == set(columns):
+        raise OptionError(
+            f"sql: INSERT INTO {target}: the query has the columns {', '.join(names)}, and the "
+            f"table {', '.join(columns)}: they go by their place, so name them in that order"
+        )
+    pairs = zip(columns, names, strict=True)
+    return relation.select({column: exp.column(name, quoted=True) for column, name in pairs})
+
+
+def source_of(insert: Insert) -> exp.Expression:
+    """Return the table or subquery of FROM, of which a query keeps rows and computes columns.
+
+    Raises:
+        OptionError: the query does more, which is a chain of steps of its own.
+    """
+    select = insert.query
+    from_ = select.args.get("from_") or select.args.get("from")
+    is_plain = (
+        isinstance(select, exp.Select)
+        and from_ is not None
+        and not is_grouped(select)
+        and not any(select.args.get(clause) for clause in ("joins", "distinct", "with_", "with"))
+        and not select.find(exp.Window)
+    )
+    if not is_plain:
+        raise OptionError(
+            f"sql: INSERT INTO {insert.target}: beside other INSERT INTO, a query has FROM, WHERE "
+            f"and expressions alone: write what they share into CREATE VIEW name AS …, and each as "
+            f"INSERT INTO … SELECT … FROM name WHERE …; or make it a program of its own"
+        )
+    source = from_.this.copy()
+    source.set("alias", None)
+    return source
+
+
+def check_same_source(inserts: Sequence[Insert]) -> None:
+    """Refuse queries of different rows in one pipeline, which is one chain of steps.
+
+    Raises:
+        OptionError: the queries have different FROM.
+    """
+    first, *others = [(insert.target, source_of(insert)) for insert in inserts]
+    for target, source in others:
+        if source != first[1]:
+            raise OptionError(
+                f"sql: INSERT INTO {first[0]} reads {shown(first[1])[:60]}, and INSERT INTO "
+                f"{target} reads {shown(source)[:60]}: a pipeline is one chain of steps, and its "
+                f"outputs are of the same rows: make them two programs"
+            )
+
+
+def routed(base: Pipeline, rows: Relation, sink: Sink) -> Sink | RoutedSink:
+    """Return a sink behind the steps that a query has after the rows that all share."""
+    assert isinstance(rows.rows, Pipeline)
+    result: Sink | RoutedSink = sink
+    for step in reversed(rows.rows.steps[len(base.steps) :]):
+        assert isinstance(step, MapBatches), step
+        result = mapped(result, step.function)
+    return result
+
+
+def under(relation: Relation, select: exp.Query) -> Relation:
+    """Return rows under the name that a query gives them."""
+    source = (select.args.get("from_") or select.args.get("from")).this
+    alias = source.alias or source.name
+    return replace(relation, names=frozenset([alias]) if alias else frozenset())
