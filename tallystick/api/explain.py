@@ -144,13 +144,15 @@ def _steps(
     run: PipelineRun, steps: tuple[Step, ...], manifest: Manifest | None
 ) -> Iterator[tuple[str, str]]:
     keyed = iter(run.keyed.steps)
-    kept = {} if manifest is None else {step_state.uid: step_state for step_state in manifest.state}
+    state = () if manifest is None else manifest.state
     try:
-        starts = {step_state.uid: step_state for step_state in run.keyed.check(kept.values())}
+        bases = run.keyed.check(state)
     except OptionError as error:  # the newest epoch may be one that never was committed
         yield "state", f"does not fit: {error}"
-        kept, starts = {}, {step_state.uid: step_state for step_state in run.keyed.check(())}
-    for text in run.keyed.state_changes(kept.values()):
+        state, bases = (), run.keyed.check(())
+    kept = {step_state.uid for step_state in run.keyed.taken_up(state)}
+    starts = {step_state.uid: step_state for step_state in bases}
+    for text in run.keyed.state_changes(state):
         yield "state", text
     for number, step in enumerate(steps, start=1):
         name = f"step {number}"

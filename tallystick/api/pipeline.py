@@ -534,6 +534,7 @@ class KeyedPipeline:
         rows: str = "row",
         initial_state: DataFrame | None = None,
         renamed: Mapping[str, str] | None = None,
+        previous_uid: str | None = None,
     ) -> Pipeline:
         """Pass the rows through a function that keeps state per key.
 
@@ -541,8 +542,7 @@ class KeyedPipeline:
             function: a PySpark `StatefulProcessor`, as for `transformWithState`; or one of ours,
                 `vectorised(...)` and the ready-made ones.
             output: the columns that it puts out, as DDL or Arrow schema; the ready-made ones know.
-            parallelism: how many tasks share the key groups; None: as many as Spark runs at a time.
-                It may be another one at each start.
+            parallelism: how many tasks share the key groups, from this start on; None: all slots.
             uid: names the state, for as long as it lives. None: `process-1`, of an only step.
             time_mode: Spark's: "None", "ProcessingTime" or "EventTime"; None: the function's own,
                 and for a `StatefulProcessor` "None".
@@ -550,18 +550,17 @@ class KeyedPipeline:
             watermark_delay: how much later than the latest row of its partition another one may
                 come, in ms or as text such as "10 seconds"; with EventTime the others are dropped.
                 Later steps: how much earlier a function makes times, no more of the next four.
-            idle_after: how long the watermark waits for a partition that is read to its end, in ms
-                or as such a text; for one with unread records it always does.
-            max_drift: how far a partition with unread records may be ahead of the slowest such one,
-                before it is not read on; 0: as far as it gets.
+            idle_after: how long, in ms or text, a partition read to its end is waited for.
+            max_drift: how far a partition may be ahead of the slowest unread one; 0: any.
             watermark_column: a column, as `event_time`, in which producers promise that no row
                 before that time comes later in its partition, in place of `watermark_delay`; null:
                 nothing new. A partition is waited for until it is idle.
-            idle_advance: where all partitions are idle, the watermark goes on with the clock.
+            idle_advance: the watermark of idle partitions goes on with the clock.
             event_time_max_ahead: of the clock; rows beyond are dead letters or late.
             rows: of a `StatefulProcessor`: "row", or "pandas" as `transformWithStateInPandas`.
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
             renamed: columns of state with another name than in the checkpoint: `{"new": "old"}`.
+            previous_uid: the `uid` under which the checkpoint has the state, if it is another.
 
         Raises:
             OptionError: an argument is not what it should be.
@@ -581,6 +580,7 @@ class KeyedPipeline:
             idle_advance=idle_advance,
             event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
             renamed=renamed or {},
+            previous_uid=previous_uid,
             **delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),

@@ -260,6 +260,7 @@ class StepState:
         schema: the name of the schema that `fields` have: the last epoch before it, and a checksum
             of the changes that led to it; "": nothing has changed since the first epoch.
         former: the schemas before, oldest first, as long as a file has entries of one.
+        former_uids: the uids that the step had before, in whose folders it may have files.
     """
 
     uid: str
@@ -277,6 +278,7 @@ class StepState:
     times_of: str = ""
     schema: str = ""
     former: tuple[FormerSchema, ...] = ()
+    former_uids: tuple[str, ...] = ()
 
     @property
     def copy_name(self) -> str:
@@ -299,6 +301,7 @@ class StepState:
             "times_of": self.times_of,
             "schema": self.schema,
             "former": [former.to_json() for former in self.former],
+            "former_uids": list(self.former_uids),
         }
         return {
             **_shallow(self, but=optional),
@@ -325,6 +328,7 @@ class StepState:
                     PartitionTime.from_json(entry) for entry in value.get("partition_times", ())
                 ),
                 "former": tuple(map(FormerSchema.from_json, value.get("former", ()))),
+                "former_uids": tuple(value.get("former_uids", ())),
             }
         )
         _check_types(step)
@@ -344,7 +348,8 @@ class StepState:
             )
         if step.files and not step.trail:
             raise ValueError(f"step {step.uid}: {len(step.files)} files, and no version of them")
-        strange = [file.path for file in step.files if file.path.split("/")[1] != step.uid]
+        uids = {step.uid, *step.former_uids}
+        strange = [file.path for file in step.files if file.path.split("/")[1] not in uids]
         if strange:
             raise ValueError(f"step {step.uid}: {strange[0]} is a file of another step")
         known = {step.schema, *(former.schema for former in step.former)}

@@ -298,6 +298,65 @@ class StepRequirement:
     time_mode: str = NO_TIME
 
 
+def taken_up(
+    state: Iterable[StepState], previous: Sequence[tuple[str, str]], uids: Collection[str]
+) -> tuple[StepState, ...]:
+    """Return committed state under the uids of the program, where steps have a new one.
+
+    Copies of the state on hosts are made again: of what a copy under the new uid holds, only the
+    newest version cannot be from a step that had that uid before. So the trail begins with it.
+
+    Args:
+        state: the state of all steps in the checkpoint.
+        previous: the new uid and the previous one of each step that names one.
+        uids: all uids of the program.
+
+    Raises:
+        OptionError: the previous uid is in use in the program or named twice, or the checkpoint has
+            state under both uids, or has state and none under either.
+    """
+    state = tuple(state)
+    known = [step.uid for step in state]
+    by_previous: dict[str, str] = {}
+    for uid, before in previous:
+        name = f"step {uid}: previous_uid={before!r}"
+        if before in uids:
+            raise OptionError(
+                f"{name}: the program has a step or state with that uid, which goes on with it: "
+                f"expected a uid that is gone from the program. Give one of the two another"
+            )
+        if before in by_previous:
+            raise OptionError(
+                f"{name}: step {by_previous[before]} names it too, and state has one owner: "
+                f"expected it once. Leave it out on one of the two"
+            )
+        by_previous[before] = uid
+        if before in known and uid in known:
+            raise OptionError(
+                f"{name}: the checkpoint holds state under {before!r} and under {uid!r}, and a "
+                f"step goes on with one of them. Leave previous_uid out, and the step goes on with "
+                f"{uid!r} (allow_dropped_state=[{before!r}] gives the other up); or give the step "
+                f"another uid"
+            )
+        if known and before not in known and uid not in known:
+            raise OptionError(
+                f"{name}: the checkpoint holds state under neither of the two, but under "
+                f"{', '.join(map(repr, sorted(known)))}. Name one of these; or leave previous_uid "
+                f"out for a step that begins without state"
+            )
+    return tuple(
+        replace(
+            step,
+            uid=by_previous[step.uid],
+            trail=step.trail[-1:],
+            former_uids=(*step.former_uids, step.uid),
+        )
+        if step.uid in by_previous
+        else step
+        for step in state
+    )
+
+
 def check(
     wanted: Sequence[StepRequirement],
     state: Iterable[StepState],
@@ -392,7 +451,12 @@ def _check_same(wanted: StepRequirement, step: StepState) -> None:
 
 def _gone(step: StepState, new: Collection[str], allowed: Collection[str]) -> OptionError:
     other = f", and allow_dropped_state names {', '.join(map(repr, sorted(allowed)))}"
-    renamed = f" If it was renamed, set uid={step.uid!r} on {sorted(new)[0]!r}." if new else ""
+    renamed = (
+        f" If it was renamed, set uid={step.uid!r} on {sorted(new)[0]!r}, or, on a process step, "
+        f"previous_uid={step.uid!r}."
+        if new
+        else ""
+    )
     return OptionError(
         f"the checkpoint holds state of step {step.uid!r} ({sum(f.size for f in step.files)} bytes "
         f"in {len(step.files)} files), and the pipeline has no process step with that uid: the "

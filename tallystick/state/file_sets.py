@@ -303,7 +303,7 @@ def renamed(before: Iterable[StepState], after: Iterable[StepState]) -> tuple[li
         names, other_names = ([file.path for file in listed] for listed in (files, others))
         added += set(other_names).difference(names)
         gone += set(names).difference(other_names)
-    return added, gone
+    return added, list(set(gone).difference(added))  # files of a step with a new uid are both
 
 
 def epoch_of(name: str) -> int | None:

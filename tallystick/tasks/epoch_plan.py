@@ -21,6 +21,7 @@ from tallystick.state.compatibility import (
     check,
     settle,
     starting_point,
+    taken_up,
 )
 from tallystick.state.evolution import change_texts, evolved
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
@@ -122,15 +123,33 @@ class PipelinePlan:
             OptionError: the pipeline does not fit the state.
         """
         state = tuple(state)
-        kept = {step.uid: step for step in state}
+        kept = {step.uid: step for step in self.taken_up(state)}
         bases = [base for base in self._bases(state) if base.uid in kept]
-        return [text for base in bases for text in change_texts(kept[base.uid], base)]
+        known = {step.uid for step in state}
+        texts = [
+            f"step {step.uid} takes up the state of {step.previous_uid!r} with the next epoch"
+            for step in self.steps
+            if step.previous_uid in known
+        ]
+        return texts + [text for base in bases for text in change_texts(kept[base.uid], base)]
+
+    def taken_up(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
+        """Return committed state under the uids of this program.
+
+        Raises:
+            OptionError: `previous_uid` of a step does not fit the state or the program.
+        """
+        previous = [(step.uid, step.previous_uid) for step in self.steps if step.previous_uid]
+        if not previous:
+            return tuple(state)
+        uids = [*(step.uid for step in self.steps), *(table.uid for table in self.tables)]
+        return taken_up(state, previous, [*uids, *(step.uid for step in self.lists)])
 
     def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return what the steps, then the tables, then the lists go on from."""
         wanted = [*map(_wanted_of_step, self.steps), *map(_wanted_of_table, self.tables)]
         wanted += [_wanted_of_list(step, self.task_count) for step in self.lists]
-        kept = check(wanted, state, self.allow_dropped)
+        kept = check(wanted, self.taken_up(state), self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
         declared += [(step.codec.declaration,) for step in self.lists]
@@ -218,7 +237,9 @@ class PipelinePlan:
     ) -> frozenset[TopicPartition]:
         """Return the partitions that are to wait; see `event_times.ahead`."""
         uid = None if self.first_timed is None else self.first_timed.uid
-        times = [it for step in state if step.uid == uid for it in step.partition_times]
+        times = [
+            it for step in self.taken_up(state) if step.uid == uid for it in step.partition_times
+        ]
         return ahead(times, source, self.max_drift_ms, mute)
 
     def is_watermark_due(
@@ -234,7 +255,7 @@ class PipelinePlan:
         first = self.first_timed
         assert first is not None, "asked where partitions may become idle"
         standing = replace(first.watermark_rule, idle_advance=False)
-        for step_state in state:
+        for step_state in self.taken_up(state):
             if step_state.uid != first.uid:
                 continue
             stands = advanced(step_state, {}, source, timestamp_ms, standing).watermark_ms
@@ -252,7 +273,7 @@ class PipelinePlan:
     def carried(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
         """Return the state after an epoch without work, less the steps that may be dropped."""
         uids = {base.uid for base in self._bases(state)}
-        return tuple(step for step in state if step.uid in uids)
+        return tuple(step for step in self.taken_up(state) if step.uid in uids)
 
     def epoch(
         self,

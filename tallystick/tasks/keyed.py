@@ -247,6 +247,8 @@ class KeyedSettings:
     """The time by which a row may be ahead of the epoch's clock; None: as far as it says."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """The old names of columns of state that have another name in this program, by the new one."""
+    previous_uid: str | None = None
+    """The uid under which the checkpoint has the state, until it is taken up; None: the same."""
 
     @property
     def settings(self) -> dict[str, Any]:

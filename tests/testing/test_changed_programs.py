@@ -34,11 +34,12 @@ def pipeline(function: Any, *, columns: str = COLUMNS, **step: Any) -> ts.Pipeli
     """A pipeline with one keyed step."""
     if getattr(function, "_output", ...) is None:
         step["output"] = "k string"
+    step = {"uid": "s", **step}
     return (
         ts.Pipeline("changes")
         .read(ts.KafkaSource(NOBODY, topics=["in"], value=ts.Json(columns)))
         .key_by("k")
-        .process(function, uid="s", **step)
+        .process(function, **step)
         .write(ts.KafkaSink(NOBODY, topic="out", value=ts.Json()))
     )
 
