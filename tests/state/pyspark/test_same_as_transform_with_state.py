@@ -136,7 +136,15 @@ def check(outputs: list[list[tuple[Any, ...]]], batches: list[Batch]) -> None:
     if int(pd.__version__.split(".")[0]) >= 3:  # Spark takes a null key from a frame: ours is None
         nulls = {"(nan,)": "(None,)", "Row(k='NaN')": "Row(k=None)"}
         expected = [
-            [tuple(nulls.get(text, text) for text in row) for row in rows] for rows in expected
+            [
+                tuple(
+                    # A column without values may have another type there, too.
+                    nulls.get(text, text.replace("'tags'] ['float64'", "'tags'] ['str'"))
+                    for text in row
+                )
+                for row in rows
+            ]
+            for rows in expected
         ]
     assert outputs == expected
 
