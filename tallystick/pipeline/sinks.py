@@ -445,8 +445,9 @@ class Sinks:
             logger.warning(
                 "pipeline %r: the newest epochs wrote to sinks that it no longer has: %s. "
                 "What an epoch that was not decided has left open there is not given up: in Kafka "
-                "it holds up readers until it times out, in PostgreSQL it keeps its locks. If they "
-                "did not end in order, add them again, with these uids, for one start or "
+                "it holds up readers until it times out, in PostgreSQL it keeps its locks. Decided "
+                "epochs may wait there for their commit of a Delta or Iceberg table. If they did "
+                "not end in order, add them again, with these uids, for one start or "
                 "`tallystick recover`; `tallystick transactions list` shows what is open",
                 self._pipeline,
                 ", ".join(sorted(uids)),
