@@ -1,6 +1,6 @@
-"""A pipeline between ends of this process: rows of the program, and its console or files.
+"""A pipeline of this process: rows of the program, to its console or any other sink.
 
-    RowsSource ─► topics in memory ─► the driver, planners and tasks of `testing` ─► ConsoleSink
+    RowsSource ─► topics in memory ─► the driver, planners and tasks of `testing` ─► sinks
 
 It runs by the clock, in a thread, behind the same `Query` as on Spark. What it keeps is in memory,
 and gone with the process.
@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tallystick.api.console_sink import ConsoleSink, WholeConsoleSink
+from tallystick.api.kafka_sink import TASK, KafkaSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.rows_source import TAKEN_MAX, IteratedRows, RowsSource
 from tallystick.api.streams import tables_in
-from tallystick.delta.sink import DeltaSink
+from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
-from tallystick.files.sink import FileSink
-from tallystick.iceberg.sink import IcebergSink
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.inputs import PipelineInput
 from tallystick.pipeline.loop import PipelinePlanner, planners_of
@@ -40,11 +39,9 @@ from tallystick.values import TopicPartition
 if TYPE_CHECKING:
     from tallystick.api.pipeline import Pipeline
 
-ENDS = (ConsoleSink, FileSink, DeltaSink, IcebergSink)
-"""The sinks of a pipeline in this process."""
 _INSTEAD = (
-    "Give the pipeline RowsSource and ConsoleSink, FileSink, DeltaSink or IcebergSink alone; or "
-    "write the rows to a topic with `tallystick topic put`, and read it with a KafkaSource"
+    "Give the pipeline RowsSource alone; or write the rows to a topic with `tallystick topic put`, "
+    "and read it with a KafkaSource"
 )
 
 
@@ -61,10 +58,6 @@ def is_in_process(pipeline: "Pipeline") -> bool:
     who = f"pipeline {pipeline.name!r}: a RowsSource"
     if len(given) < len(sources):
         raise OptionError(f"{who} beside a KafkaSource: its rows are in this process. {_INSTEAD}")
-    for sink in pipeline.sinks:
-        if not isinstance(sink, ENDS):
-            name = type(sink).__name__
-            raise OptionError(f"{who} before a {name}: its rows leave no process. {_INSTEAD}")
     for number, step in enumerate(pipeline.steps, start=1):
         if isinstance(step, Transform):
             raise OptionError(
@@ -114,6 +107,7 @@ def start_in_process(
                 f"in this process, from the first row at each start, and keeps nothing: leave "
                 f"{name} out until there is a KafkaSource"
             )
+    pipeline = replace(pipeline, sinks=tuple(map(_of_tasks, pipeline.sinks)))
     pipeline._check_whole(None)
     console = Console(pipeline.name, is_quiet=is_quiet)
     started = _Run(pipeline, pipeline._run(Cluster.absent(), None, listener), trigger)
@@ -249,6 +243,11 @@ class _Feed:
             rows = self._rows.take(count)
             self._row_count += rows.num_rows
             self._topics.append_columns(self._at, rows, wall_ms())
+
+
+def _of_tasks(sink: Sink) -> Sink:
+    """Return a sink that decides nothing: in this process there is no token to go on from."""
+    return replace(sink, transactions=TASK) if isinstance(sink, KafkaSink) else sink
 
 
 def _whole(topology: OutputTopology) -> OutputTopology:

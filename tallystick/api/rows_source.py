@@ -105,8 +105,8 @@ class IteratedRows:
 class RowsSource:
     """Rows that the program has, as a source: a pipeline to try, without Kafka.
 
-    A pipeline of such sources, with sinks for the console, files or tables, runs in this process.
-    It reads from the first row at each start, ends with the last one, and keeps nothing.
+    A pipeline of such sources runs in this process, whatever its sinks. It reads from the first
+    row at each start, ends with the last one, and keeps nothing.
 
     Args:
         rows: a list of dicts, an Arrow table, a pandas or Polars frame, or a generator of dicts,

@@ -75,6 +75,14 @@ def _is_ours(directory: Path) -> bool:
     return is_private and os.access(directory, os.W_OK | os.X_OK)
 
 
+def load_numba() -> None:
+    """Load all that numba loads before its first kernel, most of what a first test waits for."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+
+
 def directory_in_use() -> Path:
     """Return the folder of this process's kernels: `kernel_directory`, or numba's own setting."""
     return Path(os.environ["NUMBA_CACHE_DIR"])

@@ -21,6 +21,7 @@ from tallystick.codec.layout import OWN_HEADERS
 from tallystick.epoch.protocol import EpochRan, Event, OutputCounted, TransactionCommitted
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
+from tallystick.host.kernel_cache import load_numba
 from tallystick.kafka.output import KafkaOutput
 from tallystick.ops.state_table import table_of
 from tallystick.pipeline.compiled import PipelineRun
@@ -49,6 +50,8 @@ PREVIEW = "preview"
 IN_MEMORY = ("postgres", "console", PREVIEW)
 """The kinds of sinks, beside Kafka's, whose rows are kept in memory, and written nowhere."""
 _MAIN = "main"
+
+load_numba()  # with the imports, so that the first rows of a test take what later ones take
 
 
 class RunnablePipeline(Protocol):

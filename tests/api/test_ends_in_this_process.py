@@ -226,9 +226,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "reads RowsSource, so it runs in this process, .* leave checkpoint out",
     ),
     "a page": (lambda: read(ROWS).write(CONSOLE).start(ui_port=1), "leave ui_port out"),
-    "to Kafka": (
+    "to Kafka with a checkpoint": (
         lambda: read(ROWS).write(TO_KAFKA).start(checkpoint="/tmp/x"),
-        "a RowsSource before a KafkaSink: .* `tallystick topic put`",
+        "reads RowsSource, so it runs in this process, .* leave checkpoint out",
     ),
     "beside Kafka": (
         lambda: (
