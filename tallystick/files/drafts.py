@@ -144,6 +144,11 @@ def pending_folder(hidden: str) -> str:
     return f"{hidden}/pending"
 
 
+def due_folder(hidden: str) -> str:
+    """Return the folder with a file for each decided epoch that waits for a commit of a table."""
+    return f"{hidden}/due"
+
+
 def marker_folder(hidden: str) -> str:
     """Return the folder with a marker for each commit that has begun."""
     return f"{hidden}/committed"

@@ -182,6 +182,17 @@ class Folder:
             selector = fs.FileSelector(self._whole(folder), allow_not_found=True)
             return sorted(info.base_name for info in self._files.get_file_info(selector))
 
+    def written_ms(self, folder: str) -> dict[str, int]:
+        """Return the names of the files in a folder, with the times at which they were written."""
+        with self._doing("listing", folder):
+            selector = fs.FileSelector(self._whole(folder), allow_not_found=True)
+            infos = self._files.get_file_info(selector)
+        return {
+            info.base_name: (info.mtime_ns or 0) // 1_000_000
+            for info in infos
+            if info.type == fs.FileType.File
+        }
+
     def files(self, folder: str) -> dict[str, int]:
         """Return the paths below a folder, relative to it, with their sizes."""
         whole = self._whole(folder)

@@ -154,13 +154,14 @@ def look(
 
 
 def owners_of(
-    checkpoint: Storage, view: CheckpointView, uids: Iterable[str], system: str
+    checkpoint: Storage, view: CheckpointView, uids: Iterable[str], *kinds: str
 ) -> tuple[Owner, ...]:
-    """Return the possible sinks of a pipeline in a system: all named by manifests or the user.
+    """Return the possible sinks of a pipeline of some kinds: all named by manifests or the user.
 
     Besides the default names of sinks without a uid: the kind, and a number.
     """
-    numbered = (f"{system}-{number}" for number in range(1, SINKS_OF_A_KIND + 1))
+    numbers = range(1, SINKS_OF_A_KIND + 1)
+    numbered = (f"{kind}-{number}" for kind in kinds for number in numbers)
     named = {
         committable.sink
         for it in _manifests(checkpoint).values()

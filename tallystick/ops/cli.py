@@ -189,7 +189,7 @@ def list_transactions(
         ),
     ] = None,
     files: Annotated[
-        str | None, typer.Option(help="The path of a FileSink: also its hidden drafts.")
+        str | None, typer.Option(help="The folder of a FileSink or table: also what waits.")
     ] = None,
     sink: Annotated[
         list[str] | None, typer.Option(help="The uid of a sink that no manifest names.")
@@ -258,7 +258,7 @@ def _lingering(
             elsewhere = _only_kafka(elsewhere, "--pipeline", why)
         lingering = list(cluster.lingering())
         if elsewhere.files is not None:
-            owners = owners_of(storage, view, elsewhere.sinks, transactions.FILES)
+            owners = owners_of(storage, view, elsewhere.sinks, *transactions.IN_FOLDERS)
             lingering += transactions.lingering_in_files(elsewhere.files, owners)
         if elsewhere.postgres is not None:
             owners = owners_of(storage, view, elsewhere.sinks, transactions.POSTGRES)

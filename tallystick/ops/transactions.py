@@ -6,9 +6,10 @@ are settled by the pipeline's driver, in a start or in `tallystick recover`.
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from tallystick.checkpoint.newest import TokenAnswer
 from tallystick.epoch.transactional_ids import PooledId, is_batch_name, parse
@@ -21,10 +22,17 @@ from tallystick.kafka.config import KafkaConfig
 from tallystick.ops.checkpoint_view import CheckpointView, ask_kafka
 from tallystick.values import TopicPartition
 
+if TYPE_CHECKING:
+    from tallystick.files.folder import Folder
+
 KAFKA, POSTGRES, FILES = "kafka", "postgres", "files"
 """The systems in which transactions linger."""
+IN_FOLDERS = FILES, "delta", "iceberg"
+"""The kinds of sinks that keep what waits in a folder of their own."""
 ONGOING = "Ongoing"
 """Kafka's one state without a decision; Kafka ends those that begin with `Prepare` itself."""
+WAITS = "due"
+"""The state of an epoch that is decided, and waits for a commit of its table."""
 OUR_PREFIX = "tallystick-"
 """The default prefix of ids."""
 
@@ -128,6 +136,11 @@ def describe(lingering: LingeringTransaction, view: CheckpointView | None) -> De
     if lingering.system == KAFKA and lingering.pooled is None:
         what = "a whole epoch's, not decided: a run is writing it, or a recovery aborts it"
         return Description(TransactionStatus.WHOLE_EPOCH, what)
+    if lingering.state == WAITS:
+        epoch = int(lingering.transactional_id.rpartition("/")[2])
+        what = f"epoch {epoch} is decided and waits for a commit of the table: a run makes it in "
+        what += "time, or the next start with this sink"
+        return Description(TransactionStatus.DUE, what)
     if view.decided is not None and (due := _named(lingering, view.decided.committables)):
         what = f"named by decided epoch {due.checkpoint_id}: a recovery commits it"
         return Description(TransactionStatus.DUE, what, due, view.decided_path)
@@ -264,7 +277,7 @@ def lingering_in_postgres(dsn: str, owners: Iterable[Owner]) -> tuple[LingeringT
 
 
 def lingering_in_files(path: str, owners: Iterable[Owner]) -> tuple[LingeringTransaction, ...]:
-    """Return the hidden drafts in a folder of files."""
+    """Return the hidden drafts in a folder of files, and a table's epochs that are due."""
     from tallystick.files.folder import Folder
     from tallystick.files.sink import OpenFileSink
     from tallystick.files.writing import FilePlan
@@ -277,7 +290,25 @@ def lingering_in_files(path: str, owners: Iterable[Owner]) -> tuple[LingeringTra
         guarantee=Guarantee.EXACTLY_ONCE,
         schema=None,
     )
-    return _lingering_in(OpenFileSink(plan), FILES, owners, lambda _: "hidden")
+    owners = tuple(owners)
+    hidden = _lingering_in(OpenFileSink(plan), FILES, owners, lambda _: "hidden")
+    return (*hidden, *_due_in(plan.folder, owners))
+
+
+def _due_in(folder: "Folder", owners: Iterable[Owner]) -> Iterator[LingeringTransaction]:
+    """Yield the due epochs of all lineages: a start of the pipeline publishes them."""
+    from tallystick.files.drafts import due_folder, hidden_folder
+
+    for owner in owners:
+        siblings = hidden_folder(owner).rpartition("/")[0]
+        for lineage in folder.names(siblings):
+            due = due_folder(f"{siblings}/{lineage}")
+            for name, written_ms in sorted(folder.written_ms(due).items()):
+                if name.isdigit():
+                    path = f"{due}/{name}"
+                    yield LingeringTransaction(
+                        FILES, path, "", WAITS, begun_ms=written_ms, sink=owner.sink
+                    )
 
 
 def _lingering_in(

@@ -36,7 +36,7 @@ from tallystick.errors import (
     StorageError,
     TallystickError,
 )
-from tallystick.files.drafts import parse_name, pending_folder
+from tallystick.files.drafts import due_folder, parse_name, pending_folder
 from tallystick.files.folder import Folder
 from tallystick.tables.columns import refuse
 from tallystick.tables.port import DataFile, Table
@@ -113,7 +113,7 @@ class Publisher:
 
     @property
     def _due_folder(self) -> str:
-        return f"{self._hidden}/due"
+        return due_folder(self._hidden)
 
     def _due_epochs(self) -> list[int]:
         return sorted(int(name) for name in self._folder.names(self._due_folder) if name.isdigit())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, Timeout
-from tallystick.files.drafts import hidden_folder, parse_name, pending_folder
+from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder
 from tallystick.files.folder import HIDDEN
 from tallystick.tables.port import Table
 from tallystick.tables.publishing import Publisher
@@ -88,7 +88,7 @@ def open_sink(
     if owner.lineage:
         siblings = own.rpartition("/")[0]
         for lineage in folder.names(siblings):
-            if folder.names(f"{siblings}/{lineage}/due"):
+            if folder.names(due_folder(f"{siblings}/{lineage}")):
                 publisher_of(f"{siblings}/{lineage}").publish()
     else:
         folder.put(f"{HIDDEN}/{PROBE}", b"")

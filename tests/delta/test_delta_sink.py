@@ -21,6 +21,7 @@ from tallystick.errors import (
     RecordError,
     StorageError,
 )
+from tallystick.host.stopwatch import now_ms
 from tallystick.ops.transactions import lingering_in_files
 from tallystick.tables import publishing
 from tests.delta.delta_sinks import (
@@ -208,6 +209,29 @@ def test_a_driver_that_dies_in_a_publish_leaves_it_to_the_next(
             break
     assert hits[0], "nobody died"
     assert not hits[-1], "all moments were not tried"
+
+
+def test_due_epochs_are_listed_until_they_are_in_the_table(tmp_path: Path) -> None:
+    """Those of an earlier lineage too, which the next start publishes."""
+    earlier = opened(tmp_path, commit_every="1 hour")
+    other = Owner(OWNER.pipeline, "another", OWNER.lineage)
+    after = Owner(OWNER.pipeline, OWNER.sink, "after-a-savepoint")
+    begun_ms = now_ms()
+    for epoch in (1, 2):
+        assert earlier.commit_together(two_tasks(earlier, epoch)) is Outcome.COMMITTED
+    assert len([*tmp_path.glob("_tallystick/*/*/*/due/*")]) == 2, "they wait"
+    assert lingering_in_files(str(tmp_path), [other]) == ()
+
+    for owner in (OWNER, after):
+        due = lingering_in_files(str(tmp_path), [other, owner])
+        assert [(one.state, one.sink, int(one.transactional_id[-8:])) for one in due] == [
+            ("due", OWNER.sink, epoch) for epoch in (1, 2)
+        ]
+        assert all(begun_ms - 1000 <= one.begun_ms <= now_ms() + 1000 for one in due)
+
+    opened(tmp_path, after, commit_every="1 hour").close()
+    assert visible(tmp_path), "published"
+    assert lingering_in_files(str(tmp_path), [OWNER, after]) == ()
 
 
 def test_due_epochs_become_one_commit(tmp_path: Path) -> None:

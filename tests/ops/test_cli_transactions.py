@@ -15,6 +15,8 @@ from tallystick.epoch.two_phase import Owner
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.testing.kafka import EmbeddedKafka
 from tallystick.values import TopicPartition
+from tests.delta.delta_sinks import opened, place, rows
+from tests.delta.delta_sinks import prepared as delta_prepared
 from tests.lingering_job import LingeringJob
 from tests.ops.scene import LINEAGE, Scene
 from tests.ops.test_recover import prepared
@@ -207,6 +209,21 @@ def test_hidden_files_are_listed_too(scene: Scene, tmp_path: Path) -> None:
         decided.name: ("due", "files"),
         undecided.name: ("unnamed", "files"),
     }
+
+
+def test_due_epochs_of_a_table_are_listed_too(scene: Scene, tmp_path: Path) -> None:
+    """Also of a sink without a uid, which no manifest names any more."""
+    sink = opened(tmp_path, Owner(scene.pipeline_name, "delta-1", LINEAGE), commit_every="1 hour")
+    sink.commit_together(delta_prepared(sink, place(3, 0, "a"), rows(0, 5)))
+    scene.job.decide(1, scene.job.prepare(1, []))
+
+    (due,) = listed(scene, "--files", tmp_path).values()
+
+    assert (due["system"], due["state"], due["standing"]) == ("files", "due", "due")
+    assert due["transaction"].endswith("/due/00000003")
+    assert (due["sink"], due["begun_ms"] > 0, due["age_ms"] < 60_000) == ("delta-1", True, True)
+    sink.close()
+    assert listed(scene, "--files", tmp_path) == {}
 
 
 def test_a_database_is_not_left_out_in_silence(

@@ -15,6 +15,7 @@ from tallystick.ops.transactions import (
     KAFKA,
     ONGOING,
     POSTGRES,
+    WAITS,
     LingeringTransaction,
     TransactionStatus,
     describe,
@@ -156,6 +157,15 @@ def test_the_name_of_another_sinks_files_is_no_name_of_ones_own():
     ]
 
     assert standings == [TransactionStatus.DUE, TransactionStatus.UNNAMED]
+
+
+def test_an_epoch_that_waits_for_a_commit_of_its_table_is_due_whatever_the_checkpoint_names():
+    waits = LingeringTransaction(FILES, "_tallystick/p/s/l/due/00000007", "", WAITS, sink="s")
+
+    for checkpoint in (view(), view(named(ONE)), view(doubt="no token")):
+        described = describe(waits, checkpoint)
+        assert described.standing is TransactionStatus.DUE
+        assert "epoch 7 is decided and waits for a commit of the table" in described.says
 
 
 def test_a_batch_write_is_called_one_and_ends_by_itself():
