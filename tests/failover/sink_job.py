@@ -4,6 +4,7 @@ Each epoch reads the same number of rows from each partition of a pretended sour
 that owns the partition writes them; what they are is known beforehand.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -383,7 +384,10 @@ class Held:
         gc.collect()
         links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
         tasks = Path("/proc/self/task")
-        children = [(path / "children").read_text().split() for path in tasks.iterdir()]
+        children = []
+        for path in tasks.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
+                children.append((path / "children").read_text().split())
         return cls(
             tuple(sorted(os.readlink(link) for link in links if link.is_socket())),
             tuple(sorted(thread.name for thread in threading.enumerate())),
