@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tallystick.arguments import checked, not_one_of
+from tallystick.arguments import checked
 from tallystick.delta.merging import DeltaMerges, StagedLayout
 from tallystick.delta.table import (
     DeltaCommits,
@@ -19,13 +19,12 @@ from tallystick.delta.table import (
 from tallystick.epoch.two_phase import Owner, RunFacts
 from tallystick.errors import OptionError
 from tallystick.files.folder import Folder
-from tallystick.files.sink import COMPRESSIONS
 from tallystick.host.installed import pip_install
 from tallystick.storage.file_storage import shown
 from tallystick.storage.places import Place, resolved
 from tallystick.tables.columns import column_problems, refuse
 from tallystick.tables.port import Layout
-from tallystick.tables.sink import OpenTableSink, open_sink
+from tallystick.tables.sink import OpenTableSink, open_sink, wrong_settings
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
 
@@ -80,10 +79,6 @@ class DeltaSink:
     def __post_init__(self) -> None:
         problems = [*self._wrong_values()]
         try:
-            duration_ms("commit_every", self.commit_every)
-        except OptionError as error:
-            problems.append(str(error))
-        try:
             object.__setattr__(self, "table", resolved(self.table, WHAT))
         except OptionError as error:
             problems.insert(0, str(error))
@@ -122,11 +117,14 @@ class DeltaSink:
                 yield f"{setting}={list(names)!r}: a column is named twice"
         if self.delete is not None and not self.key:
             yield f"delete={self.delete!r} needs key=, which says which row is to go"
-        if self.compression not in COMPRESSIONS:
-            yield str(not_one_of("compression", self.compression, COMPRESSIONS))
-        for setting in ("create", "evolve"):
-            if getattr(self, setting) and self.schema is None:
-                yield f"{setting}=True needs schema=, the columns of the table"
+        if self.evolve and self.schema is None:
+            yield "evolve=True needs schema=, the columns of the table"
+        yield from wrong_settings(
+            commit_every=self.commit_every,
+            create=self.create,
+            schema=self.schema,
+            compression=self.compression,
+        )
 
     def open(self, owner: Owner, facts: RunFacts) -> OpenTableSink:
         """See `epoch.two_phase.Sink`. Creates the table, or adds columns, if told to.

@@ -178,29 +178,28 @@ class Folder:
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the files and folders in a folder, sorted; empty if there is none."""
-        with self._doing("listing", folder):
-            selector = fs.FileSelector(self._whole(folder), allow_not_found=True)
-            return sorted(info.base_name for info in self._files.get_file_info(selector))
+        return sorted(info.base_name for info in self._listed(folder))
 
     def written_ms(self, folder: str) -> dict[str, int]:
         """Return the names of the files in a folder, with the times at which they were written."""
-        with self._doing("listing", folder):
-            selector = fs.FileSelector(self._whole(folder), allow_not_found=True)
-            infos = self._files.get_file_info(selector)
         return {
             info.base_name: (info.mtime_ns or 0) // 1_000_000
-            for info in infos
+            for info in self._listed(folder)
             if info.type == fs.FileType.File
         }
 
     def files(self, folder: str) -> dict[str, int]:
         """Return the paths below a folder, relative to it, with their sizes."""
-        whole = self._whole(folder)
-        with self._doing("listing", folder):
-            selector = fs.FileSelector(whole, allow_not_found=True, recursive=True)
-            infos = self._files.get_file_info(selector)
-        start = len(whole.rstrip("/")) + 1
+        infos = self._listed(folder, recursive=True)
+        start = len(self._whole(folder).rstrip("/")) + 1
         return {info.path[start:]: info.size for info in infos if info.type == fs.FileType.File}
+
+    def _listed(self, folder: str, *, recursive: bool = False) -> list[fs.FileInfo]:
+        with self._doing("listing", folder):
+            selector = fs.FileSelector(
+                self._whole(folder), allow_not_found=True, recursive=recursive
+            )
+            return list(self._files.get_file_info(selector))
 
     def remove(self, path: str) -> None:
         """Remove a folder and its content, or a file at the path; do nothing if neither exists.

@@ -8,15 +8,14 @@ from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from tallystick.arguments import checked, not_one_of
+from tallystick.arguments import checked
 from tallystick.epoch.two_phase import Owner, RunFacts
 from tallystick.errors import OptionError, StorageError, TallystickError
 from tallystick.files.folder import Folder
-from tallystick.files.sink import COMPRESSIONS
 from tallystick.host.installed import pip_install
 from tallystick.iceberg.table import IcebergCommits, IcebergLayout, columns_of, table_problems
 from tallystick.tables.columns import column_problems, refuse
-from tallystick.tables.sink import OpenTableSink, open_sink
+from tallystick.tables.sink import OpenTableSink, open_sink, wrong_settings
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
 
@@ -64,12 +63,7 @@ class IcebergSink:
     uid: str | None = None
 
     def __post_init__(self) -> None:
-        problems = [*self._wrong_values()]
-        try:
-            duration_ms("commit_every", self.commit_every)
-        except OptionError as error:
-            problems.append(str(error))
-        if problems:
+        if problems := [*self._wrong_values()]:
             raise OptionError(f"{self!r}: " + "; ".join(problems))
 
     def __repr__(self) -> str:  # settings of a catalog may be secrets
@@ -85,10 +79,12 @@ class IcebergSink:
             yield f"table={self.table!r}: expected its name with its namespace, e.g. 'sales.orders'"
         if not self.branch:
             yield "branch='': expected a name"
-        if self.compression not in COMPRESSIONS:
-            yield str(not_one_of("compression", self.compression, COMPRESSIONS))
-        if self.create and self.schema is None:
-            yield "create=True needs schema=, the columns of the table"
+        yield from wrong_settings(
+            commit_every=self.commit_every,
+            create=self.create,
+            schema=self.schema,
+            compression=self.compression,
+        )
 
     def check_columns(self, columns: pa.Schema) -> None:
         """Refuse the columns of the last step if the table, where it exists, cannot take them.

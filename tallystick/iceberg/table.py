@@ -104,6 +104,14 @@ class IcebergLayout:
     def _columns(self) -> pa.Schema:
         return pa.schema([field.with_nullable(True) for field in columns_of(self._schema)])
 
+    @cached_property
+    def _of_statistics(self) -> tuple[Any, Any]:
+        """The statistics that the table asks for, and the field ids of columns in files."""
+        from pyiceberg.io.pyarrow import compute_statistics_plan, parquet_path_to_id_mapping
+
+        plan = compute_statistics_plan(self._schema, self.properties)
+        return plan, parquet_path_to_id_mapping(self._schema)
+
     @property
     def folder(self) -> str:
         """See `Layout.folder`."""
@@ -138,16 +146,11 @@ class IcebergLayout:
 
     def statistics(self, footer: pq.FileMetaData) -> str:
         """See `Layout.statistics`: what pyiceberg computes of a footer; bounds are in Base64."""
-        from pyiceberg.io.pyarrow import (
-            compute_statistics_plan,
-            data_file_statistics_from_parquet_metadata,
-            parquet_path_to_id_mapping,
-        )
+        from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata
 
         facts = data_file_statistics_from_parquet_metadata(
             footer,
-            compute_statistics_plan(self._schema, self.properties),
-            parquet_path_to_id_mapping(self._schema),
+            *self._of_statistics,
         ).to_serialized_dict()
         for name in _BOUNDS:
             facts[name] = {
@@ -205,12 +208,13 @@ class IcebergCommits:
         from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
 
         table = self._table
-        self._check_specs(files, f"epochs {first} to {newest}")
+        facts: list[dict[str, Any]] = [json.loads(file.statistics) for file in files]
+        self._check_specs({one["spec_id"] for one in facts}, f"epochs {first} to {newest}")
         summary = {"tallystick.epochs": f"{first}-{newest}", self._property: str(newest)}
         # Merges manifests if the table says so.
         producer = Transaction(table)._append_snapshot_producer(summary, self._branch)
-        for file in files:
-            producer.append_data_file(self._described(file))
+        for file, facts_of_file in zip(files, facts, strict=True):
+            producer.append_data_file(self._described(file, facts_of_file))
         try:
             updates, requirements = producer._commit()
             table.catalog.commit_table(
@@ -223,23 +227,21 @@ class IcebergCommits:
             return False
         return True
 
-    def _check_specs(self, files: Sequence[DataFile], what: str) -> None:
+    def _check_specs(self, written_by: set[int], what: str) -> None:
         now = self._table.spec().spec_id
-        others = {json.loads(file.statistics)["spec_id"] for file in files} - {now}
-        if others:
+        if others := written_by - {now}:
             raise OptionError(
                 f"Iceberg table {'.'.join(self._table.name())}: {what} were written by the "
                 f"partition spec {others.pop()}, and the table has {now} now. Set the old one "
                 f"back, start the pipeline and stop it, which publishes them; then change the spec."
             )
 
-    def _described(self, file: DataFile) -> "IcebergFile":
+    def _described(self, file: DataFile, facts: dict[str, Any]) -> "IcebergFile":
         from pyiceberg.conversions import from_bytes
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
         from pyiceberg.typedef import Record
 
         table = self._table
-        facts: dict[str, Any] = json.loads(file.statistics)
         for name, value in facts.items():
             if isinstance(value, dict):
                 facts[name] = {

@@ -1,4 +1,4 @@
-"""`tallystick fork`: a program that is tried beside the one that runs."""
+"""`tallystick fork`: a changed program beside the running pipeline."""
 
 from typing import Annotated
 

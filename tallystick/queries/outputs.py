@@ -14,14 +14,14 @@ from tallystick.arguments import near
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.queries.grouping import is_grouped
-from tallystick.queries.parsing import shown
+from tallystick.queries.parsing import from_of, shown
 from tallystick.queries.relations import Relation
 from tallystick.tasks.keyed_step import MapBatches
 
 
 @dataclass(frozen=True)
 class Insert:
-    """A query with the sink that it is for; "" for the one that `write` names."""
+    """A query and the name of its sink; "" is the sink of `write`."""
 
     target: str
     query: exp.Query
@@ -132,27 +132,26 @@ def source_of(insert: Insert) -> exp.Expression:
         OptionError: the query does more, which is a chain of steps of its own.
     """
     select = insert.query
-    from_ = select.args.get("from_") or select.args.get("from")
+    source = from_of(select)
     is_plain = (
         isinstance(select, exp.Select)
-        and from_ is not None
         and not is_grouped(select)
         and not any(select.args.get(clause) for clause in ("joins", "distinct", "with_", "with"))
         and not select.find(exp.Window)
     )
-    if not is_plain:
+    if not is_plain or source is None:
         raise OptionError(
             f"sql: INSERT INTO {insert.target}: beside other INSERT INTO, a query has FROM, WHERE "
             f"and expressions alone: write what they share into CREATE VIEW name AS …, and each as "
             f"INSERT INTO … SELECT … FROM name WHERE …; or make it a program of its own"
         )
-    source = from_.this.copy()
+    source = source.copy()
     source.set("alias", None)
     return source
 
 
 def check_same_source(inserts: Sequence[Insert]) -> None:
-    """Refuse queries of different rows in one pipeline, which is one chain of steps.
+    """Refuse queries of different rows: a pipeline is one chain of steps.
 
     Raises:
         OptionError: the queries have different FROM.
@@ -178,7 +177,8 @@ def routed(base: Pipeline, rows: Relation, sink: Sink) -> Sink | RoutedSink:
 
 
 def under(relation: Relation, select: exp.Query) -> Relation:
-    """Return rows under the name that a query gives them."""
-    source = (select.args.get("from_") or select.args.get("from")).this
+    """Return rows under the name of the table or subquery in FROM."""
+    source = from_of(select)
+    assert source is not None, "checked before"
     alias = source.alias or source.name
     return replace(relation, names=frozenset([alias]) if alias else frozenset())

@@ -171,6 +171,12 @@ def shown(node: exp.Expression) -> str:
     return str(node.sql(DIALECT)).replace(f"{WINDOW.upper()}(", "window(")
 
 
+def from_of(select: exp.Expression) -> exp.Expression | None:
+    """Return the table or subquery of FROM."""
+    from_ = select.args.get("from_") or select.args.get("from")
+    return None if from_ is None else from_.this
+
+
 def alias_name(node: exp.Expression) -> str:
     """Return the name of a projection: its alias, or that of a plain column.
 

@@ -26,7 +26,7 @@ from tallystick.queries.outputs import (
     under,
     views_and_inserts,
 )
-from tallystick.queries.parsing import alias_name, conjuncts, milliseconds, statements_of
+from tallystick.queries.parsing import alias_name, conjuncts, from_of, milliseconds, statements_of
 from tallystick.queries.ranking import Places
 from tallystick.queries.relations import Relation, known_columns
 from tallystick.queries.window_joins import (
@@ -237,8 +237,8 @@ class Translation:
                 raise _refused(clause)
         if (first := self._first_rows(select, named, uid)) is not None:
             return first
-        from_ = select.args.get("from_") or select.args.get("from")
-        if from_ is None:
+        source = from_of(select)
+        if source is None:
             raise OptionError("sql: SELECT without FROM: name a table")
         _refuse_subqueries(select)
         joins = select.args.get("joins") or []
@@ -248,7 +248,7 @@ class Translation:
                 f"join to a topic, and join that"
             )
         by_windows = window_joined(self, select, named, uid)
-        relation = by_windows if by_windows is not None else self.table(from_.this, named)
+        relation = by_windows if by_windows is not None else self.table(source, named)
         if joins and by_windows is None:
             second = self.table(joins[0].this, named)
             step_uid = self.new_uid("" if is_grouped(select) else uid, "join")
@@ -322,8 +322,7 @@ class Translation:
         self, select: exp.Select, named: Mapping[str, exp.Query], uid: str
     ) -> Relation | None:
         """Translate ROW_NUMBER() OVER (PARTITION BY …) = 1 around a subquery; None: it is none."""
-        from_ = select.args.get("from_") or select.args.get("from")
-        source = from_.this if from_ is not None else None
+        source = from_of(select)
         inner = source.this if isinstance(source, exp.Subquery) else None
         if isinstance(source, exp.Table) and isinstance(named.get(source.name), exp.Select):
             inner = named[source.name]

@@ -14,7 +14,7 @@ from tallystick.api.streams import Stream
 from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
 from tallystick.queries.grouping import ALL_ROWS, END, START, is_grouped, table_function, windows_of
-from tallystick.queries.parsing import alias_name, conjuncts
+from tallystick.queries.parsing import alias_name, conjuncts, from_of
 from tallystick.queries.ranking import ORDER, ROW, Places, best_row, ranked
 from tallystick.queries.relations import Relation, known_schema
 from tallystick.state.functions import aggregates
@@ -42,12 +42,6 @@ class Translates(Protocol):
     def new_uid(self, given: str, kind: str) -> str:
         """Return a uid that no other step has."""
         ...
-
-
-def from_of(select: exp.Expression) -> exp.Expression | None:
-    """Return the table or subquery of FROM."""
-    from_ = select.args.get("from_") or select.args.get("from")
-    return None if from_ is None else from_.this
 
 
 def is_of_windows(select: exp.Expression | None) -> bool:

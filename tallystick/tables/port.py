@@ -48,7 +48,7 @@ class Layout(Protocol):
 
 
 class Table(Protocol):
-    """A table as the driver commits to it, for one sink in one checkpoint.
+    """The driver's side of a table, for one sink in one checkpoint.
 
     `refresh` and `append` raise errors of a library, which are those of `failures`.
     """

@@ -193,9 +193,9 @@ class Publisher:
     def _is_full(self) -> bool:
         bytes_max = self._table.staged_bytes_max
         with self._lock:
-            byte_count = sum(file.size for files in self._due.values() for file in files)
-            is_large = bytes_max is not None and byte_count >= bytes_max
-            return is_large or len(self._due) >= DUE_MAX
+            if len(self._due) >= DUE_MAX or bytes_max is None:
+                return len(self._due) >= DUE_MAX
+            return sum(file.size for files in self._due.values() for file in files) >= bytes_max
 
     def _make_due(self, epoch: int, files: tuple[DataFile, ...]) -> None:
         if self._every_ms:

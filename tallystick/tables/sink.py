@@ -1,16 +1,36 @@
 """The driver's side of a sink for tables, whatever kind of table it is."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+
+from tallystick.arguments import not_one_of
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, Timeout
+from tallystick.errors import OptionError
 from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder
 from tallystick.files.folder import HIDDEN
+from tallystick.files.sink import COMPRESSIONS
 from tallystick.tables.port import Table
 from tallystick.tables.publishing import Publisher
 from tallystick.tables.writing import TablePlan
+from tallystick.text import duration_ms
 
 PROBE = "may-the-driver-write"
+
+
+def wrong_settings(
+    *, commit_every: str | int, create: bool, schema: pa.Schema | None, compression: str
+) -> Iterator[str]:
+    """Yield the settings of a sink for tables that are wrong by themselves."""
+    if compression not in COMPRESSIONS:
+        yield str(not_one_of("compression", compression, COMPRESSIONS))
+    if create and schema is None:
+        yield "create=True needs schema=, the columns of the table"
+    try:
+        duration_ms("commit_every", commit_every)
+    except OptionError as error:
+        yield str(error)
 
 
 class OpenTableSink:

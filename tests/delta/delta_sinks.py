@@ -15,6 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from tallystick.delta.sink import DeltaSink
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.tables.sink import OpenTableSink
+from tests.tables import before_a_commit
 
 OWNER = Owner("a/b pipeline", "delta-0", "f00d")
 COLUMNS = pa.schema([pa.field("n", pa.int64()), pa.field("dest", pa.string())])
@@ -88,16 +89,6 @@ def before_the_commit(monkeypatch: pytest.MonkeyPatch, first: Callable[[], None]
     Returns:
         What the table says to commits that it refuses from then on.
     """
-    commit, refused = DeltaTable.create_write_transaction, list[str]()
-
-    def committed(table: DeltaTable, *args: Any, **rest: Any) -> None:
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
-        first()
-        try:
-            commit(table, *args, **rest)
-        except CommitFailedError as error:
-            refused.append(str(error))
-            raise
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", committed)
-    return refused
+    return before_a_commit.before_the_commit(
+        monkeypatch, DeltaTable, "create_write_transaction", CommitFailedError, first
+    )

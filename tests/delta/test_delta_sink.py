@@ -212,7 +212,7 @@ def test_a_driver_that_dies_in_a_publish_leaves_it_to_the_next(
 
 
 def test_due_epochs_are_listed_until_they_are_in_the_table(tmp_path: Path) -> None:
-    """Those of an earlier lineage too, which the next start publishes."""
+    """Due epochs of an earlier lineage are listed as well: the next start publishes them."""
     earlier = opened(tmp_path, commit_every="1 hour")
     other = Owner(OWNER.pipeline, "another", OWNER.lineage)
     after = Owner(OWNER.pipeline, OWNER.sink, "after-a-savepoint")

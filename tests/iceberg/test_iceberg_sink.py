@@ -32,6 +32,7 @@ from tests.iceberg.iceberg_sinks import (
     unnamed_in,
     values_in,
 )
+from tests.tables import before_a_commit
 
 OWNER = Owner("a/b pipeline", "iceberg-0", "f00d")
 
@@ -56,23 +57,11 @@ def numbers(path: Path, branch: str = "main") -> list[int]:
     return sorted(values)
 
 
-def before_the_commit(
-    monkeypatch: pytest.MonkeyPatch, first: Callable[[], None]
-) -> list[Exception]:
+def before_the_commit(monkeypatch: pytest.MonkeyPatch, first: Callable[[], None]) -> list[str]:
     """Call a function once between a publisher's look at the table and its commit."""
-    commit, refused = SqlCatalog.commit_table, list[Exception]()
-
-    def committed(catalog: SqlCatalog, *args: Any) -> Any:
-        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
-        first()
-        try:
-            return commit(catalog, *args)
-        except CommitFailedException as error:
-            refused.append(error)
-            raise
-
-    monkeypatch.setattr(SqlCatalog, "commit_table", committed)
-    return refused
+    return before_a_commit.before_the_commit(
+        monkeypatch, SqlCatalog, "commit_table", CommitFailedException, first
+    )
 
 
 def test_an_epoch_is_there_once_however_often_it_is_committed(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_offsets_that_no_manifest_names_any_more_are_asked_for_again(
 
 
 def test_a_topic_with_records_is_nobodys_to_fork_into(place: Place) -> None:
-    """Of a transaction that is open or aborted too."""
+    """Records of open and of aborted transactions count as well."""
     place.kafka.create_topic(place.canary, 2)
     producer = ConfluentProducer(
         {**place.kafka.confluent_options(), "transactional.id": place.canary}
@@ -214,7 +214,7 @@ def test_a_fork_is_neither_saved_nor_forked(place: Place) -> None:
 
 @pytest.mark.parametrize("cut", [FORK, "metadata", "tallystick/0000", "keyed-state"])
 def test_a_fork_that_is_cut_off_is_no_checkpoint(place: Place, monkeypatch, cut) -> None:
-    """What a killed command leaves has no id, so that no start goes on from it without its note."""
+    """A killed command leaves a folder without an id, and no start goes on from that."""
     written: list[str] = []
 
     def put(self: NewFolder, path: str, data: bytes) -> None:
