@@ -23,7 +23,7 @@ from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import no_base
-from tallystick.errors import FencedError, StorageError
+from tallystick.errors import BrokerUnavailableError, FencedError, StorageError
 from tallystick.host.stopwatch import (
     READ_BYTES,
     READ_RECORDS,
@@ -426,6 +426,7 @@ class _Run:
 
         Raises:
             FencedError: this run was replaced.
+            RetriableError: a fence will tell if it was.
         """
         due_s, now_s = self._look_again_s, time.monotonic()
         if now_s < due_s:
@@ -433,8 +434,9 @@ class _Run:
         self._look_again_s = now_s + LOOK_AGAIN_S
         is_owner = False
         try:
-            is_owner = self._driver.check_owner()
-        except StorageError as error:
+            self._driver.check_owner()
+            is_owner = True
+        except (StorageError, BrokerUnavailableError) as error:
             logger.warning("who owns pipeline %s cannot be asked: %s", self._run.name, error)
         if is_owner or self._groups.is_due:
             self._show(positions, forward_only=True)
