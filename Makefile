@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test classes check docs docs-version screenshots wheel sim matrix release version stress campaign peers bench clean fuzz audit sbom
+.PHONY: help setup demo test classes check docs docs-version screenshots wheel sim matrix release version stress campaign peers bench clean fuzz audit sbom image
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -21,6 +21,7 @@ help:
 	@echo "make release   what would be published: sdists and wheels in dist, looked at by twine, installed in bare environments; says what a release lacks"
 	@echo "make version   writes VERSION=0.2.0 to all places"
 	@echo "make audit   known vulnerabilities of what the wheels need, from the database of OSV"
+	@echo "make image   follows deploy/Dockerfile without a container runtime, and runs the image (needs root, debootstrap)"
 	@echo "make sbom    what the wheels need, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
 	@echo "make classes   the archive of classes that the JVMs of tests map, which the first test of Spark makes otherwise"
@@ -73,6 +74,9 @@ version: setup
 
 audit: setup
 	@$(BIN)/python -m tests.dependencies audit
+
+image: setup
+	@$(BIN)/python -m tests.image
 
 sbom: setup
 	@$(BIN)/python -m tests.dependencies sbom
