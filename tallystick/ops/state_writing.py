@@ -115,7 +115,7 @@ def _writable(saved: Savepoint, uid: str, location: str) -> StepState:
                 f"step {uid}: its state {state.name!r} is of the kind {state.kind!r}, which "
                 f"write_state does not write: expected columns, value, list or map."
             )
-        if state.ttl_ms:
+        if state.ttl_ms and state.kind != COLUMNS:
             raise OptionError(
                 f"step {uid}: its state {state.name!r} has a time to live, and a table of "
                 f"read_state does not say when entries expire: write_state does not write it."
