@@ -282,8 +282,8 @@ class Pipeline(Expressions):
             accept: decisions to state, as an error message names them.
             allow_dropped_state: uids of process steps that are gone, whose state may be given up.
             listener: called with every event of the epoch protocol, in the driver.
-            execution: `"resident"`: one Spark job for all epochs. `"jobs"`: one each. None: the first,
-                unless there is a `transform`, or Spark encrypts exchanges or allocates executors.
+            execution: `"resident"`: one Spark job for all epochs. `"jobs"`: one each. None: the
+                first, unless there is a `transform`, or Spark encrypts or allocates executors.
             ui_port: serve a page about the run there, on this machine, until the process ends or
                 another start takes the port; needs the extra `tallystick[ui]`. None: no page.
             quiet: print nothing on the terminal; `logging` gets the lines about the run anyway.
