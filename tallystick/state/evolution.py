@@ -256,12 +256,13 @@ def converted(entries: pa.RecordBatch, step: StepState, schema: str) -> pa.Recor
             if field is None:
                 continue
             where = np.flatnonzero(ids_of(entries.column(0)) == state.state_id)
-            of_state = entries.take(pa.array(where))
+            is_all = len(where) == entries.num_rows
+            of_state = entries if is_all else entries.take(pa.array(where))
             if len(where):
                 values = _converted_state(step, state, field, of_state)
                 entries = _with_values(entries, where, values)
             if state.ttl is not None:
-                entries = with_expiries(entries, where, field, state.ttl)
+                entries = with_expiries(entries, of_state, field, state.ttl)
     return entries
 
 
@@ -281,6 +282,8 @@ def _next_form(step: StepState, state_id: int, number: int) -> StateField | None
 def _with_values(
     entries: pa.RecordBatch, where: Int64Array, values: pa.BinaryArray
 ) -> pa.RecordBatch:
+    if len(where) == entries.num_rows:
+        return pa.RecordBatch.from_arrays([entries.column(0), values], schema=ENTRIES)
     places = np.arange(entries.num_rows)
     places[where] = entries.num_rows + np.arange(len(where))
     both = pa.concat_arrays([entries.column(1), values])

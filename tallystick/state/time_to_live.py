@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallystick.codec.spans import Int64Array
 from tallystick.state.catalog import FormerState, StateField, TtlChange
 from tallystick.state.entries import (
     ID_AT,
@@ -90,13 +89,13 @@ def _alive_columns(values: pa.BinaryArray, before: FormerState, at_ms: int) -> p
 
 
 def with_expiries(
-    entries: pa.RecordBatch, where: Int64Array, field: StateField, change: TtlChange
+    entries: pa.RecordBatch, of_state: pa.RecordBatch, field: StateField, change: TtlChange
 ) -> pa.RecordBatch:
     """Return entries of a file with those of the index by time, or without, in no order.
 
     Args:
         entries: `ENTRIES`, converted but for the index.
-        where: the entries of the state.
+        of_state: those of the state, as they were: the same have a value.
         field: of the state, after the change.
         change: of its time to live.
     """
@@ -104,7 +103,6 @@ def with_expiries(
     if not change.is_added:
         is_index = _of_index(entries, index, field.state_id)
         return entries.filter(pa.array(~is_index)) if is_index.any() else entries
-    of_state = entries.take(pa.array(where))
     keys, values = of_state.columns
     # The index of expiries is of all states, so the id is part of what it holds.
     what = tails(keys, REST_AT if field.kind == COLUMNS else ID_AT)
