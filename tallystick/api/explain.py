@@ -99,7 +99,7 @@ def _inputs(
             "inputs",
             f"{', '.join(source.name for source in run.inputs)} go to step 1 side by side",
         )
-    positions = {} if manifest is None else by_input(manifest.sources)
+    positions = by_input(() if manifest is None else manifest.sources, run.previous_inputs)
     try:
         check_none_gone(positions, [source.uid for source in run.all_inputs])
     except OptionError as error:

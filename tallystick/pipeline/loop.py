@@ -33,6 +33,7 @@ from tallystick.host.stopwatch import (
 )
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.pipeline.compiled import PipelineRun, check_checkpoint
+from tallystick.pipeline.dry_run import dry_run
 from tallystick.pipeline.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.pipeline.input_planning import (
     InputPlanner,
@@ -498,16 +499,17 @@ def start_loop(
     checkpoint: str,
     trigger: Trigger,
     accepted: frozenset[str],
+    is_dry: bool = False,
     *,
     is_quiet: bool = False,
     save: Callable[[str], None] | None = None,
 ) -> Query:
-    """Check, then start the loop that runs the pipeline's epochs."""
+    """Check, then start the loop that runs the pipeline's epochs; none if it `is_dry`."""
     console = Console(run.name, is_quiet=is_quiet)
     watch = RunWatch(run.name, [config.bootstrap_servers for config in run.configs], console)
     watch.begin()
     try:
-        return _started(run, checkpoint, trigger, accepted, watch, console, save)
+        return _started(run, checkpoint, trigger, accepted, watch, console, save, is_dry)
     except BaseException:
         watch.close()
         raise
@@ -521,13 +523,17 @@ def _started(
     watch: RunWatch,
     console: Console,
     save: Callable[[str], None] | None,
+    is_dry: bool,
 ) -> Query:
     storage = opened(checkpoint, run.name)
     run.keyed = replace(run.keyed, accepted=accepted)
-    refuse_second(run.name, storage.location)
+    if not is_dry:
+        refuse_second(run.name, storage.location)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
-    run.check(when.interval_ms or None, is_new=is_new, accepted=accepted)
+    run.check(when.interval_ms or None, is_new=is_new, accepted=accepted, is_dry=is_dry)
+    if is_dry:
+        return dry_run(run, storage, when, accepted, console, watch.close)
     for warning in disk_space(storage.uri):
         logger.warning("%s", warning)
     query_run = _Run(run, storage, when, accepted, watch)
@@ -601,6 +607,7 @@ def planners_of(
                 offset_count_max=source.options.own_count_max,
                 takes_all=not source.waits or source.options.takes_all,
                 waits=source.is_timed,
+                previous_uid=run.previous_inputs.get(source.uid),
             )
             for source in run.all_inputs
         ],
