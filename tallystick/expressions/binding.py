@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -115,6 +115,7 @@ class Condition:
     text: str
     node: Node
     plans: Newest[Bound] = field(default_factory=Newest, compare=False, repr=False)
+    reuses_memory: ClassVar[bool] = False
 
     @property
     def __name__(self) -> str:
@@ -175,6 +176,7 @@ class Projection:
     plans: Newest[tuple[list[Bound], pa.Schema]] = field(
         default_factory=Newest, compare=False, repr=False
     )
+    reuses_memory: ClassVar[bool] = False
 
     @property
     def __name__(self) -> str:
