@@ -3,8 +3,8 @@
     python benchmarks/nexmark_sql_cost.py [--queries q0,q5] [--events 400000] [--rounds 5]
 
 Both run in this process, without Spark and Kafka, on the same JSON records, an epoch for each
-100,000 events. Printed is the best of the rounds, which take turns, and the time by hand over that of the text.
-CPU times are of the whole process: other load does not count.
+100,000 events. Printed is the best of the rounds, which take turns, and the time by hand over that
+of the text. CPU times are of the whole process: other load does not count.
 """
 
 import argparse
