@@ -244,7 +244,8 @@ def _side(
         columns[f"{KEY}{n}"] = outputs[key]
     moment = f"{name}{TIME}"
     computed = {**columns, moment: exp.column(time, quoted=True)}
-    rows = replace(relation, windows=None).select(computed).rows
+    relation = replace(relation, windows=None).select(computed)
+    rows = relation.without_null([f"{KEY}{n}" for n in range(len(keys))]).rows
     if not isinstance(rows, Stream):
         raise OptionError(f"{what}: their rows have to be those of tables")
     if is_grouped(side.this):
