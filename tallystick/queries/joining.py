@@ -204,6 +204,7 @@ def _step(
         streams[names[at]] = stream
     keys = [f"{KEY}{n}" for n in range(len(conditions.keys) + (how == "full"))]
     if version is not None:
+        _check_version(version.expression, names[0], times[names[0]])
         function = temporal_join(names[0], names[1], how=how)
     else:
         assert conditions.lower is not None
@@ -231,6 +232,20 @@ def _step(
     )
     condition = exp.and_(*conditions.rest) if conditions.rest else None
     return relation.filter(None if condition is None else relation.resolve(condition))
+
+
+def _check_version(moment: exp.Expression, name: str, time: str) -> None:
+    """Refuse FOR SYSTEM_TIME AS OF another moment than the event time of the first table.
+
+    Raises:
+        OptionError: it is another column, as Flink's PROCTIME().
+    """
+    if f"{name}_{moment.name}" != time or moment.text("table") not in ("", name):
+        raise OptionError(
+            f"sql: FOR SYSTEM_TIME AS OF {moment.sql(DIALECT)}: expected the event time "
+            f"{name}.{time.removeprefix(f'{name}_')}; the newest row of a table that changes "
+            f"seldom is a broadcast table, ts.enrich(…)"
+        )
 
 
 def _side_of_nulls(key: list[exp.Expression], how: str, at: int) -> Iterator[exp.Expression]:

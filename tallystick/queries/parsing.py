@@ -43,6 +43,11 @@ def statements_of(text: str) -> list[exp.Expression]:
             "sql: MATCH_RECOGNIZE: patterns of rows are a StatefulProcessor, or a vectorised "
             "function, behind key_by"
         )
+    if any(token.token_type == TokenType.FARROW for token in _tokens(text)):
+        raise OptionError(
+            "sql: =>: arguments of TUMBLE and the like go by their place here: leave DATA => and "
+            "the other names out"
+        )
     try:
         trees = sqlglot.parse(_rewritten(text), read=DIALECT)
     except ParseError as error:
