@@ -46,6 +46,7 @@ from tallystick.api.streams import (
     Source,
     State,
     Stream,
+    computing,
     filter_step,
     inputs_of,
     keys_of,
@@ -53,6 +54,7 @@ from tallystick.api.streams import (
     map_step,
     tables_in,
     times_of,
+    with_aggregated,
 )
 from tallystick.arguments import checked
 from tallystick.epoch.transactional_ids import token_group
@@ -219,20 +221,21 @@ class Pipeline(Expressions):
         """Bring the rows of each key to one task, in order; `process` follows.
 
         Args:
-            columns: of the key; a `map_batches` right before needs its `schema`.
+            columns: of the key, or expressions in Spark's SQL, "lower(user) AS user"; a
+                `map_batches` right before needs its `schema`.
             max_parallelism: the number of key groups: the most tasks that can ever share the state,
                 fixed once the state exists. None: by Flink's formula, 128 at least.
             named: the key of each input, a column or several, right after `read` with named ones.
         """
         names = () if self.steps else self.inputs.names
         if names or named:
-            keys = keys_of(names, columns, named)
-            return KeyedPipeline(self, keys[0], max_parallelism, keys)
+            inputs, keys = keys_of(self.inputs, names, columns, named)
+            return KeyedPipeline(replace(self, inputs=inputs), keys[0], max_parallelism, keys)
         if not columns or not all(isinstance(name, str) for name in columns):
             raise OptionError(f"key_by{columns}: expected names of columns, e.g. key_by('user')")
         if repeated := [name for name in columns if columns.count(name) > 1]:
             raise OptionError(f"key_by{columns}: {repeated[0]!r} is there more than once")
-        return KeyedPipeline(self, columns, max_parallelism)
+        return KeyedPipeline(*computing(self, columns), max_parallelism)
 
     @checked
     def write(self, /, *sinks: AnySink, **outputs: AnySink | Sequence[AnySink]) -> Self:
@@ -586,7 +589,8 @@ class KeyedPipeline:
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),
         )
-        return replace(self.pipeline, steps=(*self.pipeline.steps, step))
+        pipeline = self.pipeline if self.keys else with_aggregated(self.pipeline, step.processor)
+        return replace(pipeline, steps=(*pipeline.steps, step))
 
     if not TYPE_CHECKING:
 

@@ -6,7 +6,7 @@ That state is broadcast tables and lists of readers; `enrich` joins rows with a 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.rows_source import RowsSource
@@ -15,6 +15,7 @@ from tallystick.errors import OptionError
 from tallystick.expressions.binding import (
     condition_of,
     dropped,
+    named_by_expressions,
     renamed,
     selected,
     with_columns_of,
@@ -24,6 +25,7 @@ from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import PLAIN_NAME
 from tallystick.state.compatibility import AS_BEFORE, Succession
 from tallystick.state.functions.inputs import TIME
+from tallystick.state.functions.processing import Processor
 from tallystick.tasks.dataframes import with_frames
 from tallystick.tasks.enrichment import HOW, Enrichment
 from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step, check_function
@@ -558,11 +560,15 @@ def inputs_of(
 
 
 def keys_of(
-    names: Sequence[str], columns: Sequence[str], named: Mapping[str, str | Sequence[str]]
-) -> tuple[tuple[str, ...], ...]:
-    """Return the columns of the key of each named input, in their order.
+    inputs: Inputs,
+    names: Sequence[str],
+    columns: Sequence[str],
+    named: Mapping[str, str | Sequence[str]],
+) -> tuple[Inputs, tuple[tuple[str, ...], ...]]:
+    """Return the columns of the key of each named input, and the inputs that compute them.
 
     Args:
+        inputs: of the pipeline.
         names: of the inputs; none where they have none, or other steps stand before `key_by`.
         columns: the arguments of `key_by` without a name.
         named: the arguments of `key_by` with a name.
@@ -590,7 +596,33 @@ def keys_of(
                 f"{given}: the key of {name!r}: expected as many columns as that of {names[0]!r} "
                 f"has, one at least, and each once"
             )
-    return keys
+    computed = [computing(one, key) for (_, one), key in zip(inputs.streams, keys, strict=True)]
+    streams = tuple(zip(names, (rows for rows, _ in computed), strict=True))
+    return replace(inputs, streams=streams), tuple(key for _, key in computed)
+
+
+Rows = TypeVar("Rows", bound=Expressions)
+
+
+def computing(
+    rows: Rows, names: Iterable[str], step: str = "key_by", *, may_have_alias: bool = True
+) -> tuple[Rows, tuple[str, ...]]:
+    """Return the rows with the columns that are named by an expression, and all names.
+
+    Args:
+        rows: of an input or a pipeline.
+        names: of columns, or expressions.
+        step: that has them, for messages.
+        may_have_alias: AS gives a name.
+    """
+    columns, function = named_by_expressions(names, step, may_have_alias=may_have_alias)
+    return rows if function is None else rows._added(MapBatches(function)), columns
+
+
+def with_aggregated(rows: Rows, processor: Processor) -> Rows:
+    """Return the rows with the columns that a function's aggregates name by an expression."""
+    names = getattr(processor, "aggregated", None) or processor.reads or ()
+    return computing(rows, sorted(names), "process", may_have_alias=False)[0]
 
 
 def times_of(

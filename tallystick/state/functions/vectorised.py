@@ -439,6 +439,7 @@ class ByColumns:
         make: from the columns of the rows to the function.
         reads: as `Processor.reads`.
         carried: the columns that the function needs of named inputs; None: all columns.
+        aggregated: the columns of its aggregates, where it reads all columns.
     """
 
     make: Callable[[pa.Schema], Processor]
@@ -446,6 +447,7 @@ class ByColumns:
     time_mode: str = NO_TIME
     has_timers: bool = False
     carried: CarriedColumns | None = None
+    aggregated: frozenset[str] = frozenset()
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Raise: the states are not known yet."""
