@@ -23,10 +23,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from tallystick.epoch.manifest import seal, unseal
-from tallystick.epoch.two_phase import PATIENCE_S, Committable, Outcome
+from tallystick.epoch.two_phase import PATIENCE_S, Committable, DueOutput, Outcome
 from tallystick.errors import (
     UNREADABLE,
     DataLossError,
@@ -38,16 +37,24 @@ from tallystick.errors import (
 )
 from tallystick.files.drafts import due_folder, parse_name, pending_folder
 from tallystick.files.folder import Folder
+from tallystick.host.stopwatch import now_ms
 from tallystick.tables.columns import refuse
+from tallystick.tables.due import (
+    REMEDY,
+    Compaction,
+    DueEpoch,
+    output_of,
+    path_of,
+    read_due,
+    to_publish,
+)
 from tallystick.tables.port import DataFile, Table
 from tallystick.text import shortened
 
-DUE_VERSION = 1
 DUE_MAX = 2_000
 """The number of due epochs at which they are published before the time has come."""
 CLOSE_PATIENCE_S = 30.0
 SHOWN_MAX = 10
-REMEDY = "Bring it back from a backup of the table's folder, and start again."
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -58,11 +65,18 @@ class AttemptFiles(NamedTuple):
 
     Args:
         table_id: of the table that they were written for.
-        files: all of them.
+        files: of the epoch's rows.
+        compactions: of files of earlier epochs.
     """
 
     table_id: str
     files: tuple[DataFile, ...]
+    compactions: tuple[Compaction, ...]
+
+    @property
+    def all_files(self) -> tuple[DataFile, ...]:
+        """All files that the attempt wrote."""
+        return (*self.files, *(compaction.file for compaction in self.compactions))
 
 
 def prepared(committable: Committable) -> AttemptFiles:
@@ -73,12 +87,15 @@ def prepared(committable: Committable) -> AttemptFiles:
     """
     try:
         details = json.loads(committable.details)
-        files = tuple(DataFile(*fields) for fields in details["files"])
+        parts = AttemptFiles(
+            str(details["table"]),
+            tuple(DataFile(*fields) for fields in details["files"]),
+            tuple(map(Compaction.of, details["compactions"])),
+        )
         is_ours = parse_name(committable.name) is not None and all(
             _name(file.path).startswith(f"part-{committable.name}-") and ".." not in file.path
-            for file in files
+            for file in parts.all_files
         )
-        table_id = str(details["table"])
     except UNREADABLE:
         is_ours = False
     if not is_ours:
@@ -87,7 +104,7 @@ def prepared(committable: Committable) -> AttemptFiles:
             f"{committable.name!r} with {committable.details[:200]!r}, which no release writes: "
             f"the manifest was edited, or made by somebody else. Nothing was changed."
         )
-    return AttemptFiles(table_id, files)
+    return parts
 
 
 class Publisher:
@@ -109,34 +126,21 @@ class Publisher:
         self._timer: threading.Timer | None = None
         self._error: OptionError | DataLossError | None = None
         self._is_first, self._is_closed = True, False
-        self._due = {epoch: self._read(epoch) for epoch in self._due_epochs()}
-
-    @property
-    def _due_folder(self) -> str:
-        return due_folder(self._hidden)
-
-    def _due_epochs(self) -> list[int]:
-        return sorted(int(name) for name in self._folder.names(self._due_folder) if name.isdigit())
-
-    def _path(self, epoch: int) -> str:
-        return f"{self._due_folder}/{epoch:08d}"
-
-    def _read(self, epoch: int) -> tuple[DataFile, ...]:
-        path = self._path(epoch)
-        what = f"{self._folder.name}: due epoch {path}"
-        content = self._folder.get(path)
-
-        def build(fields: dict[str, Any]) -> tuple[DataFile, ...]:
-            self._check_table(fields["table"], epoch)
-            return tuple(DataFile(*values) for values in fields["files"])
-
-        return () if content is None else unseal(content, what, DUE_VERSION, REMEDY, build)
+        self._due = read_due(folder, hidden)
+        for epoch, of_epoch in self._due.items():
+            self._check_table(of_epoch.table_id, epoch)
 
     @property
     def due(self) -> tuple[int, ...]:
         """The epochs that wait."""
         with self._lock:
             return tuple(sorted(self._due))
+
+    def due_output(self) -> DueOutput:
+        """Return how much waits."""
+        with self._lock:
+            due = (*self._due.values(),)
+        return output_of(due)
 
     def newest_epoch(self) -> int:
         """Return the newest epoch in the table; -1: none is.
@@ -167,7 +171,7 @@ class Publisher:
             raise self._error
         if epoch not in self.due:
             parts = [prepared(committable) for committable in committables]
-            files = tuple(file for part in parts for file in part.files)
+            files = tuple(file for part in parts for file in part.all_files)
             gone = self._gone(files)
             # A later epoch of this run is in the table only if another run has gone on, which a
             # commit finds out.
@@ -177,7 +181,7 @@ class Publisher:
                 if len(gone) == len(files):
                     return Outcome.LOST
                 self._check_whole(epoch, files, gone)
-                self._make_due(epoch, files)
+                self._make_due(epoch, parts)
             else:
                 self._remove_staged(files)
             self._is_first = False
@@ -195,14 +199,22 @@ class Publisher:
         with self._lock:
             if len(self._due) >= DUE_MAX or bytes_max is None:
                 return len(self._due) >= DUE_MAX
-            return sum(file.size for files in self._due.values() for file in files) >= bytes_max
+            files = (file for epoch in self._due.values() for file in epoch.files)
+            return sum(file.size for file in files) >= bytes_max
 
-    def _make_due(self, epoch: int, files: tuple[DataFile, ...]) -> None:
+    def _make_due(self, epoch: int, parts: Iterable[AttemptFiles]) -> None:
+        parts = (*parts,)
+        due = DueEpoch(
+            self._table_id,
+            tuple(file for part in parts for file in part.files),
+            tuple(compaction for part in parts for compaction in part.compactions),
+            now_ms(),
+            self._every_ms,
+        )
         if self._every_ms:
-            content = seal(DUE_VERSION, {"table": self._table_id, "files": files})
-            self._folder.put(self._path(epoch), content)
+            self._folder.put(path_of(self._hidden, epoch), due.to_bytes())
         with self._lock:
-            self._due[epoch] = files
+            self._due[epoch] = due
 
     def _gone(self, files: tuple[DataFile, ...]) -> list[str]:
         sizes = self._folder.sizes(file.path for file in files)
@@ -262,10 +274,11 @@ class Publisher:
         if not due:
             return
         with self._committing:
-            self._commit(due, until)
-        self._remove_staged(file for files in due.values() for file in files)
-        if self._every_ms or self._due_epochs():
-            self._folder.remove_files(map(self._path, due))
+            useless = self._commit(due, until)
+        self._folder.remove_files(useless)
+        self._remove_staged(file for epoch in due.values() for file in epoch.files)
+        if self._every_ms or self._folder.names(due_folder(self._hidden)):
+            self._folder.remove_files(path_of(self._hidden, epoch) for epoch in due)
         with self._lock:
             for epoch in due:
                 self._due.pop(epoch, None)
@@ -274,20 +287,22 @@ class Publisher:
         if self._table.staged_bytes_max is not None:
             self._folder.remove_files(file.path for file in files)
 
-    def _commit(self, due: dict[int, tuple[DataFile, ...]], until: float) -> None:
+    def _commit(self, due: dict[int, DueEpoch], until: float) -> list[str]:
+        """Commit what the table does not have of these epochs; return the files to be removed."""
         newest = max(due)
         while True:
             try:
                 self._table.refresh()
                 in_table = self._table.newest_epoch
-                files = [file for epoch in due if epoch > in_table for file in due[epoch]]
-                if not files:
-                    return
+                published = to_publish({at: due[at] for at in due if at > in_table})
+                if not published.files:
+                    return self._replaced(due.values())
                 self._check_table(self._table.table_id, newest)
-                self._check_folders(files, f"epochs {min(due)} to {newest}")
+                self._check_folders(published.files, f"epochs {min(due)} to {newest}")
                 refuse(self._folder.name, self._table.problems())
-                if self._table.append(files, min(due), newest):
-                    return
+                if self._table.append(published.files, min(due), newest):
+                    before = [due[at] for at in due if at <= in_table]
+                    return [*published.useless, *self._replaced(before)]
             except TallystickError:
                 raise
             except self._table.failures as error:
@@ -297,6 +312,25 @@ class Publisher:
                     f"committing epoch {newest}",
                     OSError("other writers were first, time and again"),
                 )
+
+    def _replaced(self, due: Iterable[DueEpoch]) -> list[str]:
+        """Return the files that the commit of another run, or of one that was killed, left over.
+
+        Which compactions counted then is seen by what the table names. Where it names neither a
+        file nor a source, since somebody rewrote both, nothing is removed.
+        """
+        compactions = [compaction for epoch in due for compaction in epoch.compactions]
+        if not compactions:
+            return []
+        named, useless = self._table.names(), list[str]()
+        counted = set(named)
+        for sources, file in reversed(compactions):
+            if _name(file.path) in counted:
+                useless += sources
+                counted |= {*map(_name, sources)}
+            elif any(_name(source) in named for source in sources):
+                useless.append(file.path)
+        return useless
 
     def check_newest(self, epoch: int) -> None:
         """Raise if the table, or what is due, has a later epoch.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tallystick.arguments import not_one_of
-from tallystick.epoch.two_phase import Committable, Outcome, Owner, Timeout
+from tallystick.epoch.two_phase import Committable, DueOutput, Outcome, Owner, Timeout
 from tallystick.errors import OptionError
 from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder
 from tallystick.files.folder import HIDDEN
@@ -77,6 +77,10 @@ class OpenTableSink:
             f"files part-{committable.name}… with {committable.record_count} rows, of epoch "
             f"{committable.checkpoint_id}, task {committable.task}, in {self._plan.folder.location}"
         )
+
+    def due_output(self) -> DueOutput:
+        """See `run.participants.KeepsDue`."""
+        return self._publisher.due_output()
 
     def close(self) -> None:
         """Publish what is decided and waits."""

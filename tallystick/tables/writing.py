@@ -96,6 +96,7 @@ class TableTransaction:
             "location": self._plan.folder.location,
             "table": self._plan.table_id,
             "files": files,
+            "compactions": [],
         }
         return (
             Committable(
@@ -152,7 +153,7 @@ class _Part:
         (footer,) = self._footers
         now_ms = int(time.time() * 1000)
         facts = self.plan.layout.statistics(footer)
-        return DataFile(self.path, size, self.values, now_ms, facts)
+        return DataFile(self.path, size, footer.num_rows, self.values, now_ms, facts)
 
     def drop(self) -> None:
         """Close the open file."""
