@@ -23,17 +23,19 @@ class Compaction(NamedTuple):
 
     Args:
         sources: the paths of the smaller files.
+        size: theirs together, in bytes.
         file: the one in their place.
     """
 
     sources: tuple[str, ...]
+    size: int
     file: DataFile
 
     @classmethod
     def of(cls, fields: Any) -> "Compaction":
         """Parse a compaction as JSON has it."""
-        sources, file = fields
-        return cls(tuple(sources), DataFile(*file))
+        sources, size, file = fields
+        return cls(tuple(sources), int(size), DataFile(*file))
 
 
 class DueEpoch(NamedTuple):
@@ -103,38 +105,53 @@ def read_due(folder: Folder, hidden: str) -> dict[int, DueEpoch]:
 
 
 class Publication(NamedTuple):
-    """The files of a commit of due epochs, and the files that nobody needs after the commit.
+    """The files of a commit of due epochs, and the compactions that count in it.
 
     Args:
         files: in the order of epochs; a compacted file stands where its last source would.
-        useless: sources of compactions that count, and files of those that do not.
+        counted: compactions whose files are among these.
+        missed: compactions of these epochs that do not count: another commit has their sources, or
+            their file.
     """
 
     files: tuple[DataFile, ...]
-    useless: tuple[str, ...]
+    counted: tuple[Compaction, ...]
+    missed: tuple[Compaction, ...]
 
 
-def to_publish(due: Mapping[int, DueEpoch]) -> Publication:
-    """Return the outcome of a commit that publishes exactly these epochs.
+def to_publish(due: Mapping[int, DueEpoch], newest: int | None = None) -> Publication:
+    """Return the outcome of a commit of due epochs.
 
-    A compaction counts if all its sources are among the files that are published.
+    A compaction counts if all its sources are published by the commit, also one of a later epoch.
+
+    Args:
+        due: the epochs that the table does not have.
+        newest: the newest one that is published; None: all are.
     """
     files: dict[str, DataFile] = {}
-    useless: list[str] = []
-    for _, epoch in sorted(due.items()):
-        for sources, file in epoch.compactions:
-            if not sources or not files.keys() >= {*sources}:
-                useless.append(file.path)
-                continue
-            last = sources[-1]
-            files = {
-                (file.path if path == last else path): (file if path == last else other)
-                for path, other in files.items()
-                if path == last or path not in sources
-            }
-            useless += sources
-        files |= {file.path: file for file in epoch.files}
-    return Publication((*files.values(),), (*useless,))
+    counted, missed = list[Compaction](), list[Compaction]()
+    for at, epoch in sorted(due.items()):
+        is_published = newest is None or at <= newest
+        for compaction in epoch.compactions:
+            sources = {*compaction.sources}
+            if sources and files.keys() >= sources:
+                counted.append(compaction)
+                files = _in_place(files, compaction)
+            elif is_published:
+                missed.append(compaction)
+        if is_published:
+            files |= {file.path: file for file in epoch.files}
+    return Publication((*files.values(),), (*counted,), (*missed,))
+
+
+def _in_place(files: Mapping[str, DataFile], compaction: Compaction) -> dict[str, DataFile]:
+    """Return files with a compacted one in place of the last of its sources."""
+    sources, last, file = {*compaction.sources}, compaction.sources[-1], compaction.file
+    return {
+        (file.path if path == last else path): (file if path == last else other)
+        for path, other in files.items()
+        if path == last or path not in sources
+    }
 
 
 def output_of(due: Iterable[DueEpoch]) -> DueOutput:

@@ -39,10 +39,12 @@ from tallystick.files.drafts import due_folder, parse_name, pending_folder
 from tallystick.files.folder import Folder
 from tallystick.host.stopwatch import now_ms
 from tallystick.tables.columns import refuse
+from tallystick.tables.compacting import Compactor, Share
 from tallystick.tables.due import (
     REMEDY,
     Compaction,
     DueEpoch,
+    Publication,
     output_of,
     path_of,
     read_due,
@@ -54,6 +56,10 @@ from tallystick.text import shortened
 DUE_MAX = 2_000
 """The number of due epochs at which they are published before the time has come."""
 CLOSE_PATIENCE_S = 30.0
+COMPACTION_PATIENCE_S = 5.0
+"""The time for an epoch that compacts what is to be published; then it is published as it is."""
+TARGET_FILE_SIZE = 64 << 20
+"""The size of compacted files by default, in bytes."""
 SHOWN_MAX = 10
 
 logger = logging.getLogger(__name__)
@@ -96,6 +102,11 @@ def prepared(committable: Committable) -> AttemptFiles:
             _name(file.path).startswith(f"part-{committable.name}-") and ".." not in file.path
             for file in parts.all_files
         )
+        is_ours &= all(
+            _name(source).startswith("part-") and ".." not in source
+            for compaction in parts.compactions
+            for source in compaction.sources
+        )
     except UNREADABLE:
         is_ours = False
     if not is_ours:
@@ -107,6 +118,18 @@ def prepared(committable: Committable) -> AttemptFiles:
     return parts
 
 
+class Pace(NamedTuple):
+    """The user's wishes about commits.
+
+    Args:
+        every_ms: the time between two commits of the table; 0: a commit for each epoch.
+        target_file_size: that of compacted files, in bytes.
+    """
+
+    every_ms: int
+    target_file_size: int = TARGET_FILE_SIZE
+
+
 class Publisher:
     """The due epochs of one sink in one checkpoint, and their commits.
 
@@ -115,16 +138,17 @@ class Publisher:
         folder: of the table.
         hidden: the sink's folder in it.
         data: the folder of the files, below the table's.
-        every_ms: the time between two commits of the table; 0: a commit for each epoch.
+        pace: of the commits.
     """
 
-    def __init__(self, table: Table, folder: Folder, hidden: str, data: str, every_ms: int) -> None:
+    def __init__(self, table: Table, folder: Folder, hidden: str, data: str, pace: Pace) -> None:
         self._table, self._folder = table, folder
-        self._hidden, self._data, self._every_ms = hidden, data, every_ms
+        self._hidden, self._data, self._every_ms = hidden, data, pace.every_ms
+        self._compactor = Compactor(pace.target_file_size)
         self._table_id = table.table_id
         self._lock, self._committing = threading.Lock(), threading.Lock()
         self._timer: threading.Timer | None = None
-        self._error: OptionError | DataLossError | None = None
+        self._error: Exception | None = None
         self._is_first, self._is_closed = True, False
         self._due = read_due(folder, hidden)
         for epoch, of_epoch in self._due.items():
@@ -141,6 +165,14 @@ class Publisher:
         with self._lock:
             due = (*self._due.values(),)
         return output_of(due)
+
+    def shares(self) -> tuple[Share, ...]:
+        """Return what the tasks of the next epoch compact."""
+        if not self._every_ms or self._table.staged_bytes_max is not None:
+            return ()
+        with self._lock:
+            due = dict(self._due)
+        return self._compactor.shares(due)
 
     def newest_epoch(self) -> int:
         """Return the newest epoch in the table; -1: none is.
@@ -185,8 +217,13 @@ class Publisher:
             else:
                 self._remove_staged(files)
             self._is_first = False
+        self._compactor.tasks = tuple(sorted({one.task for one in committables}))
+        with self._lock:
+            due = self._due.get(epoch)
         if not self._every_ms or self._is_full:
             self.publish()
+        elif due is not None and self._compactor.took(due):
+            self._start_timer(0, epoch - 1)  # what this epoch has itself is not compacted
         elif self._timer is None and self.due:
             self._wait()
         pending = pending_folder(self._hidden)
@@ -211,10 +248,13 @@ class Publisher:
             now_ms(),
             self._every_ms,
         )
-        if self._every_ms:
-            self._folder.put(path_of(self._hidden, epoch), due.to_bytes())
+        self._note(epoch, due)
         with self._lock:
             self._due[epoch] = due
+
+    def _note(self, epoch: int, due: DueEpoch) -> None:
+        if self._every_ms:
+            self._folder.put(path_of(self._hidden, epoch), due.to_bytes())
 
     def _gone(self, files: tuple[DataFile, ...]) -> list[str]:
         sizes = self._folder.sizes(file.path for file in files)
@@ -246,63 +286,103 @@ class Publisher:
             )
 
     def _wait(self) -> None:
-        self._timer = threading.Timer(self._every_ms / 1000, self._publish_in_time)
+        self._start_timer(self._every_ms / 1000)
+
+    def _start_timer(self, after_s: float, newest: int | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(after_s, self._publish_in_time, (newest,))
         self._timer.daemon = True
         self._timer.start()
 
-    def _publish_in_time(self) -> None:
+    def _publish_in_time(self, newest: int | None = None) -> None:
+        """Publish, or first ask the next epoch to compact what is due, and wait for it a while."""
+        with self._lock:
+            due = dict(self._due)
+        is_compacted = self._table.staged_bytes_max is None and not self._is_closed
+        if is_compacted and self._compactor.ask(due):
+            self._start_timer(min(self._every_ms / 1000, COMPACTION_PATIENCE_S))
+            return
         self._timer = None
         try:
-            self.publish()
+            self.publish(newest=newest)
         except StorageError as error:
             logger.warning("%d epochs wait for the next try: %s", len(self.due), error)
             if not self._is_closed:
                 self._wait()
-        except (OptionError, DataLossError) as error:
+        except Exception as error:
             self._error = error  # raised by the next epoch
+        else:
+            if self.due and not self._is_closed:
+                self._wait()
 
-    def publish(self, patience_s: float = PATIENCE_S) -> None:
-        """Commit the files of all due epochs, unless the table has them.
+    def publish(self, patience_s: float = PATIENCE_S, newest: int | None = None) -> None:
+        """Commit the files of due epochs, unless the table has them.
+
+        Args:
+            patience_s: the time for tries while other writers are first.
+            newest: the newest epoch of them; None: all are published.
 
         Raises:
             StorageError: whether the table has them is unknown for now.
             OptionError: the table was changed so that it cannot be written to any more.
         """
         until = time.monotonic() + patience_s
-        with self._lock:
-            due = dict(sorted(self._due.items()))
-        if not due:
-            return
         with self._committing:
-            useless = self._commit(due, until)
-        self._folder.remove_files(useless)
-        self._remove_staged(file for epoch in due.values() for file in epoch.files)
+            with self._lock:
+                due = dict(sorted(self._due.items()))
+            newest = max(due, default=-1) if newest is None else newest
+            try:
+                if due and min(due) <= newest:
+                    new, useless = self._commit(due, newest, until)
+                    self._folder.remove_files(useless)
+                    self._forget(due, newest, new.counted)
+            finally:
+                self._compactor.begin_again()
+
+    def _forget(self, due: dict[int, DueEpoch], newest: int, counted: Sequence[Compaction]) -> None:
+        """Remove the notes of published epochs, and of compactions that were published early."""
+        published = {epoch: due[epoch] for epoch in due if epoch <= newest}
+        for epoch in due.keys() - published.keys():
+            remaining = tuple(one for one in due[epoch].compactions if one not in counted)
+            if remaining != due[epoch].compactions:
+                due[epoch] = due[epoch]._replace(compactions=remaining)
+                self._note(epoch, due[epoch])
+        self._remove_staged(file for epoch in published.values() for file in epoch.files)
         if self._every_ms or self._folder.names(due_folder(self._hidden)):
-            self._folder.remove_files(path_of(self._hidden, epoch) for epoch in due)
+            self._folder.remove_files(path_of(self._hidden, epoch) for epoch in published)
         with self._lock:
-            for epoch in due:
-                self._due.pop(epoch, None)
+            self._due |= due  # others may have come meanwhile
+            for epoch in published:
+                del self._due[epoch]
 
     def _remove_staged(self, files: Iterable[DataFile]) -> None:
         if self._table.staged_bytes_max is not None:
             self._folder.remove_files(file.path for file in files)
 
-    def _commit(self, due: dict[int, DueEpoch], until: float) -> list[str]:
-        """Commit what the table does not have of these epochs; return the files to be removed."""
-        newest = max(due)
+    def _commit(
+        self, due: dict[int, DueEpoch], newest: int, until: float
+    ) -> tuple[Publication, list[str]]:
+        """Commit the epochs up to `newest` that the table does not have.
+
+        Returns them, and the files that nobody needs any more.
+        """
         while True:
             try:
                 self._table.refresh()
                 in_table = self._table.newest_epoch
-                published = to_publish({at: due[at] for at in due if at > in_table})
-                if not published.files:
-                    return self._replaced(due.values())
+                before = [due[at] for at in due if at <= in_table]
+                missed = [compaction for epoch in before for compaction in epoch.compactions]
+                new = to_publish({at: due[at] for at in due if at > in_table}, newest)
+                missed += new.missed
+                if not new.files:
+                    return new, self._replaced(missed)
                 self._check_table(self._table.table_id, newest)
-                self._check_folders(published.files, f"epochs {min(due)} to {newest}")
+                self._check_folders(new.files, f"epochs {min(due)} to {newest}")
                 refuse(self._folder.name, self._table.problems())
-                if self._table.append(published.files, min(due), newest):
-                    before = [due[at] for at in due if at <= in_table]
-                    return [*published.useless, *self._replaced(before)]
+                if self._table.append(new.files, min(due), newest):
+                    useless = [path for one in new.counted for path in one.sources]
+                    return new, [*useless, *self._replaced(missed)]
             except TallystickError:
                 raise
             except self._table.failures as error:
@@ -313,18 +393,18 @@ class Publisher:
                     OSError("other writers were first, time and again"),
                 )
 
-    def _replaced(self, due: Iterable[DueEpoch]) -> list[str]:
-        """Return the files that the commit of another run, or of one that was killed, left over.
+    def _replaced(self, compactions: Sequence[Compaction]) -> list[str]:
+        """Return the files that nobody needs of compactions that other commits have settled.
 
-        Which compactions counted then is seen by what the table names. Where it names neither a
-        file nor a source, since somebody rewrote both, nothing is removed.
+        Whether one counted then is seen by the files that the table names. Where the table names
+        neither a file nor a source, since somebody rewrote both, nothing is removed.
         """
-        compactions = [compaction for epoch in due for compaction in epoch.compactions]
         if not compactions:
             return []
+        self._table.refresh()
         named, useless = self._table.names(), list[str]()
         counted = set(named)
-        for sources, file in reversed(compactions):
+        for sources, _, file in reversed(compactions):
             if _name(file.path) in counted:
                 useless += sources
                 counted |= {*map(_name, sources)}
