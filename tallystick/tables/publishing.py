@@ -226,6 +226,8 @@ class Publisher:
             self._start_timer(0, epoch - 1)  # what this epoch has itself is not compacted
         elif self._timer is None and self.due:
             self._wait()
+        elif len(self.due) == DUE_MAX * 3 // 4:
+            self._start_timer(0)  # compacted before there are too many
         pending = pending_folder(self._hidden)
         self._folder.remove_files(f"{pending}/{committable.name}" for committable in committables)
         return Outcome.COMMITTED

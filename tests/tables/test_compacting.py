@@ -1,19 +1,36 @@
 """Small files of due epochs become large ones, in tasks, and no row is there twice or never."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 import tallystick as ts
 from tallystick.epoch import protocol as c
-from tallystick.tables.compacting import Phase
+from tallystick.epoch.two_phase import Committable, Owner
+from tallystick.errors import ManifestError
+from tallystick.tables.compacting import Phase, Share, shares_of
+from tallystick.tables.port import DataFile
 from tallystick.tables.publishing import Publisher
-from tests.delta.delta_sinks import commits
+from tallystick.tables.sink import OpenTableSink
+from tests.delta.delta_sinks import (
+    OWNER,
+    before_the_commit,
+    commits,
+    opened,
+    place,
+    rows,
+    unnamed,
+    visible,
+)
 from tests.failover.sink_job import SinkJob, flat, read_files, sink_jobs
 from tests.tables.test_table_guarantees import FACTS, Delta, Iceberg, killed
 from tests.waiting import wait_for
@@ -252,3 +269,132 @@ def test_a_table_that_is_optimized_and_vacuumed_beside_keeps_each_row(
     values = DeltaTable(tmp_path / "table").to_pyarrow_table()["value"].to_pylist()
     assert Counter(values) == flat(job.expected())
     assert sum(commits(tmp_path / "table").values()) == 4
+
+
+def two_tasks(sink: OpenTableSink, epoch: int, owner: Owner = OWNER) -> list[Committable]:
+    """The committables of an epoch of 12 rows, with what its tasks compact."""
+    plan, committables = sink.plan(), list[Committable]()
+    for task in (0, 1):
+        transaction = plan.begin(place(epoch, task, f"a{epoch:04d}", owner))
+        transaction.write(rows(12 * epoch + 6 * task, 12 * epoch + 6 * task + 6))
+        committables += transaction.prepare()
+    return committables
+
+
+def asked_to_compact(sink: OpenTableSink, epoch: int) -> list[Committable]:
+    """The committables of an epoch that compacts all that is due, whose publish does not begin."""
+    publisher = sink._publisher
+    publisher._start_timer = lambda *_: None  # type: ignore[method-assign]
+    publisher._publish_in_time()
+    committables = two_tasks(sink, epoch)
+    assert any(json.loads(one.details)["compactions"] for one in committables)
+    return committables
+
+
+@pytest.mark.parametrize("has_taken", [True, False])
+def test_a_zombie_that_wakes_in_its_publish_of_a_compaction_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_taken: bool
+) -> None:
+    """It knows the epoch that compacted, or the sources alone."""
+    zombie = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        zombie.commit_together(two_tasks(zombie, epoch))
+    compacted = asked_to_compact(zombie, 4)
+    if has_taken:
+        zombie.commit_together(compacted)
+
+    def successor_commits() -> None:
+        successor = opened(tmp_path, commit_every="1 hour")
+        successor.commit_together(compacted)
+        successor.commit_together(two_tasks(successor, 5))
+        successor.close()
+
+    refused = before_the_commit(monkeypatch, successor_commits)
+    zombie._publisher.publish(newest=3)
+    assert len(refused) == 1
+    zombie.commit_together(compacted)
+    zombie.close()
+    assert visible(tmp_path) == list(range(6 * 12))
+    assert unnamed(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("lineage", ["f00d", "restored"])
+def test_a_savepoint_with_a_compaction_that_waits_loses_and_repeats_nothing(
+    tmp_path: Path, lineage: str, is_early: bool
+) -> None:
+    """The same checkpoint, or one restored from its savepoint, before or after an early commit."""
+    killed = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        killed.commit_together(two_tasks(killed, epoch))
+    killed.commit_together(asked_to_compact(killed, 4))
+    if is_early:
+        killed._publisher.publish(newest=3)
+        assert visible(tmp_path) == list(range(4 * 12))
+    assert killed._publisher.due == ((4,) if is_early else (0, 1, 2, 3, 4))
+
+    owner = Owner(OWNER.pipeline, OWNER.sink, lineage)
+    successor = opened(tmp_path, owner, commit_every="1 hour")
+    assert visible(tmp_path) == list(range(5 * 12))
+    successor.commit_together(two_tasks(successor, 5, owner))
+    killed.close()  # a zombie
+    successor.close()
+    assert visible(tmp_path) == list(range(6 * 12))
+    assert unnamed(tmp_path) == []
+    assert len(DeltaTable(tmp_path).file_uris()) == 1 + 2 + 2
+
+
+def test_files_of_each_partition_are_compacted_apart(tmp_path: Path) -> None:
+    sink = opened(tmp_path, commit_every="1 hour", partition_by=["dest"])
+    for epoch in range(4):
+        sink.commit_together(two_tasks(sink, epoch))
+    sink.commit_together(asked_to_compact(sink, 4))
+    sink._publisher.publish(newest=3)
+
+    added = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pydict()
+    assert sorted(added["partition.dest"], key=str) == ["ORD", None, "a/b"]
+    assert added["num_records"] == [16, 16, 16]
+    assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist()) == list(range(48))
+    sink.close()
+
+
+def test_rows_keep_the_order_of_epochs_and_tasks(tmp_path: Path) -> None:
+    sink = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        sink.commit_together(two_tasks(sink, epoch))
+    sink.commit_together(asked_to_compact(sink, 4))
+    sink._publisher.publish(newest=3)
+    (file,) = DeltaTable(tmp_path).file_uris()
+    assert pq.read_table(file)["n"].to_pylist() == list(range(48))
+    sink.close()
+
+
+def test_large_files_are_left_as_they_are_and_each_task_has_one_share_under_load() -> None:
+    def file(name: str, size: int, value: str = "a") -> DataFile:
+        return DataFile(f"part-{name}.parquet", size, 1, {"dest": value}, 0, "")
+
+    large, small = file("large", 50), [file(f"s{number}", 30) for number in range(9)]
+    other = [file(f"o{number}", 30, "b") for number in range(3)]
+    files = [large, *small, *other]
+    under_load = shares_of(files, (3, 7), 100, 110, all_small=False)
+    assert under_load == (Share(3, (*small[:4],)), Share(7, (*small[4:8],)))
+    at_the_end = shares_of([*files, file("o3", 5, "b")], (3,), 100, 110, all_small=True)
+    assert [share.sources for share in at_the_end] == [
+        (*small[:4],),
+        (*small[4:8],),
+        (*other, file("o3", 5, "b")),
+    ]
+    assert shares_of(files, (), 100, 110, all_small=True) == ()
+
+
+@pytest.mark.parametrize("source", ["../../etc/passwd", "part-/../../x", "_delta_log/0.json"])
+def test_edited_sources_lead_to_no_other_file(tmp_path: Path, source: str) -> None:
+    sink = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        sink.commit_together(two_tasks(sink, epoch))
+    first, *others = asked_to_compact(sink, 4)
+    details = json.loads(first.details)
+    details["compactions"][0][0][0] = source
+    edited = replace(first, details=json.dumps(details))
+    with pytest.raises(ManifestError, match="which no release writes"):
+        sink.commit_together((edited, *others))
