@@ -67,7 +67,7 @@ MAY_IMPORT["run"] = {*MAY_IMPORT["tasks"], "words"}
 MAY_IMPORT["expressions"] = {"errors", "arguments", "host", "codec", "state"}
 MAY_IMPORT["pipeline"] = {*MAY_IMPORT} - TABLES - {"postgres", "files"}
 MAY_IMPORT["spark/streaming"] = {*MAY_IMPORT["pipeline"], "pipeline"}
-MAY_IMPORT["ops"] = {*MAY_IMPORT} - TABLES - {"spark/streaming"}
+MAY_IMPORT["ops"] = {*MAY_IMPORT} - (TABLES - {"tables"}) - {"spark/streaming"}
 MAY_IMPORT["testing"] = {*MAY_IMPORT} - TABLES - {"spark/streaming", "postgres", "files"}
 MAY_IMPORT["api"] = {*MAY_IMPORT}
 MAY_IMPORT["queries"] = {*MAY_IMPORT}
@@ -75,8 +75,7 @@ MAY_IMPORT["__init__"] = {*MAY_IMPORT}
 MAY_IMPORT["tools"] = set()
 MAY_IMPORT["tools/chaos"] = {*MAY_IMPORT["ops"], "ops", "testing", "tools"} - {
     "postgres",
-    "files",
-    *TABLES,
+    *(TABLES - {"tables"}),
     "spark",
     "run",
     "tasks",

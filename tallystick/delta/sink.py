@@ -24,6 +24,7 @@ from tallystick.storage.file_storage import shown
 from tallystick.storage.places import Place, resolved
 from tallystick.tables.columns import column_problems, refuse
 from tallystick.tables.port import Layout
+from tallystick.tables.publishing import TARGET_FILE_SIZE, Pace
 from tallystick.tables.sink import OpenTableSink, open_sink, wrong_settings
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
@@ -48,6 +49,8 @@ class DeltaSink:
             with credentials as for checkpoints.
         commit_every: decided epochs wait up to this long for a commit of the table, in ms or as
             "1 minute"; 0: a commit for each epoch. A stop publishes what waits.
+        target_file_size: due files that are smaller are compacted by tasks before the commit, into
+            files of this many bytes, or of less where less is due; not with `key`.
         create: create the table where there is none, with the columns of `schema`.
         schema: the columns of the table, checked at the start; those of a new table.
         evolve: columns of `schema` that the table does not have are added to it.
@@ -67,6 +70,7 @@ class DeltaSink:
     table: Place
     _: KW_ONLY
     commit_every: str | int = "1 minute"
+    target_file_size: int = TARGET_FILE_SIZE
     create: bool = False
     schema: pa.Schema | None = None
     evolve: bool = False
@@ -121,6 +125,7 @@ class DeltaSink:
             yield "evolve=True needs schema=, the columns of the table"
         yield from wrong_settings(
             commit_every=self.commit_every,
+            target_file_size=self.target_file_size,
             create=self.create,
             schema=self.schema,
             compression=self.compression,
@@ -166,7 +171,8 @@ class DeltaSink:
             layout=layout,
             compression=self.compression,
         )
-        return open_sink(plan, owner, commits, duration_ms("commit_every", self.commit_every))
+        pace = Pace(duration_ms("commit_every", self.commit_every), self.target_file_size)
+        return open_sink(plan, owner, commits, pace)
 
     def _with_delete(self, columns: pa.Schema) -> pa.Schema:
         if self.delete is None:

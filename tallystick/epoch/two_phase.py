@@ -350,6 +350,26 @@ class Sink(Protocol):
         ...
 
 
+class DueOutput(NamedTuple):
+    """Decided output of a sink that waits to be published.
+
+    Args:
+        epochs: the number of epochs.
+        rows: of all their files.
+        files: the number of files.
+        size: in bytes.
+        since_ms: when the first of them became due, in ms since 1970; 0: none is.
+        every_ms: how long they are meant to wait.
+    """
+
+    epochs: int = 0
+    rows: int = 0
+    files: int = 0
+    size: int = 0
+    since_ms: int = 0
+    every_ms: int = 0
+
+
 class Lost(NamedTuple):
     """A decided committable that can no longer be committed.
 

@@ -118,6 +118,10 @@ class Folder:
             except FileNotFoundError:
                 return None
 
+    def get_all(self, paths: Iterable[str]) -> list[bytes | None]:
+        """Read small files; see `get`."""
+        return self._concurrently(self.get, list(paths))
+
     def end(self, path: str, length: int) -> bytes:
         """Return the last bytes of a file."""
         with self._doing("reading", path), self._files.open_input_file(self._whole(path)) as file:

@@ -13,8 +13,15 @@ from tallystick.epoch.two_phase import Owner, RunFacts
 from tallystick.errors import OptionError, StorageError, TallystickError
 from tallystick.files.folder import Folder
 from tallystick.host.installed import pip_install
-from tallystick.iceberg.table import IcebergCommits, IcebergLayout, columns_of, table_problems
+from tallystick.iceberg.table import (
+    IcebergCommits,
+    IcebergLayout,
+    columns_of,
+    failures,
+    table_problems,
+)
 from tallystick.tables.columns import column_problems, refuse
+from tallystick.tables.publishing import TARGET_FILE_SIZE, Pace
 from tallystick.tables.sink import OpenTableSink, open_sink, wrong_settings
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
@@ -41,6 +48,8 @@ class IcebergSink:
         table: the table's name with its namespace: "sales.orders".
         commit_every: decided epochs wait up to this long for a snapshot of the table, in ms or as
             "1 minute"; 0: a snapshot for each epoch. A stop publishes what waits.
+        target_file_size: due files that are smaller are compacted by tasks before the commit, into
+            files of this many bytes, or of less where less is due.
         create: create the table, and its namespace, where there is none: not partitioned, with the
             columns of `schema`.
         schema: the columns of the table, checked at the start; those of a new table.
@@ -56,6 +65,7 @@ class IcebergSink:
     table: str
     _: KW_ONLY
     commit_every: str | int = "1 minute"
+    target_file_size: int = TARGET_FILE_SIZE
     create: bool = False
     schema: pa.Schema | None = None
     branch: str = MAIN
@@ -81,6 +91,7 @@ class IcebergSink:
             yield "branch='': expected a name"
         yield from wrong_settings(
             commit_every=self.commit_every,
+            target_file_size=self.target_file_size,
             create=self.create,
             schema=self.schema,
             compression=self.compression,
@@ -132,7 +143,7 @@ class IcebergSink:
             plan,
             owner,
             lambda app_id: IcebergCommits(table, self.branch, app_id),
-            duration_ms("commit_every", self.commit_every),
+            Pace(duration_ms("commit_every", self.commit_every), self.target_file_size),
         )
 
     @property
@@ -176,7 +187,7 @@ class IcebergSink:
             raise
         except (ValueError, TypeError, KeyError) as error:
             raise OptionError(f"{self._name}: pyiceberg refuses the settings: {error}") from None
-        except Exception as error:
+        except failures() as error:
             raise StorageError(
                 f"{self._name}: the catalog cannot be asked: {type(error).__name__}: {error}"
             ) from None

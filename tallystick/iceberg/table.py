@@ -9,6 +9,7 @@ pyiceberg's own commit is not used: it repeats an append on top of commits that 
 
 import base64
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,30 @@ EPOCH_PROPERTY = "tallystick.epoch."
 """The beginning of a property's name; the id of the sink in its checkpoint follows."""
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _ID = b"PARQUET:field_id"
+_ERRORS_BELOW = {
+    "sqlalchemy.exc": ("SQLAlchemyError",),
+    "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "thrift.Thrift": ("TException",),
+    "google.api_core.exceptions": ("GoogleAPIError",),
+}
+"""Errors of the clients of catalogs: SQL, Glue and DynamoDB, Hive, BigQuery."""
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Return the errors of pyiceberg, and of the libraries by which it reaches a catalog and files.
+
+    `OSError` has those of requests, and of pyarrow's file systems.
+    """
+    from pyiceberg import exceptions
+
+    own = [kind for kind in vars(exceptions).values() if isinstance(kind, type)]
+    below = [
+        getattr(sys.modules[module], name)
+        for module, names in _ERRORS_BELOW.items()
+        for name in names
+        if module in sys.modules  # as they are if the catalog needs them
+    ]
+    return (OSError, pa.ArrowException, *own, *below)
 
 
 def table_problems(table: "Table") -> Iterator[str]:
@@ -174,8 +199,8 @@ class IcebergCommits:
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """See `Table.failures`: a catalog's client raises errors of its own libraries."""
-        return (Exception,)
+        """See `Table.failures`."""
+        return failures()
 
     @property
     def staged_bytes_max(self) -> int | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tallystick.epoch.manifest import KAFKA
 from tallystick.epoch.savepoint import Savepoint
+from tallystick.ops.due import DueSink
 from tallystick.ops.inspection import Report, StepReport, state_text
 from tallystick.source.offsets import ONLY_INPUT, parse_source
 from tallystick.state.catalog import StepState
@@ -43,6 +44,7 @@ def show_report(report: Report, out: Console) -> None:
         _show_step(step, out)
     _show_epochs(report, out)
     _show_outputs(report, out)
+    _show_list("decided, and not published yet", tuple(map(due_text, report.due)), out)
     if report.rubbish:
         count = len(report.rubbish)
         out.print(f"{count} older files, which the pipeline removes by itself (--json names them)")
@@ -135,6 +137,17 @@ def _show_list(title: str, lines: tuple[str, ...], out: Console) -> None:
     for line in lines[:SHOWN_MAX]:
         out.print(f"  {plain(line)}", soft_wrap=True)
     _say_more(len(lines), out)
+
+
+def due_text(due: DueSink) -> str:
+    """Describe what waits to be published in a sink."""
+    if due.unknown:
+        return f"sink {due.sink}: whether epochs wait to be published is not known: {due.unknown}"
+    return (
+        f"sink {due.sink}: {due.epochs} epochs with {due.rows} rows, in {due.files} files of "
+        f"{size_text(due.size)}, are decided and wait to be published in {due.location}, for "
+        f"{time_text(due.waited_ms)} (commit_every is {time_text(due.every_ms)})"
+    )
 
 
 def _say_more(count: int, out: Console) -> None:

@@ -28,7 +28,6 @@ from tallystick.epoch.transactional_ids import parse, token_group
 from tallystick.errors import (
     AuthorizationError,
     BrokerUnavailableError,
-    OptionError,
     TallystickError,
 )
 from tallystick.host import stopwatch
@@ -51,7 +50,7 @@ from tallystick.kafka.preflight import (
 )
 from tallystick.ops.checkpoint_view import CheckpointView, asking_again, look
 from tallystick.ops.cli_show import time_text
-from tallystick.ops.inspection import Report, inspect
+from tallystick.ops.file_checks import checkpoint_files
 from tallystick.ops.transactions import (
     OURS,
     KafkaCluster,
@@ -640,61 +639,3 @@ def _brokers(client: Client) -> Iterator[CheckFinding]:
     with client.within(time.monotonic() + REACH_S):
         cluster.cluster_id(client)
     yield from ()
-
-
-# --- the checkpoint ---------------------------------------------------------------------------
-
-
-def checkpoint_files(
-    storage: FileStorage, ask: Ask, *, verify: bool, may_be_new: bool = False
-) -> Iterator[CheckFinding]:
-    """Check all files of the checkpoint, as `tallystick inspect` does.
-
-    Args:
-        storage: the checkpoint.
-        ask: asks Kafka.
-        verify: read every file.
-        may_be_new: nothing is wrong if no run has begun there yet.
-    """
-    name, location = "checkpoint", storage.location
-    try:
-        report = inspect(storage, verify=verify, ask=ask)
-    except OptionError as error:
-        is_begun = CheckpointFolder(storage).is_begun
-        if may_be_new and not is_begun:
-            yield CheckFinding(Severity.INFO, name, f"{location} is new: no run has begun there")
-            return
-        yield CheckFinding(
-            Severity.WARNING if is_begun else Severity.ERROR,
-            name,
-            str(error),
-            "Its first epoch is under way, or never ended." if is_begun else "",
-            "Start the pipeline, and wait for an epoch." if is_begun else f"ls {location}",
-        )
-        return
-    yield from file_findings(report)
-
-
-def file_findings(report: Report) -> Iterator[CheckFinding]:
-    """Report missing and damaged files of a checkpoint, and the notes about it."""
-    name, location = "checkpoint", report.location
-    for problem in dict.fromkeys(problem for epoch in report.epochs for problem in epoch.problems):
-        counts = any(problem in epoch.problems for epoch in report.epochs[-1:])
-        whole = report.newest_whole
-        yield CheckFinding(
-            Severity.ERROR if counts else Severity.WARNING,
-            name,
-            problem,
-            f"The next start that reads it stops. The newest epoch that is whole is {whole}."
-            if counts
-            else "Only an older epoch needs it: no savepoint can be taken of that one.",
-            f"Put it back from a backup; then tallystick inspect {location} --verify"
-            + (
-                f". Or go back: tallystick savepoint create {location} SAVEPOINT --epoch {whole}, "
-                f"and restore that into a new checkpoint."
-                if counts and whole is not None
-                else ""
-            ),
-        )
-    for note in report.notes:
-        yield CheckFinding(Severity.INFO, name, note)

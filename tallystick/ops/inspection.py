@@ -31,6 +31,7 @@ from tallystick.epoch.manifest import (
     retained_manifests,
 )
 from tallystick.errors import ManifestError
+from tallystick.ops.due import DueSink, due_sinks
 from tallystick.ports import Storage
 from tallystick.source.offsets import parse_source
 from tallystick.state.catalog import SNAPSHOT, StateField, StateFile, StepState
@@ -141,6 +142,7 @@ class Report:
         rubbish: the files that the pipeline would remove now.
         verified: whether the bytes of all files were compared with their checksums.
         notes: further remarks for the reader.
+        due: the sinks in which decided epochs wait to be published.
     """
 
     location: str
@@ -158,6 +160,7 @@ class Report:
     verified: bool
     notes: tuple[str, ...] = ()
     outputs: tuple[Output, ...] = ()
+    due: tuple[DueSink, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -229,6 +232,7 @@ class _Look:
             verified=self.verify,
             notes=(*notes, *self._doubts(path, outputs), *more),
             outputs=outputs,
+            due=self._due(),
         )
 
     def _outputs(self) -> tuple[tuple[Output, ...], tuple[str, ...]]:
@@ -320,6 +324,13 @@ class _Look:
             kept = [CheckpointFolder(self.storage).read_manifest(path).state for path in retained]
             gone += collectable(sorted(self.files.paths()), self.committed, kept)
         return tuple(gone)
+
+    def _due(self) -> tuple[DueSink, ...]:
+        manifests = []
+        for path in self.paths:
+            with contextlib.suppress(ManifestError):  # damage to one is reported with the epochs
+                manifests.append(CheckpointFolder(self.storage).read_manifest(path))
+        return due_sinks(manifests)
 
     def _step(self, step: StepState) -> StepReport:
         sizes, files = self._sizes(step)

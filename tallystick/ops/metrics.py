@@ -90,6 +90,11 @@ TABLE = (
     MetricEntry("tallystick_transaction_timeout_seconds", GAUGE, PIPELINE, "After how long Kafka aborts an epoch's transaction; absent where none decides.", True),
     MetricEntry("tallystick_open_transactions", GAUGE, SINK, "Transactions, or files, that wait for the decision or their commit, of this run or left over, as far as the driver knows without asking: from its tasks' reports, and from what a recovery finds.", True),
     MetricEntry("tallystick_oldest_transaction_seconds", GAUGE, SINK, "Age of the oldest of them; the deciding one is no older than its epoch, by which it counts; 0: none is open, or its age is not known.", True),
+    MetricEntry("tallystick_due_epochs", GAUGE, SINK, "Epochs that are decided and wait to be published, by sinks with `commit_every`.", True),
+    MetricEntry("tallystick_due_rows", GAUGE, SINK, "Their rows.", True),
+    MetricEntry("tallystick_due_files", GAUGE, SINK, "The files that publish them.", True),
+    MetricEntry("tallystick_due_bytes", GAUGE, SINK, "The bytes of these files.", True),
+    MetricEntry("tallystick_oldest_due_seconds", GAUGE, SINK, "For how long the oldest of these epochs has waited; 0: none waits.", True),
     MetricEntry("tallystick_last_commit_timestamp_seconds", GAUGE, PIPELINE, "When this process committed an epoch last, as Unix time; 0: it has not.", True),
     MetricEntry("tallystick_last_commit_seconds", GAUGE, PIPELINE, "The same.", True, "tallystick_last_commit_timestamp_seconds"),
     MetricEntry("tallystick_running", GAUGE, PIPELINE, "1 while a run of the pipeline is in this process; 0: it has ended, or has not begun.", True),
@@ -312,6 +317,14 @@ def _of_pipeline(name: str, counts: PipelineCounts) -> Iterator[Sample]:
             (name, sink),
             max(0, at_ms - oldest_ms) / 1000,
         )
+    for sink, due_output in list(counts.due_outputs.items()):
+        due = due_output()
+        waited_ms = max(0, at_ms - due.since_ms) if due.epochs else 0
+        yield "tallystick_due_epochs", (name, sink), due.epochs
+        yield "tallystick_due_rows", (name, sink), due.rows
+        yield "tallystick_due_files", (name, sink), due.files
+        yield "tallystick_due_bytes", (name, sink), due.size
+        yield "tallystick_oldest_due_seconds", (name, sink), waited_ms / 1000
     for error, count in list(counts.failures.items()):
         yield "tallystick_epoch_failures_total", (name, error), count
     for error, count in list(counts.aborted.items()):

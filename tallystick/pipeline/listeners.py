@@ -17,7 +17,7 @@ from tallystick.arguments import checked
 from tallystick.epoch import protocol
 from tallystick.epoch.manifest import epoch_of
 from tallystick.epoch.protocol import Event
-from tallystick.epoch.two_phase import Committable, Timeout
+from tallystick.epoch.two_phase import Committable, DueOutput, Timeout
 from tallystick.errors import FencedError, OptionError, RetriableError, TallystickError
 from tallystick.host.stopwatch import TaskTimes, now_ms
 from tallystick.host.user_code import calling_user
@@ -220,6 +220,9 @@ class PipelineCounts:
     """The tasks of the newest epoch."""
     transactions: OpenTransactions = field(default_factory=OpenTransactions)
     """The transactions in sinks that wait for the decision."""
+
+    due_outputs: dict[str, Callable[[], DueOutput]] = field(default_factory=dict)
+    """By sink, the output that is decided and waits; of sinks that publish later."""
 
     def open_since(self) -> dict[str, list[int]]:
         """Return when the open transactions of each sink were begun, in ms since 1970.

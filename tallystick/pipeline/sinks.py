@@ -42,11 +42,11 @@ from tallystick.kafka.preflight import (
 from tallystick.kafka.transactions import OPEN
 from tallystick.kafka.writer import KafkaProduce
 from tallystick.pipeline.keyed import columns_of, output_after
-from tallystick.pipeline.listeners import EpochAge
+from tallystick.pipeline.listeners import PIPELINES, EpochAge
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.ports import Clock, Storage
 from tallystick.run.driver import Driver, Listener
-from tallystick.run.participants import Note, OnLingering, OpenSinks
+from tallystick.run.participants import KeepsDue, Note, OnLingering, OpenSinks
 from tallystick.run.transaction_decider import Target, TransactionDecider
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.context import log_what_is_missing
@@ -355,6 +355,9 @@ class Sinks:
             self._open[uid] = sink.open(self._owners[uid], _of_sink(facts, uid, newest))
             self._to_close.append(self._open[uid].close)
         settling = {**self._open, **self._of_another_mode(identity, facts, newest)}
+        PIPELINES[self._pipeline].due_outputs = {
+            uid: sink.due_output for uid, sink in settling.items() if isinstance(sink, KeepsDue)
+        }
         owners = {uid: Owner(identity.pipeline, uid, identity.lineage) for uid in settling}
         self._warn_of_removed(_named(newest) - settling.keys())
         make = partial(Driver, deletes_at_a_time=DELETES_AT_A_TIME)

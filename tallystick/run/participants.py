@@ -17,6 +17,7 @@ from tallystick.epoch.two_phase import (
     PATIENCE_S,
     Answer,
     Committable,
+    DueOutput,
     Lost,
     Outcome,
     Owner,
@@ -94,6 +95,15 @@ class CommitsTogether(Protocol):
 
     def commit_together(self, committables: Sequence[Committable]) -> Outcome:
         """Do as `TwoPhaseCommitSink.commit`, for all committables of the sink in one epoch."""
+        ...
+
+
+@runtime_checkable
+class KeepsDue(Protocol):
+    """A sink that publishes decided epochs later, many at a time."""
+
+    def due_output(self) -> DueOutput:
+        """Return what waits to be published; from any thread, without asking the sink's system."""
         ...
 
 

@@ -13,6 +13,7 @@ class DataFile(NamedTuple):
     Args:
         path: below the table's folder.
         size: in bytes.
+        rows: the number of rows.
         values: of the partition's columns, as the kind of table writes them.
         modified_ms: when it was written, in ms since 1970.
         statistics: JSON, of the kind of table.
@@ -20,6 +21,7 @@ class DataFile(NamedTuple):
 
     path: str
     size: int
+    rows: int
     values: dict[str, str | None]
     modified_ms: int
     statistics: str

@@ -23,10 +23,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from tallystick.epoch.manifest import seal, unseal
-from tallystick.epoch.two_phase import PATIENCE_S, Committable, Outcome
+from tallystick.epoch.two_phase import PATIENCE_S, Committable, DueOutput, Outcome
 from tallystick.errors import (
     UNREADABLE,
     DataLossError,
@@ -38,16 +37,30 @@ from tallystick.errors import (
 )
 from tallystick.files.drafts import due_folder, parse_name, pending_folder
 from tallystick.files.folder import Folder
+from tallystick.host.stopwatch import now_ms
 from tallystick.tables.columns import refuse
+from tallystick.tables.compacting import Compactor, Share
+from tallystick.tables.due import (
+    REMEDY,
+    Compaction,
+    DueEpoch,
+    Publication,
+    output_of,
+    path_of,
+    read_due,
+    to_publish,
+)
 from tallystick.tables.port import DataFile, Table
 from tallystick.text import shortened
 
-DUE_VERSION = 1
 DUE_MAX = 2_000
 """The number of due epochs at which they are published before the time has come."""
 CLOSE_PATIENCE_S = 30.0
+COMPACTION_PATIENCE_S = 5.0
+"""The time for an epoch that compacts what is to be published; then it is published as it is."""
+TARGET_FILE_SIZE = 64 << 20
+"""The size of compacted files by default, in bytes."""
 SHOWN_MAX = 10
-REMEDY = "Bring it back from a backup of the table's folder, and start again."
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -58,11 +71,18 @@ class AttemptFiles(NamedTuple):
 
     Args:
         table_id: of the table that they were written for.
-        files: all of them.
+        files: of the epoch's rows.
+        compactions: of files of earlier epochs.
     """
 
     table_id: str
     files: tuple[DataFile, ...]
+    compactions: tuple[Compaction, ...]
+
+    @property
+    def all_files(self) -> tuple[DataFile, ...]:
+        """All files that the attempt wrote."""
+        return (*self.files, *(compaction.file for compaction in self.compactions))
 
 
 def prepared(committable: Committable) -> AttemptFiles:
@@ -73,12 +93,20 @@ def prepared(committable: Committable) -> AttemptFiles:
     """
     try:
         details = json.loads(committable.details)
-        files = tuple(DataFile(*fields) for fields in details["files"])
+        parts = AttemptFiles(
+            str(details["table"]),
+            tuple(DataFile(*fields) for fields in details["files"]),
+            tuple(map(Compaction.of, details["compactions"])),
+        )
         is_ours = parse_name(committable.name) is not None and all(
             _name(file.path).startswith(f"part-{committable.name}-") and ".." not in file.path
-            for file in files
+            for file in parts.all_files
         )
-        table_id = str(details["table"])
+        is_ours &= all(
+            _name(source).startswith("part-") and ".." not in source
+            for compaction in parts.compactions
+            for source in compaction.sources
+        )
     except UNREADABLE:
         is_ours = False
     if not is_ours:
@@ -87,7 +115,19 @@ def prepared(committable: Committable) -> AttemptFiles:
             f"{committable.name!r} with {committable.details[:200]!r}, which no release writes: "
             f"the manifest was edited, or made by somebody else. Nothing was changed."
         )
-    return AttemptFiles(table_id, files)
+    return parts
+
+
+class Pace(NamedTuple):
+    """The user's wishes about commits.
+
+    Args:
+        every_ms: the time between two commits of the table; 0: a commit for each epoch.
+        target_file_size: that of compacted files, in bytes.
+    """
+
+    every_ms: int
+    target_file_size: int = TARGET_FILE_SIZE
 
 
 class Publisher:
@@ -98,45 +138,41 @@ class Publisher:
         folder: of the table.
         hidden: the sink's folder in it.
         data: the folder of the files, below the table's.
-        every_ms: the time between two commits of the table; 0: a commit for each epoch.
+        pace: of the commits.
     """
 
-    def __init__(self, table: Table, folder: Folder, hidden: str, data: str, every_ms: int) -> None:
+    def __init__(self, table: Table, folder: Folder, hidden: str, data: str, pace: Pace) -> None:
         self._table, self._folder = table, folder
-        self._hidden, self._data, self._every_ms = hidden, data, every_ms
+        self._hidden, self._data, self._every_ms = hidden, data, pace.every_ms
+        self._compactor = Compactor(pace.target_file_size)
         self._table_id = table.table_id
         self._lock, self._committing = threading.Lock(), threading.Lock()
         self._timer: threading.Timer | None = None
-        self._error: OptionError | DataLossError | None = None
+        self._error: Exception | None = None
         self._is_first, self._is_closed = True, False
-        self._due = {epoch: self._read(epoch) for epoch in self._due_epochs()}
-
-    @property
-    def _due_folder(self) -> str:
-        return due_folder(self._hidden)
-
-    def _due_epochs(self) -> list[int]:
-        return sorted(int(name) for name in self._folder.names(self._due_folder) if name.isdigit())
-
-    def _path(self, epoch: int) -> str:
-        return f"{self._due_folder}/{epoch:08d}"
-
-    def _read(self, epoch: int) -> tuple[DataFile, ...]:
-        path = self._path(epoch)
-        what = f"{self._folder.name}: due epoch {path}"
-        content = self._folder.get(path)
-
-        def build(fields: dict[str, Any]) -> tuple[DataFile, ...]:
-            self._check_table(fields["table"], epoch)
-            return tuple(DataFile(*values) for values in fields["files"])
-
-        return () if content is None else unseal(content, what, DUE_VERSION, REMEDY, build)
+        self._due = read_due(folder, hidden)
+        for epoch, of_epoch in self._due.items():
+            self._check_table(of_epoch.table_id, epoch)
 
     @property
     def due(self) -> tuple[int, ...]:
         """The epochs that wait."""
         with self._lock:
             return tuple(sorted(self._due))
+
+    def due_output(self) -> DueOutput:
+        """Return how much waits."""
+        with self._lock:
+            due = (*self._due.values(),)
+        return output_of(due)
+
+    def shares(self) -> tuple[Share, ...]:
+        """Return what the tasks of the next epoch compact."""
+        if not self._every_ms or self._table.staged_bytes_max is not None:
+            return ()
+        with self._lock:
+            due = dict(self._due)
+        return self._compactor.shares(due)
 
     def newest_epoch(self) -> int:
         """Return the newest epoch in the table; -1: none is.
@@ -167,7 +203,7 @@ class Publisher:
             raise self._error
         if epoch not in self.due:
             parts = [prepared(committable) for committable in committables]
-            files = tuple(file for part in parts for file in part.files)
+            files = tuple(file for part in parts for file in part.all_files)
             gone = self._gone(files)
             # A later epoch of this run is in the table only if another run has gone on, which a
             # commit finds out.
@@ -177,14 +213,21 @@ class Publisher:
                 if len(gone) == len(files):
                     return Outcome.LOST
                 self._check_whole(epoch, files, gone)
-                self._make_due(epoch, files)
+                self._make_due(epoch, parts)
             else:
                 self._remove_staged(files)
             self._is_first = False
+        self._compactor.tasks = tuple(sorted({one.task for one in committables}))
+        with self._lock:
+            due = self._due.get(epoch)
         if not self._every_ms or self._is_full:
             self.publish()
+        elif due is not None and self._compactor.took(due):
+            self._start_timer(0, epoch - 1)  # what this epoch has itself is not compacted
         elif self._timer is None and self.due:
             self._wait()
+        elif len(self.due) == DUE_MAX * 3 // 4:
+            self._start_timer(0)  # compacted before there are too many
         pending = pending_folder(self._hidden)
         self._folder.remove_files(f"{pending}/{committable.name}" for committable in committables)
         return Outcome.COMMITTED
@@ -195,14 +238,25 @@ class Publisher:
         with self._lock:
             if len(self._due) >= DUE_MAX or bytes_max is None:
                 return len(self._due) >= DUE_MAX
-            return sum(file.size for files in self._due.values() for file in files) >= bytes_max
+            files = (file for epoch in self._due.values() for file in epoch.files)
+            return sum(file.size for file in files) >= bytes_max
 
-    def _make_due(self, epoch: int, files: tuple[DataFile, ...]) -> None:
-        if self._every_ms:
-            content = seal(DUE_VERSION, {"table": self._table_id, "files": files})
-            self._folder.put(self._path(epoch), content)
+    def _make_due(self, epoch: int, parts: Iterable[AttemptFiles]) -> None:
+        parts = (*parts,)
+        due = DueEpoch(
+            self._table_id,
+            tuple(file for part in parts for file in part.files),
+            tuple(compaction for part in parts for compaction in part.compactions),
+            now_ms(),
+            self._every_ms,
+        )
+        self._note(epoch, due)
         with self._lock:
-            self._due[epoch] = files
+            self._due[epoch] = due
+
+    def _note(self, epoch: int, due: DueEpoch) -> None:
+        if self._every_ms:
+            self._folder.put(path_of(self._hidden, epoch), due.to_bytes())
 
     def _gone(self, files: tuple[DataFile, ...]) -> list[str]:
         sizes = self._folder.sizes(file.path for file in files)
@@ -234,60 +288,103 @@ class Publisher:
             )
 
     def _wait(self) -> None:
-        self._timer = threading.Timer(self._every_ms / 1000, self._publish_in_time)
+        self._start_timer(self._every_ms / 1000)
+
+    def _start_timer(self, after_s: float, newest: int | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(after_s, self._publish_in_time, (newest,))
         self._timer.daemon = True
         self._timer.start()
 
-    def _publish_in_time(self) -> None:
+    def _publish_in_time(self, newest: int | None = None) -> None:
+        """Publish, or first ask the next epoch to compact what is due, and wait for it a while."""
+        with self._lock:
+            due = dict(self._due)
+        is_compacted = self._table.staged_bytes_max is None and not self._is_closed
+        if is_compacted and self._compactor.ask(due):
+            self._start_timer(min(self._every_ms / 1000, COMPACTION_PATIENCE_S))
+            return
         self._timer = None
         try:
-            self.publish()
+            self.publish(newest=newest)
         except StorageError as error:
             logger.warning("%d epochs wait for the next try: %s", len(self.due), error)
             if not self._is_closed:
                 self._wait()
-        except (OptionError, DataLossError) as error:
+        except Exception as error:
             self._error = error  # raised by the next epoch
+        else:
+            if self.due and not self._is_closed:
+                self._wait()
 
-    def publish(self, patience_s: float = PATIENCE_S) -> None:
-        """Commit the files of all due epochs, unless the table has them.
+    def publish(self, patience_s: float = PATIENCE_S, newest: int | None = None) -> None:
+        """Commit the files of due epochs, unless the table has them.
+
+        Args:
+            patience_s: the time for tries while other writers are first.
+            newest: the newest epoch of them; None: all are published.
 
         Raises:
             StorageError: whether the table has them is unknown for now.
             OptionError: the table was changed so that it cannot be written to any more.
         """
         until = time.monotonic() + patience_s
-        with self._lock:
-            due = dict(sorted(self._due.items()))
-        if not due:
-            return
         with self._committing:
-            self._commit(due, until)
-        self._remove_staged(file for files in due.values() for file in files)
-        if self._every_ms or self._due_epochs():
-            self._folder.remove_files(map(self._path, due))
+            with self._lock:
+                due = dict(sorted(self._due.items()))
+            newest = max(due, default=-1) if newest is None else newest
+            try:
+                if due and min(due) <= newest:
+                    new, useless = self._commit(due, newest, until)
+                    self._folder.remove_files(useless)
+                    self._forget(due, newest, new.counted)
+            finally:
+                self._compactor.begin_again()
+
+    def _forget(self, due: dict[int, DueEpoch], newest: int, counted: Sequence[Compaction]) -> None:
+        """Remove the notes of published epochs, and of compactions that were published early."""
+        published = {epoch: due[epoch] for epoch in due if epoch <= newest}
+        for epoch in due.keys() - published.keys():
+            remaining = tuple(one for one in due[epoch].compactions if one not in counted)
+            if remaining != due[epoch].compactions:
+                due[epoch] = due[epoch]._replace(compactions=remaining)
+                self._note(epoch, due[epoch])
+        self._remove_staged(file for epoch in published.values() for file in epoch.files)
+        if self._every_ms or self._folder.names(due_folder(self._hidden)):
+            self._folder.remove_files(path_of(self._hidden, epoch) for epoch in published)
         with self._lock:
-            for epoch in due:
-                self._due.pop(epoch, None)
+            self._due |= due  # others may have come meanwhile
+            for epoch in published:
+                del self._due[epoch]
 
     def _remove_staged(self, files: Iterable[DataFile]) -> None:
         if self._table.staged_bytes_max is not None:
             self._folder.remove_files(file.path for file in files)
 
-    def _commit(self, due: dict[int, tuple[DataFile, ...]], until: float) -> None:
-        newest = max(due)
+    def _commit(
+        self, due: dict[int, DueEpoch], newest: int, until: float
+    ) -> tuple[Publication, list[str]]:
+        """Commit the epochs up to `newest` that the table does not have.
+
+        Returns them, and the files that nobody needs any more.
+        """
         while True:
             try:
                 self._table.refresh()
                 in_table = self._table.newest_epoch
-                files = [file for epoch in due if epoch > in_table for file in due[epoch]]
-                if not files:
-                    return
+                before = [due[at] for at in due if at <= in_table]
+                missed = [compaction for epoch in before for compaction in epoch.compactions]
+                new = to_publish({at: due[at] for at in due if at > in_table}, newest)
+                missed += new.missed
+                if not new.files:
+                    return new, self._replaced(missed)
                 self._check_table(self._table.table_id, newest)
-                self._check_folders(files, f"epochs {min(due)} to {newest}")
+                self._check_folders(new.files, f"epochs {min(due)} to {newest}")
                 refuse(self._folder.name, self._table.problems())
-                if self._table.append(files, min(due), newest):
-                    return
+                if self._table.append(new.files, min(due), newest):
+                    useless = [path for one in new.counted for path in one.sources]
+                    return new, [*useless, *self._replaced(missed)]
             except TallystickError:
                 raise
             except self._table.failures as error:
@@ -297,6 +394,25 @@ class Publisher:
                     f"committing epoch {newest}",
                     OSError("other writers were first, time and again"),
                 )
+
+    def _replaced(self, compactions: Sequence[Compaction]) -> list[str]:
+        """Return the files that nobody needs of compactions that other commits have settled.
+
+        Whether one counted then is seen by the files that the table names. Where the table names
+        neither a file nor a source, since somebody rewrote both, nothing is removed.
+        """
+        if not compactions:
+            return []
+        self._table.refresh()
+        named, useless = self._table.names(), list[str]()
+        counted = set(named)
+        for sources, _, file in reversed(compactions):
+            if _name(file.path) in counted:
+                useless += sources
+                counted |= {*map(_name, sources)}
+            elif any(_name(source) in named for source in sources):
+                useless.append(file.path)
+        return useless
 
     def check_newest(self, epoch: int) -> None:
         """Raise if the table, or what is due, has a later epoch.

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tallystick.arguments import not_one_of
-from tallystick.epoch.two_phase import Committable, Outcome, Owner, Timeout
+from tallystick.epoch.two_phase import Committable, DueOutput, Outcome, Owner, Timeout
 from tallystick.errors import OptionError
 from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder
 from tallystick.files.folder import HIDDEN
 from tallystick.files.sink import COMPRESSIONS
 from tallystick.tables.port import Table
-from tallystick.tables.publishing import Publisher
+from tallystick.tables.publishing import Pace, Publisher
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
 
@@ -20,13 +20,20 @@ PROBE = "may-the-driver-write"
 
 
 def wrong_settings(
-    *, commit_every: str | int, create: bool, schema: pa.Schema | None, compression: str
+    *,
+    commit_every: str | int,
+    target_file_size: int,
+    create: bool,
+    schema: pa.Schema | None,
+    compression: str,
 ) -> Iterator[str]:
     """Yield the settings of a sink for tables that are wrong by themselves."""
     if compression not in COMPRESSIONS:
         yield str(not_one_of("compression", compression, COMPRESSIONS))
     if create and schema is None:
         yield "create=True needs schema=, the columns of the table"
+    if target_file_size < 1:
+        yield f"target_file_size={target_file_size}: expected at least 1, in bytes"
     try:
         duration_ms("commit_every", commit_every)
     except OptionError as error:
@@ -45,8 +52,8 @@ class OpenTableSink:
         return None
 
     def plan(self) -> TablePlan:
-        """See `TwoPhaseCommitSink.plan`."""
-        return self._plan
+        """See `TwoPhaseCommitSink.plan`; with the share of each task in compacting."""
+        return replace(self._plan, shares=self._publisher.shares())
 
     def commit(self, committable: Committable) -> Outcome:
         """See `TwoPhaseCommitSink.commit`; for an epoch with this committable alone."""
@@ -78,13 +85,17 @@ class OpenTableSink:
             f"{committable.checkpoint_id}, task {committable.task}, in {self._plan.folder.location}"
         )
 
+    def due_output(self) -> DueOutput:
+        """See `run.participants.KeepsDue`."""
+        return self._publisher.due_output()
+
     def close(self) -> None:
         """Publish what is decided and waits."""
         self._publisher.close()
 
 
 def open_sink(
-    plan: TablePlan, owner: Owner, table_of: Callable[[str], Table], every_ms: int
+    plan: TablePlan, owner: Owner, table_of: Callable[[str], Table], pace: Pace
 ) -> OpenTableSink:
     """Return the open sink of a run, once all is published that killed runs have left due.
 
@@ -92,7 +103,7 @@ def open_sink(
         plan: of the tasks.
         owner: without a lineage: of a first check, which looks whether the driver may write.
         table_of: returns the table as the sink commits to it under an id of its own.
-        every_ms: see `Publisher`.
+        pace: see `Publisher`.
 
     Raises:
         StorageError: the table, or its folder, cannot be reached now.
@@ -102,7 +113,7 @@ def open_sink(
 
     def publisher_of(hidden: str) -> Publisher:
         table = table_of(hidden.partition("/")[2])
-        return Publisher(table, folder, hidden, plan.layout.folder, every_ms)
+        return Publisher(table, folder, hidden, plan.layout.folder, pace)
 
     own = hidden_folder(replace(owner, lineage=owner.lineage or "-"))  # a path has no gap
     if owner.lineage:

@@ -7,6 +7,7 @@ and lie in one folder: where a file lies says nothing, its partition values stan
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tallystick.epoch.two_phase import Committable, Place
-from tallystick.errors import RecordError
+from tallystick.errors import RecordError, StorageError
 from tallystick.files.drafts import hidden_folder, name_of, pending_folder
 from tallystick.files.folder import Folder
 from tallystick.files.parquet import OpenParquet, WaitingRows
 from tallystick.files.writing import BUFFER_BYTES_MAX, OPEN_PARTITIONS_MAX
 from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, count
 from tallystick.tables.columns import conformed
+from tallystick.tables.compacting import Share, rows_of
+from tallystick.tables.due import Compaction
 from tallystick.tables.port import DataFile, Layout
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class TablePlan:
         columns: of the table.
         layout: of the kind of table.
         compression: of Parquet.
+        shares: what tasks compact beside their rows.
     """
 
     folder: Folder
@@ -43,6 +49,7 @@ class TablePlan:
     columns: pa.Schema
     layout: Layout
     compression: str
+    shares: tuple[Share, ...] = ()
 
     def begin(self, place: Place) -> "TableTransaction":
         """See `TransactionPlan.begin`; names of an attempt are unique, so none collide."""
@@ -55,7 +62,8 @@ class TableTransaction:
     def __init__(self, plan: TablePlan, place: Place) -> None:
         self._plan, self._place = plan, place
         self._name, self._hidden = name_of(place), hidden_folder(place.owner)
-        self._parts: dict[tuple[str | None, ...], _Part] = {}
+        self._parts: dict[tuple[str | None, ...], _Part] = {}  # of the rows
+        self._all_parts: list[_Part] = []
         self._row_count = self._buffered = 0
         self._begun_ms = int(time.time() * 1000)
         plan.folder.put(f"{pending_folder(self._hidden)}/{self._name}", b"")
@@ -80,22 +88,31 @@ class TableTransaction:
                 f"partitions of {layout.partitioned_by} in one epoch. Key the rows by the same "
                 f"columns first, so that a task has few of them."
             )
-        name = f"part-{self._name}-{len(self._parts)}.parquet"
-        path = f"{layout.folder}/{name}" if layout.folder else name
-        part = self._parts[(*values.values(),)] = _Part(self._plan, path, values, schema)
+        part = self._parts[(*values.values(),)] = self._part(values, schema)
+        return part
+
+    def _part(self, values: dict[str, str | None], schema: pa.Schema) -> "_Part":
+        folder = self._plan.layout.folder
+        name = f"part-{self._name}-{len(self._all_parts)}.parquet"
+        part = _Part(self._plan, f"{folder}/{name}" if folder else name, values, schema)
+        self._all_parts.append(part)
         return part
 
     def prepare(self) -> Sequence[Committable]:
         """See `Transaction.prepare`."""
-        files = [part.close() for part in self._parts.values()]
-        self._plan.folder.sync_files(file.path for file in files)
-        count(WRITTEN_FILES, len(files))
-        count(WRITTEN_FILE_BYTES, sum(file.size for file in files))
         place = self._place
+        files = [part.close() for part in self._parts.values()]
+        shares = [share for share in self._plan.shares if share.task == place.task]
+        compactions = [*filter(None, (self._compacted(share.sources) for share in shares))]
+        written = [*files, *(compaction.file for compaction in compactions)]
+        self._plan.folder.sync_files(file.path for file in written)
+        count(WRITTEN_FILES, len(written))
+        count(WRITTEN_FILE_BYTES, sum(file.size for file in written))
         details = {
             "location": self._plan.folder.location,
             "table": self._plan.table_id,
             "files": files,
+            "compactions": compactions,
         }
         return (
             Committable(
@@ -109,13 +126,34 @@ class TableTransaction:
             ),
         )
 
+    def _compacted(self, sources: Sequence[DataFile]) -> Compaction | None:
+        """Write the rows of small files into one; None: they are published as they are."""
+        part: _Part | None = None
+        try:
+            for rows in rows_of(self._plan.folder, sources):
+                part = part or self._part(sources[0].values, rows.schema)
+                for batch in rows.to_batches():
+                    part.waiting.take(batch)
+                if part.waiting.byte_count > BUFFER_BYTES_MAX:
+                    part.flush()
+            assert part is not None, "a share has files"
+            file, size = part.close(), sum(source.size for source in sources)
+            assert file.rows == sum(source.rows for source in sources), file
+            return Compaction(tuple(source.path for source in sources), size, file)
+        except (StorageError, OSError, pa.ArrowException) as error:
+            logger.warning("%s: files are not compacted: %s", self._plan.folder.name, error)
+            if part is not None:
+                part.drop()
+                self._plan.folder.remove_file(part.path)
+            return None
+
     def abort(self) -> None:
         """See `Transaction.abort`."""
         folder = self._plan.folder
         with contextlib.suppress(Exception):
-            for part in self._parts.values():
+            for part in self._all_parts:
                 part.drop()
-            folder.remove_files(part.path for part in self._parts.values())
+            folder.remove_files(part.path for part in self._all_parts)
             folder.remove_file(f"{pending_folder(self._hidden)}/{self._name}")
 
 
@@ -152,7 +190,7 @@ class _Part:
         (footer,) = self._footers
         now_ms = int(time.time() * 1000)
         facts = self.plan.layout.statistics(footer)
-        return DataFile(self.path, size, self.values, now_ms, facts)
+        return DataFile(self.path, size, footer.num_rows, self.values, now_ms, facts)
 
     def drop(self) -> None:
         """Close the open file."""

@@ -36,6 +36,7 @@ from tests.delta.delta_sinks import (
     unnamed,
     visible,
 )
+from tests.waiting import wait_for
 
 
 class Died(BaseException):
@@ -248,11 +249,7 @@ def test_due_epochs_become_one_commit(tmp_path: Path) -> None:
 def test_due_epochs_are_published_in_time_without_another_epoch(tmp_path: Path) -> None:
     sink = opened(tmp_path, commit_every="200 milliseconds")
     sink.commit_together(two_tasks(sink))
-    publisher = sink._publisher
-    timer = publisher._timer
-    assert timer is not None
-    timer.join(30)
-    assert publisher.due == ()
+    wait_for(lambda: sink._publisher.due, (), "a publish")
     assert visible(tmp_path) == list(range(12))
 
 
@@ -292,6 +289,7 @@ def test_a_publish_that_fails_in_its_own_time_is_tried_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(DeltaTable, "update_incremental", away)
+        sink._publisher._publish_in_time()  # asks an epoch to compact
         sink._publisher._publish_in_time()
         assert "1 epochs wait for the next try" in caplog.text
         with pytest.raises(StorageError, match=r"Delta table .*the store is away"):

@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import requests
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ServerError
 from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
+from sqlalchemy.exc import OperationalError
 
 import tallystick as ts
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, RunFacts
@@ -161,6 +163,41 @@ def test_an_unknown_commit_is_asked_for_and_not_guessed(
         assert again.commit_together(epoch) is Outcome.COMMITTED
     assert numbers(tmp_path) == list(range(12))
     assert epochs_in(tmp_path) == ["1-1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [
+        (OperationalError("SELECT 1", {}, OSError("the database is away")), True),
+        (requests.ConnectionError("no route"), True),
+        (ServerError("500"), True),
+        (TypeError("a mistake of ours"), False),
+    ],
+)
+def test_errors_of_libraries_are_tried_again_and_mistakes_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_retried: bool
+) -> None:
+    sink = opened(tmp_path, commit_every="1 hour")
+    sink.commit_together(two_tasks(sink))
+
+    def failing(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", failing)
+        patched.setattr(sink._publisher._compactor, "ask", lambda _: False)
+        sink._publisher._publish_in_time()
+        expected = StorageError if is_retried else TypeError
+        with pytest.raises(expected, match=re.escape(str(error).splitlines()[0])):
+            sink._publisher.publish()
+    if is_retried:
+        sink.commit_together(two_tasks(sink, 2, 50))
+    else:
+        with pytest.raises(TypeError, match="a mistake of ours"):
+            sink.commit_together(two_tasks(sink, 2, 50))
+    assert sink._publisher.due[0] == 1
+    sink.close()
+    assert numbers(tmp_path)[:12] == list(range(12))
 
 
 class Died(BaseException):

@@ -5,6 +5,7 @@ Times are in ms since 1970. A fact that is not known is None, and the page says 
 
 from dataclasses import dataclass
 
+from tallystick.ops.due import DueSink
 from tallystick.run.console import LogLine
 from tallystick.values import CheckFinding
 
@@ -283,6 +284,7 @@ class PageFacts:
             in this process: as the newest run has noted it, without rates.
         tasks: those of the run's newest epoch.
         log: the newest lines of the process that runs the pipeline, the newest last.
+        due: the sinks in which decided epochs wait to be published.
     """
 
     name: str
@@ -304,6 +306,7 @@ class PageFacts:
     graph: tuple[tuple[NodeFact, ...], ...] = ()
     tasks: tuple[TaskFact, ...] = ()
     log: tuple[LogLine, ...] = ()
+    due: tuple[DueSink, ...] = ()
 
     @property
     def read_name(self) -> str:

@@ -23,7 +23,8 @@ from tallystick.kafka import cluster
 from tallystick.kafka.client import Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops.checkpoint_view import CheckpointView, asking_again, look
-from tallystick.ops.doctor import diagnose, file_findings
+from tallystick.ops.doctor import diagnose
+from tallystick.ops.file_checks import file_findings
 from tallystick.ops.inspection import FAILED, UNDECIDED, Report, StepReport, inspect
 from tallystick.ops.remedies import remedy_of
 from tallystick.ops.transactions import (
@@ -149,7 +150,8 @@ class CheckpointReader:
         run = newest_run(self._storage)
         watermarks = {step.uid: step.watermark_ms for step in steps}
         graph = () if run is None else unmeasured(run.graph, facts.partitions, watermarks)
-        return replace(facts, steps=steps, epochs=self._epochs(report), graph=graph)
+        epochs = self._epochs(report)
+        return replace(facts, steps=steps, epochs=epochs, graph=graph, due=report.due)
 
     def _epochs(self, report: Report) -> tuple[EpochFact, ...]:
         """Return the retained epochs that count, as far as is known."""

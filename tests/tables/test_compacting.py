@@ -1,0 +1,400 @@
+"""Small files of due epochs become large ones, in tasks, and no row is there twice or never."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+import tallystick as ts
+from tallystick.epoch import protocol as c
+from tallystick.epoch.two_phase import Committable, Owner
+from tallystick.errors import ManifestError
+from tallystick.tables.compacting import Phase, Share, shares_of
+from tallystick.tables.port import DataFile
+from tallystick.tables.publishing import Publisher
+from tallystick.tables.sink import OpenTableSink
+from tests.delta.delta_sinks import (
+    OWNER,
+    before_the_commit,
+    commits,
+    opened,
+    place,
+    rows,
+    unnamed,
+    visible,
+)
+from tests.failover.sink_job import SinkJob, flat, read_files, sink_jobs
+from tests.tables.test_table_guarantees import FACTS, Delta, Iceberg, killed
+from tests.waiting import wait_for
+
+names = (f"compacted_{number}" for number in count())
+SMALL = 4_000
+"""A file of a task has some 1,300 bytes here: five of them are enough for one file."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
+    with sink_jobs(tmp_path, names) as make:
+        yield make
+
+
+@pytest.fixture(params=[Delta, Iceberg], ids=["delta", "iceberg"])
+def kind(request: pytest.FixtureRequest) -> Delta | Iceberg:
+    kind: Delta | Iceberg = request.param()
+    return kind
+
+
+def publisher_of(job: SinkJob) -> Publisher:
+    assert job._open is not None
+    (publisher,) = (
+        sink._publisher for sink in job._open[0]._open.values() if hasattr(sink, "_publisher")
+    )
+    assert isinstance(publisher, Publisher)
+    return publisher
+
+
+def compaction_count(job: SinkJob) -> int:
+    return sum(len(due.compactions) for due in publisher_of(job)._due.values())
+
+
+def run_until_compacted(job: SinkJob) -> None:
+    while not job.logged or not compaction_count(job):
+        job.run_next()
+        assert job.logged < 30
+
+
+def files_in(kind: Delta | Iceberg, table: Path) -> list[str]:
+    if isinstance(kind, Iceberg):
+        return sorted(path.name for path in table.glob("**/data/*.parquet"))
+    return sorted(path.rpartition("/")[2] for path in DeltaTable(table).file_uris())
+
+
+def test_a_publish_names_large_files_and_none_of_their_sources(
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path
+) -> None:
+    job = run(kind.sink(tmp_path / "table", commit_every="1 hour", target_file_size=SMALL))
+    job.run_until(20)
+    assert compaction_count(job) >= 2
+    waits = publisher_of(job).due_output()
+    assert waits.files < 30, "each of 20 epochs has two"
+    assert waits.rows == flat(job.expected()).total()
+    job.close()
+
+    assert kind.seen(tmp_path / "table") == flat(job.expected())
+    assert len(files_in(kind, tmp_path / "table")) == waits.files
+    assert kind.unnamed(tmp_path / "table") == []
+
+
+def test_one_file_remains_of_little_when_the_time_has_come(
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path
+) -> None:
+    job = run(kind.sink(tmp_path / "table", commit_every="1 hour"))
+    job.run_until(5)
+    publisher = publisher_of(job)
+    publisher._publish_in_time()
+    assert publisher._compactor._phase is Phase.ASKED
+    assert kind.seen(tmp_path / "table") == Counter()
+
+    job.run_next()
+    wait_for(lambda: publisher.due, (5,), "a publish of all but the epoch that compacted")
+    wait_for(lambda: publisher._compactor._phase, Phase.WAITING, "the end of the publish")
+    assert kind.seen(tmp_path / "table") == flat(job.expected(range(5)))
+    assert len(files_in(kind, tmp_path / "table")) == 1 + 2 * isinstance(kind, Iceberg)
+    job.run_until(7)
+    job.close()
+    assert kind.seen(tmp_path / "table") == flat(job.expected())
+    assert kind.unnamed(tmp_path / "table") == []
+
+
+@pytest.mark.parametrize("event", FACTS)
+def test_wherever_a_driver_is_killed_after_compacting_rows_are_there_once(
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path, event: type
+) -> None:
+    table, files = tmp_path / "table", tmp_path / "files"
+    sink = kind.sink(table, commit_every="1 hour", target_file_size=SMALL)
+    job = run(sink, ts.FileSink(files))
+    for _ in range(2):
+        run_until_share(job)
+        job = killed(job, event)
+    job.run_until(job.logged + 5)
+    job.close()
+
+    assert kind.seen(table) == flat(job.expected()) == read_files(files)
+    assert kind.unnamed(table) == []
+
+
+def run_until_share(job: SinkJob) -> None:
+    """Go on until the next epoch's tasks have something to compact."""
+    start = job.logged
+    while job._open is None or not publisher_of(job).shares():
+        job.run_next()
+        assert job.logged < start + 30
+
+
+MOMENTS = ("before the commit", "after the commit", "sources are gone", "notes are rewritten")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_driver_that_dies_in_an_early_publish_of_a_compaction_leaves_each_row_once(
+    kind: Delta | Iceberg,
+    run: Callable[..., SinkJob],
+    tmp_path: Path,
+    moment: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The commit has the epochs before the one that compacted them."""
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Died
+
+    job = run(kind.sink(tmp_path / "table", commit_every="1 hour"))
+    job.run_until(4)
+    publisher = publisher_of(job)
+    monkeypatch.setattr(publisher, "_start_timer", lambda *_: None)
+    publisher._publish_in_time()
+    job.run_next()
+    assert publisher._compactor._phase is Phase.PUBLISHING
+    assert compaction_count(job) == 1
+    if moment == MOMENTS[0]:
+        monkeypatch.setattr(publisher, "_commit", die)
+    elif moment == MOMENTS[1]:
+        monkeypatch.setattr(publisher._folder, "remove_files", die)
+    elif moment == MOMENTS[2]:
+        monkeypatch.setattr(publisher, "_forget", die)
+    else:
+        monkeypatch.setattr(publisher, "_remove_staged", die)
+    with pytest.raises(Died):
+        publisher.publish(newest=3)
+    has_committed = moment != MOMENTS[0]
+    assert kind.seen(tmp_path / "table") == flat(job.expected(range(4 * has_committed)))
+
+    successor = job.leave()
+    successor.run_until(8)
+    monkeypatch.undo()
+    with pytest.raises(ts.FencedError):
+        job.run_next()
+    job.close()  # a zombie, which has the same epochs due
+    successor.close()
+    assert kind.seen(tmp_path / "table") == flat(successor.expected())
+    assert kind.unnamed(tmp_path / "table") == []
+
+
+def test_a_publish_while_tasks_compact_publishes_the_sources_alone(
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path
+) -> None:
+    """The compaction is decided after its sources are in the table: nobody needs it."""
+    job = run(kind.sink(tmp_path / "table", commit_every="1 hour", target_file_size=SMALL))
+    run_until_share(job)
+    shown = list[Counter[str]]()
+
+    def publish(task: int) -> None:
+        if task == 0:
+            publisher_of(job).publish()
+            shown.append(kind.seen(tmp_path / "table"))
+
+    job.midway = publish
+    before = job.logged
+    job.run_next()
+    job.midway = lambda _: None
+    assert shown == [flat(job.expected(range(before)))]
+    assert compaction_count(job) == 1, "the fault has hit"
+    job.run_until(before + 2)
+    job.close()
+    assert kind.seen(tmp_path / "table") == flat(job.expected())
+    assert kind.unnamed(tmp_path / "table") == []
+
+
+def test_the_files_of_a_compaction_that_nobody_decided_are_removed(
+    kind: Delta | Iceberg, run: Callable[..., SinkJob], tmp_path: Path
+) -> None:
+    job = run(kind.sink(tmp_path / "table", commit_every="1 hour", target_file_size=SMALL))
+    run_until_share(job)
+    due = {file.path for one in publisher_of(job)._due.values() for file in one.files}
+    job.die_at(c.EpochRan)
+    written = [*(tmp_path / "table").glob("**/part-*.parquet")]
+    assert len(written) == len(due) + 3, "two tasks' files, and a compacted one"
+
+    successor = job.leave()
+    successor.run_next()
+    successor.close()
+    assert kind.seen(tmp_path / "table") == flat(successor.expected())
+    assert kind.unnamed(tmp_path / "table") == []
+
+
+def test_sources_that_are_gone_are_not_compacted_and_no_epoch_fails(
+    run: Callable[..., SinkJob], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = Delta()
+    job = run(kind.sink(tmp_path / "table", commit_every="1 hour", target_file_size=SMALL))
+    run_until_share(job)
+    ((_, sources), *_) = publisher_of(job).shares()
+    gone = tmp_path / "table" / sources[1].path
+    content = gone.read_bytes()
+    gone.unlink()
+
+    job.run_next()
+    assert f"files are not compacted: {sources[1].path}" in caplog.text
+    assert compaction_count(job) == 0
+    gone.write_bytes(content)
+    job.close()
+    assert kind.seen(tmp_path / "table") == flat(job.expected())
+    assert kind.unnamed(tmp_path / "table") == []
+
+
+def test_a_table_that_is_optimized_and_vacuumed_beside_keeps_each_row(
+    run: Callable[..., SinkJob], tmp_path: Path
+) -> None:
+    kind = Delta()
+    job = run(kind.sink(tmp_path / "table", commit_every="1 hour", target_file_size=SMALL))
+    job.run_until(6)
+    publisher_of(job).publish()
+    for _ in range(3):
+        job.run_until(job.logged + 4)
+        beside = DeltaTable(tmp_path / "table")
+        assert beside.optimize.compact()["numFilesRemoved"] > 1
+        beside.vacuum(dry_run=False)
+        publisher_of(job).publish()
+    job.close()
+    values = DeltaTable(tmp_path / "table").to_pyarrow_table()["value"].to_pylist()
+    assert Counter(values) == flat(job.expected())
+    assert sum(commits(tmp_path / "table").values()) == 4
+
+
+def two_tasks(sink: OpenTableSink, epoch: int, owner: Owner = OWNER) -> list[Committable]:
+    """The committables of an epoch of 12 rows, with what its tasks compact."""
+    plan, committables = sink.plan(), list[Committable]()
+    for task in (0, 1):
+        transaction = plan.begin(place(epoch, task, f"a{epoch:04d}", owner))
+        transaction.write(rows(12 * epoch + 6 * task, 12 * epoch + 6 * task + 6))
+        committables += transaction.prepare()
+    return committables
+
+
+def asked_to_compact(sink: OpenTableSink, epoch: int) -> list[Committable]:
+    """The committables of an epoch that compacts all that is due, whose publish does not begin."""
+    publisher = sink._publisher
+    publisher._start_timer = lambda *_: None  # type: ignore[method-assign]
+    publisher._publish_in_time()
+    committables = two_tasks(sink, epoch)
+    assert any(json.loads(one.details)["compactions"] for one in committables)
+    return committables
+
+
+@pytest.mark.parametrize("has_taken", [True, False])
+def test_a_zombie_that_wakes_in_its_publish_of_a_compaction_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_taken: bool
+) -> None:
+    """It knows the epoch that compacted, or the sources alone."""
+    zombie = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        zombie.commit_together(two_tasks(zombie, epoch))
+    compacted = asked_to_compact(zombie, 4)
+    if has_taken:
+        zombie.commit_together(compacted)
+
+    def successor_commits() -> None:
+        successor = opened(tmp_path, commit_every="1 hour")
+        successor.commit_together(compacted)
+        successor.commit_together(two_tasks(successor, 5))
+        successor.close()
+
+    refused = before_the_commit(monkeypatch, successor_commits)
+    zombie._publisher.publish(newest=3)
+    assert len(refused) == 1
+    zombie.commit_together(compacted)
+    zombie.close()
+    assert visible(tmp_path) == list(range(6 * 12))
+    assert unnamed(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("lineage", ["f00d", "restored"])
+def test_a_savepoint_with_a_compaction_that_waits_loses_and_repeats_nothing(
+    tmp_path: Path, lineage: str, is_early: bool
+) -> None:
+    """The same checkpoint, or one restored from its savepoint, before or after an early commit."""
+    killed = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        killed.commit_together(two_tasks(killed, epoch))
+    killed.commit_together(asked_to_compact(killed, 4))
+    if is_early:
+        killed._publisher.publish(newest=3)
+        assert visible(tmp_path) == list(range(4 * 12))
+    assert killed._publisher.due == ((4,) if is_early else (0, 1, 2, 3, 4))
+
+    owner = Owner(OWNER.pipeline, OWNER.sink, lineage)
+    successor = opened(tmp_path, owner, commit_every="1 hour")
+    assert visible(tmp_path) == list(range(5 * 12))
+    successor.commit_together(two_tasks(successor, 5, owner))
+    killed.close()  # a zombie
+    successor.close()
+    assert visible(tmp_path) == list(range(6 * 12))
+    assert unnamed(tmp_path) == []
+    assert len(DeltaTable(tmp_path).file_uris()) == 1 + 2 + 2
+
+
+def test_files_of_each_partition_are_compacted_apart(tmp_path: Path) -> None:
+    sink = opened(tmp_path, commit_every="1 hour", partition_by=["dest"])
+    for epoch in range(4):
+        sink.commit_together(two_tasks(sink, epoch))
+    sink.commit_together(asked_to_compact(sink, 4))
+    sink._publisher.publish(newest=3)
+
+    added = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pydict()
+    assert sorted(added["partition.dest"], key=str) == ["ORD", None, "a/b"]
+    assert added["num_records"] == [16, 16, 16]
+    assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist()) == list(range(48))
+    sink.close()
+
+
+def test_rows_keep_the_order_of_epochs_and_tasks(tmp_path: Path) -> None:
+    sink = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        sink.commit_together(two_tasks(sink, epoch))
+    sink.commit_together(asked_to_compact(sink, 4))
+    sink._publisher.publish(newest=3)
+    (file,) = DeltaTable(tmp_path).file_uris()
+    assert pq.read_table(file)["n"].to_pylist() == list(range(48))
+    sink.close()
+
+
+def test_large_files_are_left_as_they_are_and_each_task_has_one_share_under_load() -> None:
+    def file(name: str, size: int, value: str = "a") -> DataFile:
+        return DataFile(f"part-{name}.parquet", size, 1, {"dest": value}, 0, "")
+
+    large, small = file("large", 50), [file(f"s{number}", 30) for number in range(9)]
+    other = [file(f"o{number}", 30, "b") for number in range(3)]
+    files = [large, *small, *other]
+    under_load = shares_of(files, (3, 7), 100, 110, all_small=False)
+    assert under_load == (Share(3, (*small[:4],)), Share(7, (*small[4:8],)))
+    at_the_end = shares_of([*files, file("o3", 5, "b")], (3,), 100, 110, all_small=True)
+    assert [share.sources for share in at_the_end] == [
+        (*small[:4],),
+        (*small[4:8],),
+        (*other, file("o3", 5, "b")),
+    ]
+    assert shares_of(files, (), 100, 110, all_small=True) == ()
+
+
+@pytest.mark.parametrize("source", ["../../etc/passwd", "part-/../../x", "_delta_log/0.json"])
+def test_edited_sources_lead_to_no_other_file(tmp_path: Path, source: str) -> None:
+    sink = opened(tmp_path, commit_every="1 hour")
+    for epoch in range(4):
+        sink.commit_together(two_tasks(sink, epoch))
+    first, *others = asked_to_compact(sink, 4)
+    details = json.loads(first.details)
+    details["compactions"][0][0][0] = source
+    edited = replace(first, details=json.dumps(details))
+    with pytest.raises(ManifestError, match="which no release writes"):
+        sink.commit_together((edited, *others))
