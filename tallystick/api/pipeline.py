@@ -557,12 +557,11 @@ class KeyedPipeline:
                 Later steps: how much earlier a function makes times, no more of the next four.
             idle_after: how long, in ms or text, a partition read to its end is waited for.
             max_drift: how far a partition may be ahead of the slowest unread one; 0: any.
-            watermark_column: a column, as `event_time`, in which producers promise that no row
-                before that time comes later in its partition, in place of `watermark_delay`; null:
-                nothing new. A partition is waited for until it is idle.
+            watermark_column: a column, as `event_time`, in which producers promise that no earlier
+                row follows in its partition, in place of `watermark_delay`; null: nothing new.
             idle_advance: the watermark of idle partitions goes on with the clock.
             event_time_max_ahead: of the clock; rows beyond are dead letters or late.
-            rows: of a `StatefulProcessor`: "row", or "pandas" as `transformWithStateInPandas`.
+            rows: a `StatefulProcessor`'s: "row", or "pandas" as `transformWithStateInPandas`.
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
             renamed: columns of state with another name than in the checkpoint: `{"new": "old"}`.
             defaults: of new columns of state, for the keys in the checkpoint; else null.
@@ -589,8 +588,8 @@ class KeyedPipeline:
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),
         )
-        pipeline = self.pipeline if self.keys else with_aggregated(self.pipeline, step.processor)
-        return replace(pipeline, steps=(*pipeline.steps, step))
+        before = self.pipeline if self.keys else with_aggregated(self.pipeline, step.processor)
+        return replace(before, steps=(*before.steps, step))
 
     if not TYPE_CHECKING:
 
