@@ -87,6 +87,8 @@ def column_changes(kind: str, before: str, now: str, renamed: Renamed) -> list[C
         now: the schema that the program declares.
         renamed: as `renames` gives them.
     """
+    if before == now:
+        return []
     if kind in OWN_KINDS:
         return list(_struct_changes(_struct_of(before), _struct_of(now), "", renamed))
     old, new = schema_from_text(before), schema_from_text(now)
@@ -115,6 +117,8 @@ def renames(kind: str, before: str, now: str, renamed: Renamed) -> dict[str, str
     Accumulators of windows, `name.part`, follow the name of their aggregate, and fields the name of
     their struct, which they do not leave.
     """
+    if before == now:
+        return {}
     old, new = _names(kind, before), _names(kind, now)
     done: dict[str, str] = {}
     for name, (whole, part) in new.items():
@@ -298,11 +302,11 @@ def _converted_state(
     """Return the values of a state's entries as of the next schema."""
     keys, values = entries.columns
     renamed = dict(before.renamed)
-    if before.ttl is not None:
-        values = with_ttl(values, before, now.kind, before.ttl)
-    if before.value_schema == now.value_schema:
-        return values
     try:
+        if before.ttl is not None:
+            values = with_ttl(values, before, now.kind, before.ttl)
+        if before.value_schema == now.value_schema:
+            return values
         if now.kind not in (ROWS, *OWN_KINDS):
             return _converted_columns(values, before, now, renamed)
         is_head = _have_no_rest(step, keys)
