@@ -46,7 +46,7 @@ from tallystick.state.time_to_live import (
     with_ttl,
 )
 
-ADDED, REMOVED, WIDENED, REFUSED = "added", "removed", "widened", "refused"
+ADDED, REMOVED, WIDENED, ROUNDED, REFUSED = "added", "removed", "widened", "rounded", "refused"
 
 Renamed = Mapping[str, str]
 """Old names of columns by their new names."""
@@ -58,7 +58,8 @@ class ColumnChange(NamedTuple):
     """The change of one column, or of one field of a struct.
 
     Args:
-        what: `ADDED`, `REMOVED`, `WIDENED`, or `REFUSED`: to a type that does not hold all values.
+        what: `ADDED`, `REMOVED`, `WIDENED`, `ROUNDED`: to a floating type that holds the nearest
+            value, or `REFUSED`: to a type that does not hold all values.
         column: the name, with the names of the structs around a field.
         before, now: the types, as DDL; "" where there is no such column.
     """
@@ -106,6 +107,7 @@ def column_changes(kind: str, before: str, now: str, renamed: Renamed) -> list[C
             changes.append(ColumnChange(REMOVED, name, text, ""))
         elif new_types[name] != kind_before:
             what = WIDENED if _is_wider(kind_before, new_types[name]) else REFUSED
+            what = ROUNDED if _rounds(kind_before, new_types[name]) else what
             changes.append(ColumnChange(what, names[name], text, _arrow_text(new_types[name])))
     return changes
 
@@ -370,7 +372,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(inner) and inner.tz:  # a date becomes its midnight in UTC
         plain = pa.timestamp(inner.unit)
         column = column.cast(pa.list_(plain) if pa.types.is_list(kind) else plain)
-    return column.cast(kind)
+    return column.cast(kind, safe=not pa.types.is_floating(inner))
 
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -395,6 +397,14 @@ def _is_wider(before: pa.DataType, now: pa.DataType) -> bool:
     if types.is_date32(before):
         return types.is_timestamp(now) and now.unit == "us" and now.tz in (None, "UTC")
     return {before, now} == {pa.string(), pa.binary()}
+
+
+def _rounds(before: pa.DataType, now: pa.DataType) -> bool:
+    """True from whole numbers to a floating type that does not hold each of them exactly."""
+    types = pa.types
+    if types.is_list(before) and types.is_list(now):
+        return _rounds(before.value_type, now.value_type)
+    return before in _INTS and types.is_floating(now) and not _is_wider(before, now)
 
 
 def _holds_digits(precision: int, scale: int, new_precision: int, new_scale: int) -> bool:
@@ -450,7 +460,8 @@ def _type_changes(before: Json, now: Json, column: str, renamed: Renamed) -> Ite
         yield from _type_changes(before["valueType"], now["valueType"], f"{column}.value", renamed)
     elif before != now or kinds != {""}:
         is_wider = kinds == {""} and _is_wider_in_spark(before, now)
-        what = WIDENED if is_wider else REFUSED
+        is_rounded = kinds == {""} and before in _NUMBERS and now in _FLOATS
+        what = WIDENED if is_wider else ROUNDED if is_rounded else REFUSED
         yield ColumnChange(what, column, _spark_text(before), _spark_text(now))
 
 
@@ -545,6 +556,10 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _nearest_float(number: Any) -> float:
+    return float(np.float32(number))
+
+
 def _constant(value: Any, _: Any) -> Any:
     return value
 
@@ -561,7 +576,9 @@ def _converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
         return _map_converter(before, now, column, named)
     if before == now or (before in _NUMBERS and now in _NUMBERS):
         return _same
-    if now in _FLOATS:
+    if now == "float":
+        return _nearest_float
+    if now == "double":
         return float
     if now == "binary":
         return lambda text: text.encode()
