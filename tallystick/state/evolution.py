@@ -510,7 +510,7 @@ def _converted_structs(
     old, new = _struct_of(before.value_schema), _struct_of(now.value_schema)
     unpack_one = msgspec.msgpack.decode
     defaults = {name: unpack_one(bytes.fromhex(data))[0] for name, data in before.defaults}
-    convert = _struct_converter(old, new, "", _Names(renamed, defaults))
+    convert = _struct_converter(old, new, "", _ByPath(renamed, defaults))
     start = EXPIRY_SIZE if now.ttl_ms else 0
     pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
     stored = [
@@ -524,14 +524,14 @@ _NOWHERE = -1
 """The place of a field that a struct did not have."""
 
 
-class _Names(NamedTuple):
-    """The renamed columns and the defaults of new ones in a conversion, by their paths."""
+class _ByPath(NamedTuple):
+    """The old names of columns and fields, and the defaults of new ones, by their paths."""
 
     renamed: Renamed
     defaults: Mapping[str, Any]
 
 
-def _struct_converter(before: Json, now: Json, path: str, named: _Names) -> _Convert:
+def _struct_converter(before: Json, now: Json, path: str, named: _ByPath) -> _Convert:
     places = {field["name"]: at for at, field in enumerate(before["fields"])}
     parts: list[tuple[int, _Convert]] = []
     for field in now["fields"]:
@@ -564,7 +564,7 @@ def _constant(value: Any, _: Any) -> Any:
     return value
 
 
-def _converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
+def _converter(before: Json, now: Json, column: str, named: _ByPath) -> _Convert:
     """Return a function between the stored forms of a value, not None, of two types."""
     if isinstance(now, dict):
         if now["type"] == "struct":
@@ -592,7 +592,7 @@ def _converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
     return _same
 
 
-def _map_converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
+def _map_converter(before: Json, now: Json, column: str, named: _ByPath) -> _Convert:
     part = _converter(before["valueType"], now["valueType"], f"{column}.value", named)
     is_plain = _is_plain(now)
 
