@@ -18,6 +18,7 @@ from tallystick.state.catalog import StateField, StepState
 from tallystick.state.evolution import (
     REFUSED,
     REMOVED,
+    ROUNDED,
     Renamed,
     ambiguous,
     changed_since,
@@ -54,6 +55,11 @@ STATE_ID_MAX = 0xEF
 def dropped_column_word(uid: str, column: str) -> str:
     """Return the word by which a user accepts that a column of state is forgotten."""
     return f"dropped-column-{uid}-{column}"
+
+
+def rounded_column_word(uid: str, column: str) -> str:
+    """Return the word by which a user accepts that values of a column are rounded."""
+    return f"rounded-column-{uid}-{column}"
 
 
 def settle(
@@ -230,11 +236,17 @@ def _refused_columns(
     prefix = f"{state.name}." if state.kind in OWN_KINDS else ""
     names = renames(state.kind, base.value_schema, state.value_schema, renamed)
     texts, dropped = [], []
+    rounded = []
     for change in column_changes(state.kind, base.value_schema, state.value_schema, names):
         if change.column == TIMER and has_ttl(base) != has_ttl(state):
             continue  # the time to forget keys: those that are held get it, or lose it
         if change.what == REFUSED:
             texts.append(f"{change.text}, which does not hold all of its values")
+        elif change.what == ROUNDED:
+            word = rounded_column_word(uid, f"{prefix}{change.column}")
+            if word not in accepted:
+                rounded.append(word)
+                texts.append(f"{change.text}, which rounds large numbers")
         elif change.what == REMOVED:
             word = dropped_column_word(uid, f"{prefix}{change.column}")
             if word not in accepted:
@@ -245,6 +257,8 @@ def _refused_columns(
             f"to give up columns, start once with accept={dropped}; one with a new name stays "
             f"with renamed={{'new': 'old'}} on the step"
         )
+    if rounded:
+        texts.append(f"to have them rounded, start once with accept={rounded}")
     return "".join(f"; {text}" for text in texts)
 
 

@@ -46,7 +46,7 @@ from tallystick.state.time_to_live import (
     with_ttl,
 )
 
-ADDED, REMOVED, WIDENED, REFUSED = "added", "removed", "widened", "refused"
+ADDED, REMOVED, WIDENED, ROUNDED, REFUSED = "added", "removed", "widened", "rounded", "refused"
 
 Renamed = Mapping[str, str]
 """Old names of columns by their new names."""
@@ -58,7 +58,8 @@ class ColumnChange(NamedTuple):
     """The change of one column, or of one field of a struct.
 
     Args:
-        what: `ADDED`, `REMOVED`, `WIDENED`, or `REFUSED`: to a type that does not hold all values.
+        what: `ADDED`, `REMOVED`, `WIDENED`, `ROUNDED`: to a floating type that holds the nearest
+            value, or `REFUSED`: to a type that does not hold all values.
         column: the name, with the names of the structs around a field.
         before, now: the types, as DDL; "" where there is no such column.
     """
@@ -87,6 +88,8 @@ def column_changes(kind: str, before: str, now: str, renamed: Renamed) -> list[C
         now: the schema that the program declares.
         renamed: as `renames` gives them.
     """
+    if before == now:
+        return []
     if kind in OWN_KINDS:
         return list(_struct_changes(_struct_of(before), _struct_of(now), "", renamed))
     old, new = schema_from_text(before), schema_from_text(now)
@@ -104,6 +107,7 @@ def column_changes(kind: str, before: str, now: str, renamed: Renamed) -> list[C
             changes.append(ColumnChange(REMOVED, name, text, ""))
         elif new_types[name] != kind_before:
             what = WIDENED if _is_wider(kind_before, new_types[name]) else REFUSED
+            what = ROUNDED if _rounds(kind_before, new_types[name]) else what
             changes.append(ColumnChange(what, names[name], text, _arrow_text(new_types[name])))
     return changes
 
@@ -115,6 +119,8 @@ def renames(kind: str, before: str, now: str, renamed: Renamed) -> dict[str, str
     Accumulators of windows, `name.part`, follow the name of their aggregate, and fields the name of
     their struct, which they do not leave.
     """
+    if before == now:
+        return {}
     old, new = _names(kind, before), _names(kind, now)
     done: dict[str, str] = {}
     for name, (whole, part) in new.items():
@@ -298,11 +304,11 @@ def _converted_state(
     """Return the values of a state's entries as of the next schema."""
     keys, values = entries.columns
     renamed = dict(before.renamed)
-    if before.ttl is not None:
-        values = with_ttl(values, before, now.kind, before.ttl)
-    if before.value_schema == now.value_schema:
-        return values
     try:
+        if before.ttl is not None:
+            values = with_ttl(values, before, now.kind, before.ttl)
+        if before.value_schema == now.value_schema:
+            return values
         if now.kind not in (ROWS, *OWN_KINDS):
             return _converted_columns(values, before, now, renamed)
         is_head = _have_no_rest(step, keys)
@@ -366,7 +372,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(inner) and inner.tz:  # a date becomes its midnight in UTC
         plain = pa.timestamp(inner.unit)
         column = column.cast(pa.list_(plain) if pa.types.is_list(kind) else plain)
-    return column.cast(kind)
+    return column.cast(kind, safe=not pa.types.is_floating(inner))
 
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -391,6 +397,14 @@ def _is_wider(before: pa.DataType, now: pa.DataType) -> bool:
     if types.is_date32(before):
         return types.is_timestamp(now) and now.unit == "us" and now.tz in (None, "UTC")
     return {before, now} == {pa.string(), pa.binary()}
+
+
+def _rounds(before: pa.DataType, now: pa.DataType) -> bool:
+    """True from whole numbers to a floating type that does not hold each of them exactly."""
+    types = pa.types
+    if types.is_list(before) and types.is_list(now):
+        return _rounds(before.value_type, now.value_type)
+    return before in _INTS and types.is_floating(now) and not _is_wider(before, now)
 
 
 def _holds_digits(precision: int, scale: int, new_precision: int, new_scale: int) -> bool:
@@ -446,7 +460,8 @@ def _type_changes(before: Json, now: Json, column: str, renamed: Renamed) -> Ite
         yield from _type_changes(before["valueType"], now["valueType"], f"{column}.value", renamed)
     elif before != now or kinds != {""}:
         is_wider = kinds == {""} and _is_wider_in_spark(before, now)
-        what = WIDENED if is_wider else REFUSED
+        is_rounded = kinds == {""} and before in _NUMBERS and now in _FLOATS
+        what = WIDENED if is_wider else ROUNDED if is_rounded else REFUSED
         yield ColumnChange(what, column, _spark_text(before), _spark_text(now))
 
 
@@ -495,7 +510,7 @@ def _converted_structs(
     old, new = _struct_of(before.value_schema), _struct_of(now.value_schema)
     unpack_one = msgspec.msgpack.decode
     defaults = {name: unpack_one(bytes.fromhex(data))[0] for name, data in before.defaults}
-    convert = _struct_converter(old, new, "", _Names(renamed, defaults))
+    convert = _struct_converter(old, new, "", _ByPath(renamed, defaults))
     start = EXPIRY_SIZE if now.ttl_ms else 0
     pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
     stored = [
@@ -509,14 +524,14 @@ _NOWHERE = -1
 """The place of a field that a struct did not have."""
 
 
-class _Names(NamedTuple):
-    """The renamed columns and the defaults of new ones in a conversion, by their paths."""
+class _ByPath(NamedTuple):
+    """The old names of columns and fields, and the defaults of new ones, by their paths."""
 
     renamed: Renamed
     defaults: Mapping[str, Any]
 
 
-def _struct_converter(before: Json, now: Json, path: str, named: _Names) -> _Convert:
+def _struct_converter(before: Json, now: Json, path: str, named: _ByPath) -> _Convert:
     places = {field["name"]: at for at, field in enumerate(before["fields"])}
     parts: list[tuple[int, _Convert]] = []
     for field in now["fields"]:
@@ -541,11 +556,15 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _nearest_float(number: Any) -> float:
+    return float(np.float32(number))
+
+
 def _constant(value: Any, _: Any) -> Any:
     return value
 
 
-def _converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
+def _converter(before: Json, now: Json, column: str, named: _ByPath) -> _Convert:
     """Return a function between the stored forms of a value, not None, of two types."""
     if isinstance(now, dict):
         if now["type"] == "struct":
@@ -557,7 +576,9 @@ def _converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
         return _map_converter(before, now, column, named)
     if before == now or (before in _NUMBERS and now in _NUMBERS):
         return _same
-    if now in _FLOATS:
+    if now == "float":
+        return _nearest_float
+    if now == "double":
         return float
     if now == "binary":
         return lambda text: text.encode()
@@ -571,7 +592,7 @@ def _converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
     return _same
 
 
-def _map_converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
+def _map_converter(before: Json, now: Json, column: str, named: _ByPath) -> _Convert:
     part = _converter(before["valueType"], now["valueType"], f"{column}.value", named)
     is_plain = _is_plain(now)
 

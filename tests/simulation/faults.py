@@ -43,6 +43,7 @@ class Fault(Enum):
     POWER_CUT = "what was not synced is gone or torn when the driver dies"
     # Tasks with keyed state, and the hosts that keep copies of it.
     RESCALED = "a run has another parallelism than the one before"
+    PROGRAM_CHANGED = "a run's program gives its state a time to live, or takes it away"
     TASK_MOVED = "a task runs on another host, which has an old copy of its state or none"
     COPY_LOST = "a host loses its copies of state"
     TASK_AGAIN = "a task runs again after some of its rows were used"
@@ -91,7 +92,7 @@ class Fault(Enum):
 SABOTAGE = tuple(Fault)[list(Fault).index(Fault.TOKEN_EXPIRED) :]
 """Done while no driver runs. Most of it no program can make good: the job must stop and say so."""
 
-RECENT = (Fault.BATCH_REFUSED, Fault.OTHER_MEANING)
+RECENT = (Fault.BATCH_REFUSED, Fault.OTHER_MEANING, Fault.PROGRAM_CHANGED)
 """Not drawn with the others, but in worlds of later seeds: those before live as they did."""
 RECENT_FROM = 200
 RECENT_SHARE = 0.3
@@ -130,6 +131,7 @@ RATIOS = {
     Fault.CAUGHT: 0.3,
     Fault.POWER_CUT: 0.3,
     Fault.RESCALED: 0.3,
+    Fault.PROGRAM_CHANGED: 0.5,
     Fault.TASK_MOVED: 0.15,
     Fault.COPY_LOST: 0.01,
     Fault.TASK_AGAIN: 0.05,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tallystick.checkpoint import collection, state_files
 from tallystick.epoch import verdict
 from tallystick.errors import StateFileError
-from tallystick.state import compatibility
+from tallystick.state import compatibility, evolution, file_sets
 from tallystick.state.catalog import CHANGELOG, SNAPSHOT, StateFile, StepState, Version
 from tallystick.state.file_sets import Load, epoch_of
 from tallystick.state.key_groups import KeyGroupRange
@@ -369,6 +369,43 @@ def _(original: Any) -> Any:
         return tuple(replace(field, meaning=()) for field in fields), next_id
 
     return settle
+
+
+# A program that changes.
+
+
+@mutation("a copy of the program before is taken", StepState, "copy_name", Fault.PROGRAM_CHANGED)
+def _(_: Any) -> Any:
+    return property(lambda step: step.uid)
+
+
+@mutation("files do not name their schema", epoch_plan, "extend", Fault.PROGRAM_CHANGED)
+def _(original: Any) -> Any:
+    def extend(base: StepState, *rest: Any) -> StepState:
+        after = original(replace(base, schema="", former=()), *rest)
+        return replace(after, schema=base.schema, former=base.former)
+
+    return extend
+
+
+@mutation("entries stay in their schema", state_files, "converted", Fault.PROGRAM_CHANGED)
+def _(_: Any) -> Any:
+    return lambda entries, step, schema: entries
+
+
+@mutation("an expiry has no place in the index", evolution, "with_expiries", Fault.PROGRAM_CHANGED)
+def _(_: Any) -> Any:
+    return lambda entries, *rest: entries
+
+
+@mutation("the index has an expiry that no value has", evolution, "with_ttl", Fault.PROGRAM_CHANGED)
+def _(_: Any) -> Any:
+    return lambda values, *rest: values
+
+
+@mutation("a former schema is forgotten too early", file_sets, "_former_of", Fault.PROGRAM_CHANGED)
+def _(_: Any) -> Any:
+    return lambda base, files: base.former[-1:]
 
 
 # Savepoints.

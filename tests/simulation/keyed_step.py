@@ -3,6 +3,10 @@
 A key's second entry is there while its count is odd, so that entries are deleted too. The function
 reports a count of -1 where the two do not fit: state of two different moments.
 
+A changed program gives both a time to live, in which they never end, or takes it away. Then an
+expiry stands before each value, and each entry is in the index by time: the function reports -1
+where it is otherwise.
+
 In worlds of two inputs rows have event times, and those that come later than the watermark are not
 counted; it is the earliest of the latest times of all partitions.
 
@@ -18,6 +22,7 @@ from functools import cache
 
 import pyarrow as pa
 
+from tallystick.state.entries import ID_AT, TTL_INDEX, time_bytes
 from tallystick.state.functions.aggregates import collect
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -30,6 +35,8 @@ from tallystick.state.functions.windows import tumbling
 from tallystick.state.key_groups import key_groups_of
 from tallystick.state.keys import KeyCodec
 from tallystick.state.meaning import meaning_of
+from tallystick.state.overlay import Overlay
+from tallystick.state.time_to_live import EXPIRY_SIZE
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.keyed import KeyedStep, WorkerHost
 from tests.simulation.pipelines import Pipeline
@@ -63,6 +70,9 @@ GROUP_COLUMNS = pa.schema(
 )
 KEY = KeyCodec(pa.schema([COLUMNS.field("key")]))
 NOT_OF_ONE_MOMENT = -1
+ODD = b"odd"
+LASTING_MS = 1 << 40
+"""A time to live after which no world is there."""
 RECORDS = "records"
 """What the first step says that it counts."""
 
@@ -73,6 +83,7 @@ class Counter:
 
     time_mode: str
     counted: str = RECORDS
+    ttl_ms: int = 0
     reads = None
     has_timers = False
 
@@ -80,7 +91,8 @@ class Counter:
         """See `Processor.declared`."""
         meaning = meaning_of("counter", {"counted": self.counted})
         return tuple(
-            StateDeclaration(name, "value", "", "{}", meaning=meaning) for name in ("count", "odd")
+            StateDeclaration(name, "value", "", "{}", self.ttl_ms, meaning)
+            for name in ("count", "odd")
         )
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema:
@@ -93,17 +105,46 @@ class Counter:
         counts = []
         for place in _places(work.rows, work.max_parallelism):
             count_key, odd_key = (_entry_key(*place, state_id) for state_id in ids)
-            before = int.from_bytes(work.overlay.get(count_key) or b"", "big")
-            is_odd = work.overlay.get(odd_key) is not None
-            counts.append(before + 1 if is_odd == bool(before % 2) else NOT_OF_ONE_MOMENT)
-            work.overlay.put(count_key, _encoded(before + 1))
-            work.overlay.put(odd_key, None if is_odd else b"odd")
+            count, odd = (self._taken(work.overlay, key) for key in (count_key, odd_key))
+            before = int.from_bytes(count or b"", "big")
+            fits = {len(count or bytes(4)), len(odd or ODD)} == {4, len(ODD)}
+            is_one = fits and (odd is not None) == bool(before % 2)
+            counts.append(before + 1 if is_one else NOT_OF_ONE_MOMENT)
+            before = before if fits else 0
+            self._put(work, count_key, _encoded(before + 1))
+            self._put(work, odd_key, None if odd is not None else ODD)
         columns = [*work.rows.columns, pa.array(counts, pa.int64())]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT_COLUMNS)
 
+    def _taken(self, overlay: Overlay, key: bytes) -> bytes | None:
+        """Return the value of an entry, and take it out of the index; a strange one as it is."""
+        data = overlay.get(key)
+        if not self.ttl_ms or data is None:
+            return data
+        place = _place_in_index(key, data)
+        if overlay.get(place) is None:
+            return data
+        overlay.put(place, None)
+        return data[EXPIRY_SIZE:]
+
+    def _put(self, work: Work, key: bytes, value: bytes | None) -> None:
+        if self.ttl_ms and value is not None:
+            value = (work.time.timestamp_ms + self.ttl_ms).to_bytes(EXPIRY_SIZE, "big") + value
+            work.overlay.put(_place_in_index(key, value), b"")
+        work.overlay.put(key, value)
+
+
+def _place_in_index(key: bytes, data: bytes) -> bytes:
+    expiry_ms = int.from_bytes(data[:EXPIRY_SIZE], "big", signed=True)
+    return key[:ID_AT] + bytes([TTL_INDEX]) + time_bytes(expiry_ms) + key[ID_AT:]
+
 
 def keyed_steps(
-    parallelism: int, worker_host: WorkerHost, pipeline: Pipeline, counted: str = RECORDS
+    parallelism: int,
+    worker_host: WorkerHost,
+    pipeline: Pipeline,
+    counted: str = RECORDS,
+    ttl_ms: int = 0,
 ) -> PipelinePlan:
     """The keyed steps of a run: this one, and perhaps the windows after it.
 
@@ -112,7 +153,7 @@ def keyed_steps(
     """
     has_two_inputs = pipeline.has_two_inputs
     is_timed = has_two_inputs or pipeline.has_windows
-    processor = Counter(EVENT_TIME if has_two_inputs else NO_TIME, counted)
+    processor = Counter(EVENT_TIME if has_two_inputs else NO_TIME, counted, ttl_ms)
     step = KeyedStep(
         uid=UID,
         key=KEY,
@@ -182,8 +223,18 @@ def entries_of(counts: Mapping[int, int], ids: tuple[int, int]) -> dict[bytes, b
         place = _places_of_all_keys()[key]
         entries[_entry_key(*place, ids[0])] = _encoded(count)
         if count % 2:
-            entries[_entry_key(*place, ids[1])] = b"odd"
+            entries[_entry_key(*place, ids[1])] = ODD
     return entries
+
+
+def without_expiries(entries: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the entries of files as a program without a time to live has them."""
+    sizes = (EXPIRY_SIZE + 4, EXPIRY_SIZE + len(ODD))
+    return {
+        key: value[EXPIRY_SIZE:] if len(value) in sizes else value
+        for key, value in entries.items()
+        if key[ID_AT] != TTL_INDEX
+    }
 
 
 def _encoded(count: int) -> bytes:

@@ -32,7 +32,7 @@ def _(_: Any) -> Any:
     """As they did before a pipeline had several: the order may differ from run to run."""
     uids = ("input-1", "second")
 
-    def by_input(texts: tuple[str, ...]) -> dict[str, Any]:
+    def by_input(texts: tuple[str, ...], *_: Any) -> dict[str, Any]:
         states = [from_json(json.loads(text)) for text in texts]
         return {uid: replace(state, input=uid) for uid, state in zip(uids, states, strict=False)}
 

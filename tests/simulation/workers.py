@@ -14,7 +14,7 @@ from tests.simulation.faults import EFFECT, LATE, PUT_FAULTS, Fault, FaultPlan
 from tests.simulation.hosts import Host, SimulatedWorkerHost
 from tests.simulation.kafka_cluster import KafkaCluster
 from tests.simulation.keyed_engine import EpochInput, KeyedEngine, TaskKilledError
-from tests.simulation.keyed_step import MAX_PARALLELISM, RECORDS, keyed_steps
+from tests.simulation.keyed_step import LASTING_MS, MAX_PARALLELISM, RECORDS, keyed_steps
 from tests.simulation.operator_state import with_operator_state
 from tests.simulation.pipelines import Pipeline
 from tests.simulation.rows import RULES
@@ -87,6 +87,7 @@ class Workers:
         self._world = world
         self._output = output
         self._parallelism_of: dict[str, int] = {}  # by process
+        self._ttl_ms_of: dict[str, int] = {}
 
     def engine(
         self, process: Process, checkpoint: Checkpoint, epoch: int, branches: Branches | None
@@ -107,7 +108,8 @@ class Workers:
         """The keyed steps of a run."""
         parallelism = self.parallelism_of(process)
         worker_host = self.worker_host(process, checkpoint, 0)
-        steps = keyed_steps(parallelism, worker_host, self._world.pipeline, self.counted)
+        pipeline, ttl_ms = self._world.pipeline, self._ttl_ms(process)
+        steps = keyed_steps(parallelism, worker_host, pipeline, self.counted, ttl_ms)
         return self.with_operator_state(steps, process, checkpoint)
 
     def with_operator_state(
@@ -126,6 +128,14 @@ class Workers:
             drawn = self._world.dice.randint(1, MAX_PARALLELISM) if is_other else self.parallelism
             self._parallelism_of[process.name] = drawn
         return self._parallelism_of[process.name]
+
+    def _ttl_ms(self, process: Process) -> int:
+        """The time to live of a run's state: that of the run before, if the program is the same."""
+        if process.name not in self._ttl_ms_of:
+            before_ms = [0, *self._ttl_ms_of.values()][-1]
+            is_other = self._world.plan.strikes(Fault.PROGRAM_CHANGED)
+            self._ttl_ms_of[process.name] = LASTING_MS - before_ms if is_other else before_ms
+        return self._ttl_ms_of[process.name]
 
     def worker_host(self, process: Process, checkpoint: Checkpoint, index: int) -> WorkerHost:
         """Those of the host that a task is placed on: at home on one, and sometimes moved."""

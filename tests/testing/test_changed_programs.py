@@ -77,6 +77,8 @@ SUMS: dict[str, tuple[Any, Any, dict[str, str], tuple[str, ...]]] = {
     "reordered": (summing(a="int", b="bigint"), summing(b="bigint", a="int"), {}, ()),
     "int to bigint": (summing(a="int"), summing(a="bigint"), {}, ()),
     "int to double": (summing(a="int"), summing(a="double"), {}, ()),
+    "int to float": (summing(a="int"), summing(a="float"), {}, ("rounded-column-s-a",)),
+    "bigint to double": (summing(a="bigint"), summing(a="double"), {}, ("rounded-column-s-a",)),
     "float to double": (summing(a="float"), summing(a="double"), {}, ()),
     "decimal wider": (summing(a="decimal(19,0)"), summing(a="decimal(22,2)"), {}, ()),
     "renamed": (summing(a="int"), summing(b="int"), {"b": "a"}, ()),

@@ -227,6 +227,39 @@ def test_defaults_are_in_the_manifest() -> None:
             FormerState.from_json([1, "{}", [], strange])
 
 
+LARGE = 2**53 + 1
+"""A whole number that no double holds."""
+
+
+@pytest.mark.parametrize("kind", ["double", "float"])
+def test_large_numbers_are_rounded_to_the_nearest_where_that_is_accepted(kind: str) -> None:
+    """In columns, in lists of them, and in the values of a processor."""
+    nearest = 2.0**53
+
+    def keeping(columns: str, number: float) -> ts.Pipeline:
+        def step(batch: Any) -> ts.Update:
+            return ts.Update(None, {"n": [number] * len(batch), "ns": [[number]] * len(batch)})
+
+        return pipeline(ts.vectorised(step, state=columns), output="k string")
+
+    test = Driver(keeping("n bigint, ns array<bigint>", LARGE))
+    ask(test, "a")
+    now = keeping(f"n {kind}, ns array<{kind}>", 0.5)
+    test.restart(pipeline=now)
+    words = r"which rounds large numbers.*accept=\['rounded-column-s-n', 'rounded-column-s-ns'\]"
+    with pytest.raises(ts.OptionError, match=words):
+        ask(test, "b")
+    test.restart(2, pipeline=now, accept=["rounded-column-s-n", "rounded-column-s-ns"])
+    row = ask(test, "b")["a"]
+    assert (row["n"], row["ns"]) == (nearest, [nearest])
+
+    test = Driver(forms("n bigint", (LARGE,)))
+    ask(test, "a")
+    accept = [f"rounded-column-s-{state}.n" for state in ("one", "many", "named")]
+    test.restart(pipeline=forms(f"n {kind}", (1.0,)), accept=accept)
+    assert ask(test, "b")["a"]["one"] == {"n": nearest}
+
+
 # --- tables and lists -----------------------------------------------------------------------------
 
 

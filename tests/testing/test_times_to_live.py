@@ -1,8 +1,10 @@
 """State gets a time to live, or loses it: entries of before count from the new program's start."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from tallystick.state import evolution
 from tallystick.state.catalog import FormerState, StepState
 from tallystick.state.entries import TIMERS_BY_TIME, TTL_INDEX, ids_of
 from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.overlay import ENTRIES
 from tallystick.state.pyspark import processor
 from tallystick.testing import Driver
 
@@ -317,3 +320,14 @@ def test_a_guard_taken_away_is_noticed(guard: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(evolution, "with_ttl", lambda values, *_: values)
     with pytest.raises((AssertionError, ts.TallystickError)):
         test_back_and_forth_with_files_of_each_program()
+
+
+def test_an_entry_that_is_too_short_for_its_expiry_is_refused_by_name() -> None:
+    test = Driver(kept(TTL_MS))
+    ask(test, [("a", 1)])
+    step = step_of(test)
+    fields = tuple(replace(field, ttl_ms=0) for field in step.fields)
+    after = evolution.evolved(step, fields, step.next_id, {}, timestamp_ms=1, defaults={})
+    entries = pa.record_batch([[b"\0\1\1key"], [b"short"]], schema=ENTRIES)
+    with pytest.raises(ts.ManifestError, match="step s, state 'value'"):
+        evolution.converted(entries, after, step.schema)
