@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tallystick.delta.table import DeltaCommits
 from tallystick.errors import RecordError
 from tallystick.files.folder import HIDDEN, Folder
-from tallystick.tables.port import DataFile
+from tallystick.tables.port import PARQUET, DataFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -42,6 +42,11 @@ class StagedLayout:
     def folder(self) -> str:
         """See `Layout.folder`."""
         return STAGED
+
+    @property
+    def ending(self) -> str:
+        """See `Layout.ending`."""
+        return PARQUET
 
     @property
     def partitioned_by(self) -> str:

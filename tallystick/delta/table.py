@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tallystick.files.writing import bare_field, is_possible, split_by_values
-from tallystick.tables.port import DataFile
+from tallystick.tables.port import PARQUET, DataFile
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -115,6 +115,11 @@ class DeltaLayout:
     def folder(self) -> str:
         """See `Layout.folder`."""
         return ""
+
+    @property
+    def ending(self) -> str:
+        """See `Layout.ending`."""
+        return PARQUET
 
     @property
     def partitioned_by(self) -> str:
