@@ -12,7 +12,7 @@ from tallystick.epoch.two_phase import Guarantee, Owner, RunFacts, guarantee_pro
 from tallystick.errors import OptionError, StorageError
 from tallystick.files.drafts import SEEN, due_folder, hidden_folder, pending_folder
 from tallystick.files.folder import HIDDEN, WHAT, Folder
-from tallystick.files.sink import COMPRESSIONS, PROBE, OpenFileSink
+from tallystick.files.sink import COMPRESSIONS, OpenFileSink
 from tallystick.files.writing import FilePlan, is_possible
 from tallystick.storage.file_storage import shown
 from tallystick.storage.places import Place, resolved
@@ -22,6 +22,9 @@ from tallystick.tables.sink import OpenTableSink, open_sink
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
 
+PROBE = "may-the-driver-write"
+"""Begins the name of a file that is written to find out, and removed."""
+
 
 @checked
 @dataclass(frozen=True, repr=False)
@@ -29,7 +32,7 @@ class FileSink:
     """A folder of Parquet files, hidden until their epoch is decided.
 
     A task writes one file per epoch, `part-<epoch>-<task>-<nonce>-<sink>.parquet`, or one per
-    partition; `<sink>` is a hash of the uid.
+    partition; `<sink>` is a hash of the uid. With `commit_every`, files of several epochs are one.
     Until the commit it lies in `<path>/_tallystick`, where Spark, Hive, DuckDB and pyarrow do not
     look for data.
 
@@ -92,7 +95,8 @@ class FileSink:
                 folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
             else:
                 probe = f"{HIDDEN}/{PROBE}-{secrets.token_hex(8)}"
-                folder.put(probe, b"")
+                put = folder.put_new if self._every_ms else folder.put
+                put(probe, b"")
                 folder.remove_file(probe)
         except StorageError as error:
             reason = str(error).partition(". Nothing is visible")[0]
@@ -147,10 +151,7 @@ class FileSink:
             row_group_rows=self.row_group_rows,
         )
         pace = Pace(self._every_ms, self.target_file_size)
-        log = "published"
-        return open_sink(
-            plan, owner, lambda app_id: FolderCommits(folder, f"{HIDDEN}/{app_id}/{log}"), pace
-        )
+        return open_sink(plan, owner, lambda app_id: FolderCommits(folder, app_id), pace)
 
     def check_columns(self, columns: pa.Schema) -> None:
         """Refuse the columns of the last step if folders are to be named by another one.

@@ -2,18 +2,11 @@
 
 from collections.abc import Iterable
 
-from tallystick.epoch.two_phase import (
-    Committable,
-    Outcome,
-    Owner,
-    Timeout,
-)
+from tallystick.epoch.two_phase import Committable, Outcome, Owner, Timeout
 from tallystick.files.drafts import Commits, Drafts, hidden_folder
 from tallystick.files.writing import FilePlan
 
 COMPRESSIONS = ("none", "snappy", "gzip", "brotli", "zstd", "lz4")
-PROBE = "may-the-driver-write"
-"""Begins the name of a file that is written to find out, and removed."""
 
 
 class OpenFileSink:

@@ -20,11 +20,12 @@ from tallystick.files.writing import split
 from tallystick.tables.due import REMEDY
 from tallystick.tables.port import PARQUET, DataFile
 
-STAGED = f"{HIDDEN}/staged"
+STAGED, PUBLISHED = f"{HIDDEN}/staged", "published"
 VERSION = 1
 KEPT = 10
 """The number of publications that stay: the newest one counts."""
 FOLDER = "folder"
+"""The name of the one value of a partition."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ class FolderCommits:
 
     Args:
         folder: of the files.
-        log: the folder of the publications, below it.
+        app_id: of the sink in its checkpoint.
     """
 
-    def __init__(self, folder: Folder, log: str) -> None:
-        self._folder, self._log = folder, log
+    def __init__(self, folder: Folder, app_id: str) -> None:
+        self._folder, self._log = folder, f"{HIDDEN}/{app_id}/{PUBLISHED}"
         self._number = self._newest_epoch = -1
         self.refresh()
 
