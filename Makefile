@@ -1,6 +1,6 @@
 # Every target sets up what it needs; a second run is fast.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test classes check docs docs-version screenshots wheel sim matrix release version stress campaign peers bench clean fuzz audit sbom
+.PHONY: help setup demo test classes check docs docs-version screenshots wheel sim matrix release version stress campaign peers bench clean fuzz audit sbom image
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -21,12 +21,13 @@ help:
 	@echo "make release   what would be published: sdists and wheels in dist, looked at by twine, installed in bare environments; says what a release lacks"
 	@echo "make version   writes VERSION=0.2.0 to all places"
 	@echo "make audit   known vulnerabilities of what the wheels need, from the database of OSV"
+	@echo "make image   follows deploy/Dockerfile without a container runtime, and runs the image (needs root, debootstrap)"
 	@echo "make sbom    what the wheels need, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
 	@echo "make classes   the archive of classes that the JVMs of tests map, which the first test of Spark makes otherwise"
 	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
-	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
+	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, 300 random queries beside Spark, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx"
 	@echo "make campaign  programs of ours under random faults for HOURS=1, from SEED=1 on; each run is noted in proof/runs.ndjson"
 	@echo "make peers   Tallystick, Flink and Kafka Streams under the same KILLS=6 of SEED=1 (needs Maven; ARGS='--seeds 3': more schedules); noted in proof/peers.ndjson"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
@@ -74,6 +75,9 @@ version: setup
 audit: setup
 	@$(BIN)/python -m tests.dependencies audit
 
+image: setup
+	@$(BIN)/python -m tests.image
+
 sbom: setup
 	@$(BIN)/python -m tests.dependencies sbom
 
@@ -96,6 +100,7 @@ stress: setup
 	@SINK_BOUNCES=5 $(BIN)/python -m pytest tests/failover/test_bounces.py tests/failover/test_down_too_long.py
 	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
 	@KEYED_KILLS=3 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py tests/spark/test_table_kills.py -k "over_kills and not go_on"
+	@RANDOM_QUERIES=300 $(BIN)/python -m pytest tests/differential/test_random_queries_as_spark.py
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and"

@@ -1,4 +1,4 @@
-"""What a worker waits for when it has to have state: restore, another parallelism, catching up.
+"""What a worker waits for when it has to have state: restore, rescale, change, catching up.
 
     .venv/bin/python benchmarks/rescale.py [--keys N] [--from N] [--to N] [--epochs N]
         [--changed SHARE] [--checkpoint URI]
@@ -7,7 +7,9 @@ No Spark and no Kafka: the state files and the local store of a keyed step, as i
 State is that of the job `count`: a user as key, a count and a sum. It is built as epochs build it:
 all keys in the first, a share of them in each later one, snapshots and merges when they are due.
 Then each range of key groups is brought into an empty store, one after the other in one process;
-appended to `results.jsonl`. The page cache is warm: files were written just now.
+appended to `results.jsonl`. The page cache is warm: files were written just now. A changed program
+has a column more, or a time to live that there was none of: the first start after the change, and
+an epoch later.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +33,15 @@ from tallystick.checkpoint.state_files import (
     write_merged,
     write_snapshot,
 )
-from tallystick.state.catalog import SNAPSHOT, StateFile, StepState, Version
+from tallystick.state.catalog import SNAPSHOT, StateField, StateFile, StepState, Version
+from tallystick.state.evolution import evolved
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
+from tallystick.state.functions.processing import COLUMNS, VALUE
 from tallystick.state.key_groups import KeyGroupRange, key_group_range, key_groups_of
 from tallystick.state.keys import HASH_VERSION, KeyCodec, entry_keys
 from tallystick.state.overlay import ENTRIES
 from tallystick.state.row_codec import ColumnsCodec
+from tallystick.state.schema import text_of
 from tallystick.storage.file_storage import FileStorage
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +55,14 @@ FROM, TO = 2, 3
 EPOCHS = 5
 CHANGED = 0.1
 GIGA, MEGA = 1e9, 1e6
+_COLUMNS = StateField("wider", STATE_ID, COLUMNS, "", text_of(TOTALS.schema))
+_WIDER = text_of(TOTALS.schema.append(pa.field("least", pa.int64())))
+_VALUE = StateField("lasting", STATE_ID, VALUE, "", '{"type":"struct","fields":[]}')
+CHANGES = [
+    ("a column more", _COLUMNS, replace(_COLUMNS, value_schema=_WIDER)),
+    ("a time to live", _VALUE, replace(_VALUE, ttl_ms=86_400_000)),
+]
+"""What changes, and the state before and after; values are not read for a time to live."""
 HEADINGS = [
     *("what", "tasks", "seconds", "slowest task s", "CPU s", "MB read", "requests"),
     *("share of the files", "s per GB read", "s per GB of entries", "µs per key"),
@@ -117,7 +130,8 @@ class Step:
             bring_forward(store, self.state, groups, self.storage)
             before = (self.storage, UID, epoch - 1, index)
             if index in merges:
-                files.append(write_merged(*before, next(self._nonces), merges[index]))
+                nonce = next(self._nonces)
+                files.append(write_merged(*before, nonce, merges[index], base=self.state))
             if index in snapshots:
                 with store.view(base) as view:
                     assert view is not None
@@ -201,8 +215,19 @@ def report(step: Step, directory: Path, arguments: argparse.Namespace) -> None:
         ("rescale, one range", 1, True, timed(step, new[:1], directory / "one")),
     ]
     timed(step, old, behind)
+    unchanged = step.state
     step.run_epoch(directory / "writers", arguments.changed)
     cases.append(("one epoch behind", len(old), False, timed(step, old, behind)))
+    for what, before, now in CHANGES:
+        # Each has writers of its own: a copy belongs to a schema.
+        root = directory / now.name
+        fields = replace(unchanged, fields=(before,))
+        step.state = evolved(fields, [now], STATE_ID + 1, {}, timestamp_ms=1, defaults={})
+        cases.append((f"restore, {what}", len(old), True, timed(step, old, root / "behind")))
+        timed(step, old, root / "writers")
+        step.run_epoch(root / "writers", arguments.changed)
+        times = timed(step, old, root / "behind")
+        cases.append((f"one epoch behind, {what}", len(old), False, times))
     rows = []
     for what, tasks, loads_all, times in cases:
         # Of all entries; only what came from a checkpoint tells of its speed.

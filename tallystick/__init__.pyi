@@ -9,6 +9,7 @@ from .api.routing import (
     mapped as mapped,
     when as when,
 )
+from .api.state_writing import write_state as write_state
 from .api.streams import (
     BroadcastTable as BroadcastTable,
     ListState as ListState,
@@ -61,7 +62,6 @@ from .delta.sink import DeltaSink as DeltaSink
 from .iceberg.sink import IcebergSink as IcebergSink
 from .api.file_sink import FileSink as FileSink
 from .ops.state_table import read_state as read_state
-from .ops.state_writing import write_state as write_state
 from .postgres.sink import PostgresSink as PostgresSink
 from .tasks.outputs import Rows as Rows
 from .run.query import Query as Query

@@ -339,6 +339,9 @@ def run_sql(
     explain: Annotated[bool, typer.Option("--explain", help="Show it, and start nothing.")] = False,
     trigger: Annotated[str, typer.Option(help="Between epochs, such as '5 seconds'.")] = "",
     once: Annotated[bool, typer.Option("--once", help="End when all is read.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all, say what would change, and end.")
+    ] = False,
 ) -> None:
     """Run a query over streams, with tables declared as in Flink's SQL.
 
@@ -354,7 +357,8 @@ def run_sql(
         if not checkpoint:
             raise OptionError("tallystick sql needs --checkpoint FOLDER; --explain does not")
         every = {"availableNow": True} if once else trigger or None
-        pipeline.start(checkpoint=checkpoint, trigger=every).awaitTermination()
+        query = pipeline.start(checkpoint=checkpoint, trigger=every, dry_run=dry_run)
+        query.awaitTermination()
 
 
 @app.command("new")

@@ -47,11 +47,12 @@ class Decider(Protocol):
         """
         ...
 
-    def check_owner(self) -> bool:
-        """Return True if this run is the owner still; False if only a fence would tell.
+    def check_owner(self, current: Producer) -> None:
+        """Find out without a change if this run, whose producer is `current`, is the owner still.
 
         Raises:
             FencedError: another run has taken over.
+            RetriableError: there was no answer, or only a fence with `current` would tell.
         """
         ...
 
@@ -111,6 +112,13 @@ class Broker(Protocol):
         With `current` (InitProducerId with its id and epoch, KIP-360) it succeeds only as long as
         no other run took over since: its own timeout or a lost reply is fine, another owner is a
         FencedError. Without (`None`) it takes over from any owner.
+        """
+        ...
+
+    def newest_producer(self, transactional_id: str) -> Producer | None:
+        """Return the producer that Kafka admitted last; None: Kafka does not know the id.
+
+        Asks by DescribeTransactions (KIP-664), which changes nothing.
         """
         ...
 

@@ -11,6 +11,7 @@ from tallystick.codec.formats import JsonSchema
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.two_phase import Guarantee, Sink
 from tallystick.errors import OptionError
+from tallystick.expressions.binding import Projection
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.source import SourceOptions
 from tallystick.pipeline.compiled import PipelineRun, newest_manifest
@@ -24,8 +25,8 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.handed_on import HandedOn, handed_on
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import MapBatches, Process, Step
-from tallystick.tasks.outputs import Selection
+from tallystick.tasks.keyed_step import MapBatches, Process, Step, Transform
+from tallystick.tasks.outputs import Filter, Selection
 
 _WIDTH = 16
 
@@ -99,7 +100,7 @@ def _inputs(
             "inputs",
             f"{', '.join(source.name for source in run.inputs)} go to step 1 side by side",
         )
-    positions = {} if manifest is None else by_input(manifest.sources)
+    positions = by_input(() if manifest is None else manifest.sources, run.previous_inputs)
     try:
         check_none_gone(positions, [source.uid for source in run.all_inputs])
     except OptionError as error:
@@ -157,8 +158,7 @@ def _steps(
     for number, step in enumerate(steps, start=1):
         name = f"step {number}"
         if not isinstance(step, Process):
-            word = "map_batches" if isinstance(step, MapBatches) else "transform"
-            yield name, f"{word} {_name(step.function)}"
+            yield name, _function(step)
             if isinstance(step, MapBatches):
                 yield from _outputs(run, step.outputs)
             continue
@@ -227,6 +227,17 @@ def _behind(step: KeyedStep, given: HandedOn, giver: str) -> str:
         f"to {given.lag_ms} ms behind it: where it may be earlier, watermark_delay= has to say by "
         f"how much, or such rows are late"
     )
+
+
+def _function(step: MapBatches | Transform) -> str:
+    """Return a step without state as it was written: expressions need no name of a function."""
+    match step.function:
+        case Projection(what):
+            return what
+        case Filter(predicate):
+            return f"filter({_name(predicate)})"
+    word = "map_batches" if isinstance(step, MapBatches) else "transform"
+    return f"{word} {_name(step.function)}"
 
 
 def _name(function: object) -> str:

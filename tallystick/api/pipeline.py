@@ -46,6 +46,7 @@ from tallystick.api.streams import (
     Source,
     State,
     Stream,
+    computing,
     filter_step,
     inputs_of,
     keys_of,
@@ -53,6 +54,7 @@ from tallystick.api.streams import (
     map_step,
     tables_in,
     times_of,
+    with_aggregated,
 )
 from tallystick.arguments import checked
 from tallystick.epoch.transactional_ids import token_group
@@ -80,6 +82,7 @@ from tallystick.run.query import Query
 from tallystick.run.signals import interruption, is_interactive
 from tallystick.spark.cluster import JOBS, RESIDENT, Cluster
 from tallystick.spark.jvm import reason_of_end
+from tallystick.state.compatibility import Succession
 from tallystick.state.functions.processing import Processor
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
@@ -218,20 +221,21 @@ class Pipeline(Expressions):
         """Bring the rows of each key to one task, in order; `process` follows.
 
         Args:
-            columns: of the key; a `map_batches` right before needs its `schema`.
+            columns: of the key, or expressions in Spark's SQL, "lower(user) AS user"; a
+                `map_batches` right before needs its `schema`.
             max_parallelism: the number of key groups: the most tasks that can ever share the state,
                 fixed once the state exists. None: by Flink's formula, 128 at least.
             named: the key of each input, a column or several, right after `read` with named ones.
         """
         names = () if self.steps else self.inputs.names
         if names or named:
-            keys = keys_of(names, columns, named)
-            return KeyedPipeline(self, keys[0], max_parallelism, keys)
+            inputs, keys = keys_of(self.inputs, names, columns, named)
+            return KeyedPipeline(replace(self, inputs=inputs), keys[0], max_parallelism, keys)
         if not columns or not all(isinstance(name, str) for name in columns):
             raise OptionError(f"key_by{columns}: expected names of columns, e.g. key_by('user')")
         if repeated := [name for name in columns if columns.count(name) > 1]:
             raise OptionError(f"key_by{columns}: {repeated[0]!r} is there more than once")
-        return KeyedPipeline(self, columns, max_parallelism)
+        return KeyedPipeline(*computing(self, columns), max_parallelism)
 
     @checked
     def write(self, /, *sinks: AnySink, **outputs: AnySink | Sequence[AnySink]) -> Self:
@@ -267,6 +271,7 @@ class Pipeline(Expressions):
         execution: Literal["resident", "jobs"] | None = None,
         ui_port: int | None = None,
         quiet: bool = False,
+        dry_run: bool = False,
     ) -> Query:
         """Check everything that can be checked, then start.
 
@@ -280,13 +285,12 @@ class Pipeline(Expressions):
             accept: decisions to state, as an error message names them.
             allow_dropped_state: uids of process steps that are gone, whose state may be given up.
             listener: called with every event of the epoch protocol, in the driver.
-            execution: `"resident"`: one long Spark job, whose tasks run all epochs. `"jobs"`: each
-                epoch is a Spark job. None: resident, unless there are `transform` steps, or Spark
-                encrypts what tasks exchange, or allocates executors dynamically.
-            ui_port: serve a page about the run there, on this machine alone; needs the extra
-                `tallystick[ui]`. It stays after the end, to show why, until the process ends or
-                another start takes the port. None: no page; `tallystick ui` shows one from outside.
+            execution: `"resident"`: one Spark job for all epochs. `"jobs"`: one each. None: the
+                first, unless there is a `transform`, or Spark encrypts or allocates executors.
+            ui_port: serve a page about the run there, on this machine, until the process ends or
+                another start takes the port; needs the extra `tallystick[ui]`. None: no page.
             quiet: print nothing on the terminal; `logging` gets the lines about the run anyway.
+            dry_run: check, say what would change, write nothing, and return a query that ends.
 
         Returns:
             The running query, with the members of Spark's StreamingQuery. The error that ends the
@@ -300,6 +304,7 @@ class Pipeline(Expressions):
         rule, listener = Trigger.of(trigger), listener and of_user(listener)
         if is_in_process(self):
             refused = {"checkpoint": checkpoint, "ui_port": ui_port, "execution": execution}
+            refused["dry_run"] = dry_run or None
             return start_in_process(self, rule, listener, refused, is_quiet=quiet)
         place, dropped = _folder(checkpoint), frozenset(allow_dropped_state)
         own = as_forked(self, place)
@@ -310,7 +315,7 @@ class Pipeline(Expressions):
         try:
             page = None if ui_port is None else _live_page(own, ui_port, place, trigger, listener)
             run = own._run(cluster, execution, page or listener, dropped)
-            query = begin(run, place, rule, accepted)
+            query = begin(run, place, rule, accepted, dry_run)
             if page:
                 page.show(query)
             return query
@@ -321,8 +326,7 @@ class Pipeline(Expressions):
             raise interruption() from None
         except BaseException as error:
             cluster.close()
-            reason = reason_of_end(error)
-            if reason is error:
+            if (reason := reason_of_end(error)) is error:
                 raise
             raise reason from None
 
@@ -534,6 +538,7 @@ class KeyedPipeline:
         rows: str = "row",
         initial_state: DataFrame | None = None,
         renamed: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
         previous_uid: str | None = None,
     ) -> Pipeline:
         """Pass the rows through a function that keeps state per key.
@@ -552,25 +557,24 @@ class KeyedPipeline:
                 Later steps: how much earlier a function makes times, no more of the next four.
             idle_after: how long, in ms or text, a partition read to its end is waited for.
             max_drift: how far a partition may be ahead of the slowest unread one; 0: any.
-            watermark_column: a column, as `event_time`, in which producers promise that no row
-                before that time comes later in its partition, in place of `watermark_delay`; null:
-                nothing new. A partition is waited for until it is idle.
+            watermark_column: a column, as `event_time`, in which producers promise that no earlier
+                row follows in its partition, in place of `watermark_delay`; null: nothing new.
             idle_advance: the watermark of idle partitions goes on with the clock.
             event_time_max_ahead: of the clock; rows beyond are dead letters or late.
-            rows: of a `StatefulProcessor`: "row", or "pandas" as `transformWithStateInPandas`.
+            rows: a `StatefulProcessor`'s: "row", or "pandas" as `transformWithStateInPandas`.
             initial_state: the rows for its `handleInitialState`, with the columns of the key.
             renamed: columns of state with another name than in the checkpoint: `{"new": "old"}`.
+            defaults: of new columns of state, for the keys in the checkpoint; else null.
             previous_uid: the `uid` under which the checkpoint has the state, if it is another.
 
         Raises:
             OptionError: an argument is not what it should be.
         """
-        processor = processor_of(function, output, time_mode, rows, initial_state)
         event_time, inputs = times_of(self.pipeline.inputs, self.keys, event_time)
         step = Process(
             uid=uid,
             key=self.columns,
-            processor=processor,
+            processor=processor_of(function, output, time_mode, rows, initial_state),
             output=output,
             max_parallelism=self.max_parallelism,
             parallelism=parallelism,
@@ -579,13 +583,13 @@ class KeyedPipeline:
             watermark_column=watermark_column,
             idle_advance=idle_advance,
             event_time_max_ahead_ms=ahead_ms(event_time_max_ahead),
-            renamed=renamed or {},
-            previous_uid=previous_uid,
+            succession=Succession(renamed or {}, defaults or {}, previous_uid),
             **delays_ms(
                 watermark_delay=watermark_delay, idle_after=idle_after, max_drift=max_drift
             ),
         )
-        return replace(self.pipeline, steps=(*self.pipeline.steps, step))
+        before = self.pipeline if self.keys else with_aggregated(self.pipeline, step.processor)
+        return replace(before, steps=(*before.steps, step))
 
     if not TYPE_CHECKING:
 

@@ -6,7 +6,7 @@ That state is broadcast tables and lists of readers; `enrich` joins rows with a 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.rows_source import RowsSource
@@ -15,6 +15,7 @@ from tallystick.errors import OptionError
 from tallystick.expressions.binding import (
     condition_of,
     dropped,
+    named_by_expressions,
     renamed,
     selected,
     with_columns_of,
@@ -22,7 +23,9 @@ from tallystick.expressions.binding import (
 from tallystick.pipeline.inputs import InputDeclaration, ListDeclaration, TableDeclaration
 from tallystick.source.offsets import ONLY_INPUT
 from tallystick.state.catalog import PLAIN_NAME
+from tallystick.state.compatibility import AS_BEFORE, Succession
 from tallystick.state.functions.inputs import TIME
+from tallystick.state.functions.processing import Processor
 from tallystick.tasks.dataframes import with_frames
 from tallystick.tasks.enrichment import HOW, Enrichment
 from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step, check_function
@@ -49,18 +52,20 @@ class BroadcastTable:
         key: the columns that tell rows apart.
         uid: names the table, and the positions in its topic.
         delete: marks rows that delete the row of their key; None: no row does.
+        succession: the way from the state in the checkpoint to the table.
     """
 
     stream: "Stream"
     key: tuple[str, ...]
     uid: str
     delete: Predicate | None = None
+    succession: Succession = AS_BEFORE
 
     def declared(self, pipeline: str) -> TableDeclaration:
         """Return the declaration of the table, for a run of a pipeline."""
         options = self.stream.source.read_options(f"{pipeline}/{self.uid}")
         declaration = InputDeclaration(self.uid, options, self.stream.steps)
-        return TableDeclaration(declaration, self.key, self.delete)
+        return TableDeclaration(declaration, self.key, self.delete, self.succession)
 
 
 @checked
@@ -72,15 +77,25 @@ class ListState:
         columns: of an element.
         uid: names the state.
         union: chooses a task's elements from all elements; None: they are divided evenly.
+        succession: the way from the state in the checkpoint to the list.
     """
 
     columns: Columns
     uid: str
     union: UnionFunction | None = None
+    succession: Succession = AS_BEFORE
 
 
 @checked
-def list_state(columns: Columns, *, uid: str, union: UnionFunction | None = None) -> ListState:
+def list_state(
+    columns: Columns,
+    *,
+    uid: str,
+    union: UnionFunction | None = None,
+    renamed: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    previous_uid: str | None = None,
+) -> ListState:
     """Return a list state for a function of `map_batches`: each task has elements of its own.
 
     With another number of tasks all elements are divided evenly among the new ones, in the order of
@@ -92,11 +107,15 @@ def list_state(columns: Columns, *, uid: str, union: UnionFunction | None = None
         uid: names the state in the checkpoint, for as long as it lives.
         union: called in each new task with the elements of all old tasks, the number of the task
             and the number of tasks; returns the elements of the task.
+        renamed: columns with another name than in the checkpoint: `{"new": "old"}`.
+        defaults: of new columns, for the elements in the checkpoint; else null.
+        previous_uid: the `uid` under which the checkpoint has the list, if it is another.
 
     Raises:
         OptionError: the uid is no name.
     """
-    return ListState(columns, check_name("list_state: uid", uid), union)
+    succession = Succession(renamed or {}, defaults or {}, previous_uid)
+    return ListState(columns, check_name("list_state: uid", uid), union, succession)
 
 
 @dataclass(frozen=True)
@@ -208,7 +227,7 @@ def lists_in(steps: Iterable[object]) -> tuple[ListDeclaration, ...]:
                 f"two steps have list state {state.uid!r}, and each would find the elements of the "
                 f"other: give each its own"
             )
-        by_uid[state.uid] = ListDeclaration(state.uid, state.columns, state.union)
+        by_uid[state.uid] = ListDeclaration(state.uid, state.columns, state.union, state.succession)
     return tuple(by_uid.values())
 
 
@@ -389,6 +408,9 @@ def broadcast(
     key: str | Sequence[str],
     uid: str,
     delete: Predicate | None = None,
+    renamed: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    previous_uid: str | None = None,
 ) -> BroadcastTable:
     """Return a broadcast table: a topic's newest rows by key, held whole by every task of a step.
 
@@ -401,6 +423,10 @@ def broadcast(
         key: the columns that tell rows apart: of each key the newest row counts.
         uid: names the table and its positions in the checkpoint, for as long as it lives.
         delete: gets a batch, and returns a column of booleans: rows that delete that of their key.
+        renamed: columns beside the key with another name than in the checkpoint: `{"new": "old"}`.
+        defaults: of new columns, for the rows in the checkpoint; else null.
+        previous_uid: the `uid` under which the checkpoint has the rows, and the positions in the
+            topic, if it is another.
 
     Raises:
         OptionError: an argument is not what it should be.
@@ -415,7 +441,8 @@ def broadcast(
     reads = stream.source
     if isinstance(reads, KafkaSource) and reads.says_no_start:
         stream = replace(stream, source=replace(reads, starting_offsets="earliest"))
-    return BroadcastTable(stream, names, uid, delete)
+    succession = Succession(renamed or {}, defaults or {}, previous_uid)
+    return BroadcastTable(stream, names, uid, delete, succession)
 
 
 @dataclass(frozen=True)
@@ -533,11 +560,15 @@ def inputs_of(
 
 
 def keys_of(
-    names: Sequence[str], columns: Sequence[str], named: Mapping[str, str | Sequence[str]]
-) -> tuple[tuple[str, ...], ...]:
-    """Return the columns of the key of each named input, in their order.
+    inputs: Inputs,
+    names: Sequence[str],
+    columns: Sequence[str],
+    named: Mapping[str, str | Sequence[str]],
+) -> tuple[Inputs, tuple[tuple[str, ...], ...]]:
+    """Return the columns of the key of each named input, and the inputs that compute them.
 
     Args:
+        inputs: of the pipeline.
         names: of the inputs; none where they have none, or other steps stand before `key_by`.
         columns: the arguments of `key_by` without a name.
         named: the arguments of `key_by` with a name.
@@ -565,7 +596,33 @@ def keys_of(
                 f"{given}: the key of {name!r}: expected as many columns as that of {names[0]!r} "
                 f"has, one at least, and each once"
             )
-    return keys
+    computed = [computing(one, key) for (_, one), key in zip(inputs.streams, keys, strict=True)]
+    streams = tuple(zip(names, (rows for rows, _ in computed), strict=True))
+    return replace(inputs, streams=streams), tuple(key for _, key in computed)
+
+
+Rows = TypeVar("Rows", bound=Expressions)
+
+
+def computing(
+    rows: Rows, names: Iterable[str], step: str = "key_by", *, may_have_alias: bool = True
+) -> tuple[Rows, tuple[str, ...]]:
+    """Return the rows with the columns that are named by an expression, and all names.
+
+    Args:
+        rows: of an input or a pipeline.
+        names: of columns, or expressions.
+        step: that has them, for messages.
+        may_have_alias: AS gives a name.
+    """
+    columns, function = named_by_expressions(names, step, may_have_alias=may_have_alias)
+    return rows if function is None else rows._added(MapBatches(function)), columns
+
+
+def with_aggregated(rows: Rows, processor: Processor) -> Rows:
+    """Return the rows with the columns that a function's aggregates name by an expression."""
+    names = getattr(processor, "aggregated", None) or processor.reads or ()
+    return computing(rows, sorted(names), "process", may_have_alias=False)[0]
 
 
 def times_of(

@@ -182,10 +182,9 @@ class DecisionLog:
             if self._put(Entry(slot, self._run, token, self._transactional_id)):
                 return self._producer(slot)
 
-    def check_owner(self) -> bool:
+    def check_owner(self, current: Producer) -> None:
         """See `ports.Decider.check_owner`: the newest slot's run is the owner."""
         self._check_run(newest_entry(self._storage))
-        return True
 
     def _check_run(self, newest: Entry | None) -> None:
         if newest is None or newest.run != self._run:

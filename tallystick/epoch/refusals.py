@@ -98,12 +98,13 @@ def token_lost_after_savepoint(
 
 def other_lineage(token: Token, identity: Identity, seed: Base | None) -> DataLossError:
     """Another checkpoint owns the pipeline's name."""
+    last = f", the last at {token.staged_at}," if token.staged_at else ""
     what = (
         f"checkpoint {token.checkpoint} was removed or emptied: epochs up to "
-        f"{token.checkpoint_id} were committed from what it was (lineage {token.lineage}), and now "
-        f"it begins anew (lineage {identity.lineage})"
+        f"{token.checkpoint_id} were committed{last} from what it was (lineage {token.lineage}), "
+        f"and now it begins anew (lineage {identity.lineage})"
         if token.checkpoint == identity.checkpoint
-        else f"epochs up to {token.checkpoint_id} were committed from checkpoint "
+        else f"epochs up to {token.checkpoint_id} were committed{last} from checkpoint "
         f"{token.checkpoint} (lineage {token.lineage}); this run uses checkpoint "
         f"{identity.checkpoint} (lineage {identity.lineage})"
     )

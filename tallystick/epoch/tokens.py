@@ -12,7 +12,7 @@ Invariants:
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tallystick.errors import UNREADABLE, DataLossError, ManifestError
 from tallystick.values import TopicPartition
@@ -37,6 +37,8 @@ class Token:
     manifest_path: str
     takeover_count: int = 0
     """The number of takeovers by another lineage; a token without a count has 0."""
+    staged_at: str = field(default="", compare=False)
+    """The time when it was put into its transaction, for messages; "": an older release did."""
 
     def __post_init__(self) -> None:
         assert self.checkpoint_id >= -1, self
@@ -51,6 +53,7 @@ def encode_token(token: Token) -> tuple[int, str]:
         "checkpoint": token.checkpoint,
         "manifest": token.manifest_path,
         **({"takeovers": token.takeover_count} if token.takeover_count else {}),
+        **({"at": token.staged_at} if token.staged_at else {}),
     }
     return token.checkpoint_id + 1, json.dumps(fields, separators=(",", ":"))
 
@@ -69,10 +72,12 @@ def decode_token(offset: int, metadata: str) -> Token:
                 f"run the release that wrote it, or a newer one."
             )
         texts = (fields["lineage"], fields["checkpoint"], fields["manifest"])
-        takeovers = fields.get("takeovers", 0)
-        if not all(isinstance(text, str) for text in texts) or type(takeovers) is not int:
-            raise TypeError("expected three texts and a whole number")
-        return Token(offset - 1, *texts, takeovers)
+        takeovers, staged_at = fields.get("takeovers", 0), fields.get("at", "")
+        if not all(isinstance(text, str) for text in (*texts, staged_at)) or (
+            type(takeovers) is not int
+        ):
+            raise TypeError("expected four texts and a whole number")
+        return Token(offset - 1, *texts, takeovers, staged_at)
     except UNREADABLE as error:
         raise DataLossError(
             f"the pipeline's token group holds offset {offset} with metadata {metadata[:200]!r}, "

@@ -1,8 +1,9 @@
 """Expressions as steps of a pipeline: bound to the columns of the rows, then run on batches."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,7 @@ from tallystick.expressions.operators import column_of, literal, shown_or
 from tallystick.expressions.parsing import parsed
 
 T = pa.types
+_ALIAS = re.compile(r"\sAS\s", re.IGNORECASE)
 WIDE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 
@@ -33,6 +35,8 @@ def bind(node: Node, schema: pa.Schema) -> Bound:
                 return literal(*node.value)
             case "cast":
                 return cast(args[0], type_named(node.value, node.text), node.text)
+            case "mistake":
+                raise ExpressionError(node.value)
         return FUNCTIONS[node.name](args, node.text)
     except ExpressionError as error:
         place = f"at character {node.at}, " if node.at else ""
@@ -115,6 +119,7 @@ class Condition:
     text: str
     node: Node
     plans: Newest[Bound] = field(default_factory=Newest, compare=False, repr=False)
+    reuses_memory: ClassVar[bool] = False
 
     @property
     def __name__(self) -> str:
@@ -165,6 +170,7 @@ class Projection:
         beside: the other columns stay, those of the same name in their place.
         drops: columns that go.
         renames: new names by old ones.
+        only_missing: a column that the rows have already stays as it is.
     """
 
     what: str
@@ -172,9 +178,11 @@ class Projection:
     beside: bool = False
     drops: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
-    plans: Newest[tuple[list[Bound], pa.Schema]] = field(
+    only_missing: bool = False
+    plans: Newest[tuple[dict[str, Bound], pa.Schema]] = field(
         default_factory=Newest, compare=False, repr=False
     )
+    reuses_memory: ClassVar[bool] = False
 
     @property
     def __name__(self) -> str:
@@ -190,20 +198,18 @@ class Projection:
         """
         return self.plans.plan(schema, self._bound)[1]
 
-    def _bound(self, schema: pa.Schema) -> tuple[list[Bound], pa.Schema]:
+    def _bound(self, schema: pa.Schema) -> tuple[dict[str, Bound], pa.Schema]:
+        there = schema.names if self.only_missing else ()
         try:
-            bound = [bind(node, schema) for _, node in self.columns]
+            bound = {name: bind(node, schema) for name, node in self.columns if name not in there}
         except ExpressionError as error:
             raise ExpressionError(f"{self.what}: {error}") from None
-        for (name, _), one in zip(self.columns, bound, strict=True):
+        for name, one in bound.items():
             if T.is_null(one.kind) or T.is_duration(one.kind):
                 raise ExpressionError(
                     f"{self.what}: column {name!r} would be {shown_or(one.kind)}: CAST it to a type"
                 )
-        computed = {
-            name: pa.field(name, one.kind)
-            for (name, _), one in zip(self.columns, bound, strict=True)
-        }
+        computed = {name: pa.field(name, one.kind) for name, one in bound.items()}
         if not self.beside:
             return bound, pa.schema(list(computed.values()))
         self._check_names(schema)
@@ -229,10 +235,7 @@ class Projection:
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with their new columns."""
         bound, schema = self.plans.plan(rows.schema, self._bound)
-        computed = {
-            name: column_of(one.run(rows), rows)
-            for (name, _), one in zip(self.columns, bound, strict=True)
-        }
+        computed = {name: column_of(one.run(rows), rows) for name, one in bound.items()}
         if not self.beside:
             return pa.RecordBatch.from_arrays(list(computed.values()), schema=schema)
         kept = [
@@ -276,6 +279,41 @@ def with_columns_of(texts: Mapping[str, str]) -> Projection:
     if not columns:
         raise ExpressionError("with_columns(): expected columns, such as late='delay > 15'")
     return Projection(what, columns, beside=True)
+
+
+def named_by_expressions(
+    names: Iterable[str], step: str, *, may_have_alias: bool
+) -> tuple[tuple[str, ...], Projection | None]:
+    """Return the names of columns, and the function that computes those that are expressions.
+
+    "lower(user)" is the name of its column, unless "lower(user) AS name" says another. A column of
+    the rows may have any name, so what an expression is shows where the columns are known.
+
+    Args:
+        names: of columns, or expressions.
+        step: that has them, for messages.
+        may_have_alias: AS gives a name.
+
+    Returns:
+        The names in their order, and the function; None: all are plain names.
+    """
+    columns: dict[str, Node] = {}
+    result, expressions = [], []
+    for text in names:
+        name = text
+        if not text.isidentifier():
+            try:
+                alias, node = parsed(text, step)
+            except ExpressionError as error:  # of a name, if the rows have such a column
+                node = Node("mistake", text=text, value=str(error))
+            else:
+                name = alias if may_have_alias and _ALIAS.search(text) and alias else text
+            columns[name] = node
+            expressions.append(text)
+        result.append(name)
+    what = f"{step}({', '.join(map(repr, expressions))})"
+    function = Projection(what, tuple(columns.items()), beside=True, only_missing=True)
+    return tuple(result), function if columns else None
 
 
 def dropped(names: Sequence[str]) -> Projection:

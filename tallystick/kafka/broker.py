@@ -158,6 +158,13 @@ class KafkaBroker:
 
         self._settle(make, group, offsets, best_effort=best_effort)
 
+    def newest_producer(self, transactional_id: str) -> Producer | None:
+        """See `ports.Broker.newest_producer`."""
+        state = audit.transaction_state(self.client, transactional_id)
+        if state is None:
+            return None
+        return Producer(transactional_id, int(state.producer_id), int(state.producer_epoch))
+
     def last_sequences(
         self, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int] | None:

@@ -266,7 +266,8 @@ def check_all(checks: Iterable[Callable[[], None]]) -> None:
         raise problems[0]
     is_right = any(isinstance(error, AuthorizationError) for error in problems)
     kind = AuthorizationError if is_right else OptionError
-    raise kind("; ".join(str(error).rstrip(".") for error in problems))
+    texts = dict.fromkeys(str(error).rstrip(".") for error in problems)  # two may lack one right
+    raise kind("; ".join(texts))
 
 
 def _broker_problems(facts: ClusterFacts) -> Iterator[str]:

@@ -80,12 +80,12 @@ def import_state(
     ] = None,
 ) -> None:
     """Write a savepoint in which the state of a step is what a Parquet file says."""
-    from tallystick.ops.state_writing import write_state
+    from tallystick.ops.state_writing import write_table
     from tallystick.storage.file_storage import shown
 
     with errors_as_messages():
         rows = _rows_of(file)
-        write_state(rows, savepoint, step, to=target, key=key or None, scratch=scratch)
+        write_table(rows, savepoint, step, to=target, key=key or None, scratch=scratch)
     typer.echo(
         f"Wrote {shown(target)}, with {rows.num_rows} keys in step {step!r}; {shown(savepoint)} "
         f"is as it was."

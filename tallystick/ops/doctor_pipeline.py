@@ -86,9 +86,11 @@ def pipeline(subject: DeclaredSubject) -> Iterator[CheckFinding]:
         yield _refusal("pipeline", error)
         return
     inputs = [planned_input.uid for planned_input in declared.run.all_inputs]
+    sources = () if manifest is None else manifest.sources
+    positions = by_input(sources, declared.run.previous_inputs)
     for check_it in (
         lambda: declared.run.keyed.check(() if manifest is None else manifest.state),
-        lambda: check_none_gone(by_input(() if manifest is None else manifest.sources), inputs),
+        lambda: check_none_gone(positions, inputs),
     ):
         try:
             check_it()

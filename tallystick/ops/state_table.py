@@ -37,6 +37,7 @@ from tallystick.state.keys import KeyCodec, tails
 from tallystick.state.pyspark.values import ValueCodec, struct_from_text
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
+from tallystick.state.time_to_live import EXPIRY_SIZE
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place
 
@@ -129,7 +130,6 @@ def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
 
 
 KEY_GROUP, TIMERS = "key_group", "timers"
-EXPIRY_SIZE = 8
 TIME_SIZE = 8
 _SIGN = 1 << 63
 
@@ -208,7 +208,8 @@ def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
 
 def _readable(step: StepState) -> Iterator[tuple[int, int]]:
     """Yield the states with times to live; other entries are of dropped states, or indexes."""
-    yield from ((field.state_id, field.ttl_ms) for field in step.fields)
+    for state in step.fields:
+        yield state.state_id, 0 if state.kind == COLUMNS else state.ttl_ms
     yield TIMERS_BY_KEY, 0
 
 

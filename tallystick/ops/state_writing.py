@@ -1,12 +1,15 @@
-"""`write_state`: a savepoint whose state of a step is a table, as `read_state` gives one.
+"""A savepoint whose state of a step is a table, as `read_state` gives one: what `write_state` does.
 
-Positions, watermarks and the state of all other steps come from a savepoint that exists. Entries
-are laid out as the step itself writes them, and sorted on the local disk as in a migration.
+Positions, watermarks and the state of all other steps come from a savepoint that exists; or there
+are none yet, and the step is one of a program. Entries are laid out as the step itself writes them,
+and sorted on the local disk as in a migration.
 """
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallystick.arguments import checked, near
+from tallystick.arguments import near
+from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.savepoint import Savepoint
+from tallystick.epoch.verdict import FIRST_EPOCH
 from tallystick.errors import OptionError, StateError
 from tallystick.ops import savepoints
 from tallystick.ops.state_table import schema_of
+from tallystick.pipeline.input_planning import text_of
+from tallystick.source.offsets import from_text
 from tallystick.state.catalog import PLAIN_NAME, StateField, StepState
 from tallystick.state.entries import (
     TIMERS_BY_KEY,
@@ -36,6 +43,7 @@ from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, resolved
+from tallystick.values import Producer, TopicPartition
 
 BATCH_ROWS = 50_000
 """Rows whose entries are in memory at a time, beside the table itself."""
@@ -44,47 +52,44 @@ _Entry = tuple[int, bytes, bytes]
 """A row's number, the bytes after the step's key, and the value."""
 
 
-@checked
-def write_state(
+@dataclass(frozen=True)
+class Program:
+    """A pipeline whose steps a savepoint may lack.
+
+    Args:
+        name: of the pipeline; "": there is none.
+        steps: its keyed steps before their first epoch.
+    """
+
+    name: str = ""
+    steps: tuple[StepState, ...] = ()
+
+
+def write_table(
     rows: Any,
-    savepoint: Place,
+    savepoint: Place | None,
     step: str,
     *,
     to: Place,
     key: Sequence[str] | None = None,
+    offsets: Mapping[str, Mapping[int, int]] | None = None,
+    program: Program = Program(),
     scratch: Place | None = None,
 ) -> None:
-    """Write a savepoint in which the state of a step is what a table says.
-
-    The table replaces all state of the step: a key without a row has none. Columns are those of
-    `read_state`, with the same types, in any order; `key_group` may be left out, and is computed in
-    any case, and so may `timers`. Everything else is as in the given savepoint, which stays as it
-    is. The rows are in memory as a whole. After an error the new folder is as empty as before.
-
-    Args:
-        rows: an Arrow table, a Polars frame, or a DataFrame of Spark's, which is collected.
-        savepoint: the savepoint with the positions, the declared states and all other steps.
-        step: the uid of the step.
-        to: the new savepoint's folder, empty.
-        key: the columns of another key, in the order of the new program's `key_by`; their types
-            are the table's. None: the key stays.
-        scratch: a folder on a local disk with room for the step's state; None: the system's
-            temporary one.
-
-    Raises:
-        OptionError: there is no such step, its kind of state cannot be written from a table, or a
-            column is missing, unknown or of another type; or a key is there twice.
-        StateFileError: a file of another step's state is missing or damaged.
-    """
+    """Write a savepoint whose state of a step is a table; see `tallystick.write_state`."""
     table = _arrow(rows)
     if not PLAIN_NAME.fullmatch(step):
         raise OptionError(f"step={step!r}: expected the uid of a keyed step")
     if key is not None and not (key and all(name for name in key)):
         raise OptionError(f"key={key!r}: expected names of columns, e.g. ['user']")
     room = tempfile.gettempdir() if scratch is None else resolved(scratch, "scratch")
-    source = FileStorage(resolved(savepoint, "savepoint"))
     target = FileStorage(resolved(to, "to"))
-    saved = savepoints.read(source)
+    if savepoint is None:
+        source, saved = target, _nothing_saved(program)
+    else:
+        source = FileStorage(resolved(savepoint, "savepoint"))
+        saved = savepoints.read(source)
+    saved = _at(_with_step(saved, step, program), offsets or {})
     before = _writable(saved, step, source.location)
     after = before if key is None else _with_key(before, list(key), table)
     table = _checked_columns(after, table)
@@ -101,6 +106,63 @@ def write_state(
     )
 
 
+def _nothing_saved(program: Program) -> Savepoint:
+    """Return the savepoint of a pipeline before its first epoch: it has read nothing.
+
+    Its manifest has another name than the pipeline: there is no run that it goes on from, whose
+    last commit Kafka would be asked for.
+    """
+    origin = f"{program.name} from a table"
+    lineage = str(uuid.uuid4())
+    manifest = Manifest(FIRST_EPOCH - 1, origin, lineage, (), (), Producer(origin, 0, 0))
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    return Savepoint("", created, "", "", manifest)
+
+
+def _with_step(saved: Savepoint, uid: str, program: Program) -> Savepoint:
+    """Return a savepoint with a step of the program, where it has none of that uid."""
+    state = saved.manifest.state
+    new = [step for step in program.steps if step.uid == uid]
+    if any(step.uid == uid for step in state) or not new:
+        return saved
+    return replace(saved, manifest=replace(saved.manifest, state=(*state, *new)))
+
+
+def _at(saved: Savepoint, offsets: Mapping[str, Mapping[int, int]]) -> Savepoint:
+    """Return a savepoint with other positions in some partitions.
+
+    Raises:
+        OptionError: it has no position in such a partition.
+    """
+    if not offsets:
+        return saved
+    if saved.spark or not saved.manifest.sources:
+        why = "Spark keeps its positions" if saved.spark else "nothing was read yet"
+        raise OptionError(
+            f"offsets={dict(offsets)!r}: {why}: expected a savepoint of a pipeline that has read. "
+            f"A new one begins where the starting_offsets= of its KafkaSource say"
+        )
+    wanted = {
+        TopicPartition(topic, partition): offset
+        for topic, by_partition in offsets.items()
+        for partition, offset in by_partition.items()
+    }
+    sources = [from_text(text) for text in saved.manifest.sources]
+    known = {at for source in sources for at in source.positions}
+    for partition, offset in wanted.items():
+        if partition not in known or offset < 0:
+            raise OptionError(
+                f"offsets={{{partition.topic!r}: {{{partition.partition}: {offset}}}}}: expected "
+                f"an offset from 0, of a partition that the savepoint has a position in: "
+                f"{', '.join(f'{at.topic} {at.partition}' for at in sorted(known))}"
+            )
+    moved = []
+    for source in sources:
+        own = {at: offset for at, offset in wanted.items() if at in source.positions}
+        moved.append(text_of(replace(source, positions={**source.positions, **own})))
+    return replace(saved, manifest=replace(saved.manifest, sources=tuple(moved)))
+
+
 def _writable(saved: Savepoint, uid: str, location: str) -> StepState:
     steps = {step.uid: step for step in saved.manifest.state}
     if uid not in steps:
@@ -115,7 +177,7 @@ def _writable(saved: Savepoint, uid: str, location: str) -> StepState:
                 f"step {uid}: its state {state.name!r} is of the kind {state.kind!r}, which "
                 f"write_state does not write: expected columns, value, list or map."
             )
-        if state.ttl_ms:
+        if state.ttl_ms and state.kind != COLUMNS:
             raise OptionError(
                 f"step {uid}: its state {state.name!r} has a time to live, and a table of "
                 f"read_state does not say when entries expire: write_state does not write it."

@@ -199,6 +199,7 @@ class PipelineRun:
         *,
         is_new: bool,
         accepted: frozenset[str] = frozenset(),
+        is_dry: bool = False,
     ) -> None:
         """Find what cannot work before anything starts.
 
@@ -207,6 +208,7 @@ class PipelineRun:
             is_new: no epoch was planned yet. Later, a topic that is gone is a loss, and the
                 policy's to judge.
             accepted: decisions that the user stated.
+            is_dry: change nothing: sinks that are not Kafka's are not tried out.
 
         Raises:
             OptionError: a topic, an ACL, a broker setting or a Spark setting is in the way.
@@ -214,7 +216,7 @@ class PipelineRun:
         tasks = self.keyed.steps[-1].parallelism or 0 if self.keyed.steps else 0
         self._sinks = Sinks(self._topology, self.name, self.cluster, trigger_interval_ms, tasks)
         try:
-            sinks = partial(self._check_sinks, accepted)
+            sinks = partial(self._check_sinks, accepted, is_dry)
             check_all([partial(self.check_source, is_new=is_new), sinks])
         except BaseException:
             self.close()
@@ -229,7 +231,7 @@ class PipelineRun:
         check_all([partial(source.check, is_new=is_new) for source in self.all_inputs])
         check_groups(self.all_inputs)
 
-    def _check_sinks(self, accepted: frozenset[str]) -> None:
+    def _check_sinks(self, accepted: frozenset[str], is_dry: bool) -> None:
         assert self._sinks is not None, "made before it is checked"
         cluster = self._sinks.cluster
         cluster_id = "" if cluster is None else cluster.broker.cluster_id()
@@ -239,7 +241,7 @@ class PipelineRun:
                 written = (*cluster.outputs, *written)
             for output in written:
                 self._check_circle(output, source)
-        self._sinks.check(self.shown_rights(cluster_id), accepted=accepted)
+        self._sinks.check(self.shown_rights(cluster_id), accepted=accepted, is_dry=is_dry)
 
     def shown_rights(self, cluster_id: str) -> tuple[Right, ...]:
         """Return the rights needed to show positions of the inputs in a cluster.
@@ -439,13 +441,20 @@ class PipelineRun:
             sinks, self.cluster.session, rows, after, twice, self.keyed, batch.timestamp_ms, is_over
         )
 
+    @property
+    def previous_inputs(self) -> dict[str, str]:
+        """The uids under which a checkpoint may have a table's positions, by those of now."""
+        pairs = ((table.uid, table.step.succession.previous_uid) for table in self.tables)
+        return {uid: previous for uid, previous in pairs if previous}
+
     def _unread(self, batch: EpochInput) -> Unread:
         """Return the splits that an epoch reads, with inputs matched by id.
 
         Raises:
             OptionError: the epoch is to run again, and the pipeline has lost one of its inputs.
         """
-        starts, stops = by_input(batch.previous_sources), by_input(batch.sources)
+        starts = by_input(batch.previous_sources, self.previous_inputs)
+        stops = by_input(batch.sources, self.previous_inputs)
         gone = sorted(stops.keys() - {source.uid for source in self.all_inputs})
         if gone:
             raise OptionError(

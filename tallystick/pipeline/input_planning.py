@@ -22,9 +22,20 @@ Ahead = Callable[[InputState], frozenset[TopicPartition]]
 """The partitions that are to wait for others, as `of_input` names them."""
 
 
-def by_input(texts: Sequence[str]) -> dict[str, SourceOffsets]:
-    """Return the positions of a manifest, by the input's id."""
-    return {offsets.input: offsets for offsets in map(from_text, texts)}
+def by_input(
+    texts: Sequence[str], previous_uids: Mapping[str, str] | None = None
+) -> dict[str, SourceOffsets]:
+    """Return the positions of a manifest, by the input's id.
+
+    Args:
+        texts: the positions.
+        previous_uids: the ids that inputs may have there, by those they have now.
+    """
+    known = {offsets.input: offsets for offsets in map(from_text, texts)}
+    for uid, previous in (previous_uids or {}).items():
+        if previous in known and uid not in known:
+            known[uid] = replace(known.pop(previous), input=uid)
+    return known
 
 
 def dropped_word(uid: str) -> str:
@@ -103,6 +114,7 @@ class InputPlanner:
         takes_all: it reads all there is in one epoch.
         waits: the watermark waits for its partitions; not for those of a broadcast table, or of an
             input whose rows have no event times.
+        previous_uid: the id under which a manifest may have its positions; None: the same.
     """
 
     uid: str
@@ -110,6 +122,7 @@ class InputPlanner:
     offset_count_max: int | None = None
     takes_all: bool = False
     waits: bool = True
+    previous_uid: str | None = None
 
     @property
     def wanted(self) -> int:
@@ -146,7 +159,7 @@ class InputPlanners:
         Raises:
             OptionError: an input is gone, and that is not accepted.
         """
-        known = by_input(start)
+        known = self._known(start)
         check_none_gone(known, [source.uid for source in self._inputs], self._accepted)
         return tuple(
             known.get(source.uid) or replace(source.planner.first(), input=source.uid)
@@ -155,7 +168,11 @@ class InputPlanners:
 
     def has_dropped(self, start: tuple[str, ...]) -> bool:
         """True if a manifest has positions of an input that is gone."""
-        return bool(by_input(start).keys() - {source.uid for source in self._inputs})
+        return bool(self._known(start).keys() - {source.uid for source in self._inputs})
+
+    def _known(self, start: tuple[str, ...]) -> dict[str, SourceOffsets]:
+        pairs = ((source.uid, source.previous_uid) for source in self._inputs)
+        return by_input(start, {uid: previous for uid, previous in pairs if previous})
 
     def next(
         self, start: Positions, offset_count_max: int | None, ahead: Ahead | None = None

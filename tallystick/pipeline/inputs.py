@@ -35,6 +35,7 @@ from tallystick.source.offsets import SourceOffsets
 from tallystick.source.splits import plan_splits
 from tallystick.spark.cluster import Cluster
 from tallystick.spark.gang.messages import dumps
+from tallystick.state.compatibility import AS_BEFORE, Succession
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.operator_state import ListCodec, TableCodec
@@ -354,11 +355,13 @@ class TableDeclaration:
         input: the control topic, with the steps of its stream.
         key: the columns that tell rows apart.
         deleted: true for rows that delete the row of their key; None: no row deletes.
+        succession: see `operator_state.TableStep`.
     """
 
     input: InputDeclaration
     key: tuple[str, ...]
     deleted: Predicate | None = None
+    succession: Succession = AS_BEFORE
 
 
 @dataclass(frozen=True)
@@ -368,12 +371,13 @@ class ListDeclaration:
     Args:
         uid: names it.
         columns: of an element.
-        union: see `operator_state.ListStep`.
+        union, succession: see `operator_state.ListStep`.
     """
 
     uid: str
     columns: Columns
     union: UnionFunction | None = None
+    succession: Succession = AS_BEFORE
 
 
 class PipelineTable:
@@ -434,7 +438,7 @@ class PipelineTable:
                 f"{what}: its delete= cannot be sent to the tasks that call it: {error}"
             ) from error
         read = replace(read, functions=functions)
-        self.step = TableStep(self.uid, codec, read, declared.deleted)
+        self.step = TableStep(self.uid, codec, read, declared.deleted, declared.succession)
 
 
 def lists_of(declared: Sequence[ListDeclaration], cluster: Cluster) -> tuple[ListStep, ...]:
@@ -456,7 +460,7 @@ def lists_of(declared: Sequence[ListDeclaration], cluster: Cluster) -> tuple[Lis
             raise OptionError(
                 f"{what}: its union= cannot be sent to the tasks that call it: {error}"
             ) from error
-        steps.append(ListStep(declaration.uid, codec, declaration.union))
+        steps.append(ListStep(declaration.uid, codec, declaration.union, declaration.succession))
     return tuple(steps)
 
 

@@ -23,7 +23,7 @@ from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.epoch.facts import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import no_base
-from tallystick.errors import FencedError, StorageError
+from tallystick.errors import BrokerUnavailableError, FencedError, StorageError
 from tallystick.host.stopwatch import (
     READ_BYTES,
     READ_RECORDS,
@@ -33,6 +33,7 @@ from tallystick.host.stopwatch import (
 )
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.pipeline.compiled import PipelineRun, check_checkpoint
+from tallystick.pipeline.dry_run import dry_run
 from tallystick.pipeline.group_offsets import GroupOffsets, GroupOffsetsBeside, SourceClient
 from tallystick.pipeline.input_planning import (
     InputPlanner,
@@ -426,6 +427,7 @@ class _Run:
 
         Raises:
             FencedError: this run was replaced.
+            RetriableError: a fence will tell if it was.
         """
         due_s, now_s = self._look_again_s, time.monotonic()
         if now_s < due_s:
@@ -433,8 +435,9 @@ class _Run:
         self._look_again_s = now_s + LOOK_AGAIN_S
         is_owner = False
         try:
-            is_owner = self._driver.check_owner()
-        except StorageError as error:
+            self._driver.check_owner()
+            is_owner = True
+        except (StorageError, BrokerUnavailableError) as error:
             logger.warning("who owns pipeline %s cannot be asked: %s", self._run.name, error)
         if is_owner or self._groups.is_due:
             self._show(positions, forward_only=True)
@@ -496,16 +499,17 @@ def start_loop(
     checkpoint: str,
     trigger: Trigger,
     accepted: frozenset[str],
+    is_dry: bool = False,
     *,
     is_quiet: bool = False,
     save: Callable[[str], None] | None = None,
 ) -> Query:
-    """Check, then start the loop that runs the pipeline's epochs."""
+    """Check, then start the loop that runs the pipeline's epochs; none if it `is_dry`."""
     console = Console(run.name, is_quiet=is_quiet)
     watch = RunWatch(run.name, [config.bootstrap_servers for config in run.configs], console)
     watch.begin()
     try:
-        return _started(run, checkpoint, trigger, accepted, watch, console, save)
+        return _started(run, checkpoint, trigger, accepted, watch, console, save, is_dry)
     except BaseException:
         watch.close()
         raise
@@ -519,13 +523,17 @@ def _started(
     watch: RunWatch,
     console: Console,
     save: Callable[[str], None] | None,
+    is_dry: bool,
 ) -> Query:
     storage = opened(checkpoint, run.name)
     run.keyed = replace(run.keyed, accepted=accepted)
-    refuse_second(run.name, storage.location)
+    if not is_dry:
+        refuse_second(run.name, storage.location)
     run.keyed.check(())  # against what is committed it is checked before the first epoch is planned
     is_new = not CheckpointFolder(storage).manifest_paths()
-    run.check(when.interval_ms or None, is_new=is_new, accepted=accepted)
+    run.check(when.interval_ms or None, is_new=is_new, accepted=accepted, is_dry=is_dry)
+    if is_dry:
+        return dry_run(run, storage, when, accepted, console, watch.close)
     for warning in disk_space(storage.uri):
         logger.warning("%s", warning)
     query_run = _Run(run, storage, when, accepted, watch)
@@ -599,6 +607,7 @@ def planners_of(
                 offset_count_max=source.options.own_count_max,
                 takes_all=not source.waits or source.options.takes_all,
                 waits=source.is_timed,
+                previous_uid=run.previous_inputs.get(source.uid),
             )
             for source in run.all_inputs
         ],

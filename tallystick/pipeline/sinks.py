@@ -281,12 +281,19 @@ class Sinks:
             self.cluster = SinkCluster(topology.decider, topology.written)
             self._to_close.append(self.cluster.broker.close)
 
-    def check(self, shown: Iterable[Right] = (), *, accepted: frozenset[str] = frozenset()) -> None:
+    def check(
+        self,
+        shown: Iterable[Right] = (),
+        *,
+        accepted: frozenset[str] = frozenset(),
+        is_dry: bool = False,
+    ) -> None:
         """Check clusters, rights, topics, tables and settings before anything starts.
 
         Args:
             shown: the rights that showing the sources' positions takes, in the deciding cluster.
             accepted: decisions that the user stated.
+            is_dry: leave sinks out that are tried out by writing.
 
         Raises:
             OptionError: something cannot work; all problems of all sinks are named.
@@ -296,7 +303,8 @@ class Sinks:
         def try_out(uid: str, sink: Sink) -> None:
             sink.open(Owner(self._pipeline, uid, ""), facts).close()
 
-        checks = [partial(try_out, uid, sink) for uid, sink in self._topology.others]
+        others = () if is_dry else self._topology.others
+        checks = [partial(try_out, uid, sink) for uid, sink in others]
         if self.cluster is not None:
             decides = partial(
                 preflight, self.cluster, self._pipeline, self._spark.conf, facts, shown

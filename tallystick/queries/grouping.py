@@ -101,7 +101,13 @@ class Group:
             return node.name if node.name in (START, END) and not node.table else None
         if isinstance(node, exp.Dot) and function_name(node.this) in _GROUP_WINDOWS:
             return _BOUNDS.get(node.expression.name)
-        return _FLINK_BOUNDS.get(function_name(node))
+        name = function_name(node)
+        if name.endswith(("_ROWTIME", "_PROCTIME")) or name == "WINDOW_TIME":
+            raise OptionError(
+                f"sql: {shown(node)}: the last moment of a window: write its end, window.end or "
+                f"TUMBLE_END(…)"
+            )
+        return _FLINK_BOUNDS.get(name)
 
     def _aggregate(self, node: exp.Expression) -> exp.Expression:
         text = node.sql(DIALECT)
@@ -130,8 +136,7 @@ class Group:
             count = self._count(argument, condition, text + " count")
             return exp.paren(exp.Div(this=total, expression=exp.func("nullif", count, "0")))
         if type(node) not in _FUNCTIONS:
-            known = ", ".join(sorted(kind.sql_names()[0].lower() for kind in _FUNCTIONS))
-            raise OptionError(f"sql: {text}: no such aggregate here; there are count, avg, {known}")
+            raise OptionError(f"sql: {text}: no such aggregate here; there are {_NAMES}")
         return self._add(_FUNCTIONS[type(node)], argument, condition, text)
 
     def _count(
@@ -184,6 +189,9 @@ _FUNCTIONS: Mapping[type[exp.Expression], Callable[[str], Aggregate]] = {
     exp.ApproxDistinct: aggregates.approximate_distinct_count,
     exp.ArrayAgg: aggregates.collect,
 }
+
+
+_NAMES = "count, sum, avg, min, max, first, last, approx_count_distinct, collect_list"
 
 
 def is_aggregate(node: exp.Expression) -> bool:

@@ -190,16 +190,21 @@ def _step(
         if version is None and None in (conditions.lower, conditions.upper):
             raise OptionError(_unbounded(names, sides))
         time = _time_of(side, names[at])
-        columns = {f"{KEY}{n}": side.resolve(pair[at]) for n, pair in enumerate(conditions.keys)}
+        key = [side.resolve(pair[at]) for pair in conditions.keys]
+        columns = {f"{KEY}{n}": one for n, one in enumerate([*key, *_side_of_nulls(key, how, at)])}
         for column in dict.fromkeys([time, *(one for table, one in needed if table == names[at])]):
             qualified[names[at], column] = text = f"{names[at]}_{column}"
             columns[text] = exp.column(column, quoted=True)
         times[names[at]] = f"{names[at]}_{time}"
-        stream = side.select(columns).rows
+        side = side.select(columns)
+        if how not in ("full", ("left", "right")[at]):
+            side = side.without_null([name for name in columns if name.startswith(KEY)])
+        stream = side.rows
         assert isinstance(stream, Stream)
         streams[names[at]] = stream
-    keys = [f"{KEY}{n}" for n in range(len(conditions.keys))]
+    keys = [f"{KEY}{n}" for n in range(len(conditions.keys) + (how == "full"))]
     if version is not None:
+        _check_version(version.expression, names[0], times[names[0]])
         function = temporal_join(names[0], names[1], how=how)
     else:
         assert conditions.lower is not None
@@ -227,6 +232,27 @@ def _step(
     )
     condition = exp.and_(*conditions.rest) if conditions.rest else None
     return relation.filter(None if condition is None else relation.resolve(condition))
+
+
+def _check_version(moment: exp.Expression, name: str, time: str) -> None:
+    """Refuse FOR SYSTEM_TIME AS OF another moment than the event time of the first table.
+
+    Raises:
+        OptionError: it is another column, as Flink's PROCTIME().
+    """
+    if f"{name}_{moment.name}" != time or moment.text("table") not in ("", name):
+        raise OptionError(
+            f"sql: FOR SYSTEM_TIME AS OF {moment.sql(DIALECT)}: expected the event time "
+            f"{name}.{time.removeprefix(f'{name}_')}; the newest row of a table that changes "
+            f"seldom is a broadcast table, ts.enrich(…)"
+        )
+
+
+def _side_of_nulls(key: list[exp.Expression], how: str, at: int) -> Iterator[exp.Expression]:
+    """Yield one more column of the key of a FULL JOIN, so that null meets no null."""
+    if how == "full":
+        nulls = exp.or_(*(exp.Is(this=one.copy(), expression=exp.null()) for one in key))
+        yield exp.Case().when(nulls, str(at + 1)).else_("0")
 
 
 def _unbounded(names: list[str], sides: tuple[Relation, Relation]) -> str:

@@ -22,7 +22,9 @@ PARTITION = "_PARTITION_BY"
 """A function that stands for the PARTITION BY of a table in `SESSION(TABLE …)`."""
 _PRECISIONS = {"0": "timestamp_seconds", "3": "timestamp_millis"}
 _SET = re.compile(
-    r"^\s*(EXECUTE\s+STATEMENT\s+SET\s+BEGIN\b|BEGIN\s+STATEMENT\s+SET\s*;)|;\s*END\s*;?\s*$", re.I
+    r"(?:^|(?<=;))\s*(?:EXECUTE\s+STATEMENT\s+SET\s+BEGIN\b|BEGIN\s+STATEMENT\s+SET\s*;)"
+    r"|(?<=;)\s*END\s*;?\s*$",
+    re.I,
 )
 """The words around a statement set of Flink."""
 _UNITS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000}
@@ -40,6 +42,11 @@ def statements_of(text: str) -> list[exp.Expression]:
         raise OptionError(
             "sql: MATCH_RECOGNIZE: patterns of rows are a StatefulProcessor, or a vectorised "
             "function, behind key_by"
+        )
+    if any(token.token_type == TokenType.FARROW for token in _tokens(text)):
+        raise OptionError(
+            "sql: =>: arguments of TUMBLE and the like go by their place here: leave DATA => and "
+            "the other names out"
         )
     try:
         trees = sqlglot.parse(_rewritten(text), read=DIALECT)
@@ -80,9 +87,14 @@ def as_spark(text: str) -> str:
     return str(query.expressions[0].sql(DIALECT))
 
 
+def without_set(text: str) -> str:
+    """Replace the words around a statement set by blanks, and leave all else where it is."""
+    return _SET.sub(lambda match: " " * len(match[0]), text)
+
+
 def _rewritten(text: str) -> str:
     """Replace the words that sqlglot takes for others, and leave all else where it is."""
-    text = _SET.sub(lambda match: " " * len(match[0]), text)
+    text = without_set(text)
     tokens = _tokens(text)
     parts, at = [], 0
     for start, end, word in _replacements(tokens):

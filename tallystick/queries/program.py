@@ -32,7 +32,7 @@ from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
-from tallystick.queries.parsing import as_spark
+from tallystick.queries.parsing import as_spark, without_set
 from tallystick.queries.query import pipeline_of
 
 _Value = TypeVar("_Value")
@@ -46,8 +46,6 @@ _COMPUTED = re.compile(r"`?(\w+)`?\s+AS\s+(.*)", re.I | re.S)
 _COLUMN = re.compile(r"`?(\w+)`?\s+(.*)", re.S)
 _COMMENT = re.compile(r"('(?:[^'\\]|\\.)*')|--[^\n]*|/\*.*?\*/", re.S)
 """A text, which stays as it is, or a comment."""
-_SET = re.compile(r"^(EXECUTE\s+STATEMENT\s+SET\s+BEGIN|BEGIN\s+STATEMENT\s+SET$|END$)\s*", re.I)
-"""The words around Flink's statement sets."""
 _OPTION = re.compile(r"\s*'((?:[^']|'')*)'\s*=\s*'((?:[^']|'')*)'\s*", re.S)
 _TYPES = (
     (re.compile(r"TIMESTAMP(_LTZ)?\s*(\(\d\))?(\s+WITH.*)?", re.I), "timestamp"),
@@ -317,15 +315,14 @@ def _targets(statements: Sequence[str]) -> list[str]:
 
 def _statements(text: str) -> list[str]:
     """Return the statements of a text, without comments and the semicolons between them."""
+    text = without_set(_COMMENT.sub(lambda match: match[1] or " ", text))
     parts, start = [], 0
     for token in Tokenizer(dialect=DIALECT).tokenize(text):
         if token.token_type == TokenType.SEMICOLON:
             parts.append(text[start : token.start])
             start = token.end + 1
     parts.append(text[start:])
-    plain = (_COMMENT.sub(lambda match: match[1] or " ", part).strip() for part in parts)
-    inner = (_SET.sub("", part) for part in plain)
-    return [part for part in inner if part]
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _table(statement: str) -> Table:

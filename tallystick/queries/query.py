@@ -26,7 +26,14 @@ from tallystick.queries.outputs import (
     under,
     views_and_inserts,
 )
-from tallystick.queries.parsing import alias_name, conjuncts, from_of, milliseconds, statements_of
+from tallystick.queries.parsing import (
+    alias_name,
+    conjuncts,
+    from_of,
+    milliseconds,
+    shown,
+    statements_of,
+)
 from tallystick.queries.ranking import Places
 from tallystick.queries.relations import Relation, known_columns
 from tallystick.queries.window_joins import (
@@ -383,6 +390,11 @@ class Translation:
         if not isinstance(node, exp.Table):
             raise OptionError(f"sql: {node.sql(DIALECT)}: expected the name of a table")
         if (function := table_function(node.this)) is not None:
+            if not isinstance(function.expressions[0], exp.Column):
+                raise OptionError(
+                    f"sql: {function.name}({shown(function.expressions[0])[:40]}…): expected TABLE "
+                    f"and a name: write the query into WITH name AS (…)"
+                )
             inner = exp.to_table(function.expressions[0].name)
             relation = self.table(inner, named)
             names = relation.names | ({alias} if alias else set())

@@ -110,6 +110,14 @@ class Relation:
             return self
         return replace(self, rows=self.rows.filter(condition.sql(DIALECT)))
 
+    def without_null(self, columns: Collection[str]) -> Self:
+        """Leave out rows with a null in a column of a join's key: null equals nothing."""
+        there = [
+            exp.not_(exp.Is(this=exp.column(name, quoted=True), expression=exp.null()))
+            for name in columns
+        ]
+        return self.filter(exp.and_(*there))
+
     def select(self, expressions: Mapping[str, exp.Expression]) -> Self:
         """Compute columns from resolved expressions, by their new names."""
         clocks = {

@@ -5,7 +5,7 @@ Source: Flink SQL's window joins; the queries 5 and 8 of nexmark/nexmark.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sqlglot import exp
 
@@ -15,7 +15,7 @@ from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
 from tallystick.queries.grouping import ALL_ROWS, END, START, is_grouped, table_function, windows_of
 from tallystick.queries.parsing import alias_name, conjuncts, from_of
-from tallystick.queries.ranking import ORDER, ROW, Places, best_row, ranked
+from tallystick.queries.ranking import ORDER, ROW, FirstOfBatch, Places, best_row, ranked
 from tallystick.queries.relations import Relation, known_schema
 from tallystick.state.functions import aggregates
 from tallystick.state.functions.joins import window_join
@@ -24,6 +24,7 @@ from tallystick.state.functions.windows import Sessions, Windows
 
 KEY, TIME = "_key_", "_time"
 Named = Mapping[str, exp.Query]
+Rows = TypeVar("Rows", Stream, Pipeline)
 
 
 class Translates(Protocol):
@@ -202,14 +203,14 @@ def _join_of_tables(
         )
     )
     if any(is_distinct):
-        rows = rows.key_by(*key_columns, *qualified.values()).process(
+        rows = rows.key_by(*dict.fromkeys((*key_columns, *qualified.values()))).process(
             windowed(first, {"_n": aggregates.count()}),
             event_time=times[names[0]],
             uid=translation.new_uid(f"{uid}-once" if uid else "", "once"),
         )
     for name in names:
         qualified |= {(name, START): START, (name, END): END}
-    columns_out = (*key_columns, *dict.fromkeys(qualified.values()))
+    columns_out = tuple(dict.fromkeys((*key_columns, *qualified.values())))
     return Relation(
         rows, frozenset(names), columns_out, frozenset([START, END]), qualified=qualified
     )
@@ -236,12 +237,19 @@ def _side(
     if missing := [key for key in keys if key not in outputs]:
         raise OptionError(f"{what}: {name} has no column {missing[0]!r}, only {', '.join(outputs)}")
     qualified = {(name, column): f"{name}_{column}" for column in outputs}
-    columns = {f"{KEY}{n}": outputs[key] for n, key in enumerate(keys)}
-    columns |= {qualified[name, column]: node for column, node in outputs.items()}
-    columns[f"{name}{TIME}"] = exp.column(time, quoted=True)
-    rows = replace(relation, windows=None).select(columns).rows
+    columns = {qualified[name, column]: node for column, node in outputs.items()}
+    for n, key in enumerate(keys):
+        columns.pop(qualified[name, key], None)
+        qualified[name, key] = f"{KEY}{n}"
+        columns[f"{KEY}{n}"] = outputs[key]
+    moment = f"{name}{TIME}"
+    computed = {**columns, moment: exp.column(time, quoted=True)}
+    relation = replace(relation, windows=None).select(computed)
+    rows = relation.without_null([f"{KEY}{n}" for n in range(len(keys))]).rows
     if not isinstance(rows, Stream):
         raise OptionError(f"{what}: their rows have to be those of tables")
+    if is_grouped(side.this):
+        rows = _first_of_batches(rows, windows, moment, tuple(columns))
     return _Side(rows, windows, relation.delay_ms, qualified)
 
 
@@ -317,9 +325,11 @@ def best_of_windows(
     if schema is None:
         raise OptionError("sql: ROW_NUMBER() of windows: the types of the columns are not known")
     kinds = {name: schema.field(name).type for name in outputs}
+    order_of_rows = Places(ORDER, bool(order.args.get("desc")))
     pipeline = replace(relation, rows=rows).pipeline(translation.name)
-    row = best_row(Places(ORDER, bool(order.args.get("desc"))), kinds)
-    done = pipeline.key_by(*(places or [ALL_ROWS])).process(
+    row = best_row(order_of_rows, kinds)
+    thinned = _first_of_batches(pipeline, windows, TIME, (*places,), order_of_rows)
+    done = thinned.key_by(*(places or [ALL_ROWS])).process(
         windowed(windows, {ROW: row}),
         event_time=TIME,
         watermark_delay=relation.delay_ms,
@@ -331,6 +341,19 @@ def best_of_windows(
     picked |= {name: exp.column(name, quoted=True) for name in dict.fromkeys(bounds)}
     result = Relation(done, times=frozenset([START, END]), ends=frozenset([END]))
     return result.select(picked)
+
+
+def _first_of_batches(
+    rows: Rows,
+    windows: Windows | Sessions,
+    time: str,
+    keys: tuple[str, ...],
+    order_of_rows: Places | None = None,
+) -> Rows:
+    """Leave out rows that cannot be first in a window; a session may end later by any of them."""
+    if isinstance(windows, Sessions):
+        return rows
+    return rows.filter(FirstOfBatch(windows, time, keys, order_of_rows))
 
 
 def _outputs(select: exp.Select, relation: Relation) -> tuple[dict[str, exp.Expression], list[str]]:

@@ -134,9 +134,9 @@ class Driver:
         """The id of the cluster whose transactions commit epochs and positions of sources."""
         return self._decider.name.cluster_id
 
-    def check_owner(self) -> bool:
+    def check_owner(self) -> None:
         """See `ports.Decider.check_owner`."""
-        return self._decider.check_owner()
+        self._decider.check_owner(self.coordinator.producer)
 
     def check_name(self, newest: Token | None) -> None:
         """Refuse a checkpoint that the name does not go on from, before anything is fenced.

@@ -7,17 +7,23 @@ Source: KIP-447 (offsets in a transaction), Flink's FLIP-143 (what is committed 
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from tallystick.epoch.manifest import KAFKA, DeciderName
 from tallystick.epoch.tokens import Token, encode_token, newest_token, takeover_count
-from tallystick.errors import AuthorizationError
+from tallystick.errors import AuthorizationError, RetriableError
 from tallystick.ports import Broker
 from tallystick.source.offsets import SourceOffsets, requests, shown
 from tallystick.values import ProducedRange, Producer, TopicPartition
 
 logger = logging.getLogger(__name__)
+
+
+def now_text() -> str:
+    """Return the time, in ISO's form."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +43,14 @@ class TransactionDecider:
         broker: the cluster that is written to.
         target: the transactional id, and where the token goes.
         lineage: of the checkpoint: whose decisions count.
+        now: returns the time that tokens note.
     """
 
-    def __init__(self, broker: Broker, target: Target, lineage: str) -> None:
+    def __init__(
+        self, broker: Broker, target: Target, lineage: str, now: Callable[[], str] = now_text
+    ) -> None:
         self._broker = broker
+        self._now = now
         self._target = target
         self._lineage = lineage
         self._earlier_places: frozenset[TopicPartition] = frozenset()
@@ -55,9 +65,20 @@ class TransactionDecider:
         """See `ports.Decider.fence`."""
         return self._broker.fence(self._target.transactional_id, current)
 
-    def check_owner(self) -> bool:
-        """See `ports.Decider.check_owner`: Kafka tells a replaced run only by refusing requests."""
-        return False
+    def check_owner(self, current: Producer) -> None:
+        """See `ports.Decider.check_owner`: the newest producer of the id is the owner's.
+
+        Kafka admits another one too when it ends a transaction that took too long, as a stray
+        attempt of a task may leave one: a fence tells that from another run (KIP-360).
+        """
+        newest = self._broker.newest_producer(self._target.transactional_id)
+        if newest is not None and newest != current:
+            raise RetriableError(
+                f"transactional id {current.transactional_id!r}: Kafka has admitted producer "
+                f"{newest.producer_id} with epoch {newest.producer_epoch} since this run's "
+                f"{current.producer_id} with epoch {current.producer_epoch}: another run has taken "
+                f"over, or a transaction took too long"
+            )
 
     def last_decision(self) -> Token | None:
         """See `ports.Decider.last_decision`."""
@@ -74,7 +95,8 @@ class TransactionDecider:
         Positions on other clusters are left out: no transaction spans two.
         """
         group = self._target.token_group
-        text = encode_token(replace(token, takeover_count=self._takeover_count))
+        count = self._takeover_count
+        text = encode_token(replace(token, takeover_count=count, staged_at=self._now()))
         self._broker.stage_offsets(producer, group, {self._target.token_partition: text})
         try:
             earlier = dict.fromkeys(self._earlier_places, text)

@@ -115,7 +115,7 @@ def spark_session(
     check_master(master or named_master())
     builder = configure(SparkSession.builder.appName(app_name))
     local = _local_settings(master)
-    quiet = quiet_log.options(_spark_options(), is_local=bool(local))
+    quiet = quiet_log.set_up(_spark_options(), is_local=bool(local))
     builder = builder.config(JAVA_OPTIONS, f"{SETTINGS[JAVA_OPTIONS][0]} {quiet}".rstrip())
     if master is not None:
         builder = builder.master(master)
@@ -197,7 +197,7 @@ def new_context(
     for setting, value in QUICK.items():
         conf.set(setting, value)
     check_master(named_master())
-    quiet = quiet_log.options(_spark_options(), is_local=bool(local))
+    quiet = quiet_log.set_up(_spark_options(), is_local=bool(local))
     conf.set(JAVA_OPTIONS, f"{conf.get(JAVA_OPTIONS)} {quiet}".rstrip())
     if daemon is not None or (local and _is_this_python()):
         conf.set(DAEMON_MODULE, early_daemon.MODULE)

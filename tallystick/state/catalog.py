@@ -119,7 +119,8 @@ class StateField:
         key_schema: of the entries of a map, as JSON; of rows, the function that uses them; ""
             elsewhere.
         value_schema: as JSON.
-        ttl_ms: how long an entry lives after its last write; 0: for ever.
+        ttl_ms: how long an entry lives after its last write, or, of `columns`, until the function
+            forgets the key; 0: for ever.
         meaning: the function that keeps the state, and its arguments; empty: not recorded.
     """
 
@@ -148,6 +149,19 @@ class StateField:
         return field
 
 
+class TtlChange(NamedTuple):
+    """A time to live that a state got, or lost, with a change of the program.
+
+    Args:
+        is_added: it got one; else it lost one.
+        at_ms: the expiry of all entries from before, which had none; of a lost one, the clock of
+            the epoch that took it away: what had expired by then is gone, the rest stays for ever.
+    """
+
+    is_added: bool
+    at_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class FormerState:
     """The schema of a state before a change of the program.
@@ -156,11 +170,24 @@ class FormerState:
         state_id: of the state.
         value_schema: before the change, as `StateField.value_schema`.
         renamed: the columns with another name after the change: the new name, and the old one.
+        ttl: the change of its time to live; None: it has one as before, or none.
+        defaults: the columns that are added with another value than null for what is there: the
+            name, and the value as it is stored, in hexadecimal digits.
     """
 
     state_id: int
     value_schema: str
     renamed: tuple[tuple[str, str], ...] = ()
+    ttl: TtlChange | None = None
+    defaults: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> list[Any]:
+        """Encode the state's schema as JSON types, without what did not change."""
+        more: dict[str, Any] = {} if self.ttl is None else {"ttl": list(self.ttl)}
+        if self.defaults:
+            more["defaults"] = list(map(list, self.defaults))
+        renamed = list(map(list, self.renamed))
+        return [self.state_id, self.value_schema, renamed, *([more] if more else [])]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Self:
@@ -169,12 +196,21 @@ class FormerState:
         Raises:
             ValueError, TypeError: the JSON describes none.
         """
-        state_id, value_schema, pairs = value
+        state_id, value_schema, pairs, *more = value
         renamed = tuple((new, old) for new, old in pairs)
-        texts = [value_schema, *(name for pair in renamed for name in pair)]
+        changes = dict(*more)
+        ttl = TtlChange(*changes.pop("ttl")) if "ttl" in changes else None
+        defaults = tuple((name, digits) for name, digits in changes.pop("defaults", ()))
+        if changes:
+            raise ValueError(f"former schema {value!r}: expected ttl or defaults: {[*changes]}")
+        texts = [value_schema, *(text for pair in (*renamed, *defaults) for text in pair)]
         if type(state_id) is not int or not all(type(text) is str for text in texts):
             raise TypeError(f"former schema {value!r}: expected an id and texts")
-        return cls(state_id, value_schema, renamed)
+        if ttl is not None and (type(ttl.is_added), type(ttl.at_ms)) != (bool, int):
+            raise TypeError(f"former schema {value!r}: {ttl}: expected true or false, and a moment")
+        for _, digits in defaults:
+            bytes.fromhex(digits)
+        return cls(state_id, value_schema, renamed, ttl, defaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +227,7 @@ class FormerSchema:
 
     def to_json(self) -> list[Any]:
         """Encode the schema as JSON types."""
-        states = [[s.state_id, s.value_schema, list(map(list, s.renamed))] for s in self.states]
-        return [self.schema, states]
+        return [self.schema, [state.to_json() for state in self.states]]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Self:

@@ -9,13 +9,13 @@ nothing reads them, and the next snapshot leaves them out.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tallystick.codec.ddl import ddl_of
 from tallystick.errors import OptionError
 from tallystick.state.catalog import StateField, StepState
 from tallystick.state.evolution import (
-    ADDED,
     REFUSED,
     REMOVED,
     Renamed,
@@ -35,6 +35,7 @@ from tallystick.state.functions.processing import (
     TABLE,
     StateDeclaration,
 )
+from tallystick.state.functions.vectorised import TIMER
 from tallystick.state.functions.windows import windows_text
 from tallystick.state.key_groups import (
     KeyGroupRange,
@@ -44,6 +45,7 @@ from tallystick.state.key_groups import (
 from tallystick.state.keys import HASH_VERSION
 from tallystick.state.meaning import FUNCTION, OWN_FUNCTION, Meaning, changes
 from tallystick.state.schema import schema_from_text
+from tallystick.state.time_to_live import has_ttl
 
 STATE_ID_MAX = 0xEF
 """Ids above are the step's own: timers and the index of entries that expire."""
@@ -125,8 +127,8 @@ def _check_function(
     kept = [state for state in declared if state.kind != DELETED]
     names = {state.name for state in kept}
     now = {_function_of(state) for state in kept} - {""} if kept else {OWN_FUNCTION}
-    for name, field in by_name.items():
-        before = _function_of(field)
+    for name, known in by_name.items():
+        before = _function_of(known)
         if name in names or not before or not now or before in now:
             continue
         raise OptionError(
@@ -153,7 +155,6 @@ def _same(
     renamed: Renamed,
     accepted: Collection[str],
 ) -> StateField:
-    # How long entries live may change; whether they end at all is part of how they are stored.
     is_other = _place(state) != _place(base)
     differs = state.value_schema != base.value_schema
     if both := ambiguous(state.kind, base.value_schema, renamed):
@@ -200,10 +201,10 @@ def _same(
     )
 
 
-def _place(state: StateDeclaration | StateField) -> tuple[str, str, bool]:
+def _place(state: StateDeclaration | StateField) -> tuple[str, str]:
     """Return the part of a state's form that decides where its entries lie."""
     panes = windows_text(state.key_schema) if state.kind == PANES else state.key_schema
-    return state.kind, panes, bool(state.ttl_ms)
+    return state.kind, panes
 
 
 def _with_names(meaning: Meaning, renamed: Renamed) -> Meaning:
@@ -230,12 +231,10 @@ def _refused_columns(
     names = renames(state.kind, base.value_schema, state.value_schema, renamed)
     texts, dropped = [], []
     for change in column_changes(state.kind, base.value_schema, state.value_schema, names):
+        if change.column == TIMER and has_ttl(base) != has_ttl(state):
+            continue  # the time to forget keys: those that are held get it, or lose it
         if change.what == REFUSED:
             texts.append(f"{change.text}, which does not hold all of its values")
-        elif change.what == ADDED and change.column.startswith("$"):
-            # As a time to forget keys in `deduplicate`: those that are held would never have one.
-            if dict(state.meaning).get(FUNCTION) != OWN_FUNCTION:
-                texts.append("keys that are held have no timer, and would never get one")
         elif change.what == REMOVED:
             word = dropped_column_word(uid, f"{prefix}{change.column}")
             if word not in accepted:
@@ -277,6 +276,33 @@ def parts_of(step: StepState) -> tuple[KeyGroupRange, ...]:
     if any(field.kind == ELEMENTS for field in step.fields):
         return tuple(KeyGroupRange(index, index) for index in range(count))
     return tuple(key_group_range(step.max_parallelism, count, index) for index in range(count))
+
+
+@dataclass(frozen=True)
+class Succession:
+    """The way from state in a checkpoint to that of the program, where the user has to say it.
+
+    Args:
+        renamed: the old names of columns of state that have another name now, by the new one.
+        defaults: the values of columns that are new, for what is there, by column.
+        previous_uid: the uid under which the checkpoint has the state, until it is taken up; None:
+            the same.
+    """
+
+    renamed: Renamed = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    previous_uid: str | None = None
+
+    def __post_init__(self) -> None:
+        if len({*self.renamed.values()}) < len(self.renamed):
+            raise OptionError(
+                f"renamed={dict(self.renamed)!r}: two columns have one old name: expected a column "
+                f"of its own for each"
+            )
+
+
+AS_BEFORE = Succession()
+"""State goes on under its uid and names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +467,11 @@ def _check_same(wanted: StepRequirement, step: StepState) -> None:
         )
 
     # Spark refuses any other mode; without a time there was nothing yet that another could change.
-    if wanted.time_mode != step.time_mode != NO_TIME:
+    # The timers of a ready-made function end with its time to forget keys.
+    ends = wanted.time_mode == NO_TIME and any(
+        field.kind == COLUMNS and has_ttl(field) for field in step.fields
+    )
+    if wanted.time_mode != step.time_mode != NO_TIME and not ends:
         raise OptionError(
             f"step {step.uid}: its time mode is now {wanted.time_mode!r}, but its state has timers "
             f"and expiries by {step.time_mode!r}, which would be due by the wrong clock, or never. "

@@ -8,14 +8,15 @@ the last file that has entries of one.
 
     file of schema ""  ─► as of schema "7-…"  ─► as of the newest: a conversion per change, in order
 
-Invariants: a conversion loses no value of a column that stays. The keys of entries stay as they
-are, and with them key groups, the order of a file, timers and expiries.
+Invariants: a conversion loses no value of a column that stays. The keys of a state's entries stay
+as they are, and with them key groups and timers; indexes by time follow a time to live that comes
+or goes.
 """
 
 import decimal
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,10 +33,18 @@ from tallystick.state.catalog import FormerSchema, FormerState, StateField, Step
 from tallystick.state.entries import REST_AT, ids_of
 from tallystick.state.functions.processing import COLUMNS, LIST, OWN_KINDS, ROWS
 from tallystick.state.functions.row_state import with_rows
+from tallystick.state.functions.vectorised import TIMER
 from tallystick.state.keys import KeyCodec, tails
 from tallystick.state.overlay import ENTRIES
 from tallystick.state.row_codec import BoolArray, ColumnsCodec
 from tallystick.state.schema import schema_from_text
+from tallystick.state.time_to_live import (
+    EXPIRY_SIZE,
+    has_ttl,
+    ttl_change,
+    with_expiries,
+    with_ttl,
+)
 
 ADDED, REMOVED, WIDENED, REFUSED = "added", "removed", "widened", "refused"
 
@@ -63,7 +72,7 @@ class ColumnChange(NamedTuple):
     def text(self) -> str:
         """The change in words."""
         if self.what == ADDED:
-            return f"column {self.column!r} ({self.now}) is added, null for what is held"
+            return f"column {self.column!r} ({self.now}) is added"
         if self.what == REMOVED:
             return f"column {self.column!r} ({self.before}) is dropped"
         return f"column {self.column!r} goes from {self.before} to {self.now}"
@@ -103,14 +112,16 @@ def renames(kind: str, before: str, now: str, renamed: Renamed) -> dict[str, str
     """Return the columns that are renamed from one schema to another: old names by new ones.
 
     A rename that a program still states after it was done changes nothing: the old name is gone.
-    Accumulators of windows, `name.part`, follow the name of their aggregate.
+    Accumulators of windows, `name.part`, follow the name of their aggregate, and fields the name of
+    their struct, which they do not leave.
     """
     old, new = _names(kind, before), _names(kind, now)
-    done = {}
-    for name in new:
-        whole, dot, part = name.partition(".")
-        former = renamed.get(name, f"{renamed.get(whole, whole)}{dot}{part}")
-        if former != name and former in old and name not in old and former not in new:
+    done: dict[str, str] = {}
+    for name, (whole, part) in new.items():
+        around = done.get(whole, renamed.get(whole, whole) if kind not in OWN_KINDS else whole)
+        former = renamed.get(name, f"{around}{part}")
+        stays = not whole or former.startswith(f"{around}.") or kind not in OWN_KINDS
+        if former != name and former in old and name not in old and former not in new and stays:
             done[name] = former
     return done
 
@@ -124,29 +135,34 @@ def ambiguous(kind: str, before: str, renamed: Renamed) -> tuple[str, str] | Non
 
 
 def evolved(
-    base: StepState, fields: Sequence[StateField], next_id: int, renamed: Renamed
+    base: StepState,
+    fields: Sequence[StateField],
+    next_id: int,
+    renamed: Renamed,
+    timestamp_ms: int,
+    defaults: Mapping[str, Mapping[str, str]],
 ) -> StepState:
     """Return a step's state with the states of a program, which `settle` has accepted.
 
     The name of the new schema follows from the changes alone, so every attempt of a first epoch
-    has the same, and another program another.
+    has the same, and another program another. A time to live that is new counts from the clock of
+    the attempt, which is part of its change.
 
     Args:
         base: the committed state.
         fields: the states now.
         next_id: as `settle` gives it.
         renamed: old names of columns by their new names.
+        timestamp_ms: the clock of the epoch.
+        defaults: of new columns, by state and column; see `pyspark.defaults.stored_defaults`.
     """
     after = replace(base, fields=tuple(fields), next_id=next_id)
     now = {field.state_id: field for field in fields}
     changed = tuple(
-        FormerState(
-            field.state_id,
-            field.value_schema,
-            tuple(renames(field.kind, field.value_schema, new.value_schema, renamed).items()),
-        )
+        _former(field, new, renamed, timestamp_ms, defaults.get(field.name, {}))
         for field in base.fields
-        if (new := now.get(field.state_id)) and new.value_schema != field.value_schema
+        if (new := now.get(field.state_id))
+        and (new.value_schema != field.value_schema or has_ttl(field) != has_ttl(new))
     )
     if base.version is None or not changed:
         return after
@@ -154,6 +170,25 @@ def evolved(
     texts = [former.to_json(), [now[state.state_id].value_schema for state in changed]]
     name = f"{base.version.epoch}-{zlib.crc32(json.dumps(texts).encode()):08x}"
     return replace(after, schema=name, former=(*base.former, former))
+
+
+def _former(
+    before: StateField,
+    now: StateField,
+    renamed: Renamed,
+    timestamp_ms: int,
+    defaults: Mapping[str, str],
+) -> FormerState:
+    names = renames(before.kind, before.value_schema, now.value_schema, renamed)
+    changes = column_changes(before.kind, before.value_schema, now.value_schema, names)
+    added = {change.column for change in changes if change.what == ADDED}
+    return FormerState(
+        before.state_id,
+        before.value_schema,
+        tuple(names.items()),
+        ttl_change(before, now, timestamp_ms),
+        tuple((name, digits) for name, digits in defaults.items() if name in added),
+    )
 
 
 def change_texts(before: StepState, after: StepState) -> Iterator[str]:
@@ -164,10 +199,32 @@ def change_texts(before: StepState, after: StepState) -> Iterator[str]:
     for state in after.former[-1].states:
         field, renamed = fields[state.state_id], dict(state.renamed)
         columns = column_changes(field.kind, state.value_schema, field.value_schema, renamed)
-        texts = [f"column {old!r} is now called {new!r}" for new, old in state.renamed]
-        texts += [change.text for change in columns]
+        texts = [
+            f"column {old!r} is now called {new!r}"
+            for new, old in state.renamed
+            if not _is_of_struct(new, old, renamed)
+        ]
+        given = dict(state.defaults)
+        for change in columns:
+            value = "its default" if change.column in given else "null"
+            default = f", {value} for what is held" if change.what == ADDED else ""
+            texts += [f"{change.text}{default}"] if change.column != TIMER else []
+        if state.ttl is not None:
+            added = f"entries of before live for {field.ttl_ms} ms from that epoch on"
+            removed = "entries that live then stay for ever"
+            texts.append(
+                f"it gets a time to live: {added}"
+                if state.ttl.is_added
+                else f"it has no time to live any more: {removed}"
+            )
         what = "; ".join(texts) or "its columns have another order"
         yield f"step {after.uid}, state {field.name!r} changes with the next epoch: {what}"
+
+
+def _is_of_struct(new: str, old: str, renamed: Renamed) -> bool:
+    """True if a field has another path because its struct has another name."""
+    around, _, name = new.rpartition(".")
+    return around in renamed and old == f"{renamed[around]}.{name}"
 
 
 def changed_since(step: StepState) -> str:
@@ -193,15 +250,19 @@ def converted(entries: pa.RecordBatch, step: StepState, schema: str) -> pa.Recor
         ManifestError: an entry is not of that schema, or a text that was binary is no UTF-8.
     """
     start = [former.schema for former in step.former].index(schema)
-    ids = ids_of(entries.column(0))
     for number, former in enumerate(step.former[start:], start):
         for state in former.states:
-            where = np.flatnonzero(ids == state.state_id)
             field = _next_form(step, state.state_id, number)
-            if field is not None and len(where):
-                of_state = entries.take(pa.array(where))
+            if field is None:
+                continue
+            where = np.flatnonzero(ids_of(entries.column(0)) == state.state_id)
+            is_all = len(where) == entries.num_rows
+            of_state = entries if is_all else entries.take(pa.array(where))
+            if len(where):
                 values = _converted_state(step, state, field, of_state)
                 entries = _with_values(entries, where, values)
+            if state.ttl is not None:
+                entries = with_expiries(entries, of_state, field, state.ttl)
     return entries
 
 
@@ -210,14 +271,19 @@ def _next_form(step: StepState, state_id: int, number: int) -> StateField | None
     field = next((field for field in step.fields if field.state_id == state_id), None)
     if field is None:
         return None
-    later = (state for former in step.former[number + 1 :] for state in former.states)
-    schemas = [state.value_schema for state in later if state.state_id == state_id]
-    return replace(field, value_schema=schemas[0]) if schemas else field
+    all_later = (state for former in step.former[number + 1 :] for state in former.states)
+    later = [state for state in all_later if state.state_id == state_id]
+    schema = later[0].value_schema if later else field.value_schema
+    changes = [state.ttl for state in later if state.ttl is not None]
+    ttl_ms = int(not changes[0].is_added) if changes else field.ttl_ms
+    return replace(field, value_schema=schema, ttl_ms=ttl_ms)
 
 
 def _with_values(
     entries: pa.RecordBatch, where: Int64Array, values: pa.BinaryArray
 ) -> pa.RecordBatch:
+    if len(where) == entries.num_rows:
+        return pa.RecordBatch.from_arrays([entries.column(0), values], schema=ENTRIES)
     places = np.arange(entries.num_rows)
     places[where] = entries.num_rows + np.arange(len(where))
     both = pa.concat_arrays([entries.column(1), values])
@@ -232,6 +298,10 @@ def _converted_state(
     """Return the values of a state's entries as of the next schema."""
     keys, values = entries.columns
     renamed = dict(before.renamed)
+    if before.ttl is not None:
+        values = with_ttl(values, before, now.kind, before.ttl)
+    if before.value_schema == now.value_schema:
+        return values
     try:
         if now.kind not in (ROWS, *OWN_KINDS):
             return _converted_columns(values, before, now, renamed)
@@ -268,11 +338,18 @@ def _converted_columns(
     if not (len(old) and len(new)):  # rows of a join may be known by their key and time alone
         return pa.nulls(len(values), pa.binary())
     rows, codec = ColumnsCodec(old).decode(values), ColumnsCodec(new)
-    columns = []
+    columns, defaults = [], dict(before.defaults)
     for field in new:
         name = renamed.get(field.name, field.name)
         if name in old.names:
             columns.append(_cast(rows.column(name), field.type))
+        elif field.name == TIMER and before.ttl is not None:
+            expiry = pa.scalar(before.ttl.at_ms, field.type)
+            columns.append(pc.if_else(values.is_valid(), expiry, None))
+        elif field.name in defaults:
+            stored = pa.array([bytes.fromhex(defaults[field.name])], pa.binary())
+            default = ColumnsCodec(pa.schema([field])).decode(stored).column(0)
+            columns.append(default.take(pc.if_else(values.is_valid(), pa.scalar(0), None)))
         else:
             # `pa.nulls` gives lists without offsets.
             columns.append(pa.array([None] * len(values), field.type))
@@ -338,26 +415,35 @@ _Convert = Callable[[Any], Any]
 
 def _struct_changes(before: Json, now: Json, path: str, renamed: Renamed) -> Iterator[ColumnChange]:
     old = {field["name"]: field["type"] for field in before["fields"]}
-    new = {renamed.get(field["name"], field["name"]): field for field in now["fields"]}
+    new = {_former_name(path, field["name"], renamed): field for field in now["fields"]}
     for name, field in new.items():
         column = f"{path}{field['name']}"
         if name not in old:
             yield ColumnChange(ADDED, column, "", _spark_text(field["type"]))
         else:
-            yield from _type_changes(old[name], field["type"], column)
+            yield from _type_changes(old[name], field["type"], column, renamed)
     for name, kind in old.items():
         if name not in new:
             yield ColumnChange(REMOVED, f"{path}{name}", _spark_text(kind), "")
 
 
-def _type_changes(before: Json, now: Json, column: str) -> Iterator[ColumnChange]:
+def _former_name(path: str, name: str, renamed: Renamed) -> str:
+    """Return the name that a field had in its struct."""
+    former = renamed.get(f"{path}{name}")
+    if former is None:
+        return name
+    return former.rpartition(".")[2] if path else former
+
+
+def _type_changes(before: Json, now: Json, column: str, renamed: Renamed) -> Iterator[ColumnChange]:
     kinds = {kind["type"] if isinstance(kind, dict) else "" for kind in (before, now)}
     if kinds == {"struct"}:
-        yield from _struct_changes(before, now, f"{column}.", {})
+        yield from _struct_changes(before, now, f"{column}.", renamed)
     elif kinds == {"array"}:
-        yield from _type_changes(before["elementType"], now["elementType"], f"{column}.element")
-    elif kinds == {"map"} and not [*_type_changes(before["keyType"], now["keyType"], "")]:
-        yield from _type_changes(before["valueType"], now["valueType"], f"{column}.value")
+        element = f"{column}.element"
+        yield from _type_changes(before["elementType"], now["elementType"], element, renamed)
+    elif kinds == {"map"} and not [*_type_changes(before["keyType"], now["keyType"], "", {})]:
+        yield from _type_changes(before["valueType"], now["valueType"], f"{column}.value", renamed)
     elif before != now or kinds != {""}:
         is_wider = kinds == {""} and _is_wider_in_spark(before, now)
         what = WIDENED if is_wider else REFUSED
@@ -407,8 +493,10 @@ def _converted_structs(
     renamed: Renamed,
 ) -> pa.BinaryArray:
     old, new = _struct_of(before.value_schema), _struct_of(now.value_schema)
-    convert = _struct_converter(old, new, renamed)
-    start = _EXPIRY_SIZE if now.ttl_ms else 0
+    unpack_one = msgspec.msgpack.decode
+    defaults = {name: unpack_one(bytes.fromhex(data))[0] for name, data in before.defaults}
+    convert = _struct_converter(old, new, "", _Names(renamed, defaults))
+    start = EXPIRY_SIZE if now.ttl_ms else 0
     pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
     stored = [
         data[:start] + pack(convert(unpack(data[start:]))) if data is not None and is_own else data
@@ -417,22 +505,34 @@ def _converted_structs(
     return pa.array(stored, pa.binary())
 
 
-_EXPIRY_SIZE = 8
-"""The bytes of the expiry before the value of a state with a time to live."""
+_NOWHERE = -1
+"""The place of a field that a struct did not have."""
 
 
-def _struct_converter(before: Json, now: Json, renamed: Renamed) -> _Convert:
+class _Names(NamedTuple):
+    """The renamed columns and the defaults of new ones in a conversion, by their paths."""
+
+    renamed: Renamed
+    defaults: Mapping[str, Any]
+
+
+def _struct_converter(before: Json, now: Json, path: str, named: _Names) -> _Convert:
     places = {field["name"]: at for at, field in enumerate(before["fields"])}
-    parts: list[tuple[int | None, _Convert]] = []
+    parts: list[tuple[int, _Convert]] = []
     for field in now["fields"]:
-        at = places.get(renamed.get(field["name"], field["name"]))
-        old = None if at is None else before["fields"][at]["type"]
-        parts.append((at, _same if old is None else _converter(old, field["type"])))
+        column = f"{path}{field['name']}"
+        at = places.get(_former_name(path, field["name"], named.renamed))
+        if at is None:
+            parts.append((_NOWHERE, partial(_constant, named.defaults.get(column))))
+        else:
+            old = before["fields"][at]["type"]
+            parts.append((at, _converter(old, field["type"], column, named)))
 
     def convert(value: Sequence[Any]) -> list[Any]:
         if len(value) != len(places):
             raise ValueError(f"{len(value)} values, expected {len(places)}")
-        return [None if at is None or value[at] is None else part(value[at]) for at, part in parts]
+        fields = [*value, _NOWHERE]  # of which a new field is made
+        return [None if fields[at] is None else part(fields[at]) for at, part in parts]
 
     return convert
 
@@ -441,15 +541,20 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _converter(before: Json, now: Json) -> _Convert:
+def _constant(value: Any, _: Any) -> Any:
+    return value
+
+
+def _converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
     """Return a function between the stored forms of a value, not None, of two types."""
     if isinstance(now, dict):
         if now["type"] == "struct":
-            return _struct_converter(before, now, {})
+            return _struct_converter(before, now, f"{column}.", named)
         if now["type"] == "array":
-            element = _converter(before["elementType"], now["elementType"])
+            old, new = before["elementType"], now["elementType"]
+            element = _converter(old, new, f"{column}.element", named)
             return lambda value: [None if part is None else element(part) for part in value]
-        return _map_converter(before, now)
+        return _map_converter(before, now, column, named)
     if before == now or (before in _NUMBERS and now in _NUMBERS):
         return _same
     if now in _FLOATS:
@@ -466,8 +571,8 @@ def _converter(before: Json, now: Json) -> _Convert:
     return _same
 
 
-def _map_converter(before: Json, now: Json) -> _Convert:
-    part = _converter(before["valueType"], now["valueType"])
+def _map_converter(before: Json, now: Json, column: str, named: _Names) -> _Convert:
+    part = _converter(before["valueType"], now["valueType"], f"{column}.value", named)
     is_plain = _is_plain(now)
 
     def convert(value: Any) -> Any:
@@ -499,7 +604,28 @@ def _spark_text(kind: Json) -> str:
     return f"struct<{','.join(fields)}>"
 
 
-def _names(kind: str, text: str) -> Collection[str]:
+def _names(kind: str, text: str) -> dict[str, tuple[str, str]]:
+    """Return the names of columns, and of fields, which follow that of their struct.
+
+    Returns:
+        What stands around each, and its name behind that; an aggregate around an accumulator.
+    """
     if kind in OWN_KINDS:
-        return [field["name"] for field in _struct_of(text)["fields"]]
-    return list(schema_from_text(text).names)
+        return dict(_paths(_struct_of(text), "", ""))
+    parts = {name: name.partition(".") for name in schema_from_text(text).names}
+    return {name: (whole, f"{dot}{part}") for name, (whole, dot, part) in parts.items()}
+
+
+def _paths(kind: Json, around: str, part: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the path of each field within a type, with what stands around it and the rest."""
+    if not isinstance(kind, dict):
+        return
+    if kind["type"] == "struct":
+        for field in kind["fields"]:
+            rest = f"{part}.{field['name']}" if around else field["name"]
+            yield f"{around}{rest}", (around, rest)
+            yield from _paths(field["type"], f"{around}{rest}", "")
+    elif kind["type"] == "array":
+        yield from _paths(kind["elementType"], around, f"{part}.element")
+    else:
+        yield from _paths(kind["valueType"], around, f"{part}.value")

@@ -33,6 +33,7 @@ from tallystick.state.functions.processing import (
 )
 from tallystick.state.operator_state import ALL_TASKS, PLACE, WHOLE
 from tallystick.state.overlay import EpochTime
+from tallystick.state.pyspark.defaults import stored_defaults
 from tallystick.tasks.event_times import (
     EventTimesOfEpoch,
     InputState,
@@ -127,9 +128,9 @@ class PipelinePlan:
         bases = [base for base in self._bases(state) if base.uid in kept]
         known = {step.uid for step in state}
         texts = [
-            f"step {step.uid} takes up the state of {step.previous_uid!r} with the next epoch"
-            for step in self.steps
-            if step.previous_uid in known
+            f"step {uid} takes up the state of {previous!r} with the next epoch"
+            for uid, previous in self.previous_uids.items()
+            if previous in known
         ]
         return texts + [text for base in bases for text in change_texts(kept[base.uid], base)]
 
@@ -139,28 +140,41 @@ class PipelinePlan:
         Raises:
             OptionError: `previous_uid` of a step does not fit the state or the program.
         """
-        previous = [(step.uid, step.previous_uid) for step in self.steps if step.previous_uid]
+        previous = self.previous_uids
         if not previous:
             return tuple(state)
-        uids = [*(step.uid for step in self.steps), *(table.uid for table in self.tables)]
-        return taken_up(state, previous, [*uids, *(step.uid for step in self.lists)])
+        return taken_up(state, [*previous.items()], [owner.uid for owner in self._owners])
 
-    def _bases(self, state: Iterable[StepState]) -> tuple[StepState, ...]:
-        """Return what the steps, then the tables, then the lists go on from."""
+    @property
+    def previous_uids(self) -> dict[str, str]:
+        """The uids under which the checkpoint may have state, by those of this program."""
+        pairs = ((owner.uid, owner.succession.previous_uid) for owner in self._owners)
+        return {uid: previous for uid, previous in pairs if previous}
+
+    @property
+    def _owners(self) -> tuple[KeyedStep | TableStep | ListStep, ...]:
+        return (*self.steps, *self.tables, *self.lists)
+
+    def _bases(self, state: Iterable[StepState], timestamp_ms: int = 0) -> tuple[StepState, ...]:
+        """Return what the steps, then the tables, then the lists go on from.
+
+        Args:
+            state: what is committed.
+            timestamp_ms: the clock of the epoch; 0: there is none, and nothing is kept.
+        """
         wanted = [*map(_wanted_of_step, self.steps), *map(_wanted_of_table, self.tables)]
         wanted += [_wanted_of_list(step, self.task_count) for step in self.lists]
         kept = check(wanted, self.taken_up(state), self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
         declared += [(table.codec.declaration,) for table in self.tables]
         declared += [(step.codec.declaration,) for step in self.lists]
-        renamed = {step.uid: step.renamed for step in self.steps}
         bases = []
-        for requirement, states in zip(wanted, declared, strict=True):
-            uid = requirement.uid
-            kept_state, names = kept.get(uid), renamed.get(uid, {})
+        for requirement, states, owner in zip(wanted, declared, self._owners, strict=True):
+            kept_state, names = kept.get(owner.uid), owner.succession.renamed
             base = starting_point(requirement, kept_state, self.task_count)
-            fields, next_id = settle(uid, states, kept_state, names, self.accepted)
-            bases.append(evolved(base, fields, next_id, names))
+            fields, next_id = settle(owner.uid, states, kept_state, names, self.accepted)
+            defaults = stored_defaults(owner.uid, states, owner.succession.defaults)
+            bases.append(evolved(base, fields, next_id, names, timestamp_ms, defaults))
         return tuple(bases)
 
     def rescaled(self, parallelism: int, state: Iterable[StepState]) -> "PipelinePlan":
@@ -298,7 +312,7 @@ class PipelinePlan:
             control: the new splits of the tables' control topics, by uid.
             is_over: all inputs end here, where `source` does not say it.
         """
-        version, all_bases = Version(checkpoint_id, token), iter(self._bases(state))
+        version, all_bases = Version(checkpoint_id, token), iter(self._bases(state, timestamp_ms))
         bases = _bases_in_use(self.steps, tuple(islice(all_bases, len(self.steps))), source)
         of_tables = tuple(islice(all_bases, len(self.tables)))
         tables = self._table_plans(version, of_tables, control or {})

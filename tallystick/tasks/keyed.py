@@ -33,6 +33,7 @@ from tallystick.host.stopwatch import EXCHANGE, FUNCTIONS, STATE, WAIT, counted_
 from tallystick.host.user_code import calling_user
 from tallystick.ports import StateStore, Storage
 from tallystick.state.catalog import StateFile, StepState
+from tallystick.state.compatibility import AS_BEFORE, Succession
 from tallystick.state.file_sets import TRAIL_LENGTH, Load
 from tallystick.state.functions.processing import (
     EVENT_TIME,
@@ -245,10 +246,8 @@ class KeyedSettings:
     """The watermark goes on with the epochs' clock where all partitions are idle."""
     event_time_max_ahead_ms: int | None = None
     """The time by which a row may be ahead of the epoch's clock; None: as far as it says."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """The old names of columns of state that have another name in this program, by the new one."""
-    previous_uid: str | None = None
-    """The uid under which the checkpoint has the state, until it is taken up; None: the same."""
+    succession: Succession = AS_BEFORE
+    """The way from the state in the checkpoint to that of the step."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -104,11 +104,6 @@ class Process(KeyedSettings):
             number = getattr(self, name)
             if number is not None and not 1 <= number <= MAX_PARALLELISM_MAX:
                 raise OptionError(f"{name}={number}: expected 1 to {MAX_PARALLELISM_MAX}, or None")
-        if len({*self.renamed.values()}) < len(self.renamed):
-            raise OptionError(
-                f"renamed={dict(self.renamed)!r}: two columns have one old name: expected a column "
-                f"of its own for each"
-            )
         if self.idle_advance and not self.idle_after_ms:
             raise OptionError(
                 "idle_advance=True needs idle_after=: how long partitions without rows are waited "

@@ -51,6 +51,7 @@ from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionErr
 from tallystick.host import stopwatch as clock
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateFile, StepState, Version
+from tallystick.state.compatibility import AS_BEFORE, Succession
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.operator_state import (
@@ -130,12 +131,14 @@ class TableStep:
         codec: of its rows.
         read: how the control topic is read.
         deleted: true for rows that delete the row of their key; None: no row deletes.
+        succession: the way from the state in the checkpoint to the table.
     """
 
     uid: str
     codec: TableCodec
     read: ReadPlan
     deleted: Predicate | None = None
+    succession: Succession = AS_BEFORE
 
     def entries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the entries of rows of the control topic; see `TableCodec.entries`."""
@@ -429,11 +432,13 @@ class ListStep:
         codec: of its elements.
         union: of another number of tasks each gets all elements, and this says which are its own;
             None: they are divided evenly.
+        succession: the way from the state in the checkpoint to the list.
     """
 
     uid: str
     codec: ListCodec
     union: "UnionFunction | None" = None
+    succession: Succession = AS_BEFORE
 
 
 UnionFunction = Callable[[pa.RecordBatch, int, int], pa.RecordBatch | pa.Table]

@@ -108,6 +108,15 @@ def users_function(function: Any) -> Any:
     return function
 
 
+def reuses_memory(function: Any) -> bool:
+    """True if a function may be a user's, and use the memory of earlier rows; expressions do not.
+
+    Those of the package say so by `reuses_memory = False`.
+    """
+    inner = function.predicate if isinstance(function, Filter) else function
+    return bool(getattr(inner, "reuses_memory", True))
+
+
 def _shown(returned: object) -> str:
     """Return the value that a function returned as text on one line."""
     if isinstance(returned, pa.RecordBatch | pa.Table):

@@ -65,6 +65,7 @@ from tallystick.tasks.outputs import (
     Rows,
     Selection,
     conformed,
+    reuses_memory,
     users_function,
 )
 from tallystick.values import ProducedRange, Producer, TopicPartition
@@ -81,12 +82,16 @@ def apply(
 ) -> Iterator[pa.RecordBatch | SideRows]:
     """Pass a batch through the user's functions; an empty or missing result ends the way.
 
-    What a function puts out beside the main output passes by the functions after it. A function's
-    rows are copied for the next one, which may use the same buffers; see `own_memory`.
+    What a function puts out beside the main output passes by the functions after it. A user's
+    function gets a copy of the rows of the one before, which may use the same buffers; see
+    `own_memory`.
     """
     batches: Iterator[pa.RecordBatch | SideRows] = iter([rows])
-    for place, function in enumerate(functions):
-        batches = _passed(function, batches, of_users=place > 0)
+    is_of_users = False
+    for function in functions:
+        reuses = reuses_memory(function)
+        batches = _passed(function, batches, of_users=reuses and is_of_users)
+        is_of_users |= reuses
     return (batch for batch in batches if isinstance(batch, SideRows) or batch.num_rows)
 
 
@@ -104,8 +109,8 @@ def for_sinks(rows: pa.RecordBatch, selections: Sequence[Selection]) -> pa.Recor
 
     Such a function may use the same buffers as the last one before the sinks.
     """
-    has_functions = any(selection.functions or selection.when for selection in selections)
-    return own(rows) if has_functions else rows
+    functions = [one for selection in selections for one in (*selection.functions, selection.when)]
+    return own(rows) if any(one and reuses_memory(one) for one in functions) else rows
 
 
 def _passed(

@@ -1,8 +1,10 @@
 """Copies of state in memory: the StateStore port of a `driver.Driver`, and views of entries."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -49,18 +51,22 @@ class MemoryView:
 
     entries: Mapping[bytes, bytes]
 
+    @cached_property
+    def _keys(self) -> list[bytes]:
+        return sorted(self.entries)
+
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """Return the value of each key, null for a key without a value."""
         return pa.array([self.entries.get(key) for key in keys.to_pylist()], pa.binary())
 
     def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries with first <= key < end, in order."""
-        keys = sorted(key for key in self.entries if first <= key < end)
+        keys = self._keys[bisect_left(self._keys, first) : bisect_left(self._keys, end)]
         return ((key, self.entries[key]) for key in keys)
 
     def batches(self, groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """Yield all entries of the key groups, in order."""
-        keys = sorted(key for key in self.entries if is_in(key, groups))
+        keys = [key for key in self._keys if is_in(key, groups)]
         values = [self.entries[key] for key in keys]
         arrays = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
         yield pa.RecordBatch.from_arrays(arrays, schema=ENTRIES)

@@ -93,15 +93,15 @@ def test_a_decision_is_what_every_later_run_is_told(storage):
 def test_a_run_that_is_replaced_cannot_decide_and_cannot_come_back(storage):
     first, second = DecisionLog(storage, NAMES, ID), DecisionLog(storage, NAMES, ID)
     producer = first.fence(None)
-    second.fence(None)
+    current = second.fence(None)
 
     with pytest.raises(FencedError, match="this run stops"):
         decide(first, producer, token(0))
     with pytest.raises(FencedError, match="run-"):
         first.fence(producer)
     with pytest.raises(FencedError, match="belongs to another run now"):
-        first.check_owner()
-    assert second.check_owner()
+        first.check_owner(producer)
+    second.check_owner(current)
     assert second.last_decision() is None
 
 

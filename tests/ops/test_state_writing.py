@@ -24,15 +24,17 @@ from tallystick.errors import OptionError
 from tallystick.ops import savepoints
 from tallystick.ops.state_table import schema_of, table_of
 from tallystick.ops.state_writing import entries_from
+from tallystick.pipeline.input_planning import text_of
+from tallystick.source.offsets import SourceOffsets, from_text
 from tallystick.state.catalog import StateField, StepState, Version
 from tallystick.state.entries import TIMERS_BY_TIME, TTL_INDEX, ids_of
 from tallystick.state.file_sets import extend
 from tallystick.state.functions.vectorised import TIMER
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
 from tallystick.state.keys import KeyCodec
-from tallystick.state.schema import text_of
+from tallystick.state.schema import text_of as schema_text
 from tallystick.storage.file_storage import FileStorage
-from tallystick.values import Producer
+from tallystick.values import Producer, TopicPartition
 from tests.ops.test_cli_savepoint import call
 from tests.ops.test_state_columns import A_DAY, FIELDS, STEP, USERS, entries_of
 
@@ -164,7 +166,7 @@ def test_any_table_comes_back(rows: dict[Any, Any], max_parallelism: int) -> Non
 
 
 def test_timers_of_a_vectorised_function_are_found_by_their_time() -> None:
-    field = StateField("state", 1, "columns", "", text_of(TIMED))
+    field = StateField("state", 1, "columns", "", schema_text(TIMED))
     step = StepState("s", 8, 1, STEP.key_schema, 1, (field,), 2, time_mode="EventTime")
     rows = pa.record_batch(
         [["a", "b"], [1, 2], [0, 0], [5, 6], [None, 70], [None, None]], schema=schema_of(step)
@@ -232,7 +234,7 @@ def test_what_cannot_be_state_is_refused(
 
 def test_kinds_that_a_table_does_not_hold_are_refused(tmp_path: Path) -> None:
     for kind in ("panes", "rows", "table", "elements"):
-        field = StateField("kept", 1, kind, "", text_of(pa.schema([("n", pa.int64())])))
+        field = StateField("kept", 1, kind, "", schema_text(pa.schema([("n", pa.int64())])))
         save(tmp_path / kind, StepState("s", 8, 1, STEP.key_schema, 1, (field,), 2))
         with pytest.raises(OptionError, match=f"'kept' is of the kind '{kind}'"):
             ts.write_state(WHOLE, tmp_path / kind, "s", to=tmp_path / "new")
@@ -312,3 +314,102 @@ def test_a_process_that_is_killed_leaves_no_savepoint(saved: Path, tmp_path: Pat
 
 
 assert set(USERS) == {*WHOLE["user"].to_pylist()}
+
+
+# --- positions, and pipelines without a savepoint -----------------------------------------------
+
+
+def moved(saved: Path) -> None:
+    """Give a savepoint the positions of two inputs, one of which reads two topics."""
+    storage = FileStorage(str(saved))
+    savepoint = savepoints.read(storage)
+    orders = {TopicPartition("orders", 0): 10, TopicPartition("orders", 1): 20}
+    texts = (
+        text_of(SourceOffsets("c", "", {**orders, TopicPartition("more", 0): 5}, input="a")),
+        text_of(SourceOffsets("c", "", orders, input="b")),
+    )
+    manifest = replace(savepoint.manifest, sources=texts)
+    storage.put(FILE, replace(savepoint, manifest=manifest).encode())
+
+
+def test_positions_are_those_that_are_stated(saved: Path, tmp_path: Path) -> None:
+    moved(saved)
+    ts.write_state(WHOLE, saved, "step", to=tmp_path / "new", offsets={"orders": {1: 7}})
+    sources = savepoints.read(FileStorage(str(tmp_path / "new"))).manifest.sources
+    a, b = (from_text(text).positions for text in sources)
+    assert a == {
+        TopicPartition("orders", 0): 10,
+        TopicPartition("orders", 1): 7,
+        TopicPartition("more", 0): 5,
+    }
+    assert b == {TopicPartition("orders", 0): 10, TopicPartition("orders", 1): 7}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [
+        ({"orders": {2: 7}}, r"\{'orders': \{2: 7\}\}.*more 0, orders 0, orders 1"),
+        ({"order": {0: 7}}, "of a partition that the savepoint has a position in"),
+        ({"orders": {0: -1}}, "expected an offset from 0"),
+    ],
+)
+def test_positions_that_a_savepoint_does_not_have_are_refused(
+    offsets: dict[str, dict[int, int]], words: str, saved: Path, tmp_path: Path
+) -> None:
+    moved(saved)
+    with pytest.raises(OptionError, match=words):
+        ts.write_state(WHOLE, saved, "step", to=tmp_path / "new", offsets=offsets)
+    assert not (tmp_path / "new").exists()
+
+
+def counting() -> ts.Pipeline:
+    """A pipeline that counts by user."""
+    source = ts.KafkaSource("localhost:1", topics=["orders"], value=ts.Json("user string"))
+    return (
+        ts.Pipeline("counts")
+        .read(source)
+        .key_by("user")
+        .process(ts.aggregate({"n": ts.count()}), uid="counts")
+        .write(ts.KafkaSink("localhost:1", topic="out", value=ts.Json()))
+    )
+
+
+COUNTS = pa.table({"user": ["ann", "bob"], "n": [3, 4]})
+
+
+def test_a_pipeline_without_a_savepoint_begins_with_the_table(tmp_path: Path) -> None:
+    ts.write_state(COUNTS, None, "counts", to=tmp_path / "new", pipeline=counting())
+    saved = savepoints.read(FileStorage(str(tmp_path / "new")))
+    assert saved.manifest.sources == ()
+    assert [(step.uid, step.fields[0].meaning[0]) for step in saved.manifest.state] == [
+        ("counts", ("function", "aggregate"))
+    ]
+    rows = rows_in(tmp_path / "new", "counts").select(["user", "n"])
+    assert sorted(rows.to_pylist(), key=str) == sorted(COUNTS.to_pylist(), key=str)
+    # The next step of the program has that savepoint to begin with.
+    with pytest.raises(OptionError, match="nothing was read yet"):
+        ts.write_state(COUNTS, tmp_path / "new", "counts", to=tmp_path / "x", offsets={"o": {0: 1}})
+    ts.write_state(COUNTS.slice(1), tmp_path / "new", "counts", to=tmp_path / "again")
+    assert rows_in(tmp_path / "again", "counts").num_rows == 1
+
+
+def test_a_savepoint_gets_a_step_that_only_the_program_has(saved: Path, tmp_path: Path) -> None:
+    moved(saved)
+    ts.write_state(COUNTS, saved, "counts", to=tmp_path / "new", pipeline=counting())
+    before, after = (
+        savepoints.read(FileStorage(str(folder))).manifest for folder in (saved, tmp_path / "new")
+    )
+    assert after.sources == before.sources
+    assert [step.uid for step in after.state] == ["step", "other", "counts"]
+    assert rows_in(tmp_path / "new", "counts").num_rows == 2
+    assert rows_in(tmp_path / "new", "other").equals(rows_in(saved, "other"))
+
+
+def test_neither_a_savepoint_nor_a_program_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="neither savepoint= nor pipeline= is given"):
+        ts.write_state(COUNTS, None, "counts", to=tmp_path / "new")
+    with pytest.raises(OptionError, match="no step 'count'; its keyed steps are: none"):
+        ts.write_state(COUNTS, None, "count", to=tmp_path / "new", pipeline=counting())
+    wrong = pa.table({"user": ["a"], "n": ["x"]})
+    with pytest.raises(OptionError, match="'n' is string"):
+        ts.write_state(wrong, None, "counts", to=tmp_path / "new", pipeline=counting())

@@ -170,6 +170,110 @@ QUERIES: dict[str, tuple[str, str]] = {
         "PATTERN (A B) DEFINE B AS amount > 1)",
         "MATCH_RECOGNIZE",
     ),
+    "Flink: subquery in FROM": (
+        "SELECT p FROM (SELECT price AS p, item FROM Bid) WHERE item = 'a'",
+        "",
+    ),
+    "Flink: CASE": (
+        "SELECT id, CASE WHEN amount > 100 THEN 'big' ELSE 'small' END AS kind FROM Orders",
+        "",
+    ),
+    "Flink: EXISTS": (
+        "SELECT id FROM Orders o WHERE EXISTS (SELECT 1 FROM Shipments s WHERE s.order_id = o.id)",
+        "a query in a condition",
+    ),
+    "Flink: VALUES": ("SELECT id FROM (VALUES (1), (2)) AS t (id)", "expected the name of a table"),
+    "Flink: HOP group window": (
+        "SELECT product, HOP_START(ts, INTERVAL '1' HOUR, INTERVAL '1' DAY) AS s, SUM(amount) AS "
+        "a FROM Orders GROUP BY HOP(ts, INTERVAL '1' HOUR, INTERVAL '1' DAY), product",
+        "",
+    ),
+    "Flink: TUMBLE_ROWTIME": (
+        "SELECT TUMBLE_ROWTIME(ts, INTERVAL '1' DAY) AS r, SUM(amount) AS a FROM Orders GROUP BY "
+        "TUMBLE(ts, INTERVAL '1' DAY)",
+        "the last moment of a window",
+    ),
+    "Flink: named arguments of TUMBLE": (
+        "SELECT window_start, window_end, SUM(price) AS total FROM TABLE(TUMBLE(DATA => TABLE "
+        "Bid, TIMECOL => DESCRIPTOR(bidtime), SIZE => INTERVAL '10' MINUTES)) GROUP BY "
+        "window_start, window_end",
+        "leave DATA => and",
+    ),
+    "Flink: TUMBLE with an offset": (
+        "SELECT window_start, window_end, SUM(price) AS total FROM TABLE(TUMBLE(TABLE Bid, "
+        "DESCRIPTOR(bidtime), INTERVAL '10' MINUTES, INTERVAL '1' MINUTES)) GROUP BY "
+        "window_start, window_end",
+        "",
+    ),
+    "Flink: window join": (
+        "SELECT L.user, R.supplier_id, L.window_start FROM (SELECT * FROM TABLE(TUMBLE(TABLE "
+        "Orders, DESCRIPTOR(ts), INTERVAL '5' MINUTES))) L JOIN (SELECT * FROM TABLE(TUMBLE(TABLE"
+        " Bid, DESCRIPTOR(bidtime), INTERVAL '5' MINUTES))) R ON L.product = R.item AND "
+        "L.window_start = R.window_start AND L.window_end = R.window_end",
+        "SELECT *: name the columns",
+    ),
+    "Flink: FULL JOIN of windows": (
+        "SELECT L.user, R.supplier_id, L.window_start FROM (SELECT user, product, window_start, "
+        "window_end FROM TABLE(TUMBLE(TABLE Orders, DESCRIPTOR(ts), INTERVAL '5' MINUTES))) L "
+        "FULL JOIN (SELECT item, supplier_id, window_start, window_end FROM TABLE(TUMBLE(TABLE "
+        "Bid, DESCRIPTOR(bidtime), INTERVAL '5' MINUTES))) R ON L.product = R.item AND "
+        "L.window_start = R.window_start AND L.window_end = R.window_end",
+        "FULL  JOIN of windows",
+    ),
+    "Flink: semi join of windows": (
+        "SELECT * FROM (SELECT user, product, window_start, window_end FROM TABLE(TUMBLE(TABLE "
+        "Orders, DESCRIPTOR(ts), INTERVAL '5' MINUTES))) L WHERE L.product IN (SELECT item FROM "
+        "(SELECT item, window_start, window_end FROM TABLE(TUMBLE(TABLE Bid, DESCRIPTOR(bidtime),"
+        " INTERVAL '5' MINUTES))) R WHERE L.window_start = R.window_start AND L.window_end = "
+        "R.window_end)",
+        "a query in a condition",
+    ),
+    "Flink: window deduplication": (
+        "SELECT bidtime, price FROM (SELECT bidtime, price, ROW_NUMBER() OVER (PARTITION BY "
+        "window_start, window_end ORDER BY bidtime DESC) AS rownum FROM TABLE(TUMBLE(TABLE Bid, "
+        "DESCRIPTOR(bidtime), INTERVAL '10' MINUTES))) WHERE rownum <= 1",
+        "",
+    ),
+    "Flink: LISTAGG": (
+        "SELECT user, LISTAGG(product) AS all_of FROM Orders GROUP BY user",
+        "no such aggregate here",
+    ),
+    "Flink: lookup join": (
+        "SELECT o.id, r.rate FROM Orders AS o JOIN rates FOR SYSTEM_TIME AS OF o.proc_time AS r "
+        "ON o.currency = r.currency",
+        "FOR SYSTEM_TIME AS OF",
+    ),
+    "Flink: LEFT JOIN": (
+        "SELECT o.id FROM Orders o LEFT JOIN Shipments s ON o.id = s.order_id",
+        "nothing bounds how far",
+    ),
+    "Flink: FULL OUTER JOIN, interval": (
+        "SELECT o.id, s.ship_time FROM Orders o FULL OUTER JOIN Shipments s ON o.id = s.order_id "
+        "AND o.ts BETWEEN s.ship_time - INTERVAL '4' HOUR AND s.ship_time",
+        "",
+    ),
+    "Flink: CROSS JOIN": ("SELECT o.id FROM Orders o CROSS JOIN Shipments s", "ON has no equality"),
+    "Flink: EXCEPT": ("SELECT item FROM Bid EXCEPT SELECT user FROM Orders", "EXCEPT"),
+    "Flink: CUBE": ("SELECT item, SUM(price) AS p FROM Bid GROUP BY CUBE (item)", "CUBE"),
+    "Flink: OVER, ROWS": (
+        "SELECT id, AVG(amount) OVER w AS a FROM Orders WINDOW w AS (PARTITION BY product ORDER "
+        "BY ts ROWS BETWEEN 10 PRECEDING AND CURRENT ROW)",
+        "OVER (PARTITION BY",
+    ),
+    "Flink: LAG": (
+        "SELECT id, LAG(amount) OVER (PARTITION BY product ORDER BY ts) AS before FROM Orders",
+        "OVER windows",
+    ),
+    "Flink: CURRENT_TIMESTAMP": (
+        "SELECT id, CURRENT_TIMESTAMP AS now FROM Orders",
+        "there is no function 'current_timestamp'",
+    ),
+    "Flink: processing time windows": (
+        "SELECT product, SUM(amount) AS a, window_start FROM TABLE(TUMBLE(TABLE (SELECT product, "
+        "amount, PROCTIME() AS p FROM Orders), DESCRIPTOR(p), INTERVAL '1' MINUTE)) GROUP BY "
+        "product, window_start, window_end",
+        "write the query into WITH",
+    ),
     "Spark: selection": ("SELECT deviceId FROM events WHERE signal > 10", ""),
     "Spark: counts of a type": (
         "SELECT deviceType, count(*) AS n FROM events GROUP BY deviceType",
@@ -207,6 +311,53 @@ QUERIES: dict[str, tuple[str, str]] = {
         "SELECT n, count(*) AS c FROM (SELECT word, count(*) AS n FROM events GROUP BY word) "
         "GROUP BY n",
         "GROUP BY over a GROUP BY without a window",
+    ),
+    "Spark: dropDuplicates": ("SELECT DISTINCT deviceId, eventTime FROM events", ""),
+    "Spark: full outer join with a range of times": (
+        "SELECT impressionAdId, clickTime FROM impressions i FULL OUTER JOIN clicks c ON "
+        "c.clickAdId = i.impressionAdId AND c.clickTime >= i.impressionTime AND c.clickTime <= "
+        "i.impressionTime + interval 1 hour",
+        "",
+    ),
+    "Spark: window of window_time": (
+        "SELECT window(window_time, '1 hour').start AS s, count(*) AS n FROM (SELECT "
+        "window_time(window) AS window_time, window, count(*) AS c FROM events GROUP BY "
+        "window(eventTime, '10 minutes')) GROUP BY window(window_time, '1 hour')",
+        "the last moment of a window",
+    ),
+    "Spark: window as a struct": (
+        "SELECT window, deviceType, count(*) AS n FROM events GROUP BY window(eventTime, '10 "
+        "minutes'), deviceType",
+        "",
+    ),
+    "Spark: session_window of a dynamic gap": (
+        "SELECT session_window.start AS s, count(*) AS n FROM events GROUP BY "
+        "session_window(eventTime, CASE WHEN deviceType = 'a' THEN '5 seconds' ELSE '10 minutes' "
+        "END)",
+        "expected a length of time with a fixed unit",
+    ),
+    "Spark: collect_list": (
+        "SELECT window.start AS s, collect_list(word) AS words FROM events GROUP BY "
+        "window(eventTime, '1 minute')",
+        "",
+    ),
+    "Spark: approx_count_distinct": (
+        "SELECT window.start AS s, approx_count_distinct(deviceId) AS n FROM events GROUP BY "
+        "window(eventTime, '1 minute')",
+        "",
+    ),
+    "Spark: percentile": (
+        "SELECT window.start AS s, percentile(signal, 0.5) AS p FROM events GROUP BY "
+        "window(eventTime, '1 minute')",
+        "no such aggregate here",
+    ),
+    "Spark: explode": (
+        "SELECT explode(split(word, ' ')) AS w FROM events",
+        "there is no function 'explode'",
+    ),
+    "Spark: max_by": (
+        "SELECT deviceType, max_by(word, eventTime) AS w FROM events GROUP BY deviceType",
+        "no such aggregate here",
     ),
 }
 

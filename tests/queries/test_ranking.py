@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tallystick as ts
-from tallystick.testing import run
+from tallystick.testing import Driver, run
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 NAN = 99.0  # JSON has no NaN: the query makes it
@@ -79,3 +79,71 @@ def test_the_first_rows_of_a_window_of_aggregates(way: str, count: int, seed: in
             [row["most"] for row in of_window]
         )
     assert {row["e"] for row in actual} == {*greatest}
+
+
+WINDOWS = {
+    "TUMBLE(TABLE t, DESCRIPTOR(at), INTERVAL '1' MINUTE)": lambda second: [second // 60 * 60 + 60],
+    "HOP(TABLE t, DESCRIPTOR(at), INTERVAL '20' SECOND, INTERVAL '1' MINUTE)": lambda second: [
+        second // 20 * 20 + more for more in (20, 40, 60)
+    ],
+    "CUMULATE(TABLE t, DESCRIPTOR(at), INTERVAL '20' SECOND, INTERVAL '1' MINUTE)": lambda second: [
+        end for end in (second // 60 * 60 + more for more in (20, 40, 60)) if end > second
+    ],
+}
+"""Windowing functions, and the ends of the windows of a row by its second."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", ["DESC", "ASC"])
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_the_first_row_of_a_window_is_that_of_all_its_rows(
+    windows: str, way: str, seed: int
+) -> None:
+    """Rows that cannot be first are left out before they are sent; epochs cut the rows anywhere."""
+    rows = [{**row, "n": number} for number, row in enumerate(rows_of(seed))]
+    source = ts.KafkaSource(
+        "x:1", topics=["t"], value=ts.Json("user string, v double, at timestamp, n int")
+    )
+    text = f"""SELECT user, v, n, window_end FROM (
+        SELECT user, CASE WHEN v = {NAN} THEN sqrt(-v) ELSE v END AS v, n, window_end,
+            ROW_NUMBER() OVER (PARTITION BY window_start, window_end, user
+                ORDER BY CASE WHEN v = {NAN} THEN sqrt(-v) ELSE v END {way}) AS rn
+        FROM TABLE({windows})) WHERE rn = 1"""
+    pipeline = ts.sql(text, watermark={"t": "at - 1 second"}, t=source)
+    driver = Driver(pipeline.write(ts.KafkaSink("x:1", topic="out", value=ts.Json())))
+    cut = random.Random(seed).randrange(len(rows))
+    for part in (rows[:cut], rows[cut:]):
+        driver.feed("t", part)
+        driver.epoch()
+    driver.epoch()
+
+    best: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in rows[:-1]:
+        for end in WINDOWS[windows](int((row["at"] - BEGIN).total_seconds())):
+            known = best.setdefault((row["user"], end), row)
+            is_better = rank(row["v"]) > rank(known["v"])
+            if way == "ASC":
+                is_better = rank(row["v"]) < rank(known["v"])
+            if is_better:
+                best[row["user"], end] = row
+    assert {
+        (row["user"], int((row["window_end"] - BEGIN).total_seconds())): row["n"]
+        for row in driver.output().to_pylist()
+    } == {at: row["n"] for at, row in best.items()}
+
+
+def test_a_row_that_cannot_be_first_ends_a_window_all_the_same() -> None:
+    """The latest row of a batch is sent, whatever is greater than it."""
+    source = ts.KafkaSource("x:1", topics=["t"], value=ts.Json("v int, at timestamp"))
+    text = """SELECT v, window_end FROM (SELECT v, window_end, ROW_NUMBER() OVER (
+        PARTITION BY window_start, window_end ORDER BY v DESC) AS rn
+        FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(at), INTERVAL '1' MINUTE))) WHERE rn = 1"""
+    pipeline = ts.sql(text, watermark={"t": "at - 20 seconds"}, t=source)
+    driver = Driver(pipeline.write(ts.KafkaSink("x:1", topic="out", value=ts.Json())))
+    seconds = {5: 1, 62: 9, 85: 3}
+    at = [BEGIN + datetime.timedelta(seconds=second) for second in seconds]
+    driver.feed("t", [{"v": v, "at": t} for v, t in zip(seconds.values(), at, strict=True)])
+    driver.epoch()
+    driver.epoch()
+
+    assert driver.output().column("v").to_pylist() == [1]

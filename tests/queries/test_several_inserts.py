@@ -45,7 +45,12 @@ def as_json(rows: list[dict[str, Any]]) -> list[dict[str, bytes]]:
 
 @pytest.mark.parametrize(
     "around",
-    ["{}", "EXECUTE STATEMENT SET BEGIN {} END;", "BEGIN STATEMENT SET; {} END;"],
+    [
+        "{}",
+        "EXECUTE STATEMENT SET BEGIN {} END;",
+        "BEGIN STATEMENT SET; {} END;",
+        "-- both\nBEGIN STATEMENT SET; {} END",
+    ],
 )
 def test_each_output_has_rows_and_columns_of_its_own(around: str) -> None:
     pipeline = program(TABLES + around.format(LATE + EARLY), "job")

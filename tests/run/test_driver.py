@@ -36,7 +36,7 @@ from tests.simulation.storage import SimulatedStorage
 from tests.simulation.world import OTHER, OWN, World
 
 words = st.text(max_size=20)
-tokens = st.builds(Token, st.integers(-1, 2**62), words, words, words, st.integers(0, 2**31))
+tokens = st.builds(Token, st.integers(-1, 2**62), words, words, words, st.integers(0, 2**31), words)
 
 
 @given(tokens)
@@ -44,6 +44,7 @@ def test_a_token_reads_back_as_it_was(token):
     offset, metadata = encode_token(token)
 
     assert decode_token(offset, metadata) == token
+    assert decode_token(offset, metadata).staged_at == token.staged_at
     assert offset == token.checkpoint_id + 1, "Kafka's offsets name what comes next"
 
 
@@ -54,7 +55,17 @@ def test_what_is_no_token_is_refused(offset, metadata):
         decode_token(offset, metadata)
 
 
-@pytest.mark.parametrize("metadata", ["null", "7", "[]", "{}", '{"tallystick": 1}', '"tallystick"'])
+TIMED = '{"tallystick":1,"lineage":"","checkpoint":"","manifest":"","at":%s}'
+"""A token; the time is missing."""
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        *["null", "7", "[]", "{}", '{"tallystick": 1}', '"tallystick"'],
+        *(TIMED % time for time in ("0", "null", "true", "[]")),
+    ],
+)
 def test_json_that_is_no_token_is_refused(metadata):
     with pytest.raises(DataLossError, match="another name"):
         decode_token(4, metadata)

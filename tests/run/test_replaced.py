@@ -107,7 +107,8 @@ def test_a_checkpoint_that_the_name_does_not_go_on_from_is_refused_before_the_fe
     tmp_path: Path, *, accepted: bool
 ) -> None:
     """A mistyped checkpoint would end the run that is at work, and be refused after that."""
-    theirs = Token(7, "another lineage", "/right", "tallystick/000000000007-theirs.json")
+    path = "tallystick/000000000007-theirs.json"
+    theirs = Token(7, "another lineage", "/right", path, staged_at="2026-11-27T14:03:05+00:00")
     accept = frozenset({"new-lineage-after-another lineage"} if accepted else ())
     identity = Identity("job", "L", str(tmp_path), accept)
     decider: Any = SimpleNamespace(name=SimpleNamespace(decided_by="kafka"))  # no fence to call
@@ -120,9 +121,13 @@ def test_a_checkpoint_that_the_name_does_not_go_on_from_is_refused_before_the_fe
         driver.check_name(theirs)
     else:
         with pytest.raises(
-            DataLossError, match=r"epochs up to 7 were committed from checkpoint /right"
+            DataLossError,
+            match=r"epochs up to 7 were committed, the last at 2026-11-27T14:03:05\+00:00, from "
+            r"checkpoint /right",
         ):
             driver.check_name(theirs)
+        with pytest.raises(DataLossError, match="epochs up to 7 were committed from checkpoint"):
+            driver.check_name(replace(theirs, staged_at=""))  # an earlier release's
 
 
 def test_the_error_of_a_replaced_run_names_the_newer_one(tmp_path: Path) -> None:

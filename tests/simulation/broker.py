@@ -52,6 +52,10 @@ class SimulatedBroker:
         self._was_owner = True
         return producer
 
+    def newest_producer(self, transactional_id: str) -> Producer | None:
+        """See `ports.Broker.newest_producer`."""
+        return self._send("newest_producer", lambda: self._cluster.current)
+
     def group_offsets(
         self, group: str, place: TopicPartition | None = None
     ) -> Mapping[TopicPartition, tuple[int, str]]:

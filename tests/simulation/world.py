@@ -209,7 +209,7 @@ class World:
         if self.has_other_decider and self.sinks is None:
             target = replace(TARGET, transactional_id="other-sim")
         broker = SimulatedBroker(self, process, self.sink)
-        return TransactionDecider(broker, target, self.checkpoint.lineage)
+        return TransactionDecider(broker, target, self.checkpoint.lineage, str)
 
     def offer(self, process: Process, driver: Driver, epoch: int) -> None:
         """Ask a driver for one epoch that is in Spark's offset log."""

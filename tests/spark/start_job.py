@@ -5,6 +5,7 @@ It runs over all that is there, as often as `runs` says, and prints what became 
 """
 
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -116,6 +117,7 @@ def refused(spec: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
     os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     asked_for = json.loads(sys.argv[1])

@@ -32,8 +32,8 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_loop, "LOOK_AGAIN_S", 0.5)
 
 
-def started(flow: Flow, *further: ts.KafkaSink) -> ts.Query:
-    source, sink = flow.source(), flow.sink(transactions="task")
+def started(flow: Flow, *further: ts.KafkaSink, transactions: str = "task") -> ts.Query:
+    source, sink = flow.source(), flow.sink(transactions=transactions)
     pipeline = ts.Pipeline(flow.name).read(source).map_batches(pass_on()).write(sink, *further)
     return pipeline.start(flow.spark, checkpoint=str(flow.checkpoint))
 
@@ -52,16 +52,21 @@ def shown(flow: Flow) -> int:
     return sum(partition.offset for partition in futures[group].result(WAIT_S).topic_partitions)
 
 
+@pytest.mark.parametrize(
+    ("transactions", "reason"),
+    [("task", "belongs to another run now"), ("epoch", "another run has taken over")],
+    ids=["the checkpoint decides", "Kafka decides"],
+)
 def test_an_idle_run_ends_when_another_one_has_taken_over(
-    flow: Flow, monkeypatch: pytest.MonkeyPatch
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, transactions: str, reason: str
 ) -> None:
     monkeypatch.setattr(pipeline_loop, "refuse_second", lambda *_: None)  # as in another process
     flow.feed(40)
-    first = started(flow)
+    first = started(flow, transactions=transactions)
     wait_for_rows(flow, 40)
-    second = started(flow)
+    second = started(flow, transactions=transactions)
     try:
-        with pytest.raises(FencedError, match="belongs to another run now"):
+        with pytest.raises(FencedError, match=reason):
             first.awaitTermination(WAIT_S)
 
         flow.feed(20)
@@ -69,6 +74,28 @@ def test_an_idle_run_ends_when_another_one_has_taken_over(
         assert second.isActive
     finally:
         second.stop()
+    flow.assert_exact()
+
+
+def test_an_idle_run_whose_own_transaction_took_too_long_goes_on(
+    flow: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka raises the producer's epoch then, as it does for a run that takes over."""
+    flow.feed(40)
+    query = started(flow, transactions="epoch")
+    try:
+        wait_for_rows(flow, 40)
+        driver = query._loop._driver
+        mine = driver.coordinator.producer
+        bumped = driver._decider.fence(mine)
+        assert bumped.producer_epoch > mine.producer_epoch, "else there is nothing to find out"
+        wait_until(lambda: "Kafka has admitted producer" in caplog.text, "it never looked")
+
+        flow.feed(20)
+        wait_for_rows(flow, 60)
+        assert query.isActive
+    finally:
+        query.stop()
     flow.assert_exact()
 
 

@@ -41,6 +41,10 @@ def run(flow: Flow, **spec: Any) -> list[dict[str, Any]]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert done.returncode == 0, done.stderr[-3000:]
     assert lines, done.stderr[-3000:]
+    if spec.get("spark", "nothing") == "nothing":
+        assert "INFO" in done.stderr, "else py4j would say nothing anyway"
+        for noise in ("Closing down clientserver", "FutureWarning"):
+            assert noise not in done.stderr
     findings: list[dict[str, Any]] = json.loads(lines[0].removeprefix("FOUND "))
     return findings
 

@@ -48,10 +48,10 @@ def test_former_schemas_read_back_and_end_with_the_last_file_that_has_entries_of
     step = extend(step, Version(3, "t"), [changelog_of(3)])
     assert "schema" not in json.dumps(step.to_json()["files"]), "every release reads it"
 
-    changed = evolved(step, [new], 2, {})
+    changed = evolved(step, [new], 2, {}, 0, {})
     assert changed.copy_name != step.copy_name
-    assert evolved(changed, [new], 2, {}) == changed
-    assert evolved(step, [new], 2, {}) == changed, "each attempt finds the same name"
+    assert evolved(changed, [new], 2, {}, 0, {}) == changed
+    assert evolved(step, [new], 2, {}, 0, {}) == changed, "each attempt finds the same name"
     later = extend(changed, Version(4, "t"), [changelog_of(4)])
     assert read_back(later) == later
     assert [file.schema for file in later.files] == ["", changed.schema]

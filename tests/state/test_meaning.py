@@ -345,6 +345,7 @@ def test_the_texts_are_frozen() -> None:
 
 
 KEPT, FREELY, COLUMNS = "in the meaning", "may change", "in the columns or the kind of the state"
+SUCCESSION = ("renamed", "defaults", "previous_uid")
 ARGUMENTS: dict[Callable[..., Any], dict[str, str]] = {
     ts.aggregate: {"columns": KEPT, "each": FREELY, "keep": FREELY},
     ts.deduplicate: {"forget_after_ms": FREELY},  # whether there is one: in the columns
@@ -420,8 +421,14 @@ ARGUMENTS: dict[Callable[..., Any], dict[str, str]] = {
         "key": COLUMNS,
         "uid": FREELY,
         "delete": FREELY,
+        **dict.fromkeys(SUCCESSION, FREELY),
     },
-    ts.list_state: {"columns": COLUMNS, "uid": FREELY, "union": FREELY},
+    ts.list_state: {
+        "columns": COLUMNS,
+        "uid": FREELY,
+        "union": FREELY,
+        **dict.fromkeys(SUCCESSION, FREELY),
+    },
 }
 
 

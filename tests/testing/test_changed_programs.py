@@ -525,10 +525,3 @@ def test_what_would_lose_something_is_refused_by_name(
 
     with pytest.raises(ts.OptionError, match=words):
         restarted(test, pipeline(summing(**kinds[1]), renamed=renamed))
-
-
-def test_keys_that_are_held_would_have_no_time_to_be_forgotten() -> None:
-    test = Driver(pipeline(ts.deduplicate()))
-    fed(test, as_rows([("a", 1)]), [])
-    with pytest.raises(ts.OptionError, match="keys that are held have no timer"):
-        restarted(test, pipeline(ts.deduplicate(forget_after_ms=1000)))

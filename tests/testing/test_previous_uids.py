@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tallystick as ts
 from tallystick.state.catalog import StepState
-from tallystick.state.compatibility import check
+from tallystick.state.compatibility import Succession, check
 from tallystick.state.file_sets import renamed
 from tallystick.tasks import epoch_plan
 from tallystick.testing import Driver
@@ -105,7 +105,8 @@ def counting(uid: str, *more: str, **step: Any) -> ts.Pipeline:
     steps = list(whole.steps)
     for other in more:
         name, _, previous = other.partition("<")
-        steps += [replace(steps[-1], uid=name, previous_uid=previous or None)]
+        succession = Succession(previous_uid=previous or None)
+        steps += [replace(steps[-1], uid=name, succession=succession)]
     return replace(whole, steps=tuple(steps))
 
 

@@ -275,11 +275,15 @@ def test_each_format_is_of_the_version_that_is_kept_of_the_newest_release(tmp_pa
 
 
 def changed(state: StateField) -> StateField:
-    """The state with a column before all others, as a program of today may declare it."""
+    """The state with a column before all others, as a program of today may declare it.
+
+    A state of a processor also gets a time to live, or loses the one it has.
+    """
     if state.kind in OWN_KINDS:
         struct = json.loads(state.value_schema)
         struct["fields"].insert(0, {**struct["fields"][0], "name": "new", "type": "long"})
-        return replace(state, value_schema=json.dumps(struct))
+        ttl_ms = 0 if state.ttl_ms else 1000
+        return replace(state, value_schema=json.dumps(struct), ttl_ms=ttl_ms)
     return replace(
         state, value_schema=json.dumps([["new", "int64"], *json.loads(state.value_schema)])
     )
@@ -289,15 +293,16 @@ def changed(state: StateField) -> StateField:
 def test_a_program_that_changes_reads_the_state_of_a_release(release: str, tmp_path: Path) -> None:
     """State of every kind gets a column; without a broker: as `read_state` reads it."""
     kept.unpack(release, tmp_path)
-    kinds = set()
+    kinds, ttls = set(), set()
     for folder in ("shop", "paid"):
         storage = FileStorage(str(tmp_path / folder))
         (manifest,) = CheckpointFolder(storage).newest_manifests(1)
         for step in manifest.state:
             kinds |= {state.kind for state in step.fields}
             fields = tuple(map(changed, step.fields))
-            after = evolved(step, fields, step.next_id, {})
+            after = evolved(step, fields, step.next_id, {}, timestamp_ms=1, defaults={})
             assert after.former
+            ttls |= {one.ttl.is_added for one in after.former[-1].states if one.ttl is not None}
             everything = KeyGroupRange(0, step.max_parallelism - 1)
             before, now = (
                 table_of(one, contents_of(one, everything, storage)).to_pylist()
@@ -307,6 +312,7 @@ def test_a_program_that_changes_reads_the_state_of_a_release(release: str, tmp_p
             assert [without_new(row) for row in now] == before
             assert now != before
     assert kinds >= {"columns", "panes", "rows", "table", "elements", *OWN_KINDS}
+    assert ttls == {False, True}
 
 
 def without_new(value: Any) -> Any:

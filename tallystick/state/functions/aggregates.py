@@ -152,7 +152,7 @@ def sum(column: str, type: str | None = None) -> Aggregate:
     A sum that its type does not hold stops the query, with the column and the key.
 
     Args:
-        column: numbers.
+        column: numbers; as in each aggregate, of the rows or in SQL: "price * quantity".
         type: in which they are added: bigint, double, or a decimal, which then has 38 digits.
             None: as the column is: whole numbers, floats or decimals.
 

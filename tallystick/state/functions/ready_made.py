@@ -156,6 +156,7 @@ def deduplicate(forget_after_ms: int | None = None) -> VectorisedFunction:
         output=lambda key, rows: rows,
         meaning=meaning_of("deduplicate"),
         lags=lambda key, times: times,
+        ttl_ms=forget_after_ms or 0,
     )
 
 

@@ -116,6 +116,7 @@ class VectorisedFunction:
             None: the function uses no times.
         meaning: of the state; the meaning of a user's function is in the user's code.
         lags: see `PutsOutTimes.lags_ms`; None: nobody knows.
+        ttl_ms: the time after which the function forgets a key, by the key's timer; 0: it does not.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class VectorisedFunction:
         outputs: Mapping[str, str | pa.Schema] | None = None,
         meaning: Meaning = _OWN,
         lags: Lags | None = None,
+        ttl_ms: int = 0,
     ) -> None:
         if time_mode not in TIME_MODES:
             raise not_one_of("time_mode", time_mode, TIME_MODES, of="vectorised")
@@ -144,6 +146,7 @@ class VectorisedFunction:
         self._outputs = outputs or {}
         self._meaning = meaning
         self._lags = lags
+        self._ttl_ms = ttl_ms
         self.event_time = event_time
         self._reads = None if reads is None else frozenset(reads)
         self._time_mode = time_mode
@@ -171,7 +174,7 @@ class VectorisedFunction:
         if self._codec is None:
             return ()
         columns = text_of(self._codec.schema)
-        return (StateDeclaration(STATE, COLUMNS, "", columns, meaning=self._meaning),)
+        return (StateDeclaration(STATE, COLUMNS, "", columns, self._ttl_ms, self._meaning),)
 
     def output(self, key: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
         """Return the output's schema as given."""
@@ -436,6 +439,7 @@ class ByColumns:
         make: from the columns of the rows to the function.
         reads: as `Processor.reads`.
         carried: the columns that the function needs of named inputs; None: all columns.
+        aggregated: the columns of its aggregates, where it reads all columns.
     """
 
     make: Callable[[pa.Schema], Processor]
@@ -443,6 +447,7 @@ class ByColumns:
     time_mode: str = NO_TIME
     has_timers: bool = False
     carried: CarriedColumns | None = None
+    aggregated: frozenset[str] = frozenset()
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Raise: the states are not known yet."""

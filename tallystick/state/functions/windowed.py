@@ -83,7 +83,7 @@ def windowed(
             return SessionFunction(folds, clock, result, reads, sessions=windows)
         return GridFunction(folds, clock, result, reads, windows=windows)
 
-    return ByColumns(make, reads, clock.time_mode, has_timers=True)
+    return ByColumns(make, reads, clock.time_mode, has_timers=True, aggregated=_reads(aggregates))
 
 
 def _clock(time: str, emit: str, allowed_lateness: str | int, late: str) -> Clock:

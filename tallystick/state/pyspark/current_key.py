@@ -8,6 +8,7 @@ registered twice it fires once. Times to live have an index by time too (`FD`).
 """
 
 import struct
+from itertools import islice
 
 import numpy as np
 
@@ -58,9 +59,17 @@ class TimeIndex:
         self._overlay.put(key, None)
         self._changed[key] = False
 
-    def due(self, groups: KeyGroupRange, until_ms: int) -> list[tuple[int, bytes, bytes]]:
-        """Return the items due at or before a moment, by time: (time, what, group)."""
-        committed = due_entries(self._overlay, groups, until_ms, self._id[0])
+    def due(
+        self, groups: KeyGroupRange, until_ms: int, most: int | None = None
+    ) -> list[tuple[int, bytes, bytes]]:
+        """Return the items due at or before a moment, by time: (time, what, group).
+
+        Args:
+            groups: those of the task.
+            until_ms: the moment.
+            most: of the committed items, by key group; None: all.
+        """
+        committed = islice(due_entries(self._overlay, groups, until_ms, self._id[0]), most)
         keys = {key for key in committed if self._changed.get(key, True)}
         keys.update(key for key, is_there in self._changed.items() if is_there)
         parts = ((time_of(key[REST_AT:_TIME_END]), key[_TIME_END:], key[:ID_AT]) for key in keys)

@@ -60,6 +60,8 @@ Visit = tuple[bytes, bytes, tuple[Any, ...], Iterator[Any]]
 """A key's bytes, its group's, the key as the user sees it, and its rows or frames."""
 OUTPUT_ROWS = 1 << 14
 TIMER_CHUNK = 1 << 14
+EXPIRED_MAX = 100_000
+"""At most so many entries of a task are removed in an epoch, more if it has many rows."""
 
 
 class RowTask:
@@ -194,10 +196,15 @@ class RowTask:
                 self._timers.delete(expiry)
 
     def _expire(self) -> None:
-        """Remove expired entries; the index names candidates, an entry's own expiry decides."""
+        """Remove expired entries; the index names candidates, an entry's own expiry decides.
+
+        Entries from before a state had a time to live expire all at once: they are removed little
+        by little, over the next epochs. Nobody reads them meanwhile.
+        """
         assert self._current.expiries is not None, "an overlay has them"
         overlay, now = self._work.overlay, self._work.time.timestamp_ms
-        due = self._current.expiries.due(self._work.groups, now)
+        most = max(EXPIRED_MAX, 4 * self._work.rows.num_rows)
+        due = self._current.expiries.due(self._work.groups, now, most)
         for start in range(0, len(due), TIMER_CHUNK):
             chunk = due[start : start + TIMER_CHUNK]
             entries = [group + what for _, what, group in chunk]

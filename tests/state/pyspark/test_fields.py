@@ -62,7 +62,6 @@ def test_a_deleted_state_is_gone_and_its_id_with_it():
         StateDeclaration("a", "list", "", N),
         StateDeclaration("a", "value", "", M),
         StateDeclaration("a", "map", "k", N),
-        StateDeclaration("a", "value", "", N, 100),
     ],
 )
 def test_a_state_that_changed_is_refused(changed):
