@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from pyarrow import fs
 
 import tallystick as ts
 from tallystick.epoch.two_phase import Committable, Owner, RunFacts
@@ -14,6 +15,7 @@ from tallystick.files.folder import Folder
 from tallystick.tables.folder import KEPT
 from tallystick.tables.sink import OpenTableSink
 from tests.delta.delta_sinks import COLUMNS, OWNER, place, rows
+from tests.storage.test_storage_s3 import Server
 
 
 def opened(path: Path, owner: Owner = OWNER, **settings: Any) -> OpenTableSink:
@@ -217,3 +219,45 @@ def test_a_damaged_publication_is_named(tmp_path: Path) -> None:
     publication.write_text(json.dumps({"newest": 7}))
     with pytest.raises(ManifestError, match=r"publication .*published/00000000"):
         opened(tmp_path)
+
+
+def test_publications_on_s3_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a real server process; a zombie wakes up in the middle of its publication."""
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    server, put_new, hits = Server(tmp_path), Folder.put_new, list[bool]()
+    try:
+        server.create_bucket("files", access_key="key", secret_key="hunter2")
+        uri = f"s3a://key:hunter2@files/out?{server.query}"
+        settings: Any = {"schema": COLUMNS, "commit_every": "1 hour", "partition_by": ["dest"]}
+        ts.FileSink(uri, **settings).open(Owner(OWNER.pipeline, OWNER.sink, ""), RunFacts())
+
+        def opened_on_s3() -> Any:
+            return ts.FileSink(uri, **settings).open(OWNER, RunFacts())
+
+        zombie = opened_on_s3()
+        for number in range(3):
+            zombie.commit_together(epoch_of(zombie, number))
+
+        def slow(folder: Folder, path: str, data: bytes) -> bool:
+            monkeypatch.setattr(Folder, "put_new", put_new)
+            opened_on_s3().close()
+            hits.append(put_new(folder, path, data))
+            return hits[-1]
+
+        monkeypatch.setattr(Folder, "put_new", slow)
+        zombie.close()
+        assert hits == [False]
+        store = fs.S3FileSystem(
+            access_key="key",
+            secret_key="hunter2",
+            endpoint_override=server.host,
+            scheme="http",
+            region="us-east-1",
+        )
+        files = ds.dataset("files/out", filesystem=store, format="parquet", partitioning="hive")
+        assert sorted(files.to_table()["n"].to_pylist()) == list(range(30))
+        infos = store.get_file_info(fs.FileSelector("files/out", recursive=True))
+        assert [info.path for info in infos if info.path.endswith(".draft")] == []
+    finally:
+        server.stop()
