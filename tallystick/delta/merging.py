@@ -123,6 +123,7 @@ class DeltaMerges(DeltaCommits):
             source_alias="s",
             target_alias="t",
             commit_properties=self._commit_properties(first, newest),
+            post_commithook_properties=self._afterwards(),
         )
         kept = None
         if self._delete is not None:

@@ -140,7 +140,7 @@ def _groups(
         if file.size >= large:
             continue
         values = (*file.values.values(),)
-        waiting[values].append(file)
+        waiting[values].append(file._replace(statistics=""))  # a task does not need them
         sizes[values] += file.size
         if sizes[values] >= enough and len(waiting[values]) > 1:
             yield (*waiting.pop(values),)
