@@ -60,7 +60,7 @@ from .errors import (
 )
 from .delta.sink import DeltaSink as DeltaSink
 from .iceberg.sink import IcebergSink as IcebergSink
-from .files.sink import FileSink as FileSink
+from .api.file_sink import FileSink as FileSink
 from .ops.state_table import read_state as read_state
 from .postgres.sink import PostgresSink as PostgresSink
 from .tasks.outputs import Rows as Rows

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from tallystick.api.file_sink import FileSink
 from tallystick.arguments import Settings, checked, not_one_of
 from tallystick.codec.formats import REGISTERED, WrittenFormat
 from tallystick.codec.records.compression import CODEC_IDS
@@ -28,7 +29,6 @@ from tallystick.epoch.two_phase import (
     guarantee_problem,
 )
 from tallystick.errors import OptionError
-from tallystick.files.sink import FileSink
 from tallystick.iceberg.sink import IcebergSink
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MIN_MS, TRANSACTION_TIMEOUT_MS
 from tallystick.kafka.output import (

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tallystick.delta.table import DeltaCommits
 from tallystick.errors import RecordError
 from tallystick.files.folder import HIDDEN, Folder
-from tallystick.tables.port import DataFile
+from tallystick.tables.port import PARQUET, DataFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -42,6 +42,11 @@ class StagedLayout:
     def folder(self) -> str:
         """See `Layout.folder`."""
         return STAGED
+
+    @property
+    def ending(self) -> str:
+        """See `Layout.ending`."""
+        return PARQUET
 
     @property
     def partitioned_by(self) -> str:
@@ -118,6 +123,7 @@ class DeltaMerges(DeltaCommits):
             source_alias="s",
             target_alias="t",
             commit_properties=self._commit_properties(first, newest),
+            post_commithook_properties=self._afterwards(),
         )
         kept = None
         if self._delete is not None:

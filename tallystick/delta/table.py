@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tallystick.files.writing import bare_field, is_possible, split_by_values
-from tallystick.tables.port import DataFile
+from tallystick.tables.port import PARQUET, DataFile
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 
 WRITER_FEATURES = {
     "appendOnly",
@@ -46,6 +46,8 @@ _COLUMN_RULES = {
 _CONSTRAINT = "delta.constraints."
 _LEGACY_VERSION_MAX = 6
 """Up to this writer version, features follow from the version and are in use by settings only."""
+CHECKPOINT_INTERVAL = 100
+"""The commits from one checkpoint of the log to the next, in tables that do not say it."""
 TEXT_MAX = 32
 """A bound that is longer is left out of the statistics; Spark cuts texts at this length."""
 INDEXED_COLUMNS = 32
@@ -115,6 +117,11 @@ class DeltaLayout:
     def folder(self) -> str:
         """See `Layout.folder`."""
         return ""
+
+    @property
+    def ending(self) -> str:
+        """See `Layout.ending`."""
+        return PARQUET
 
     @property
     def partitioned_by(self) -> str:
@@ -193,6 +200,7 @@ class DeltaCommits:
                 self._table.schema(),
                 partition_by=list(self._table.metadata().partition_columns),
                 commit_properties=self._commit_properties(first, newest),
+                post_commithook_properties=self._afterwards(),
             )
         except CommitFailedError:
             return False
@@ -204,6 +212,21 @@ class DeltaCommits:
         return CommitProperties(
             custom_metadata={"tallystick.epochs": f"{first}-{newest}"},
             app_transactions=[Transaction(self._app_id, newest)],
+        )
+
+    def _afterwards(self) -> "PostCommitHookProperties":
+        """Return the work after a commit: old logs are looked for with a checkpoint alone.
+
+        That lists the whole log: in a table of 10,000 commits it takes longer than the commit.
+        """
+        from deltalake import PostCommitHookProperties
+
+        settings = self._table.metadata().configuration
+        interval = int(settings.get("delta.checkpointInterval", CHECKPOINT_INTERVAL))
+        has_checkpoint = (self._table.version() + 1) % interval == 0
+        return PostCommitHookProperties(
+            create_checkpoint=True,
+            cleanup_expired_logs=None if has_checkpoint else False,
         )
 
     def names(self) -> set[str]:

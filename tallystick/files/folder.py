@@ -17,9 +17,15 @@ import pyarrow as pa
 from pyarrow import fs
 
 from tallystick.errors import OptionError, StorageError
-from tallystick.storage.exclusive import store_settings
+from tallystick.storage.exclusive import ExclusiveStore, store_settings
 from tallystick.storage.file_storage import reach, scheme_of, shown, user_part, without_secrets
-from tallystick.storage.local_files import fsync_folder, link_between, move_local, put_local
+from tallystick.storage.local_files import (
+    fsync_folder,
+    link_between,
+    move_local,
+    put_local,
+    put_new_local,
+)
 from tallystick.storage.places import local_path, resolved
 
 WHAT = "path of a file sink"
@@ -108,6 +114,25 @@ class Folder:
                 return
             with self.create(path) as stream:
                 stream.write(data)
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write a small file that must not exist yet; return False if the name is taken.
+
+        Raises:
+            OptionError: the storage cannot decide between two writers, or obstore is missing.
+            StorageError: whether the file was written is unknown.
+        """
+        with self._doing("creating", path):
+            if self.is_local:
+                is_new = put_new_local(Path(self._changed(path)), data)
+                self.sync_folders([path])
+                return is_new
+            whole = self._changed(path)
+            bucket, _, key = whole.partition("/")
+            region = self._files.region if isinstance(self._files, fs.S3FileSystem) else ""
+            place, _, options = self._uri.partition("?")
+            uri = f"{scheme_of(place)}://{user_part(self._uri)}{bucket}?{options}"
+            return ExclusiveStore(uri, self.location, region).create(key, data)
 
     def get(self, path: str) -> bytes | None:
         """Read a small file; None if it does not exist, known by one request to an object store."""

@@ -53,6 +53,7 @@ class OpenParquet:
         schema: of the rows.
         compression: as Parquet names it.
         footers: gets the file's footer when the file is closed; None: nobody asks for it.
+        dictionary: the columns that get a dictionary; None: all do, as long as that is small.
     """
 
     def __init__(
@@ -62,10 +63,15 @@ class OpenParquet:
         schema: pa.Schema,
         compression: str,
         footers: list[pq.FileMetaData] | None = None,
+        dictionary: list[str] | None = None,
     ) -> None:
         self._stream = folder.create(path)
         self._writer: Any = pq.ParquetWriter(
-            self._stream, schema, compression=compression, metadata_collector=footers
+            self._stream,
+            schema,
+            compression=compression,
+            metadata_collector=footers,
+            use_dictionary=True if dictionary is None else dictionary,
         )
 
     def write(self, rows: pa.Table, row_group_rows: int | None = None) -> int:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tallystick.errors import OptionError
-from tallystick.tables.port import DataFile
+from tallystick.tables.port import PARQUET, DataFile
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
@@ -141,6 +141,11 @@ class IcebergLayout:
     def folder(self) -> str:
         """See `Layout.folder`."""
         return "data"
+
+    @property
+    def ending(self) -> str:
+        """See `Layout.ending`."""
+        return PARQUET
 
     @property
     def partitioned_by(self) -> str:

@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 from sqlglot.tokens import Tokenizer, TokenType
 
 from tallystick.api.console_sink import ConsoleSink
+from tallystick.api.file_sink import FileSink
 from tallystick.api.kafka_sink import KafkaSink
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.pipeline import Pipeline
@@ -31,7 +32,6 @@ from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
-from tallystick.files.sink import FileSink
 from tallystick.queries.parsing import as_spark, without_set
 from tallystick.queries.query import pipeline_of
 

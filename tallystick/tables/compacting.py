@@ -20,6 +20,10 @@ SHRINKS, MARGIN = 1.5, 1.05
 """A large file is smaller than its sources together: so many times at first, then as seen."""
 LOOKS = 16
 """Due files are looked at again once more of them have come: a large file by this number."""
+EPOCH_PATIENCE_S = 5.0
+"""The time for an epoch to come; then files are published as they are."""
+COMPACTION_PATIENCE_S = 60.0
+"""The time for the end of that epoch."""
 READ_AT_ONCE = 64
 """The number of small files whose bytes a task has in memory at a time."""
 
@@ -45,6 +49,8 @@ class Phase(Enum):
     """The time has come: the next epoch compacts all that is due."""
     GIVEN = auto()
     """An epoch that does so is under way."""
+    AWAITED = auto()
+    """The same, and it takes long."""
     PUBLISHING = auto()
     """The commit is under way, or about to be."""
 
@@ -72,7 +78,7 @@ class Compactor:
         size = sum(file.size for epoch in due.values() for file in epoch.files)
         if not is_asked and size < max(enough, self._next_size):
             return ()
-        if is_asked:
+        if self._phase is Phase.ASKED:
             self._phase = Phase.GIVEN
         shares = shares_of(
             to_publish(due).files, self.tasks, self._target, enough, all_small=is_asked
@@ -80,20 +86,22 @@ class Compactor:
         self._next_size = 0 if shares else size + enough // LOOKS
         return shares
 
-    def ask(self, due: Mapping[int, DueEpoch]) -> bool:
-        """Let the next epoch compact all that is due; False: nothing is to be waited for."""
-        if self._phase is not Phase.WAITING:
-            return False
-        files = to_publish(due).files
+    def patience_s(self, due: Mapping[int, DueEpoch]) -> float:
+        """Return how long an epoch that compacts all that is due is waited for; 0: not at all."""
+        if self._phase is Phase.GIVEN:
+            self._phase = Phase.AWAITED
+            return COMPACTION_PATIENCE_S
+        files = to_publish(due).files if self._phase is Phase.WAITING else ()
         if shares_of(files, self.tasks, self._target, self._target, all_small=True):
             self._phase = Phase.ASKED
-        return self._phase is Phase.ASKED
+            return EPOCH_PATIENCE_S
+        return 0
 
     def took(self, epoch: DueEpoch) -> bool:
         """Take in an epoch that is due; return True if all that was due before can be published."""
         for compaction in epoch.compactions:
             self._shrinks = max(1.0, compaction.size / compaction.file.size) * MARGIN
-        if self._phase is not Phase.GIVEN:
+        if self._phase not in (Phase.GIVEN, Phase.AWAITED):
             return False
         self._phase = Phase.PUBLISHING
         return True
@@ -132,7 +140,7 @@ def _groups(
         if file.size >= large:
             continue
         values = (*file.values.values(),)
-        waiting[values].append(file)
+        waiting[values].append(file._replace(statistics=""))  # a task does not need them
         sizes[values] += file.size
         if sizes[values] >= enough and len(waiting[values]) > 1:
             yield (*waiting.pop(values),)

@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+PARQUET = ".parquet"
+
 
 class DataFile(NamedTuple):
     """A file that a commit adds.
@@ -33,6 +35,11 @@ class Layout(Protocol):
     @property
     def folder(self) -> str:
         """The folder of the files, below the table's; "": the table's own."""
+        ...
+
+    @property
+    def ending(self) -> str:
+        """The end of the files' names."""
         ...
 
     @property

@@ -56,8 +56,6 @@ from tallystick.text import shortened
 DUE_MAX = 2_000
 """The number of due epochs at which they are published before the time has come."""
 CLOSE_PATIENCE_S = 30.0
-COMPACTION_PATIENCE_S = 5.0
-"""The time for an epoch that compacts what is to be published; then it is published as it is."""
 TARGET_FILE_SIZE = 64 << 20
 """The size of compacted files by default, in bytes."""
 SHOWN_MAX = 10
@@ -302,8 +300,8 @@ class Publisher:
         with self._lock:
             due = dict(self._due)
         is_compacted = self._table.staged_bytes_max is None and not self._is_closed
-        if is_compacted and self._compactor.ask(due):
-            self._start_timer(min(self._every_ms / 1000, COMPACTION_PATIENCE_S))
+        if newest is None and is_compacted and (wait_s := self._compactor.patience_s(due)):
+            self._start_timer(min(self._every_ms / 1000, wait_s))
             return
         self._timer = None
         try:

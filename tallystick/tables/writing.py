@@ -41,6 +41,7 @@ class TablePlan:
         columns: of the table.
         layout: of the kind of table.
         compression: of Parquet.
+        row_group_rows: the most rows of a row group; None: as pyarrow has it.
         shares: what tasks compact beside their rows.
     """
 
@@ -49,6 +50,7 @@ class TablePlan:
     columns: pa.Schema
     layout: Layout
     compression: str
+    row_group_rows: int | None = None
     shares: tuple[Share, ...] = ()
 
     def begin(self, place: Place) -> "TableTransaction":
@@ -93,7 +95,7 @@ class TableTransaction:
 
     def _part(self, values: dict[str, str | None], schema: pa.Schema) -> "_Part":
         folder = self._plan.layout.folder
-        name = f"part-{self._name}-{len(self._all_parts)}.parquet"
+        name = f"part-{self._name}-{len(self._all_parts)}{self._plan.layout.ending}"
         part = _Part(self._plan, f"{folder}/{name}" if folder else name, values, schema)
         self._all_parts.append(part)
         return part
@@ -178,9 +180,14 @@ class _Part:
         if self._open is None:
             plan = self.plan
             self._open = OpenParquet(
-                plan.folder, self.path, self.waiting.schema, plan.compression, self._footers
+                plan.folder,
+                self.path,
+                self.waiting.schema,
+                plan.compression,
+                self._footers,
+                _with_dictionary(self.waiting.schema),
             )
-        self._open.write(self.waiting.table())
+        self._open.write(self.waiting.table(), self.plan.row_group_rows)
         return self._open
 
     def close(self) -> DataFile:
@@ -203,3 +210,13 @@ class _Part:
             yield
         except (OSError, pa.ArrowException) as error:
             raise self.plan.folder.failed(f"writing {self.path}", error) from None
+
+
+def _with_dictionary(schema: pa.Schema) -> list[str] | None:
+    """Return the columns of text and bytes; None, which is all, if columns have fields.
+
+    The dictionary of a column of numbers is half of the time of a small file, and seldom pays.
+    """
+    if any(pa.types.is_nested(field.type) for field in schema):
+        return None
+    return [field.name for field in schema if not pa.types.is_primitive(field.type)]

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, date, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -514,3 +515,23 @@ def test_a_table_with_a_long_history_is_checkpointed(tmp_path: Path) -> None:
     fresh = DeltaSink(tmp_path, commit_every=0).open(OWNER, RunFacts())
     assert fresh._publisher.newest_epoch() == 24
     assert len(visible(tmp_path)) == 24
+
+
+@pytest.mark.parametrize("key", [[], ["n"]])
+def test_old_logs_are_looked_for_with_a_checkpoint_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: list[str]
+) -> None:
+    """Looking for them lists the whole log; commits older than the table's retention go."""
+    settings = {"checkpointInterval": "5", "logRetentionDuration": "interval 0 seconds"}
+    has(**settings)(tmp_path)
+    sink, remaining = opened(tmp_path, create=False, key=key), list[int]()
+    for epoch in range(1, 8):
+        sink.commit_together(
+            prepared(sink, place(epoch, 0, f"c{epoch:02d}"), rows(epoch, epoch + 1))
+        )
+        remaining.append(len([*(tmp_path / "_delta_log").glob("*.json")]))
+    version = DeltaTable(tmp_path).version()
+    dropped = [at for at, (before, now) in enumerate(pairwise(remaining)) if now <= before]
+    assert len(dropped) == 1, remaining
+    assert (version - 7 + 2 + dropped[0]) % 5 == 0
+    assert len(DeltaTable(tmp_path).to_pyarrow_table()) == 7

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from tallystick.api.file_sink import FileSink
 from tallystick.epoch.two_phase import Owner, Place, RunFacts
 from tallystick.files.drafts import SEEN, name_of
-from tallystick.files.sink import FileSink
 
 OWNER = Owner("a/b pipeline", "files-0", "f00d")
 

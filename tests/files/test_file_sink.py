@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from tallystick.api.file_sink import FileSink
 from tallystick.epoch.two_phase import Committable, Outcome, Owner
 from tallystick.errors import (
     DataLossError,
@@ -29,7 +30,6 @@ from tallystick.files import drafts as file_drafts
 from tallystick.files import writing
 from tallystick.files.drafts import name_of, parse_draft, parse_name
 from tallystick.files.folder import KEY_BYTES_MAX, LOCAL_BYTES_MAX, Folder
-from tallystick.files.sink import FileSink
 from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, stopwatch
 from tallystick.run import participants
 from tallystick.run.participants import OpenSinks

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from tallystick.api.file_sink import FileSink
 from tallystick.codec.own_memory import own, own_values
 from tallystick.codec.rows import RowLayout
 from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
 from tallystick.errors import OptionError, RecordError
-from tallystick.files.sink import FileSink
 from tallystick.state.functions.keyed_batch import OwnUpdates, Update
 from tallystick.state.functions.processing import SideRows
 from tallystick.tasks.operator_state import ListFunction, with_lists

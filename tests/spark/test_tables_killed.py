@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos, pytest.m
 COLUMNS = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 KILLS = ("EpochRan", "ManifestWritten", "TransactionCommitted", "OutputSettled")
 
+SMALL = 2_400
+"""The size of compacted files: a task's file has about 1,000 bytes."""
+
 
 def test_a_topic_and_tables_agree_after_drivers_are_killed(flow: Flow, drivers: Drivers) -> None:
     """In front of each step of an epoch in turn; what was due then is published by the next run."""
@@ -32,20 +35,27 @@ def test_a_topic_and_tables_agree_after_drivers_are_killed(flow: Flow, drivers: 
     DeltaTable.create(str(delta), Schema.from_arrow(COLUMNS))
     in_iceberg = {"kind": "iceberg", "catalog": catalog_in(iceberg), "table": NAME}
     make_table(iceberg, COLUMNS)
+    how = {"commit_every": every, "target_file_size": SMALL}
     sinks = [
         {"kind": "kafka"},
-        {"kind": "delta", "table": str(delta), "commit_every": every},
-        {**in_iceberg, "commit_every": every},
+        {"kind": "delta", "table": str(delta), **how},
+        {**in_iceberg, **how},
     ]
+    compactions = 0
     for fact in KILLS:
-        flow.feed(90)
+        flow.feed(180)
         driver = drivers.take(spares=1)
-        driver.run(flow.spec(sinks=sinks, kill_at=fact, occurrence=2, epoch_records=30))
+        driver.run(flow.spec(sinks=sinks, kill_at=fact, occurrence=5, epoch_records=30))
         driver.wait_until_killed()
         driver.stop()
         written = {value.encode() for _, value in flow.input}
         assert set(numbers_of_log(delta, "value")) < written, "the table lags behind"
         assert set(values_in(iceberg, "value")) < written
+        for table in (delta, iceberg):
+            notes = [note.read_text() for note in table.rglob("due/*")]
+            assert notes
+            compactions += sum('"compactions": [[' in note for note in notes)
+    assert compactions >= len(KILLS), "tasks compacted, and a driver died after it"
     tables = (ts.DeltaSink(str(delta), commit_every=every), sink_in(iceberg, commit_every=every))
     source = flow.source(max_offsets_per_trigger=60)
     pipeline = ts.Pipeline(flow.name).read(source).map_batches(pass_on())

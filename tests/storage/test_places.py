@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.api.file_sink import FileSink
 from tallystick.errors import OptionError
 from tallystick.files.folder import Folder
-from tallystick.files.sink import FileSink
 from tallystick.storage.file_storage import FileStorage, shown
 from tallystick.storage.places import local_path, resolved
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
+from tallystick.api.file_sink import FileSink
 from tallystick.checkpoint.savepoint_folder import whole_uri
 from tallystick.epoch.two_phase import Owner, RunFacts
 from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.files.folder import Folder
-from tallystick.files.sink import FileSink
 from tallystick.storage import file_storage as storage_module
 from tallystick.storage import local_files
 from tallystick.storage.file_storage import (
