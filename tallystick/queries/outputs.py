@@ -172,7 +172,7 @@ def by_source(inserts: Sequence[Insert]) -> list[tuple[exp.Expression, list[Inse
 
 
 @dataclass(frozen=True)
-class Leaving:
+class ToSideOutput:
     """A function of `map_batches` whose rows all leave by a side output."""
 
     output: str
@@ -216,7 +216,7 @@ def apart(
             )
         columns = columns or schema
         output = output_name(number)
-        leaving = rows.map_batches(Leaving(output), schema=columns, outputs={output: schema})
+        leaving = rows.map_batches(ToSideOutput(output), schema=columns, outputs={output: schema})
         streams.append(leaving if number else rows)
     return streams
 
