@@ -131,11 +131,18 @@ def _replace(args: Sequence[Bound], what: str) -> Bound:
     return _of_text(args[0], lambda value: pc.replace_substring(value, old, new))
 
 
+def _count(bound: Bound, what: str) -> int:
+    """Return a literal count; 0 for one below."""
+    if not isinstance(count := _constant(bound, what), int):
+        raise ExpressionError(f"{what}: {count!r}: expected a whole number")
+    return max(count, 0)
+
+
 def _part(is_left: bool) -> Binder:
     def bind(args: Sequence[Bound], what: str) -> Bound:
         check_count(args, (2,), what)
         _check_text(args[:1], what)
-        count = max(_constant(args[1], what), 0)
+        count = _count(args[1], what)
         start, stop = (0, count) if is_left or not count else (-count, None)
         return _of_text(args[0], lambda value: pc.utf8_slice_codeunits(value, start, stop))
 
@@ -145,7 +152,7 @@ def _part(is_left: bool) -> Binder:
 def _repeat(args: Sequence[Bound], what: str) -> Bound:
     check_count(args, (2,), what)
     _check_text(args[:1], what)
-    count = max(_constant(args[1], what), 0)
+    count = _count(args[1], what)
     return _of_text(args[0], lambda value: pc.binary_repeat(value, count))
 
 
@@ -153,7 +160,7 @@ def _pad(call: Callable[..., Value]) -> Binder:
     def bind(args: Sequence[Bound], what: str) -> Bound:
         check_count(args, (3,), what)
         _check_text(args[:1], what)
-        width, sign = max(_constant(args[1], what), 0), _constant(args[2], what)
+        width, sign = _count(args[1], what), _constant(args[2], what)
         if len(str(sign)) != 1:
             raise ExpressionError(f"{what}: expected one sign to fill up with")
         return _of_text(

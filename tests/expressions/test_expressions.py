@@ -236,6 +236,7 @@ def test_a_division_by_zero_is_told_as_an_error_of_a_function(capsys: Any) -> No
         ("date_format(at, 'E')", "a pattern of yyyy MM dd"),
         ("from_utc_timestamp(at, 'Europe/Nowhere')", "there is no time zone"),
         ("lpad(s, 5, 'xy')", "one sign to fill up with"),
+        ("left(s, '2')", "expected a whole number"),
         ("array_contains(s, 'a')", "expected an array"),
     ],
 )

@@ -110,6 +110,13 @@ def test_mistakes_are_told_before_the_start(key: str, column: str, words: str) -
         pipeline.explain()
 
 
+def test_a_column_of_a_dataframe_may_have_any_name() -> None:
+    pipeline = orders().transform(lambda frame: frame.withColumnRenamed("user", "user-id"))
+    keyed = pipeline.key_by("user-id")
+
+    assert (keyed.columns, keyed.pipeline) == (("user-id",), pipeline)
+
+
 def test_another_expression_is_another_state() -> None:
     """The text of an aggregate's expression is part of the state's meaning."""
 
