@@ -1,7 +1,8 @@
 """Our side of Nexmark: a pipeline per query, as a user writes it; read JSON, write JSON.
 
 Run by `nexmark.py`; alone: `tallystick_nexmark.py BOOTSTRAP PREFIX OUTPUT --query q5 --checkpoint
-DIR`, where PREFIX is what the names of the topics begin with. Prints `FIRST <ms>` when its first
+DIR`, where PREFIX is what the names of the topics begin with; with `--sql`, the pipeline is that of
+Flink's text. Prints `FIRST <ms>` when its first
 epoch is planned.
 """
 
@@ -16,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tallystick_stateless
 from harness.nexmark_events import AUCTIONS, BIDS, PERSONS
+from harness.nexmark_sql import script
 
 import tallystick as ts
 from tallystick.checkpoint.local.store import ROOT_VARIABLE
+from tallystick.queries.program import program
 
 BID = "auction bigint, bidder bigint, price bigint, dateTime bigint, extra string"
 DELAY = "4 seconds"
@@ -350,15 +353,18 @@ def main() -> None:
     parser.add_argument("--query", choices=PIPELINES, required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--epoch-records", type=int, default=500_000)
+    parser.add_argument("--sql", action="store_true")
     arguments = parser.parse_args()
 
     # The workers' copies of the state, beside the checkpoint: a run leaves nothing elsewhere.
     os.environ.setdefault(ROOT_VARIABLE, f"{arguments.checkpoint}-local")
     os.environ.update(tallystick_stateless.TWO_CORES)
-    topics = Topics(
-        arguments.bootstrap, arguments.prefix, arguments.output, arguments.epoch_records
-    )
-    query = PIPELINES[arguments.query](topics).start(
+    names = (arguments.bootstrap, arguments.prefix, arguments.output)
+    if arguments.sql:
+        pipeline = program(script(arguments.query, *names), arguments.output)
+    else:
+        pipeline = PIPELINES[arguments.query](Topics(*names, arguments.epoch_records))
+    query = pipeline.start(
         checkpoint=arguments.checkpoint,
         trigger={"availableNow": True},
         listener=tallystick_stateless.SayFirst(),

@@ -5,6 +5,9 @@ from .nexmark_events import AUCTIONS, BIDS, PERSONS
 MINI_BATCHED = ("q4",)
 """The queries with aggregates without a window: mini-batches gain the others nothing."""
 
+UNBOUNDED = ("q3", "q4")
+"""The queries with a join that has no bound on its state, which `ts.sql` refuses."""
+
 _TIME = """,
     moment AS TO_TIMESTAMP_LTZ(`dateTime`, 3),
     WATERMARK FOR moment AS moment - INTERVAL '4' SECOND"""

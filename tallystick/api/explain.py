@@ -231,11 +231,8 @@ def _behind(step: KeyedStep, given: HandedOn, giver: str) -> str:
 
 def _function(step: MapBatches | Transform) -> str:
     """Return a step without state as it was written: expressions need no name of a function."""
-    match step.function:
-        case Projection(what):
-            return what
-        case Filter(predicate):
-            return f"filter({_name(predicate)})"
+    if isinstance(step.function, Projection | Filter):
+        return _name(step.function)
     word = "map_batches" if isinstance(step, MapBatches) else "transform"
     return f"{word} {_name(step.function)}"
 

@@ -28,7 +28,14 @@ from tallystick.state.functions.inputs import TIME
 from tallystick.state.functions.processing import Processor
 from tallystick.tasks.dataframes import with_frames
 from tallystick.tasks.enrichment import HOW, Enrichment
-from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step, check_function
+from tallystick.tasks.keyed_step import (
+    Columns,
+    MapBatches,
+    Process,
+    Step,
+    Transform,
+    check_function,
+)
 from tallystick.tasks.operator_state import (
     ListFunction,
     ListFunctionType,
@@ -609,12 +616,16 @@ def computing(
 ) -> tuple[Rows, tuple[str, ...]]:
     """Return the rows with the columns that are named by an expression, and all names.
 
+    Behind DataFrame code all are names: nobody knows its columns yet.
+
     Args:
         rows: of an input or a pipeline.
         names: of columns, or expressions.
         step: that has them, for messages.
         may_have_alias: AS gives a name.
     """
+    if any(isinstance(one, Transform) for one in getattr(rows, "steps", ())):
+        return rows, tuple(names)
     columns, function = named_by_expressions(names, step, may_have_alias=may_have_alias)
     return rows if function is None else rows._added(MapBatches(function)), columns
 

@@ -4,6 +4,7 @@
 A function is here only where Arrow gives what Spark gives; `tests/differential` compares them.
 """
 
+import datetime
 import re
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
@@ -13,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.expressions import patterns, structures
 from tallystick.expressions.casts import (
     DECIMAL_DIGITS_MAX,
     TIMESTAMP,
     cast,
     checked,
+    common_type,
     is_decimal,
     is_number,
 )
@@ -128,7 +131,92 @@ def _replace(args: Sequence[Bound], what: str) -> Bound:
     return _of_text(args[0], lambda value: pc.replace_substring(value, old, new))
 
 
+def _count(bound: Bound, what: str) -> int:
+    """Return a literal count; 0 for one below."""
+    if not isinstance(count := _constant(bound, what), int):
+        raise ExpressionError(f"{what}: {count!r}: expected a whole number")
+    return max(count, 0)
+
+
+def _part(is_left: bool) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (2,), what)
+        _check_text(args[:1], what)
+        count = _count(args[1], what)
+        start, stop = (0, count) if is_left or not count else (-count, None)
+        return _of_text(args[0], lambda value: pc.utf8_slice_codeunits(value, start, stop))
+
+    return bind
+
+
+def _repeat(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (2,), what)
+    _check_text(args[:1], what)
+    count = _count(args[1], what)
+    return _of_text(args[0], lambda value: pc.binary_repeat(value, count))
+
+
+def _pad(call: Callable[..., Value]) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (3,), what)
+        _check_text(args[:1], what)
+        width, sign = _count(args[1], what), _constant(args[2], what)
+        if len(str(sign)) != 1:
+            raise ExpressionError(f"{what}: expected one sign to fill up with")
+        return _of_text(
+            args[0],
+            lambda value: pc.utf8_slice_codeunits(call(value, width, padding=sign), 0, width),
+        )
+
+    return bind
+
+
+def _concat_ws(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, range(2, 100), what)
+    separator = _constant(args[0], what)
+    texts = [
+        cast(one, pa.string(), what) if T.is_integer(one.kind) or T.is_null(one.kind) else one
+        for one in args[1:]
+    ]
+    _check_text(texts, what)
+
+    def run(rows: pa.RecordBatch) -> Value:
+        columns = [column_of(text.run(rows), rows) for text in texts]
+        # Arrow leaves out rows whose texts are all null: one text is always there.
+        first = pa.repeat("", rows.num_rows)
+        joined = pc.binary_join_element_wise(first, *columns, separator, null_handling="skip")
+        return pc.utf8_slice_codeunits(joined, len(separator))
+
+    return Bound(pa.string(), run, any(text.may_fail for text in texts))
+
+
+def _instr(value: Value, text: str) -> Value:
+    """Return the place of a text's first appearance in code points, from 1; 0: none."""
+    column = pa.array([value.as_py()], pa.string()) if isinstance(value, pa.Scalar) else value
+    if pc.all(pc.string_is_ascii(column), min_count=0).as_py() is False:
+        texts = column.to_pylist()
+        places = pa.array(
+            [None if one is None else one.find(text) + 1 for one in texts], pa.int32()
+        )
+    else:
+        places = pc.add(pc.find_substring(column, text), pa.scalar(1, pa.int32()))
+    return places[0] if isinstance(value, pa.Scalar) else places
+
+
 # Numbers.
+
+
+def _bits(call: Callable[[Value, Value], Value]) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (2,), what)
+        if not all(T.is_signed_integer(one.kind) for one in args):
+            raise ExpressionError(f"{what}: expected whole numbers")
+        kind = common_type(args[0].kind, args[1].kind, what)
+        one, other = (cast(arg, kind, what) for arg in args)
+        fails = one.may_fail or other.may_fail
+        return Bound(kind, lambda rows: call(one.run(rows), other.run(rows)), fails)
+
+    return bind
 
 
 def _round(args: Sequence[Bound], what: str) -> Bound:
@@ -276,6 +364,72 @@ def _datediff(args: Sequence[Bound], what: str) -> Bound:
     return Bound(pa.int32(), run, end.may_fail or start.may_fail)
 
 
+def _last_day(args: Sequence[Bound], what: str) -> Bound:
+    check_count(args, (1,), what)
+    day = cast(args[0], pa.date32(), what) if args[0].kind == TIMESTAMP else args[0]
+    if not T.is_date(day.kind):
+        raise ExpressionError(f"{what}: expected a date")
+
+    def run(rows: pa.RecordBatch) -> Value:
+        following = pc.ceil_temporal(day.run(rows), unit="month", ceil_is_strictly_greater=True)
+        return pc.cast(
+            pc.subtract(pc.cast(following, pa.int32()), pa.scalar(1, pa.int32())), pa.date32()
+        )
+
+    return Bound(pa.date32(), run, day.may_fail)
+
+
+def _of_zone(call: Callable[[Value, str], Value]) -> Binder:
+    def bind(args: Sequence[Bound], what: str) -> Bound:
+        check_count(args, (2,), what)
+        one, zone = args[0], _constant(args[1], what)
+        if one.kind != TIMESTAMP:
+            raise ExpressionError(f"{what}: expected a timestamp, not {shown_or(one.kind)}")
+        try:
+            call(pa.scalar(0, TIMESTAMP), zone)
+        except pa.ArrowInvalid:
+            raise ExpressionError(
+                f"{what}: there is no time zone {zone!r}: expected a name such as 'Europe/Berlin'"
+            ) from None
+
+        def run(rows: pa.RecordBatch) -> Value:
+            moments = one.run(rows)
+            latest = moments if isinstance(moments, pa.Scalar) else pc.max(moments)
+            if latest.is_valid and latest.as_py() >= _ZONES_END:
+                raise ValueError(
+                    f"{what}: {latest.as_py()} is beyond 2036, up to which Arrow knows when clocks "
+                    f"change"
+                )
+            return call(moments, zone)
+
+        return Bound(TIMESTAMP, run, True)
+
+    return bind
+
+
+_ZONES_END = datetime.datetime(2037, 1, 1, tzinfo=datetime.UTC)
+
+
+def _shown_in(value: Value, zone: str) -> Value:
+    """Return what the clocks of a zone show at moments, as if these were in UTC."""
+    local = pc.local_timestamp(pc.cast(value, pa.timestamp("us", zone)))
+    return pc.cast(pc.cast(local, pa.int64()), TIMESTAMP)
+
+
+def _moment_in(value: Value, zone: str) -> Value:
+    """Return the moments at which the clocks of a zone show times.
+
+    What they show twice is the first moment; times that are left out count on from before.
+    """
+    wall = pc.cast(pc.cast(value, pa.int64()), pa.timestamp("us"))
+    way = {"timezone": zone, "ambiguous": "earliest"}
+    known = pc.assume_timezone(wall, **way, nonexistent="earliest")
+    gap = pc.not_equal(pc.local_timestamp(known), wall)
+    known_us, wall_us = (pc.cast(one, pa.int64()) for one in (known, wall))
+    offset = pc.subtract(pc.cast(pc.local_timestamp(known), pa.int64()), known_us)
+    return pc.cast(pc.if_else(gap, pc.subtract(wall_us, offset), known_us), TIMESTAMP)
+
+
 def _to_date(args: Sequence[Bound], what: str) -> Bound:
     check_count(args, (1,), what)
     return cast(args[0], pa.date32(), what)
@@ -343,6 +497,31 @@ FUNCTIONS: dict[str, Binder] = {
     "timestamp_millis": simple(of(TIMESTAMP, T.is_integer), _moment_of(1_000), may_fail=True),
     "timestamp_seconds": simple(of(TIMESTAMP, T.is_integer), _moment_of(1_000_000), may_fail=True),
     "size": _size,
+    "last_day": _last_day,
+    "weekday": _field(lambda value: pc.day_of_week(value, count_from_zero=True, week_start=1)),
+    "unix_date": simple(of(pa.int32(), T.is_date), lambda value: pc.cast(value, pa.int32())),
+    "date_format": patterns.date_format,
+    "from_utc_timestamp": _of_zone(_shown_in),
+    "to_utc_timestamp": _of_zone(_moment_in),
+    "left": _part(is_left=True),
+    "right": _part(is_left=False),
+    "repeat": _repeat,
+    "lpad": _pad(pc.utf8_lpad),
+    "rpad": _pad(pc.utf8_rpad),
+    "concat_ws": _concat_ws,
+    "instr": _with_literal(_instr, pa.int32()),
+    "rlike": patterns.rlike,
+    "regexp_extract": patterns.regexp_extract,
+    "regexp_replace": patterns.regexp_replace,
+    "split": patterns.split,
+    "&": _bits(pc.bit_wise_and),
+    "|": _bits(pc.bit_wise_or),
+    "^": _bits(pc.bit_wise_xor),
+    "named_struct": structures.named_struct,
+    "[]": structures.element(first=0, is_checked=True),
+    "element_at": structures.element(first=1, is_checked=True),
+    "get": structures.element(first=0, is_checked=False),
+    "array_contains": structures.array_contains,
 }
 ALIASES = {
     "ifnull": "coalesce",
@@ -357,6 +536,9 @@ ALIASES = {
     "mod": "%",
     "dayofmonth": "day",
     "cardinality": "size",
+    "btrim": "trim",
+    "regexp_like": "rlike",
+    "regexp": "rlike",
     "!=": "<>",
     "==": "=",
 }

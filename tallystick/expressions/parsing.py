@@ -108,6 +108,9 @@ def operators_in(exp: Any) -> dict[Any, str]:
         exp.Or: "or",
         exp.Like: "like",
         exp.Nullif: "nullif",
+        exp.BitwiseAnd: "&",
+        exp.BitwiseOr: "|",
+        exp.BitwiseXor: "^",
     }
 
 
@@ -147,6 +150,20 @@ def functions_in(exp: Any) -> dict[Any, str]:
         exp.UnixMillis: "unix_millis",
         exp.UnixSeconds: "unix_seconds",
         exp.DateDiff: "datediff",
+        exp.LastDay: "last_day",
+        exp.UnixDate: "unix_date",
+        exp.AtTimeZone: "from_utc_timestamp",
+        exp.FromTimeZone: "to_utc_timestamp",
+        exp.TimeToStr: "date_format",
+        exp.Left: "left",
+        exp.Right: "right",
+        exp.Repeat: "repeat",
+        exp.StrPosition: "instr",
+        exp.RegexpLike: "rlike",
+        exp.RegexpExtract: "regexp_extract",
+        exp.RegexpReplace: "regexp_replace",
+        exp.RegexpSplit: "split",
+        exp.ArrayContains: "array_contains",
     }
 
 
@@ -171,11 +188,38 @@ def shapes_in(exp: Any) -> dict[Any, Callable[[Any], tuple[str, list[Any]]]]:
         exp.DateSub: lambda tree: ("date_sub", [tree.this, tree.expression]),
         exp.TsOrDsDiff: lambda tree: ("datediff", [tree.this, tree.expression]),
     }
+    shapes[exp.Bracket] = lambda tree: (
+        "element_at" if tree.args.get("offset") == 1 else "[]",
+        [tree.this, *tree.expressions],
+    )
+    shapes[exp.Pad] = lambda tree: (
+        "lpad" if tree.args.get("is_left") else "rpad",
+        [tree.this, tree.expression, tree.args.get("fill_pattern") or exp.Literal.string(" ")],
+    )
+    shapes[exp.ConcatWs] = lambda tree: ("concat_ws", tree.expressions)
+    shapes[exp.Nvl2] = lambda tree: (
+        "if",
+        [_there(exp, tree.this), tree.args["true"], tree.args["false"]],
+    )
+    shapes[exp.Struct] = lambda tree: (
+        "named_struct",
+        [part for one in tree.expressions for part in _field_of(exp, one)],
+    )
+    shapes[exp.Extract] = lambda tree: (_PARTS.get(tree.name.lower(), "extract"), [tree.expression])
     shapes[exp.TimestampTrunc] = lambda tree: (
         "date_trunc",
         [exp.Literal.string(tree.text("unit")), tree.this],
     )
     return shapes
+
+
+def _there(exp: Any, tree: Any) -> Any:
+    return exp.not_(exp.Is(this=tree, expression=exp.null()))
+
+
+def _field_of(exp: Any, tree: Any) -> tuple[Any, Any]:
+    """Return the name of a struct's field, and its value."""
+    return exp.Literal.string(tree.name), tree.expression
 
 
 class Reader:
@@ -214,6 +258,8 @@ class Reader:
             return self._literal(tree)
         if isinstance(tree, exp.Cast) and "try_cast" not in self._text.lower():
             return self._cast(tree)  # sqlglot takes Spark's CAST for TRY_CAST
+        if isinstance(tree, exp.TimeStrToTime):  # around what becomes a timestamp
+            return Node("cast", (self.node(tree.this),), text, "timestamp")
         if isinstance(tree, exp.Neg) and tree.this.is_number and isinstance(tree.this, exp.Literal):
             return Node("literal", (), text, number_of(f"-{tree.this.name}"))
         if type(tree) in self._operators:
@@ -224,6 +270,8 @@ class Reader:
         if type(tree) in self._functions:
             arguments = [value for value in tree.args.values() if isinstance(value, exp.Expression)]
             return self._call(self._functions[type(tree)], arguments, text)
+        if isinstance(tree, exp.Anonymous) and tree.name.lower() == "isnotnull":
+            return self.node(_there(exp, tree.expressions[0]))
         if isinstance(tree, exp.Anonymous):
             return self._call(str(tree.this).lower(), tree.expressions, text)
         name = tree.sql_name().lower() if isinstance(tree, exp.Func) else tree.key
@@ -317,6 +365,12 @@ class Reader:
         return self._call("case", [*parts, tree.args.get("default") or exp.null()], text)
 
 
+_PARTS = {one: one for one in ("year", "quarter", "month", "day", "hour", "minute")} | {
+    "week": "weekofyear",
+    "doy": "dayofyear",
+    "dayofweek": "dayofweek",
+}
+"""Functions by the units of EXTRACT; its seconds have a fraction in Spark."""
 _TRIMS = {"LEADING": "ltrim", "TRAILING": "rtrim"}
 _UNITS = {
     "microsecond": 1,

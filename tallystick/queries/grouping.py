@@ -87,9 +87,28 @@ class Group:
             return exp.column(self.replaced[text], quoted=True)
         if bound := self._bound(node):
             return exp.column(bound, quoted=True)
+        if self._is_window(node):
+            bounds = {"start": START, "end": END}
+            fields = [
+                exp.PropertyEQ(
+                    this=exp.to_identifier(name), expression=exp.column(one, quoted=True)
+                )
+                for name, one in bounds.items()
+            ]
+            return exp.Struct(expressions=fields)
         if is_aggregate(node):
             return self._aggregate(node)
         return node
+
+    def _is_window(self, node: exp.Expression) -> bool:
+        """True for the struct of a window's start and end that Spark's functions put out."""
+        is_sparks = function_name(self.window) in {name.upper() for name in WINDOW_NAMES}
+        return (
+            is_sparks
+            and isinstance(node, exp.Column)
+            and not node.table
+            and node.name in ("window", "session_window")
+        )
 
     def _bound(self, node: exp.Expression) -> str | None:
         """Return the column of a window's start or end, if an expression is that."""

@@ -5,18 +5,22 @@ Source: Flink SQL's statement sets (EXECUTE STATEMENT SET BEGIN … END).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import pyarrow as pa
 from sqlglot import exp
 
 from tallystick.api.pipeline import Pipeline
 from tallystick.api.routing import RoutedSink, mapped
+from tallystick.api.streams import Stream
 from tallystick.arguments import near
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.queries.grouping import is_grouped
 from tallystick.queries.parsing import from_of, shown
-from tallystick.queries.relations import Relation
+from tallystick.queries.relations import Relation, known_schema
 from tallystick.tasks.keyed_step import MapBatches
+from tallystick.tasks.outputs import Rows
 
 
 @dataclass(frozen=True)
@@ -150,20 +154,76 @@ def source_of(insert: Insert) -> exp.Expression:
     return source
 
 
-def check_same_source(inserts: Sequence[Insert]) -> None:
-    """Refuse queries of different rows: a pipeline is one chain of steps.
+def by_source(inserts: Sequence[Insert]) -> list[tuple[exp.Expression, list[Insert]]]:
+    """Return the tables and subqueries of FROM, each with the queries that read it.
 
     Raises:
-        OptionError: the queries have different FROM.
+        OptionError: as of `source_of`.
     """
-    first, *others = [(insert.target, source_of(insert)) for insert in inserts]
-    for target, source in others:
-        if source != first[1]:
+    groups: list[tuple[exp.Expression, list[Insert]]] = []
+    for insert in inserts:
+        source = source_of(insert)
+        known = next((members for one, members in groups if one == source), None)
+        if known is None:
+            groups.append((source, [insert]))
+        else:
+            known.append(insert)
+    return groups
+
+
+@dataclass(frozen=True)
+class ToSideOutput:
+    """A function of `map_batches` whose rows all leave by a side output."""
+
+    output: str
+    reuses_memory: ClassVar[bool] = False
+
+    @property
+    def __name__(self) -> str:
+        """The output, as the function's name in messages."""
+        return f"rows of {self.output}"
+
+    def __call__(self, rows: pa.RecordBatch) -> Rows:
+        """Return no row for the steps behind, and all for the output."""
+        return Rows(None, {self.output: rows})
+
+
+def apart(
+    groups: Sequence[tuple[exp.Expression, list[Insert]]], relations: Sequence[Relation]
+) -> list[Stream]:
+    """Return the inputs of one pipeline for different rows: those of all but the first one leave.
+
+    A keyed step would wait for the times of rows that never come to it, so there is none.
+
+    Args:
+        groups: the queries by their FROM.
+        relations: the rows of each.
+
+    Raises:
+        OptionError: rows are not those of one table, or their columns are not known.
+    """
+    streams: list[Stream] = []
+    columns: pa.Schema | None = None
+    for number, ((source, members), relation) in enumerate(zip(groups, relations, strict=True)):
+        rows = relation.rows
+        schema = known_schema(rows) if isinstance(rows, Stream) else None
+        if schema is None or not isinstance(rows, Stream):
             raise OptionError(
-                f"sql: INSERT INTO {first[0]} reads {shown(first[1])[:60]}, and INSERT INTO "
-                f"{target} reads {shown(source)[:60]}: a pipeline is one chain of steps, and its "
-                f"outputs are of the same rows: make them two programs"
+                f"sql: INSERT INTO {members[0].target} reads {shown(source)[:60]}, and others read "
+                f"other rows: in one pipeline these are tables with known columns, WHERE and "
+                f"expressions, without GROUP BY, DISTINCT, JOIN and UNION: make it a program of "
+                f"its own"
             )
+        columns = columns or schema
+        output = output_name(number)
+        leaving = rows.map_batches(ToSideOutput(output), schema=columns, outputs={output: schema})
+        streams.append(leaving if number else rows)
+    return streams
+
+
+def output_name(number: int) -> str:
+    """Return the name of the side output of a group of queries."""
+    return f"insert_{number}"
 
 
 def routed(base: Pipeline, rows: Relation, sink: Sink) -> Sink | RoutedSink:

@@ -8,6 +8,7 @@ from sqlglot import exp
 
 from tallystick.api.kafka_source import KafkaSource
 from tallystick.api.pipeline import Pipeline
+from tallystick.api.routing import RoutedSink
 from tallystick.api.streams import Stream, stream
 from tallystick.arguments import checked, near
 from tallystick.epoch.two_phase import Sink
@@ -17,12 +18,13 @@ from tallystick.pipeline.keyed import columns_of
 from tallystick.queries.grouping import grouped, is_grouped, table_function
 from tallystick.queries.joining import joined
 from tallystick.queries.outputs import (
+    apart,
     as_declared,
-    check_same_source,
+    by_source,
     named_as,
+    output_name,
     routed,
     sink_of,
-    source_of,
     under,
     views_and_inserts,
 )
@@ -77,8 +79,8 @@ def sql(
     several sources. The windowing table functions of Flink (FLIP-145) are understood too.
 
     Args:
-        text: SELECT …, or INSERT INTO sink SELECT …; several of these, if they read the same rows.
-            CREATE VIEW name AS SELECT … before them.
+        text: SELECT …, or INSERT INTO sink SELECT …; several of these, of the same rows, or of
+            tables with WHERE and expressions. CREATE VIEW name AS SELECT … before them.
         name: of the pipeline.
         watermark: by table, the column of event times, and how late rows may be behind the latest,
             such as "at - 10 seconds".
@@ -130,16 +132,20 @@ def pipeline_of(
         relation = translation.of(inserts[0].query, views, uid or "")
         pipeline = as_declared(relation, columns[target], target).pipeline(name)
         return pipeline.write(sink_of(target, sinks)) if target else pipeline
-    check_same_source(inserts)
-    shared = translation.table(source_of(inserts[0]), views)
-    base = shared.pipeline(name)
-    shared = replace(shared, rows=base)
-    routes = []
-    for one in inserts:
-        relation = translation.plain(one.query, under(shared, one.query))
-        relation = as_declared(relation, columns[one.target], one.target)
-        routes.append(routed(base, relation, sink_of(one.target, sinks)))
-    return base.write(*routes)
+    groups = by_source(inserts)
+    relations = [translation.table(source, views) for source, _ in groups]
+    bases = [relation.pipeline(name) for relation in relations]
+    routes: list[list[Sink | RoutedSink]] = []
+    for (_, members), shared, base in zip(groups, relations, bases, strict=True):
+        routes.append([])
+        for one in members:
+            query = translation.plain(one.query, under(replace(shared, rows=base), one.query))
+            query = as_declared(query, columns[one.target], one.target)
+            routes[-1].append(routed(base, query, sink_of(one.target, sinks)))
+    if len(groups) > 1:
+        bases[0] = Pipeline(name).read(*apart(groups, relations))
+    others = {output_name(number): routes[number] for number in range(1, len(groups))}
+    return bases[0].write(*routes[0], **others)
 
 
 def _relations(

@@ -213,8 +213,8 @@ class Filter:
 
     @property
     def __name__(self) -> str:
-        """The name of the user's predicate, for messages."""
-        return str(getattr(self.predicate, "__name__", self.predicate))
+        """The step with the user's predicate, for messages and the page."""
+        return f"filter({name_of(self.predicate)})"
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that are kept; none of their columns changes."""

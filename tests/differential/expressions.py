@@ -36,6 +36,10 @@ COLUMNS = pa.schema(
         ("st", pa.struct([("name", pa.string()), ("deep", pa.struct([("n", pa.int64())]))])),
         ("f", pa.float32()),
         ("w", pa.float64()),
+        ("xs", pa.list_(pa.int32())),
+        ("words", pa.list_(pa.string())),
+        ("mp", pa.map_(pa.string(), pa.int32())),
+        ("wall", TIMESTAMP),
     ]
 )
 _TEXTS = [
@@ -72,6 +76,13 @@ def rows(seed: int, count: int = 200) -> pa.RecordBatch:
             seconds=second, microseconds=source.choice([0, 1, 999_999])
         )
 
+    def near_dst() -> datetime.datetime:
+        """A time about a change of the clocks in Berlin or New York."""
+        day = source.choice([(2026, 3, 29), (2026, 10, 25), (2026, 3, 8), (2026, 11, 1)])
+        return datetime.datetime(*day, tzinfo=datetime.UTC) + datetime.timedelta(
+            minutes=source.randrange(-60, 60 * 9, 15), microseconds=source.choice([0, 1])
+        )
+
     small = [0, 1, -1, 2, 3, 7, 10, -100, 46_340]
     lines = []
     for _ in range(count):
@@ -103,6 +114,10 @@ def rows(seed: int, count: int = 200) -> pa.RecordBatch:
                 "st": some([{"name": "a", "deep": {"n": 1}}, {"name": None, "deep": None}]),
                 "f": some([0.0, 1.5, 16_777_217.0, 0.1, float("nan")]),
                 "w": some([source.uniform(-1, 1) * 10 ** source.randrange(17)]),
+                "xs": some([[7], [1, None], [1, 2, 3]]),
+                "words": some([[], ["a", "b"], ["b", None], ["ä", "a"]]),
+                "mp": some([[], [("a", 1)], [("a", None), ("b", 2)]]),
+                "wall": some([near_dst()]),
             }
         )
     return pa.RecordBatch.from_pylist(lines, schema=COLUMNS)
@@ -158,7 +173,7 @@ EXPRESSIONS: dict[str, list[str]] = {
     "and": ["ok AND no", "i <> 0 AND 10 / i > 1", "ok AND NULL"],
     "or": ["ok OR no", "i = 0 OR 10 / i > 1", "NULL OR no"],
     "not": ["NOT ok", "NOT (i > 1 OR no)", "i NOT IN (1, 2)", "s NOT LIKE 'a%'"],
-    "isnull": ["i IS NULL", "s IS NOT NULL", "isnull(e)"],
+    "isnull": ["i IS NULL", "s IS NOT NULL", "isnull(e)", "isnotnull(s)"],
     "istrue": ["ok IS TRUE", "ok IS NOT TRUE", "(i > 1) IS TRUE"],
     "isfalse": ["ok IS FALSE", "ok IS NOT FALSE"],
     "in": [
@@ -181,7 +196,7 @@ EXPRESSIONS: dict[str, list[str]] = {
         "CASE WHEN ok THEN i ELSE n END",
         "CASE WHEN ok THEN x ELSE 1 END",
     ],
-    "if": ["if(ok, i, j)", "if(i = 0, 0.0, 1 / i)", "if(ok, s, NULL)"],
+    "if": ["nvl2(s, i, j)", "if(ok, i, j)", "if(i = 0, 0.0, 1 / i)", "if(ok, s, NULL)"],
     "coalesce": [
         "coalesce(i, j, 0)",
         "coalesce(s, u)",
@@ -240,7 +255,7 @@ EXPRESSIONS: dict[str, list[str]] = {
     "dayofyear": ["dayofyear(day)"],
     "weekofyear": ["weekofyear(day)"],
     "dayofweek": ["dayofweek(day)", "dayofweek(at)"],
-    "hour": ["hour(at)"],
+    "hour": ["hour(at)", "extract(HOUR FROM at)"],
     "minute": ["minute(at)"],
     "second": ["second(at)"],
     "date_trunc": [
@@ -258,6 +273,59 @@ EXPRESSIONS: dict[str, list[str]] = {
     "timestamp_millis": ["timestamp_millis(n)"],
     "timestamp_seconds": ["timestamp_seconds(i)"],
     "size": ["size(list)", "cardinality(list)"],
+    "last_day": ["last_day(day)", "last_day(at)"],
+    "weekday": ["weekday(day)"],
+    "unix_date": ["unix_date(day)"],
+    "date_format": [
+        "date_format(at, 'yyyy-MM-dd')",
+        "date_format(later, 'dd.MM.yyyy HH:mm:ss')",
+        "date_format(day, 'yyyyMM')",
+    ],
+    "from_utc_timestamp": [
+        f"from_utc_timestamp({column}, '{zone}')"
+        for zone in ("Europe/Berlin", "America/New_York", "Asia/Kathmandu", "UTC")
+        for column in ("wall", "if(at < '2036-12-01 00:00:00', at, NULL)")
+    ],
+    "to_utc_timestamp": [
+        f"to_utc_timestamp({column}, '{zone}')"
+        for zone in ("Europe/Berlin", "America/New_York", "Asia/Kathmandu", "UTC")
+        for column in ("wall", "if(at < '2036-12-01 00:00:00', at, NULL)")
+    ],
+    "left": ["left(s, 2)", "left(u, 0)"],
+    "right": ["right(s, 2)", "right(u, -1)"],
+    "repeat": ["repeat(s, 3)", "repeat(u, 0)"],
+    "lpad": ["lpad(s, 5, 'x')", "lpad(u, 2)", "lpad(s, 0, 'x')"],
+    "rpad": ["rpad(s, 5, '𝒳')", "rpad(u, 1)"],
+    "concat_ws": ["concat_ws('-', s, u)", "concat_ws('', s, i, u)"],
+    "instr": ["instr(s, 'c')", "locate('z', s)", "position('Z' IN u)", "instr(s, '')"],
+    "rlike": [
+        "s RLIKE 'a'",
+        "s RLIKE '^[a-c]+$'",
+        "u RLIKE '(a|B)$'",
+        "s RLIKE '^.{2,3}$'",
+        "s RLIKE '\\\\s'",
+        "regexp_like(u, '\\\\w\\\\W')",
+        "s RLIKE '[^\\\\s]d'",
+        "s RLIKE 'a.b'",
+    ],
+    "regexp_extract": [
+        "regexp_extract(s, '([a-b]+)(c)?')",
+        "regexp_extract(s, '([a-b]+)(c)?', 2)",
+        "regexp_extract(s, '.a', 0)",
+        "regexp_extract(u, '(\\\\d)(\\\\d)', 2)",
+    ],
+    "regexp_replace": [
+        "regexp_replace(s, 'a', 'X')",
+        "regexp_replace(s, '([a-z])([a-z])', '$2-$1')",
+        "regexp_replace(u, '[^a-z]', '')",
+    ],
+    "split": ["split(s, ' ')", "split(u, '%')", "split(s, 'ab')"],
+    "&": ["i & 6", "i ^ j", "t | i", "n & i"],
+    "named_struct": ["named_struct('a', i, 'b', s)", "struct(i, s AS t)"],
+    "[]": ["xs[0]", "mp['a']", "st['name']", "words[if(size(words) > 1, 1, NULL)]"],
+    "element_at": ["element_at(xs, 1)", "element_at(xs, -1)", "element_at(mp, 'b')"],
+    "get": ["get(list, 2)", "get(list, i)", "get(words, 0)", "get(xs, -1)"],
+    "array_contains": ["array_contains(list, 3)", "array_contains(words, s)"],
     "cast": [
         "CAST(i AS bigint)",
         "CAST(n AS string)",
@@ -311,5 +379,8 @@ FAILING = [
     "CASE WHEN i > 5 THEN 1 ELSE 10 / i END",
     "CAST(s AS boolean)",
     "CAST(i AS tinyint)",
+    "xs[2]",
+    "element_at(list, 1)",
+    "element_at(xs, 0)",
 ]
 """Expressions that fail for some of the rows, in both."""

@@ -120,6 +120,11 @@ class Writer:
                 "CAST(n AS string)",
                 "CASE WHEN n IS NULL THEN 'null' ELSE user END",
                 "trim(country)",
+                "regexp_replace(user, '[0-2]', '-')",
+                "concat_ws('/', user, country)",
+                "date_format(from_utc_timestamp(at, 'Asia/Kathmandu'), 'HH:mm')",
+                "split(coalesce(user, 'a'), 'u')[0]",
+                "lpad(country, 3, '_')",
             ]
         )
 
@@ -142,6 +147,8 @@ class Writer:
                 "minute(at) % 2 = 0",
                 "length(country) > 0",
                 "id % 3 <> 1",
+                "user RLIKE '^u[1-3]$'",
+                "instr(country, 'r') = 2",
             ]
         )
 

@@ -1,6 +1,7 @@
 """Expressions without Spark: mistakes are told, branches run for their rows, steps know columns."""
 
 import datetime
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from pyspark import cloudpickle
 import tallystick as ts
 from tallystick.errors import OptionError
 from tallystick.expressions.binding import bind, condition_of, selected
+from tallystick.expressions.nodes import ExpressionError
 from tallystick.expressions.operators import column_of
 from tallystick.expressions.parsing import parsed
 from tallystick.testing import run
@@ -80,7 +82,7 @@ def test_rows_that_are_none_have_columns_too() -> None:
         ("n FROM x", "expected one expression"),
         ("s.name", "'s' (string) has no field 'name'"),
         ("current_timestamp()", "there is no function 'current_timestamp' here"),
-        ("rlike(s, 'a')", "there is no function"),
+        ("soundex(s)", "there is no function"),
         ("substring(s, n)", "this argument has to be a literal here"),
         ("try_cast(s AS int)", "there is no function 'try_cast' here"),
         ("CAST(d AS string)", "no cast from double to string here that is certain to be Spark's"),
@@ -218,3 +220,36 @@ def test_a_division_by_zero_is_told_as_an_error_of_a_function(capsys: Any) -> No
         run(pipeline, {"flights": [{"n": 1}, {"n": 0}]})
     assert "division by zero" in str(caught.value)
     assert "10 / n" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("s RLIKE '(?i)a'", "not read alike by Java and RE2"),
+        ("s RLIKE 'a++'", "not read alike"),
+        ("s RLIKE 'a$b'", "not read alike"),
+        ("s RLIKE '[a&&b]'", "not read alike"),
+        ("s RLIKE '\\\\bword'", r"\b in the pattern"),
+        ("regexp_replace(s, 'a*', 'x')", "can match nothing"),
+        ("regexp_extract(s, '(a)', 2)", "the pattern has 1 groups"),
+        ("split(s, '[,;]')", "expected a plain text"),
+        ("date_format(at, 'E')", "a pattern of yyyy MM dd"),
+        ("from_utc_timestamp(at, 'Europe/Nowhere')", "there is no time zone"),
+        ("lpad(s, 5, 'xy')", "one sign to fill up with"),
+        ("left(s, '2')", "expected a whole number"),
+        ("array_contains(s, 'a')", "expected an array"),
+    ],
+)
+def test_what_java_and_arrow_read_otherwise_is_refused(text: str, words: str) -> None:
+    schema = pa.schema([("s", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    with pytest.raises(ExpressionError, match=re.escape(words)):
+        bind(parsed(text, "select()")[1], schema)
+
+
+def test_a_zone_is_not_guessed_behind_the_years_that_arrow_knows() -> None:
+    moment = datetime.datetime(2050, 7, 1, tzinfo=datetime.UTC)
+    rows = pa.record_batch({"at": pa.array([moment], pa.timestamp("us", "UTC"))})
+    bound = bind(parsed("from_utc_timestamp(at, 'UTC')", "select()")[1], rows.schema)
+
+    with pytest.raises(ValueError, match="beyond 2036"):
+        bound.run(rows)

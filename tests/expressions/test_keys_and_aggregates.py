@@ -9,6 +9,8 @@ import pytest
 import tallystick as ts
 from tallystick.errors import OptionError
 from tallystick.expressions import parsing
+from tallystick.pipeline.graph import graph_of
+from tallystick.spark.cluster import Cluster
 from tallystick.testing import Driver, run
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -40,7 +42,7 @@ def test_a_key_is_an_expression(key: str, name: str) -> None:
         {name: "ann", "total": 8.0, "most": 5.0, "count": 2},
         {name: "bo", "total": 4.0, "most": 4.0, "count": 2},
     ]
-    assert key in pipeline.explain()
+    assert f"key_by({key!r})\n" in pipeline.explain()
     assert "price * n" in pipeline.explain()
     assert pipeline.preview(ROWS).table.column_names[0] == name
 
@@ -108,6 +110,13 @@ def test_mistakes_are_told_before_the_start(key: str, column: str, words: str) -
         pipeline.explain()
 
 
+def test_a_column_of_a_dataframe_may_have_any_name() -> None:
+    pipeline = orders().transform(lambda frame: frame.withColumnRenamed("user", "user-id"))
+    keyed = pipeline.key_by("user-id")
+
+    assert (keyed.columns, keyed.pipeline) == (("user-id",), pipeline)
+
+
 def test_another_expression_is_another_state() -> None:
     """The text of an aggregate's expression is part of the state's meaning."""
 
@@ -120,3 +129,19 @@ def test_another_expression_is_another_state() -> None:
     driver.restart(pipeline=counting("price + n"))
     with pytest.raises(OptionError, match=re.escape('is now sum("price + n")')):
         driver.epoch()
+
+
+def test_explain_and_the_page_show_expressions_as_they_are_written() -> None:
+    pipeline = orders().filter("n > 1").select("user", "price AS p").key_by("lower(user)")
+    counted = pipeline.process(ts.aggregate({"n": ts.count()})).filter("n > 2").write(SINK)
+    run_of = counted._compiled(Cluster.at_hand(None))
+    _, (reading,), (keyed,), *_ = graph_of(run_of.all_inputs, run_of.keyed.steps, counted.topology)
+
+    steps = ("filter('n > 1')", "select('user', 'price AS p')", "key_by('lower(user)')")
+    assert reading.texts == steps
+    assert keyed.texts == ("by lower(user)", "filter('n > 2')")
+    lines = [line.partition("  ")[2].strip() for line in counted.explain().splitlines()]
+    assert [line for line in lines if line in (*steps, "filter('n > 2')")] == [
+        *steps,
+        "filter('n > 2')",
+    ]

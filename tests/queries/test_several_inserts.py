@@ -1,4 +1,4 @@
-"""Several INSERT INTO in one program: outputs of the same rows, or a refusal with the remedy."""
+"""Several INSERT INTO in one program: its outputs, or a refusal with the remedy."""
 
 import datetime
 import json
@@ -9,7 +9,7 @@ import pytest
 import tallystick as ts
 from tallystick.errors import OptionError
 from tallystick.queries.program import program
-from tallystick.testing import run
+from tallystick.testing import Driver, run
 
 KAFKA = "'connector' = 'kafka', 'properties.bootstrap.servers' = 'localhost:9092'"
 TABLES = f"""
@@ -84,13 +84,42 @@ def test_ts_sql_takes_them_too() -> None:
     assert records.num_rows == 2
 
 
+PLANES = f"""
+CREATE TABLE planes (tail STRING, seats BIGINT) WITH ({KAFKA}, 'topic' = 'planes');
+CREATE TABLE large (tail STRING) WITH ({KAFKA}, 'topic' = 'large');
+CREATE TABLE small (tail STRING, half DOUBLE) WITH ({KAFKA}, 'topic' = 'small');
+CREATE VIEW known AS SELECT upper(tail) AS t, seats FROM planes WHERE seats IS NOT NULL;
+INSERT INTO large SELECT t FROM known k WHERE k.seats > 100;
+INSERT INTO small SELECT t, seats / 2 FROM known WHERE seats <= 100;
+"""
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_outputs_of_different_tables_are_one_pipeline(crashes: bool) -> None:
+    driver = Driver(program(TABLES + PLANES + LATE + EARLY, "job"))
+    planes = [{"tail": f"n{n}", "seats": n * 60 if n else None} for n in range(4)]
+    driver.feed("flights", as_json(ROWS))
+    driver.feed("planes", as_json(planes))
+    if crashes:
+        driver.crash()
+    driver.drain()
+
+    def written(topic: str) -> list[str]:
+        return sorted(value.decode() for value in driver.records(topic)["value"].to_pylist())
+
+    assert written("large") == ['{"tail":"N2"}', '{"tail":"N3"}']
+    assert written("small") == ['{"tail":"N1","half":30}']
+    assert written("late") == ['{"dest":"d3","hours":0.5}', '{"dest":"d4","hours":1}']
+    assert written("early") == ['{"dest":"D0"}', '{"dest":"D1"}']
+
+
 @pytest.mark.parametrize(
     ("inserts", "words"),
     [
         (LATE + LATE, "INSERT INTO late stands in the text 2 times"),
         (
             COUNTS + LATE + "INSERT INTO early SELECT dest FROM per_minute",
-            "a pipeline is one chain of steps",
+            "INSERT INTO early reads per_minute, and others read other rows",
         ),
         (
             LATE + "INSERT INTO early SELECT dest FROM flights GROUP BY dest",
