@@ -136,7 +136,8 @@ def look_back(committed: CommittedEpoch, identity: Identity) -> Refusal | Reques
         whose rows may not have been checked for strays; or None, to go on.
     """
     epoch, start, _ = following(committed, identity)
-    probe = Request(epoch, start or ("",), may_skip=False)
+    sources = start or ("",)
+    probe = Request(epoch, sources, may_skip=False, start=sources)
     judged = judge(probe, committed, identity)
     token, manifest = committed.token, committed.manifest
     if isinstance(judged, Open):

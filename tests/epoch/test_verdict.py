@@ -200,6 +200,9 @@ def test_a_lineage_that_committed_nothing_leaves_its_name_without_a_word(
     if isinstance(verdict, Refusal):
         assert "s3://checkpoint was removed or emptied: epochs up to" in str(verdict.error)
         assert "accept='new-lineage-after-theirs'" in str(verdict.error)
+    if is_loop:
+        looked = look_back(CommittedEpoch(token, None, manifest_exists=False), OURS)
+        assert (looked is None) is is_empty, "a start looks before it has planned"
     earlier = CommittedEpoch(token, None, manifest_exists=True, bases=(OWN,))
     assert isinstance(judge(request, earlier, OURS), Refusal), "this one has lost the name"
 
