@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tallystick as ts
@@ -75,6 +76,20 @@ def test_a_checkpoint_older_than_what_kafka_committed_is_refused(
     shutil.rmtree(flow.checkpoint)
     newer.rename(flow.checkpoint)
     flow.feed(50)
+    flow.run()
+    flow.assert_exact()
+
+
+def test_a_first_run_that_failed_and_its_checkpoint_may_be_forgotten(flow: Flow) -> None:
+    def mistake(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.select(["dep_dely"])
+
+    flow.feed(50)
+    with pytest.raises(ts.FunctionError, match="dep_dely"):
+        flow.run(flow.pipeline(mistake))
+    assert [m.epoch_of(path.name) for path in manifests(flow)] == [0], "the lineage has begun"
+    shutil.rmtree(flow.checkpoint)
+
     flow.run()
     flow.assert_exact()
 
