@@ -247,3 +247,37 @@ def test_a_transaction_over_more_partitions_than_its_record_may_name_says_so(
     assert "has 1 partitions by now" in str(error)
     assert "__transaction_state takes 1048588 bytes" in str(error)
     assert "Raise max.message.bytes of __transaction_state" in str(error)
+
+
+@pytest.mark.parametrize("what_is_too_much", ["rows", "offsets"])
+def test_a_transaction_whose_record_is_over_its_limit_says_so_whatever_was_to_be_added(
+    config: KafkaConfig,
+    broker: KafkaBroker,
+    client: Client,
+    transactional_id: str,
+    limit: Callable[..., None],
+    what_is_too_much: str,
+) -> None:
+    """The partition of the group's offsets is one of the transaction too."""
+    name = f"many-{time.monotonic_ns()}"
+    create_topic(client, name, 60)
+    producer: Producer = broker.fence(transactional_id, None)
+    writer = PartitionWriter(client, producer, transaction_version=broker.transaction_version)
+    ((_, encoded),) = frames(name, ["a"])
+
+    def write_to_more_and_more() -> None:
+        for number in range(60):
+            writer.write([(TopicPartition(name, number), encoded)])
+
+    limit("__transaction_state", 300, "uncompressed")
+    try:
+        with pytest.raises(TallystickError, match=f"Produce for {name}-.*: Unknown") as refused:
+            write_to_more_and_more()
+        if what_is_too_much == "offsets":
+            with pytest.raises(TallystickError, match=f"TxnOffsetCommit for {name}-0") as refused:
+                broker.stage_offsets(producer, "group", {TopicPartition(name, 0): (1, "")})
+    finally:
+        limit("__transaction_state", 1_048_588, "uncompressed")
+    for words in (": Unknown: the broker names no reason", "__transaction_state takes 300 bytes"):
+        assert words in str(refused.value)
+    broker.abort_transaction(producer)
