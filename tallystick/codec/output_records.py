@@ -39,7 +39,7 @@ class OutputRecords:
 
     Args:
         layout: makes records of the rows, and knows the limits of topics.
-        compression: as `KafkaSink` names it.
+        compression: as `KafkaSink` names it; for topics that have none of their own.
         batch_bytes: the size of a record batch before compression.
         letters: gets a dead letter for each record that is too large; None: such a record is an
             error.
@@ -66,11 +66,12 @@ class OutputRecords:
         """
         for number, (partition, records) in enumerate(self.layout.split(rows, spread)):
             self._wrong.clear()
+            limit = self.layout.batch_limits.get(partition.topic)
             batches = encode(
                 records,
-                compression=self.compression,
+                compression=self._compression(partition),
                 batch_bytes=self.batch_bytes,
-                batch_limit=self.layout.batch_limits.get(partition.topic),
+                batch_limit=None if limit is None else limit.batch_bytes,
                 beyond_limit=self._note if self.letters is not None else None,
                 now_ms=now_ms,
             )
@@ -87,6 +88,14 @@ class OutputRecords:
                 place = self._place(rows, spread, number, row)
                 assert self.letters is not None, "they were noted for it"
                 self.letters.append(self._letter(partition, records, wrong, place))
+
+    def _compression(self, partition: TopicPartition) -> str:
+        """Return the compression of a topic's batches: the sink's, unless the topic has its own.
+
+        The broker would compress them again, and hold the result against the limit.
+        """
+        limit = self.layout.batch_limits.get(partition.topic)
+        return (limit and limit.compression) or self.compression
 
     def _note(self, error: RecordBeyondLimitError) -> None:
         self._wrong.append((error.row, error))
@@ -110,9 +119,9 @@ class OutputRecords:
         key = "" if records is None else f" with key {_shown(records, error.row)}"
         return (
             f"{partition}: a record{key}{made_of} takes {error.size} bytes as a record batch "
-            f"(compression {self.compression}; {error.plain_size} bytes without), and the topic "
-            f"takes {error.limit} (its max.message.bytes). Raise that, make the record smaller in "
-            f"a map_batches, or compress it better; with mode='deadletter' and a "
+            f"(compression {self._compression(partition)}; {error.plain_size} bytes without), and "
+            f"the topic takes {error.limit} (its max.message.bytes). Raise that, make the record "
+            f"smaller in a map_batches, or compress it better; with mode='deadletter' and a "
             f"dead_letter_topic such records go there, cut"
         )
 

@@ -11,6 +11,7 @@ equal partitions, from any writer, so readers that rely on it keep working.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -142,6 +143,19 @@ def _counting_sort(partitions, places, order):  # type: ignore[no-untyped-def]
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
+class TopicLimit(NamedTuple):
+    """The record batches that a topic takes.
+
+    Args:
+        batch_bytes: the size of the largest one, as it is stored.
+        compression: the topic's own, which the broker applies to what is compressed otherwise;
+            None: batches are stored as they come.
+    """
+
+    batch_bytes: int
+    compression: str | None = None
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """The encoding of rows as records.
@@ -154,7 +168,7 @@ class RowLayout:
         key: with `value`, the column whose text is the record's key, or the columns that
             `key_format` writes; None: no key.
         key_format: makes the key of the columns in `key`; None: the text of the single column.
-        batch_limits: the largest record batch that a topic takes, where it is known.
+        batch_limits: the record batches that a topic takes, where it is known.
     """
 
     partition_counts: Mapping[str, int]
@@ -162,7 +176,7 @@ class RowLayout:
     value: ValueWriter | None = None
     key: str | tuple[str, ...] | None = None
     key_format: ValueWriter | None = None
-    batch_limits: Mapping[str, int] = field(default_factory=dict)
+    batch_limits: Mapping[str, TopicLimit] = field(default_factory=dict)
 
     def split(
         self, rows: pa.RecordBatch, spread: int, *, numbered: bool = False

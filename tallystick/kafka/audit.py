@@ -89,7 +89,7 @@ def unexplained(
         counts[partition.topic] = counts.get(partition.topic, 0) + 1
     limit = batch_limits(client, [STATE_TOPIC]).get(STATE_TOPIC)
     size = transaction_record_bytes(counts)
-    takes = "a limit that this user may not see" if limit is None else f"{limit} bytes"
+    takes = "a limit that this user may not see" if limit is None else f"{limit.batch_bytes} bytes"
     return TallystickError(
         f"{doing} for {subject}: {UNEXPLAINED}: the broker names no reason. The transaction "
         f"{producer.transactional_id!r} has {sum(counts.values())} partitions by now, a record of "

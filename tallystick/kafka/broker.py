@@ -156,7 +156,7 @@ class KafkaBroker:
                 **generation(self.transaction_version, 5),
             )
 
-        self._settle(make, group, offsets, best_effort=best_effort)
+        self._settle(make, group, offsets, best_effort=best_effort, producer=producer)
 
     def newest_producer(self, transactional_id: str) -> Producer | None:
         """See `ports.Broker.newest_producer`."""
@@ -255,12 +255,25 @@ class KafkaBroker:
     # --- requests -----------------------------------------------------------------------------
 
     def _settle(
-        self, make: Callable[[Offsets], Any], group: str, offsets: Offsets, *, best_effort: bool
+        self,
+        make: Callable[[Offsets], Any],
+        group: str,
+        offsets: Offsets,
+        *,
+        best_effort: bool,
+        producer: Producer | None = None,
     ) -> None:
         """Send offsets until all are taken; by best effort, without those of topics that are gone.
 
         Kafka takes no offset for a topic that it does not have. An epoch that read the last of one
         must be able to commit all the same.
+
+        Args:
+            make: returns the request with some offsets.
+            group: whose offsets they are.
+            offsets: all of them.
+            best_effort: see above.
+            producer: in whose transaction; None: in none.
         """
         accept = ABSENT if best_effort else frozenset()
         patience_until = time.monotonic() + cluster.METADATA_LAG_MAX_S
@@ -270,8 +283,12 @@ class KafkaBroker:
                 partial(make, remaining),
                 Coordinator("group", group),
                 group_offsets.codes_of,
-                accept=accept,
+                accept=accept if producer is None else accept | {UNEXPLAINED},
             )
+            for code, subject in group_offsets.codes_of(response):
+                if producer is not None and protocol.error_name(code) == UNEXPLAINED:
+                    doing, group_log = "TxnOffsetCommit", TopicPartition("__consumer_offsets", 0)
+                    raise audit.unexplained(self.client, producer, doing, subject, [group_log])
             denied = {
                 TopicPartition(topic.name, part.partition_index)
                 for topic in response.topics

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from tallystick.codec.records.compression import CODEC_IDS
+from tallystick.codec.rows import TopicLimit
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node, Target
@@ -43,6 +45,9 @@ FACT_SETTINGS = (
     "broker.session.timeout.ms",
 )
 BATCH_LIMIT = "max.message.bytes"
+COMPRESSION = "compression.type"
+COMPRESSIONS = {"uncompressed": "none", **{name: name for name in CODEC_IDS if name != "none"}}
+"""The names of `KafkaSink` for a topic's own compression; "producer" is none of its own."""
 LIMITS_FOR_S = 60.0
 """The time for which the limit of a topic is not asked for again, unless an epoch fails."""
 IN_SYNC_MIN = "min.insync.replicas"
@@ -383,8 +388,8 @@ def _settings(
     }
 
 
-def batch_limits(client: Client, topics: Iterable[str]) -> dict[str, int]:
-    """Return the largest record batch that each topic takes: its `max.message.bytes`.
+def batch_limits(client: Client, topics: Iterable[str]) -> dict[str, TopicLimit]:
+    """Return the record batches that each topic takes: its `max.message.bytes`, and compression.
 
     A topic whose settings this user may not see (DESCRIBE_CONFIGS on it) is absent, as is one that
     is gone.
@@ -396,16 +401,17 @@ def batch_limits(client: Client, topics: Iterable[str]) -> dict[str, int]:
     Raises:
         BrokerUnavailableError: the deadline passed.
     """
-    wanted = {(TOPIC, name): (BATCH_LIMIT,) for name in sorted(topics)}
+    wanted = {(TOPIC, name): (BATCH_LIMIT, COMPRESSION) for name in sorted(topics)}
     if not wanted:
         return {}
     configs = _settings(
         client, AnyBroker(), wanted, accept=UNAUTHORIZED | ABSENT | {"InvalidTopic"}
     )
-    limits = {
-        name: _number((settings or {}).get(BATCH_LIMIT)) for (_, name), settings in configs.items()
-    }
-    return {name: limit for name, limit in limits.items() if limit is not None}
+    limits = {}
+    for (_, name), settings in configs.items():
+        if settings and (size := _number(settings.get(BATCH_LIMIT))) is not None:
+            limits[name] = TopicLimit(size, COMPRESSIONS.get(settings.get(COMPRESSION) or ""))
+    return limits
 
 
 class BatchLimits:
@@ -417,10 +423,10 @@ class BatchLimits:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._limits: dict[str, int | None] = {}
+        self._limits: dict[str, TopicLimit | None] = {}
         self._asked_s = 0.0
 
-    def of(self, topics: Iterable[str]) -> dict[str, int]:
+    def of(self, topics: Iterable[str]) -> dict[str, TopicLimit]:
         """Return the limits of topics, where they are known."""
         if time.monotonic() - self._asked_s > LIMITS_FOR_S:
             self._limits, self._asked_s = {}, time.monotonic()

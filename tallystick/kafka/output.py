@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tallystick.codec.formats import Format
-from tallystick.codec.rows import RowLayout
+from tallystick.codec.rows import RowLayout, TopicLimit
 from tallystick.codec.values import ValueWriter
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Guarantee, Timeout
@@ -64,7 +64,7 @@ class KafkaOutput:
     def rows(
         self,
         partition_counts: Mapping[str, int],
-        batch_limits: Mapping[str, int] | None = None,
+        batch_limits: Mapping[str, TopicLimit] | None = None,
         *,
         registers: bool = True,
     ) -> RowLayout:
@@ -74,8 +74,8 @@ class KafkaOutput:
 
         Args:
             partition_counts: the number of partitions of each topic.
-            batch_limits: the largest record batch that a topic takes, where it is known; None: of
-                no topic.
+            batch_limits: the record batches that a topic takes, where it is known; None: of no
+                topic.
             registers: False: only to check columns, so no schema is registered.
 
         Raises:

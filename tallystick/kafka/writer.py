@@ -325,7 +325,8 @@ class PartitionWriter:
         limits = batch_limits(self._client, {partition.topic for partition in refused})
         for partition, words in refused.items():
             del failed[partition]
-            log, limit = self._logs[partition], limits.get(partition.topic)
+            of_topic = limits.get(partition.topic)
+            log, limit = self._logs[partition], of_topic and of_topic.batch_bytes
             size = len(log.pending[0].data)
             try:
                 if log.pending[0].record_count > 1:

@@ -53,17 +53,13 @@ def resolved(place: Place, what: str = "checkpoint location") -> str:
             f"{what} is empty ({text!r}): expected a path or a URI. If it comes from a variable of "
             f"the environment, is that set?"
         )
-    if text != text.strip() or "\0" in text:
-        raise OptionError(
-            f"{what} {text!r} has white space at an end, or a zero byte: another place than the "
-            f"one of this name would be meant. Take it out"
-        )
+    _check_ends(text, what)
     match = _WITH_SCHEME.fullmatch(text)
     if match is None:
-        return str(_at_home(text, what).absolute())
+        return _check_ends(str(_at_home(text, what).absolute()), what)
     scheme, slashes, rest = match.groups()
     if scheme.lower() == "file" and slashes:
-        return str(_of_file_uri(text))
+        return _check_ends(str(_of_file_uri(text)), what)
     known = HADOOPS_SCHEMES.get(scheme, scheme)
     if len(slashes) < 2 or known not in SCHEMES:
         raise _unknown(scheme, slashes, rest, what)
@@ -109,6 +105,17 @@ def local_path(place: Place) -> Path | None:
     """
     location = resolved(place)
     return Path(location) if location.startswith("/") else None
+
+
+def _check_ends(text: str, what: str) -> str:
+    """Return a text that names one place, however many slashes are behind it."""
+    name = text.rstrip("/")
+    if text != text.strip() or name != name.rstrip() or "\0" in text:
+        raise OptionError(
+            f"{what} {text!r} has white space at an end, or a zero byte: another place than the "
+            f"one of this name would be meant. Take it out"
+        )
+    return text
 
 
 def _at_home(text: str, what: str) -> Path:

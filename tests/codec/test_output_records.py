@@ -10,7 +10,7 @@ from tallystick.codec.output_records import CUT_BYTES, OutputRecords, letters_of
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
-from tallystick.codec.rows import RowLayout
+from tallystick.codec.rows import RowLayout, TopicLimit
 from tallystick.errors import RecordError
 from tallystick.host.origin import Place, place_to_be_set
 from tallystick.values import Producer, TopicPartition
@@ -29,7 +29,8 @@ ROWS = pa.record_batch(
 
 def encoded(rows: pa.RecordBatch, limit: int | None, letters: Any, **how: Any) -> dict[str, bytes]:
     """The values by key of what was encoded, each batch no larger than the limit."""
-    layout = RowLayout({"t": 3}, "t", batch_limits={} if limit is None else {"t": limit})
+    limits = {} if limit is None else {"t": TopicLimit(limit, how.get("of_topic"))}
+    layout = RowLayout({"t": 3}, "t", batch_limits=limits)
     records = OutputRecords(layout, how.get("compression", "none"), 900_000, letters)
     values_by_key: dict[str, bytes] = {}
     for partition, batch in records.encode(rows, spread=0, now_ms=1):
@@ -58,6 +59,19 @@ def test_batches_are_no_larger_than_the_topic_takes_compressed(compression: str)
             encoded(packed, LIMIT, None)
     else:  # the limit is one of what is sent
         assert encoded(packed, LIMIT, None, compression=compression) == {"k0": b"v" * 20_000}
+
+
+@pytest.mark.parametrize("of_topic", CODEC_IDS)
+def test_a_topic_with_a_compression_of_its_own_gets_batches_of_that(of_topic: str) -> None:
+    """The broker would compress them again, and refuse a record that does not fit then."""
+    packed = pa.record_batch({"key": pa.array([b"k0"]), "value": pa.array([b"v" * 20_000])})
+    how = {"compression": "lz4", "of_topic": of_topic}
+    letters: list[pa.RecordBatch] = []
+    written = encoded(packed, LIMIT, letters, **how)
+    assert (list(written), len(letters)) == (([], 1) if of_topic == "none" else (["k0"], 0))
+    if of_topic == "none":
+        with pytest.raises(RecordError, match=r"takes 200\d\d bytes .*\(compression none;"):
+            encoded(packed, LIMIT, None, **how)
 
 
 def test_where_the_limit_is_not_known_nothing_is_cut() -> None:

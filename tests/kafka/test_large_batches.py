@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 from real_kafka import commit, read_in_order
 
+from tallystick.codec.output_records import OutputRecords
 from tallystick.codec.records.encoder import encode
+from tallystick.codec.rows import RowLayout, TopicLimit
 from tallystick.errors import EpochAbortedError, RecordError, TallystickError
 from tallystick.kafka import writer as writer_module
 from tallystick.kafka.audit import last_sequences
@@ -24,6 +26,7 @@ from tests.failover.wire import Wire
 
 pytestmark = pytest.mark.broker
 LIMIT = 3_000
+COMPRESSED = ("gzip", "snappy", "lz4", "zstd")
 
 
 @pytest.fixture
@@ -34,8 +37,8 @@ def topic(client: Client) -> str:
 
 
 @pytest.fixture
-def limit(kafka: EmbeddedKafka) -> Callable[[str, int], None]:
-    """Sets the limit of a topic."""
+def limit(kafka: EmbeddedKafka) -> Callable[..., None]:
+    """Sets the limit of a topic, and its own compression."""
     from confluent_kafka.admin import (
         AdminClient,
         AlterConfigOpType,
@@ -44,11 +47,13 @@ def limit(kafka: EmbeddedKafka) -> Callable[[str, int], None]:
         ResourceType,
     )
 
-    def set_limit(name: str, size: int) -> None:
-        entry = ConfigEntry(
-            "max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET
-        )
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+    def set_limit(name: str, size: int, compression: str = "producer") -> None:
+        settings = {"max.message.bytes": str(size), "compression.type": compression}
+        entries = [
+            ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+            for setting, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
         admin = AdminClient(kafka.confluent_options())
         admin.incremental_alter_configs([resource])[resource].result(30)
 
@@ -144,6 +149,43 @@ def test_a_batch_that_was_written_before_the_limit_was_lowered_is_not_written_tw
     client.close()
 
 
+@pytest.mark.parametrize("own", ["producer", "uncompressed", *COMPRESSED])
+@pytest.mark.parametrize("sinks", ["none", "lz4", "zstd"])
+def test_each_record_is_written_or_a_dead_letter_whatever_the_topic_compresses(
+    topic: str,
+    config: KafkaConfig,
+    client: Client,
+    broker: KafkaBroker,
+    transactional_id: str,
+    limit: Callable[..., None],
+    own: str,
+    sinks: str,
+) -> None:
+    """Records about as large as the limit, as they come and as the topic has them."""
+    chosen = random.Random(f"{own} {sinks}")
+    limit(topic, LIMIT, own)
+    fill = [lambda size: b"v" * size, chosen.randbytes]
+    sizes = [chosen.choice((50, LIMIT - 90, LIMIT - 71, 2 * LIMIT)) for _ in range(60)]
+    values = [
+        b"%05d" % number + chosen.choice(fill)(size + chosen.randrange(5))
+        for number, size in enumerate(sizes)
+    ]
+    letters: list[pa.RecordBatch] = []
+    layout = RowLayout({topic: 1}, topic, batch_limits=batch_limits(client, [topic]))
+    rows = pa.record_batch({"value": pa.array(values, pa.binary())})
+    encoded = OutputRecords(layout, sinks, 20_000, letters).encode(
+        rows, spread=0, now_ms=time.time_ns() // 1_000_000
+    )
+    producer = broker.fence(transactional_id, None)
+    writer = PartitionWriter(client, producer, transaction_version=broker.transaction_version)
+
+    writer.write(list(encoded))
+
+    (written,) = writer.close()
+    commit(broker, producer)
+    assert 0 < len(letters) < len(values) == len(letters) + written.record_count
+
+
 def test_what_an_idempotent_writer_cuts_is_written_once(
     topic: str, config: KafkaConfig, limit: Callable[[str, int], None]
 ) -> None:
@@ -174,7 +216,7 @@ def test_one_record_too_large_names_its_size_and_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limit(topic, LIMIT)
-    assert batch_limits(client, [topic, "no-such-topic"]) == {topic: LIMIT}
+    assert batch_limits(client, [topic, "no-such-topic"]) == {topic: TopicLimit(LIMIT)}
     for is_known, kind, says in (
         (True, EpochAbortedError, f"the topic takes {LIMIT}"),
         (False, RecordError, "DESCRIBE_CONFIGS"),
@@ -205,3 +247,37 @@ def test_a_transaction_over_more_partitions_than_its_record_may_name_says_so(
     assert "has 1 partitions by now" in str(error)
     assert "__transaction_state takes 1048588 bytes" in str(error)
     assert "Raise max.message.bytes of __transaction_state" in str(error)
+
+
+@pytest.mark.parametrize("what_is_too_much", ["rows", "offsets"])
+def test_a_transaction_whose_record_is_over_its_limit_says_so_whatever_was_to_be_added(
+    config: KafkaConfig,
+    broker: KafkaBroker,
+    client: Client,
+    transactional_id: str,
+    limit: Callable[..., None],
+    what_is_too_much: str,
+) -> None:
+    """The partition of the group's offsets is one of the transaction too."""
+    name = f"many-{time.monotonic_ns()}"
+    create_topic(client, name, 60)
+    producer: Producer = broker.fence(transactional_id, None)
+    writer = PartitionWriter(client, producer, transaction_version=broker.transaction_version)
+    ((_, encoded),) = frames(name, ["a"])
+
+    def write_to_more_and_more() -> None:
+        for number in range(60):
+            writer.write([(TopicPartition(name, number), encoded)])
+
+    limit("__transaction_state", 300, "uncompressed")
+    try:
+        with pytest.raises(TallystickError, match=f"Produce for {name}-.*: Unknown") as refused:
+            write_to_more_and_more()
+        if what_is_too_much == "offsets":
+            with pytest.raises(TallystickError, match=f"TxnOffsetCommit for {name}-0") as refused:
+                broker.stage_offsets(producer, "group", {TopicPartition(name, 0): (1, "")})
+    finally:
+        limit("__transaction_state", 1_048_588, "uncompressed")
+    for words in (": Unknown: the broker names no reason", "__transaction_state takes 300 bytes"):
+        assert words in str(refused.value)
+    broker.abort_transaction(producer)

@@ -15,6 +15,7 @@ from tallystick.codec.records.batch_header import batch_headers
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.codec.records.decoder import HEADERS_TYPE, decode
 from tallystick.codec.records.encoder import EncodedBatch, encode
+from tallystick.codec.rows import TopicLimit
 from tallystick.errors import (
     AuthorizationError,
     BrokenInvariantError,
@@ -372,7 +373,7 @@ def test_a_record_beyond_a_limit_that_was_lowered_meanwhile_ends_the_epoch_which
     broker: FakeBroker, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.limit = 70
-    monkeypatch.setattr(writer, "batch_limits", lambda *_: {"orders": 70})
+    monkeypatch.setattr(writer, "batch_limits", lambda *_: {"orders": TopicLimit(70)})
     values = pa.array([b"v" * 100, b"w"], pa.binary())
     (encoded,) = encode(pa.record_batch({"value": values}), now_ms=1)
 

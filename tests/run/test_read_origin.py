@@ -14,7 +14,7 @@ from tallystick.codec.layout import OFFSET_HEADER, Layout
 from tallystick.codec.output_records import CUT_BYTES
 from tallystick.codec.records.decoder import RECORD_SCHEMA_WITH_HEADERS, decode
 from tallystick.codec.records.encoder import stamp
-from tallystick.codec.rows import RowLayout
+from tallystick.codec.rows import RowLayout, TopicLimit
 from tallystick.errors import RecordError
 from tallystick.tasks.outputs import OF_DEAD_LETTERS, Selection
 from tallystick.tasks.read import EncodePlan, Route
@@ -50,7 +50,7 @@ def frames(
     value = JsonReader(pa.schema([("n", pa.int64()), ("s", pa.string())]))
     mode = DEADLETTER if letters else "dropmalformed"
     layout = Layout(value, mode, metadata=())
-    limits = {"out": 2000, "dead": 2000}
+    limits = dict.fromkeys(("out", "dead"), TopicLimit(2000))
     out = RowLayout({"out": 1}, "out", value=JsonWriter(), batch_limits=limits)
     routes = [Route(out, "none", 900_000, Selection(functions=of_sink))]
     if letters:
