@@ -50,6 +50,19 @@ class SplitRange:
         return f"{self.topic}-{self.partition}[{self.start_offset},{self.stop_offset})"
 
 
+class TopicLimit(NamedTuple):
+    """The record batches that a topic takes.
+
+    Args:
+        batch_bytes: the size of the largest one, as it is stored.
+        compression: the topic's own, which the broker applies to what is compressed otherwise;
+            None: batches are stored as they come.
+    """
+
+    batch_bytes: int
+    compression: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Producer:
     """A producer that Kafka admitted; any higher `producer_epoch` of the same id fences it.

@@ -11,7 +11,6 @@ equal partitions, from any writer, so readers that rely on it keep working.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -23,7 +22,7 @@ from tallystick.arguments import missing_column
 from tallystick.codec.spans import spans_of
 from tallystick.codec.values import ValueWriter, nulls
 from tallystick.errors import OptionError, RecordError
-from tallystick.values import TopicPartition
+from tallystick.values import TopicLimit, TopicPartition
 
 Int32Array = NDArray[np.int32]
 
@@ -141,19 +140,6 @@ def _counting_sort(partitions, places, order):  # type: ignore[no-untyped-def]
 
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
-
-class TopicLimit(NamedTuple):
-    """The record batches that a topic takes.
-
-    Args:
-        batch_bytes: the size of the largest one, as it is stored.
-        compression: the topic's own, which the broker applies to what is compressed otherwise;
-            None: batches are stored as they come.
-    """
-
-    batch_bytes: int
-    compression: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tallystick.codec.records.compression import CODEC_IDS
-from tallystick.codec.rows import TopicLimit
 from tallystick.errors import AuthorizationError, OptionError
 from tallystick.kafka import protocol
 from tallystick.kafka.client import NO_EPOCH, AnyBroker, Client, Node, Target
@@ -20,7 +19,7 @@ from tallystick.kafka.error_policy import (
 from tallystick.kafka.preflight import STATE_TOPIC, ClusterFacts, Replication
 from tallystick.kafka.protocol import topic_id_from, topic_id_text
 from tallystick.source.subscription import EARLIEST, LATEST, FoundTopic
-from tallystick.values import TopicPartition
+from tallystick.values import TopicLimit, TopicPartition
 
 METADATA_LAG_MAX_S = 2.0
 """The time for which a topic that was just created may be unknown to some broker."""

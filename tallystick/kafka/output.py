@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tallystick.codec.formats import Format
-from tallystick.codec.rows import RowLayout, TopicLimit
+from tallystick.codec.rows import RowLayout
 from tallystick.codec.values import ValueWriter
 from tallystick.epoch.transactional_ids import ID_PREFIX
 from tallystick.epoch.two_phase import Guarantee, Timeout
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.registry import value_writer
+from tallystick.values import TopicLimit
 
 BATCH_BYTES = 900_000
 """Below the 1,048,588 that brokers take by default (message.max.bytes)."""

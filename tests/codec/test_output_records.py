@@ -10,10 +10,10 @@ from tallystick.codec.output_records import CUT_BYTES, OutputRecords, letters_of
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.encoder import stamp
-from tallystick.codec.rows import RowLayout, TopicLimit
+from tallystick.codec.rows import RowLayout
 from tallystick.errors import RecordError
 from tallystick.host.origin import Place, place_to_be_set
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import Producer, TopicLimit, TopicPartition
 
 LIMIT = 2000
 CHOSEN = random.Random(5)

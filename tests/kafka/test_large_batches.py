@@ -11,7 +11,7 @@ from real_kafka import commit, read_in_order
 
 from tallystick.codec.output_records import OutputRecords
 from tallystick.codec.records.encoder import encode
-from tallystick.codec.rows import RowLayout, TopicLimit
+from tallystick.codec.rows import RowLayout
 from tallystick.errors import EpochAbortedError, RecordError, TallystickError
 from tallystick.kafka import writer as writer_module
 from tallystick.kafka.audit import last_sequences
@@ -21,7 +21,7 @@ from tallystick.kafka.cluster import batch_limits
 from tallystick.kafka.config import KafkaConfig
 from tallystick.kafka.writer import PartitionWriter
 from tallystick.testing.kafka import EmbeddedKafka, create_topic
-from tallystick.values import Producer, TopicPartition
+from tallystick.values import Producer, TopicLimit, TopicPartition
 from tests.failover.wire import Wire
 
 pytestmark = pytest.mark.broker

@@ -15,7 +15,6 @@ from tallystick.codec.records.batch_header import batch_headers
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.codec.records.decoder import HEADERS_TYPE, decode
 from tallystick.codec.records.encoder import EncodedBatch, encode
-from tallystick.codec.rows import TopicLimit
 from tallystick.errors import (
     AuthorizationError,
     BrokenInvariantError,
@@ -27,7 +26,7 @@ from tallystick.errors import (
 from tallystick.kafka import error_policy, protocol, writer
 from tallystick.kafka.client import Client
 from tallystick.kafka.writer import IN_FLIGHT_MAX, PartitionWriter
-from tallystick.values import ProducedRange, Producer, TopicPartition
+from tallystick.values import ProducedRange, Producer, TopicLimit, TopicPartition
 
 pytestmark = pytest.mark.timeout(60)
 PRODUCER = Producer("tallystick-test", 7, 3)

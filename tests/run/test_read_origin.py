@@ -14,12 +14,12 @@ from tallystick.codec.layout import OFFSET_HEADER, Layout
 from tallystick.codec.output_records import CUT_BYTES
 from tallystick.codec.records.decoder import RECORD_SCHEMA_WITH_HEADERS, decode
 from tallystick.codec.records.encoder import stamp
-from tallystick.codec.rows import RowLayout, TopicLimit
+from tallystick.codec.rows import RowLayout
 from tallystick.errors import RecordError
 from tallystick.tasks.outputs import OF_DEAD_LETTERS, Selection
 from tallystick.tasks.read import EncodePlan, Route
 from tallystick.tasks.read_plan import Origin, ReadPlan
-from tallystick.values import Producer, SplitRange, TopicPartition
+from tallystick.values import Producer, SplitRange, TopicLimit, TopicPartition
 
 SPLIT = SplitRange("in", 4, 10, 20)
 BIG = b'{"n":3,"s":"%s"}' % (b"x" * 3000)
