@@ -189,6 +189,11 @@ class Projection:
         """The step, as the function's name in messages."""
         return self.what
 
+    def names(self) -> frozenset[str]:
+        """Return the names of all columns in the step, those that it makes too."""
+        made_or_gone = {name for name, _ in self.columns} | {*self.drops, *dict(self.renames)}
+        return frozenset(made_or_gone).union(*(node.columns() for _, node in self.columns))
+
     def output(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that rows with the columns of a schema have afterwards.
 

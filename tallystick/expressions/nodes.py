@@ -31,6 +31,11 @@ class Node:
     value: Any = None
     at: int = 0
 
+    def columns(self) -> frozenset[str]:
+        """Return the names of the columns in the expression, as it writes them."""
+        own = {self.value[0]} if self.name == "column" else set()
+        return frozenset(own).union(*(arg.columns() for arg in self.args))
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:

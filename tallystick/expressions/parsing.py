@@ -15,6 +15,7 @@ from tallystick.host.installed import pip_install
 
 DIALECT = "spark"
 _TEXTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+OF_JSON_TEXTS = ("from_json", "get_json_object", "json_tuple")
 _BEFORE = "SELECT "
 """The clause before an expression when it is parsed."""
 
@@ -82,6 +83,10 @@ def parsed(text: str, what: str) -> tuple[str, Node]:
         raise ExpressionError(f"{what}: expected one expression, such as 'price > 10'")
     node = tree.expressions[0]
     reader = Reader(exp, text, what)
+    if isinstance(node, exp.Alias) and isinstance(node.args["alias"], exp.Placeholder):
+        raise ExpressionError(
+            f"{what}: {text!r}: expected a dot before a field, or AS before a name, not a colon"
+        )
     if isinstance(node, exp.Alias):
         return str(node.alias), reader.node(node.this)
     name = str(node.name) if isinstance(node, exp.Column | exp.Dot) else ""
@@ -281,6 +286,12 @@ class Reader:
         if isinstance(tree, self._exp.Dot):
             yield from self._path(tree.this)
             yield str(tree.expression.name)
+        elif not isinstance(tree, self._exp.Column | self._exp.Identifier):
+            text = tree.sql(DIALECT)
+            raise ExpressionError(
+                f"{self._what}: a field of {text}: give that a name in a step before, such as "
+                f"with_columns(one={text!r}), and write one.field"
+            )
         else:
             yield from (str(part.name) for part in tree.parts)
 
@@ -291,6 +302,12 @@ class Reader:
         return Node(name, tuple(self.node(one) for one in arguments), text)
 
     def _unknown(self, name: str, text: str) -> ExpressionError:
+        if (spelled := text.partition("(")[0].lower()) in OF_JSON_TEXTS:
+            return ExpressionError(
+                f"{self._what}: there is no function {spelled!r} here ({text}): declare the fields "
+                f"in the source, value=ts.Json('user struct<name string>'), and write user.name; a "
+                f"function of map_batches parses a text that stands in a field"
+            )
         at = self._text.lower().find(name)
         place = f" at character {at + 1}:" if at >= 0 else ""
         known = [one for one in (*FUNCTIONS, *ALIASES) if one[0].isalpha()]

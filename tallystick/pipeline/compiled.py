@@ -16,7 +16,7 @@ from tallystick.epoch.facts import Identity
 from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.tokens import Token
 from tallystick.errors import DataLossError, OptionError, TallystickError
-from tallystick.expressions.binding import Projection
+from tallystick.expressions.binding import Condition, Projection
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
@@ -35,7 +35,7 @@ from tallystick.pipeline.inputs import (
     tables_of,
     value_mode_of,
 )
-from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean
+from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean, lean_layout
 from tallystick.pipeline.listeners import PIPELINES, counts_of
 from tallystick.pipeline.sinks import (
     STRAYS_LIVE_S,
@@ -71,6 +71,7 @@ from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_output
 from tallystick.tasks.operator_state import parts_of
 from tallystick.tasks.outputs import DeclaredFunction, Filter
 from tallystick.tasks.read import BatchFunction
+from tallystick.tasks.read_plan import ReadPlan
 
 logger = logging.getLogger(__name__)
 
@@ -146,11 +147,13 @@ class PipelineRun:
             is_noted=not has_transform,
         )
         for source, before in zip(self.inputs, joining, strict=True):
-            source.read = replace(
-                source.read,
-                functions=(*before, *self._stages.before),
-                event_time=self.keyed.event_time,
-                source_time=None if has_transform else source.source_time(keyed, self._stages),
+            source.read = _without_unused(
+                replace(
+                    source.read,
+                    functions=(*before, *self._stages.before),
+                    event_time=self.keyed.event_time,
+                    source_time=None if has_transform else source.source_time(keyed, self._stages),
+                )
             )
         self._split_count_mins = {
             source.uid: self._pieces(source.options.split_count_min) for source in self.inputs
@@ -538,6 +541,31 @@ def _columns_after(
         elif not isinstance(function, Filter):
             columns = None
     return columns
+
+
+def _without_unused(read: ReadPlan) -> ReadPlan:
+    """Drop Kafka's columns that no expression up to the first `select` names.
+
+    Fields of value and key stay, and the timestamp: a record is malformed by any of them, whoever
+    uses them.
+    """
+    prefix = read.layout.prefix if read.layout.value is not None else ""
+    names = {f"{prefix}timestamp"}
+    for function in read.functions:
+        match function:
+            case Filter(Condition() as condition):
+                names |= condition.node.columns()
+            case Projection():
+                names |= function.names()
+                if not function.beside:
+                    break
+            case _:
+                return read
+    else:
+        return read
+    small = {name.lower() for name in names}
+    used = [name for name in read.layout.schema.names if name.lower() in small]
+    return replace(read, layout=lean_layout(read.layout, used))
 
 
 def newest_manifest(storage: FileStorage, name: str) -> Manifest | None:

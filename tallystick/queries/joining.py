@@ -188,7 +188,7 @@ def _step(
                 f"and joins here are of tables: write it to a topic, and join that"
             )
         if version is None and None in (conditions.lower, conditions.upper):
-            raise OptionError(_unbounded(names, sides))
+            raise OptionError(_unbounded(names, sides, conditions.rest))
         time = _time_of(side, names[at])
         key = [side.resolve(pair[at]) for pair in conditions.keys]
         columns = {f"{KEY}{n}": one for n, one in enumerate([*key, *_side_of_nulls(key, how, at)])}
@@ -255,13 +255,24 @@ def _side_of_nulls(key: list[exp.Expression], how: str, at: int) -> Iterator[exp
         yield exp.Case().when(nulls, str(at + 1)).else_("0")
 
 
-def _unbounded(names: list[str], sides: tuple[Relation, Relation]) -> str:
+def _unbounded(
+    names: list[str], sides: tuple[Relation, Relation], others: list[exp.Expression]
+) -> str:
     first, second = names
+    untimed = [name for name, side in zip(names, sides, strict=True) if not side.times]
+    needs = f" Event times first: a watermark for {' and '.join(untimed)}." if untimed else ""
+    of_both = [one for one in others if tables_in(one, (first, second)) == {first, second}]
+    if of_both:
+        needs += (
+            f" {of_both[0].sql(DIALECT)} is no bound: expected the event times of both tables, and "
+            f"lengths of time"
+        )
     left_time, right_time = (next(iter(sorted(side.times)), "at") for side in sides)
     return (
         f"sql: join of {first} and {second}: nothing bounds how far their times are apart, and its "
         f"state would grow for ever: add AND {second}.{right_time} BETWEEN {first}.{left_time} AND "
-        f"{first}.{left_time} + INTERVAL 1 HOUR, or FOR SYSTEM_TIME AS OF {first}.{left_time}"
+        f"{first}.{left_time} + INTERVAL 1 HOUR, or FOR SYSTEM_TIME AS OF {first}.{left_time}."
+        f"{needs}"
     )
 
 

@@ -137,18 +137,25 @@ def source_of(insert: Insert) -> exp.Expression:
     """
     select = insert.query
     source = from_of(select)
-    is_plain = (
-        isinstance(select, exp.Select)
-        and not is_grouped(select)
-        and not any(select.args.get(clause) for clause in ("joins", "distinct", "with_", "with"))
-        and not select.find(exp.Window)
-    )
-    if not is_plain or source is None:
+    is_select = isinstance(select, exp.Select)
+    clauses = {
+        "UNION": isinstance(select, exp.SetOperation),
+        "a query in brackets": isinstance(select, exp.Subquery),
+        "GROUP BY or an aggregate": is_select and is_grouped(select),
+        "JOIN": select.args.get("joins"),
+        "DISTINCT": select.args.get("distinct"),
+        "WITH": select.args.get("with_") or select.args.get("with"),
+        "OVER": is_select and select.find(exp.Window),
+        "no FROM": is_select and source is None,
+    }
+    if surplus := [clause for clause, is_there in clauses.items() if is_there]:
         raise OptionError(
-            f"sql: INSERT INTO {insert.target}: beside other INSERT INTO, a query has FROM, WHERE "
-            f"and expressions alone: write what they share into CREATE VIEW name AS …, and each as "
-            f"INSERT INTO … SELECT … FROM name WHERE …; or make it a program of its own"
+            f"sql: INSERT INTO {insert.target}: {', '.join(surplus)}: beside other INSERT INTO, a "
+            f"query has FROM, WHERE and expressions alone: write what they share into CREATE VIEW "
+            f"name AS …, and each as INSERT INTO … SELECT … FROM name WHERE …; or make it a "
+            f"program of its own"
         )
+    assert source is not None, "refused"
     source = source.copy()
     source.set("alias", None)
     return source

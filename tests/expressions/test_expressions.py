@@ -87,6 +87,14 @@ def test_rows_that_are_none_have_columns_too() -> None:
         ("try_cast(s AS int)", "there is no function 'try_cast' here"),
         ("CAST(d AS string)", "no cast from double to string here that is certain to be Spark's"),
         ("'it''s'", r"write a quote in a text as \'"),
+        (
+            "get_json_object(s, '$.user.name')",
+            "there is no function 'get_json_object' here (GET_JSON_OBJECT(s, '$.user.name')): "
+            "declare the fields in the source, value=ts.Json('user struct<name string>')",
+        ),
+        ("from_json(s, 'a int')", "there is no function 'from_json' here"),
+        ("s[0].name", "a field of s[0]: give that a name in a step before"),
+        ("s:name", "expected a dot before a field, or AS before a name, not a colon"),
         ("s = '2026-13-01' OR DATE '2026-13-01' IS NULL", "expected a date or time such as"),
     ],
 )

@@ -123,8 +123,24 @@ def test_outputs_of_different_tables_are_one_pipeline(crashes: bool) -> None:
         ),
         (
             LATE + "INSERT INTO early SELECT dest FROM flights GROUP BY dest",
-            "write what they share into CREATE VIEW",
+            "INSERT INTO early: GROUP BY or an aggregate: beside other INSERT INTO, a query has "
+            "FROM, WHERE and expressions alone: write what they share into CREATE VIEW",
         ),
+        (LATE + "INSERT INTO early SELECT DISTINCT dest FROM flights", "early: DISTINCT: beside"),
+        (
+            LATE + "INSERT INTO early SELECT f.dest FROM flights f JOIN flights g ON f.at = g.at",
+            "early: JOIN: beside",
+        ),
+        (
+            LATE + "INSERT INTO early WITH a AS (SELECT dest FROM flights) SELECT dest FROM a",
+            "early: WITH: beside",
+        ),
+        (
+            LATE + "INSERT INTO early SELECT dest FROM flights UNION ALL SELECT dest FROM flights",
+            "early: UNION: beside",
+        ),
+        (LATE + "INSERT INTO early (SELECT dest FROM flights)", "early: a query in brackets: bes"),
+        (LATE + "INSERT INTO early SELECT 'x' AS dest", "early: no FROM: beside"),
         (LATE.replace("delay / 60", "delay, at"), "has 3 columns (dest, delay, at), and the table"),
         (
             LATE.replace("dest, delay / 60", "delay AS hours, dest"),

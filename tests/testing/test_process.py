@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30.0
 
@@ -102,9 +104,12 @@ def test_nothing_outlives_a_killed_test_run(
     try:
         assert run.stdout is not None
         assert "ready\n" in run.stdout
+        # Spark's session is there before the worker has started its executor.
+        wait_until(
+            lambda: all(name in commands(below(run.pid)) for name in expected),
+            lambda: f"expected {expected}, found {commands(below(run.pid))}",
+        )
         started = below(run.pid)
-        shown = commands(started)
-        assert [name for name in expected if name not in shown] == [], shown
     finally:
         run.kill()
         run.communicate()
