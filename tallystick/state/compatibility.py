@@ -490,6 +490,7 @@ def _check_same(wanted: StepRequirement, step: StepState) -> None:
             f"step {step.uid}: its time mode is now {wanted.time_mode!r}, but its state has timers "
             f"and expiries by {step.time_mode!r}, which would be due by the wrong clock, or never. "
             f"Set it back; or give the step a new uid, so that it begins without state"
+            f"{changed_since(step)}"
         )
 
 

@@ -213,15 +213,15 @@ class TablePlan:
         if not self.splits:
             return []
         fields: dict[str, Any] = {"uid": self.step.uid, "files": None}
+        table = _tables.get(self._place, {}).get(self.version)
         if task == FIRST_READER:
-            table = self._epoch
+            table = self._epoch  # others may push it out of the memory while it is written
             clock.count(clock.READ_RECORDS, table.record_count)
             with clock.counted_as(clock.STATE):
                 fields["files"] = [asdict(file) for file in self._written(table)]
-        kept_table = _tables.get(self._place, {}).get(self.version)
-        if kept_table is None:
+        if table is None:
             return []
-        return [Note(NoteKind.TABLE, {**fields, "digest": kept_table.digest})]
+        return [Note(NoteKind.TABLE, {**fields, "digest": table.digest})]
 
     @property
     def _place(self) -> tuple[str, str]:

@@ -174,6 +174,25 @@ def test_a_task_that_did_not_look_says_nothing() -> None:
     assert plan.notes(0)
 
 
+def test_a_table_that_leaves_the_memory_while_it_is_written_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others in the process read tables too, and push it out: simulator, seed 26026."""
+    write, was_there = operator_state.write_changelog, []
+
+    def write_and_forget(*args: Any) -> Any:
+        was_there.append(bool(operator_state._tables))
+        operator_state._tables.clear()
+        return write(*args)
+
+    monkeypatch.setattr(operator_state, "write_changelog", write_and_forget)
+    host = Host()
+    host.say(0, "a", 1)
+    host.commit(host.plan())
+    assert was_there == [True]
+    assert host.state[0].files
+
+
 def test_functions_get_the_table_of_their_epoch_and_no_others_change() -> None:
     plan = plan_of({"a": 1})
     function = TableFunction(lambda rows, table: rows.slice(0, table.num_rows), "rules")

@@ -8,6 +8,7 @@ from tallystick.epoch import manifest
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA
 from tallystick.epoch.savepoint import Savepoint, seed_of
 from tallystick.epoch.tokens import Token, encode_token
+from tallystick.epoch.verdict import FIRST_EPOCH
 from tallystick.errors import DataLossError, ManifestError, OptionError, StateFileError
 from tallystick.state.changelog import parse_index
 from tallystick.state.file_sets import Load, needed
@@ -140,8 +141,9 @@ def _corrupt_manifest(world: World) -> type[Exception] | None:
 def _start_elsewhere(world: World) -> type[Exception] | None:
     """Another checkpoint that states to read from where the first one has come to."""
     old = world.checkpoint
-    if TOKEN not in world.sink.offsets:
-        return None
+    newest_committed, has_loop = world.checker.committed_epoch, old.recorded is not None
+    if TOKEN not in world.sink.offsets or newest_committed < (FIRST_EPOCH if has_loop else 0):
+        return None  # what has committed nothing may begin anew anywhere
     newest = max(old.offsets)
     ends = old.offsets[newest]
     recorded = None if old.recorded is None else {0: ends}

@@ -1,4 +1,4 @@
-"""A program with other state, on Spark and a real broker: killed in its first epoch, and rescaled.
+"""A program with other state, on Spark and a real broker: killed at its first epoch, and rescaled.
 
 Every other change is tested without a broker, in `tests/testing/test_changed_programs.py`.
 """
@@ -18,11 +18,23 @@ from confluent_kafka import IsolationLevel
 import tallystick as ts
 from tallystick.state.compatibility import Succession
 from tallystick.testing.process import ProcessGroup
-from tests.spark.changed_job import sums
+from tests.spark.changed_job import counts, sums
 from tests.spark.flow import Flow
-from tests.spark.topics import ends, produce
+from tests.spark.topics import Record, ends, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+PREPARED, DECIDED = "OutputCounted", "TransactionCommitted"
+"""What the coordinator hears of an epoch: all output is written; Kafka has committed it."""
+
+
+def run_to_death(flow: Flow, at: str, **program: Any) -> None:
+    """Run a program in a process of its own, which kills itself at an event of its first epoch."""
+    with closing(ProcessGroup()) as group:
+        spec = json.dumps(flow.spec(at=at, **program))
+        job = group.start([sys.executable, "-m", "tests.spark.changed_job", spec])
+        assert job.wait(150) == -signal.SIGKILL
 
 
 def state_by_key(flow: Flow) -> dict[str, dict[str, Any]]:
@@ -46,10 +58,7 @@ def test_both_programs_go_on_after_a_kill_in_the_first_epoch_of_the_new_one(flow
     feed(60)
     run("old", 2)
     feed(60)
-    with closing(ProcessGroup()) as group:
-        spec = json.dumps(flow.spec(program="new", parallelism=3))
-        job = group.start([sys.executable, "-m", "tests.spark.changed_job", spec])
-        assert job.wait(150) == -signal.SIGKILL
+    run_to_death(flow, PREPARED, pipeline="sums", program="new", parallelism=3)
 
     run("old", 1)  # nothing of the new program counts
     by_key = {key: [n for one, n in fed if one == key] for key, _ in fed}
@@ -71,6 +80,54 @@ def test_both_programs_go_on_after_a_kill_in_the_first_epoch_of_the_new_one(flow
     refused = r"changed after epoch (\d+): .* savepoint of epoch \1 or before"
     with pytest.raises(ts.OptionError, match=refused):
         run("old", 2)
+
+
+def test_the_decision_of_the_first_epoch_is_what_shuts_out_the_old_program(flow: Flow) -> None:
+    """A column and times to live are added; kills just before and just after the decision."""
+    fed: list[tuple[str, int]] = []
+    read: set[Record] = set()
+
+    def feed(count: int) -> None:
+        new = [(f"k{number % 7}", number) for number in range(len(fed), len(fed) + count)]
+        values = [(key, json.dumps({"k": key, "n": number})) for key, number in new]
+        produce(flow.confluent, flow.topic_in, values)
+        fed.extend(new)
+
+    def came_out() -> dict[str, tuple[int, int, int | None]]:
+        records = set(read_committed(flow.confluent, flow.topic_out))
+        new = [json.loads(record.value or "") for record in records - read]
+        read.update(records)
+        assert len(new) == len({row["k"] for row in new}), "not one epoch"
+        return {row["k"]: (row["lasting"], row["brief"], row.get("total")) for row in new}
+
+    def numbers(start: int = 0) -> dict[str, list[int]]:
+        return {f"k{k}": [n for key, n in fed[start:] if key == f"k{k}"] for k in range(7)}
+
+    feed(60)
+    flow.run(counts(flow.spec(), "old", 2))
+    came_out()
+    feed(60)
+    run_to_death(flow, PREPARED, pipeline="counts", program="new", parallelism=3)
+    assert came_out() == {}
+    flow.run(counts(flow.spec(), "old", 1))
+    assert came_out() == {k: (len(ns), len(ns), None) for k, ns in numbers().items()}
+
+    changed = len(fed)
+    feed(60)
+    run_to_death(flow, DECIDED, pipeline="counts", program="new", parallelism=3)
+    totals = {k: sum(ns) for k, ns in numbers(changed).items()}
+    assert came_out() == {k: (len(ns), len(ns), totals[k]) for k, ns in numbers().items()}
+    gone = len(fed)
+    feed(60)
+    refused = r"changed after epoch (\d+): .* savepoint of epoch \1 or before"
+    with pytest.raises(ts.OptionError, match=refused):
+        flow.run(counts(flow.spec(), "old", 3))
+    assert came_out() == {}
+
+    flow.run(counts(flow.spec(), "new", 2))
+    totals = {k: sum(ns) for k, ns in numbers(changed).items()}
+    brief = {k: len(ns) for k, ns in numbers(gone).items()}
+    assert came_out() == {k: (len(ns), brief[k], totals[k]) for k, ns in numbers().items()}
 
 
 def test_a_dry_run_checks_all_and_the_run_at_work_goes_on(
