@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from tallystick.errors import OptionError
 from tallystick.host.installed import pip_install
@@ -97,7 +97,7 @@ class ExclusiveStore:
         """Check that the store creates conditionally; on some stores, two writers win."""
         probe = f"{key}.{uuid.uuid4().hex[:8]}.probe"
         results = [self._create(probe, b""), self._create(probe, b"")]
-        self._obstore.delete(self._store, probe)
+        self.delete_many([probe])
         if results != [True, False]:
             raise OptionError(
                 f"checkpoint {self._shown}: this store overwrites where it was asked to create "
@@ -140,6 +140,9 @@ def store_settings(uri: str, region: str) -> tuple[str, dict[str, Any], dict[str
     if "tls_ca_file_path" in options:
         with open(options["tls_ca_file_path"], "rb") as file:
             client["root_certificate"] = file.read()
+    if parts.scheme in ("abfs", "abfss"):
+        container, settings = _azure_settings(user.partition(":")[0], host, options)
+        return f"{parts.scheme}://{container}", settings, client
     if parts.scheme != "s3":
         return f"{_SCHEMES.get(parts.scheme, parts.scheme)}://{parts.netloc}", {}, client
     config: dict[str, Any] = {"conditional_put": "etag"}
@@ -153,3 +156,34 @@ def store_settings(uri: str, region: str) -> tuple[str, dict[str, Any], dict[str
         scheme = options.get("scheme", "https")
         config["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
     return f"s3://{host}", config, client
+
+
+def _azure_settings(user: str, host: str, options: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return a container, and obstore's configuration, from what pyarrow reads in a URI of Azure.
+
+    Raises:
+        OptionError: the URI names no account, or the container only behind the host.
+    """
+    blob = options.pop("blob_storage_authority", "")
+    dfs = options.pop("dfs_storage_authority", ".dfs.core.windows.net")
+    tls = options.pop("enable_tls", "true") not in ("false", "0")
+    account, container = user, host
+    if dfs.startswith(".") and host.endswith(dfs):
+        account, container = host.removesuffix(dfs), user
+    if not account or not container or "." in container or ":" in container:
+        raise OptionError(
+            f"abfss://{user}{'@' if user else ''}{host}: it says no account, or no container "
+            f"before the path: expected abfss://container@account.dfs.core.windows.net/path or "
+            f"abfss://account@container/path"
+        )
+    config = {"account_name": account}
+    if blob or not tls:
+        blob = blob or ".blob.core.windows.net"
+        place = f"{account}{blob}" if blob.startswith(".") else f"{blob}/{account}"
+        config["endpoint"] = f"http{'s' if tls else ''}://{place}"
+    for name in ("tenant_id", "client_id", "client_secret"):
+        if name in options:
+            config[name] = options.pop(name)
+    if "sig" in options:  # of a shared access signature, which covers what else is there
+        config["sas_key"] = urlencode(options)
+    return container, config

@@ -1,6 +1,7 @@
 """Helpers for tests of the Delta sink: owners, numbered rows, and two readers of a table."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from pyarrow import fs
 
 from tallystick.delta.sink import DeltaSink
-from tallystick.epoch.two_phase import Committable, Owner, Place, RunFacts
+from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place, RunFacts
 from tallystick.tables.sink import OpenTableSink
 from tests.tables import before_a_commit
 
@@ -92,3 +94,50 @@ def before_the_commit(monkeypatch: pytest.MonkeyPatch, first: Callable[[], None]
     return before_a_commit.before_the_commit(
         monkeypatch, DeltaTable, "create_write_transaction", CommitFailedError, first
     )
+
+
+def check_epochs_are_there_once(
+    monkeypatch: pytest.MonkeyPatch,
+    uri: str,
+    seen: Callable[[], list[int]],
+    files: fs.FileSystem,
+    folder: str,
+    every: Any,
+) -> None:
+    """Let a zombie and its successor race for a version of a table on an object store.
+
+    Args:
+        monkeypatch: of the test.
+        uri: of the table, with all that the sink is to know.
+        seen: returns the table's numbers, with settings of the test's own.
+        files: an independent view of the store.
+        folder: of the table, in that view.
+        every: the sinks' `commit_every`.
+    """
+    by = ["dest"]
+    opened(uri, Owner(OWNER.pipeline, OWNER.sink, ""), partition_by=by).close()  # the first check
+    zombie = opened(uri, commit_every=every, partition_by=by)
+    epoch = prepared(zombie, place(), rows(0, 9), rows(9, 12))
+    (stray,) = prepared(zombie, place(nonce="bb"), rows(0, 9))
+    assert {one.name for one in zombie.lingering(OWNER)} == {epoch[0].name, stray.name}
+    hits = []
+
+    def successor_commits() -> None:
+        successor = opened(uri, commit_every=every)
+        assert successor.commit_together(epoch) is Outcome.COMMITTED
+        successor.close()
+        hits.append(seen())
+
+    refused = before_the_commit(monkeypatch, successor_commits)
+    assert zombie.commit_together(epoch) is Outcome.COMMITTED
+    zombie.close()
+    assert hits == [list(range(12))]
+    assert seen() == list(range(12))
+    for lingering in zombie.lingering(OWNER):
+        assert lingering.name == stray.name
+        zombie.abort(lingering)
+    listed = files.get_file_info(fs.FileSelector(folder, recursive=True))
+    assert [info for info in listed if "_delta_log" in info.path]
+    assert not [info.path for info in listed if stray.name in info.path]
+    assert not [info.path for info in listed if re.search("/(due|pending)/.", info.path)]
+    assert len(refused) == 1

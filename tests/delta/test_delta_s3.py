@@ -1,6 +1,6 @@
 """The Delta sink on S3, against a real server process: commits are conditional puts."""
 
-import re
+import functools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyarrow import fs
 
 from tallystick.epoch.two_phase import Outcome, Owner
 from tallystick.errors import StorageError
-from tests.delta.delta_sinks import OWNER, before_the_commit, opened, place, prepared, rows
+from tests.delta.delta_sinks import check_epochs_are_there_once, opened, place, prepared, rows
 from tests.storage.test_storage_s3 import Server
 
 
@@ -45,35 +44,10 @@ def test_epochs_on_s3_are_there_once_whoever_commits_them(
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable, raising=False)
     bucket = f"delta-{len(str(every))}"
-    server.create_bucket(bucket, access_key="key", secret_key="hunter2")
     uri = f"s3a://key:hunter2@{bucket}/out?{server.query}"
-    by = ["dest"]
-    opened(uri, Owner(OWNER.pipeline, OWNER.sink, ""), partition_by=by).close()  # the first check
-    zombie = opened(uri, commit_every=every, partition_by=by)
-    epoch = prepared(zombie, place(), rows(0, 9), rows(9, 12))
-    (stray,) = prepared(zombie, place(nonce="bb"), rows(0, 9))
-    assert {one.name for one in zombie.lingering(OWNER)} == {epoch[0].name, stray.name}
-    hits = []
-
-    def successor_commits() -> None:
-        successor = opened(uri, commit_every=every)
-        assert successor.commit_together(epoch) is Outcome.COMMITTED
-        successor.close()
-        hits.append(seen(server, bucket))
-
-    refused = before_the_commit(monkeypatch, successor_commits)
-    assert zombie.commit_together(epoch) is Outcome.COMMITTED
-    zombie.close()
-    assert hits == [list(range(12))]
-    assert seen(server, bucket) == list(range(12))
-    for lingering in zombie.lingering(OWNER):
-        assert lingering.name == stray.name
-        zombie.abort(lingering)
-    files = server.create_bucket(f"{bucket}-other", access_key="key", secret_key="hunter2")
-    listed = files.get_file_info(fs.FileSelector(f"{bucket}/out", recursive=True))
-    assert not [info.path for info in listed if stray.name in info.path]
-    assert not [info.path for info in listed if re.search("/(due|pending)/.", info.path)]
-    assert len(refused) == 1
+    files = server.create_bucket(bucket, access_key="key", secret_key="hunter2")
+    read = functools.partial(seen, server, bucket)
+    check_epochs_are_there_once(monkeypatch, uri, read, files, f"{bucket}/out", every)
 
 
 def test_writers_that_race_for_a_version_lose_nothing(
