@@ -25,6 +25,7 @@ _PIPELINE = re.compile(r"```python\n(pipeline = .*?)```", re.DOTALL)
 _VARIES = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # lineage
     r"|(?<=-seed)[0-9a-f]+|(?<=-)[0-9a-f]{16}|\b[0-9a-f]{16}\b"  # names of attempts
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"  # times
     r'|(?:^|(?<="))[\w-]{22}(?="|$)'  # cluster, topics
 )
 
