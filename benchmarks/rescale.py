@@ -1,4 +1,4 @@
-"""What a worker waits for when it has to have state: restore, rescale, change, catching up.
+"""The time until a worker has state: after a restore, a rescale, a change, or many epochs.
 
     .venv/bin/python benchmarks/rescale.py [--keys N] [--from N] [--to N] [--epochs N]
         [--changed SHARE] [--checkpoint URI]
@@ -62,7 +62,7 @@ CHANGES = [
     ("a column more", _COLUMNS, replace(_COLUMNS, value_schema=_WIDER)),
     ("a time to live", _VALUE, replace(_VALUE, ttl_ms=86_400_000)),
 ]
-"""What changes, and the state before and after; values are not read for a time to live."""
+"""Changes of a program, with the state before and after; a time to live reads no values."""
 HEADINGS = [
     *("what", "tasks", "seconds", "slowest task s", "CPU s", "MB read", "requests"),
     *("share of the files", "s per GB read", "s per GB of entries", "µs per key"),

@@ -40,7 +40,7 @@ OF_THE_MACHINE = (
     "/etc/pip.conf",
     "/etc/ssl/certs/ca-certificates.crt",
 )
-"""What a runtime writes into a container, and how this machine reaches registries."""
+"""Files that a container runtime writes, and settings of this machine for registries."""
 FILESYSTEMS = "mkdir -p /dev/shm && mount -t tmpfs shm /dev/shm && "
 RECORDS = 400
 READY_S = 300

@@ -2,23 +2,24 @@
 
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from tallystick.arguments import checked, missing_column, not_one_of
+from tallystick.arguments import checked, missing_column
 from tallystick.epoch.two_phase import Guarantee, Owner, RunFacts, guarantee_problem
 from tallystick.errors import OptionError, StorageError
 from tallystick.files.drafts import SEEN, due_folder, hidden_folder, pending_folder
 from tallystick.files.folder import HIDDEN, WHAT, Folder
-from tallystick.files.sink import COMPRESSIONS, OpenFileSink
+from tallystick.files.sink import OpenFileSink
 from tallystick.files.writing import FilePlan, is_possible
 from tallystick.storage.file_storage import shown
 from tallystick.storage.places import Place, resolved
 from tallystick.tables.folder import FolderCommits, FolderLayout
 from tallystick.tables.publishing import TARGET_FILE_SIZE, Pace
-from tallystick.tables.sink import OpenTableSink, open_sink
+from tallystick.tables.sink import OpenTableSink, open_sink, wrong_settings
 from tallystick.tables.writing import TablePlan
 from tallystick.text import duration_ms
 
@@ -166,13 +167,14 @@ class FileSink:
     def _wrong_values(self) -> Iterable[str]:
         if problem := guarantee_problem(self.guarantee):
             yield problem
-        if self.compression not in COMPRESSIONS:
-            yield str(not_one_of("compression", self.compression, COMPRESSIONS))
-        try:
+        yield from wrong_settings(
+            commit_every=self.commit_every,
+            target_file_size=self.target_file_size,
+            compression=self.compression,
+        )
+        is_late = False
+        with suppress(OptionError):  # told of above
             is_late = bool(self._every_ms)
-        except OptionError as error:
-            yield str(error)
-            is_late = False
         if is_late and self.schema is None:
             yield f"commit_every={self.commit_every!r} needs schema=, the columns of all files"
         if is_late and self.guarantee != Guarantee.EXACTLY_ONCE.value:
@@ -180,8 +182,6 @@ class FileSink:
                 f"commit_every={self.commit_every!r} with guarantee={self.guarantee!r}: expected "
                 f"'exactly_once'"
             )
-        if self.target_file_size < 1:
-            yield f"target_file_size={self.target_file_size}: expected at least 1, in bytes"
         if self.row_group_rows < 1:
             yield f"row_group_rows={self.row_group_rows}: expected at least 1"
 

@@ -350,7 +350,8 @@ class Sink(Protocol):
         ...
 
 
-class DueOutput(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DueOutput:
     """Decided output of a sink that waits to be published.
 
     Args:

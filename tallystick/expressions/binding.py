@@ -190,7 +190,7 @@ class Projection:
         return self.what
 
     def names(self) -> frozenset[str]:
-        """Return the names of all columns in the step, those that it makes too."""
+        """Return the names of all columns that the step reads, makes, renames or drops."""
         made_or_gone = {name for name, _ in self.columns} | {*self.drops, *dict(self.renames)}
         return frozenset(made_or_gone).union(*(node.columns() for _, node in self.columns))
 
@@ -289,7 +289,7 @@ def with_columns_of(texts: Mapping[str, str]) -> Projection:
 def named_by_expressions(
     names: Iterable[str], step: str, *, may_have_alias: bool
 ) -> tuple[tuple[str, ...], Projection | None]:
-    """Return the names of columns, and the function that computes those that are expressions.
+    """Return the names of columns, and the function that computes the expressions among them.
 
     "lower(user)" is the name of its column, unless "lower(user) AS name" says another. A column of
     the rows may have any name, so what an expression is shows where the columns are known.

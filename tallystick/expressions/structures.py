@@ -15,7 +15,7 @@ T = pa.types
 
 
 def named_struct(args: Sequence[Bound], what: str) -> Bound:
-    """Return a struct of fields, whose names stand before them."""
+    """Return a struct of fields; a name stands before each value."""
     names = [constant(one, what) for one in args[::2]]
     values = args[1::2]
     if len(names) != len(values) or not names:

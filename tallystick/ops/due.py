@@ -3,43 +3,31 @@
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tallystick.epoch.manifest import Manifest
-from tallystick.epoch.two_phase import Owner
+from tallystick.epoch.two_phase import DueOutput, Owner
 from tallystick.errors import UNREADABLE, TallystickError
 from tallystick.host.stopwatch import now_ms
 
 
-@dataclass(frozen=True, slots=True)
-class DueSink:
-    """The decided output of a sink that waits to be published.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueSink(DueOutput):
+    """The decided output of a sink that waits to be published, and the place of its table.
 
     Args:
         sink: its uid.
         location: of its table.
-        epochs: the number of epochs.
-        rows: theirs.
-        files: the number of files that publish them.
-        size: of these files, in bytes.
-        since_ms: when the first of them became due, in ms since 1970.
-        every_ms: the sink's `commit_every`.
         unknown: why nothing is known; "": it is.
     """
 
     sink: str
     location: str
-    epochs: int = 0
-    rows: int = 0
-    files: int = 0
-    size: int = 0
-    since_ms: int = 0
-    every_ms: int = 0
     unknown: str = ""
 
     @property
     def waited_ms(self) -> int:
-        """The age of the oldest of them."""
+        """The age of the oldest epoch that waits."""
         return max(0, now_ms() - self.since_ms)
 
 
@@ -69,6 +57,7 @@ def _due(owner: Owner, location: str) -> DueSink:
     from tallystick.tables.due import due_output_in
 
     try:
-        return DueSink(owner.sink, location, *due_output_in(Folder(location), owner))
+        due = due_output_in(Folder(location), owner)
     except TallystickError as error:
-        return DueSink(owner.sink, location, unknown=str(error))
+        return DueSink(sink=owner.sink, location=location, unknown=str(error))
+    return DueSink(sink=owner.sink, location=location, **asdict(due))

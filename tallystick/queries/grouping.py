@@ -47,7 +47,7 @@ ALL_ROWS = "_all_rows"
 
 @dataclass
 class Group:
-    """A GROUP BY during its translation, with the columns that replace its expressions.
+    """A GROUP BY during the translation, with the columns that replace expressions.
 
     Args:
         relation: the rows.

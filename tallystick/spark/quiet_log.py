@@ -38,7 +38,7 @@ def set_up(spark_options: str, *, is_local: bool) -> str:
 
 
 def _quiet_driver() -> None:
-    """Leave out what py4j says of each connection that it closes, and PySpark of pandas."""
+    """Silence py4j about closed connections, and PySpark about pandas 3."""
     logger = logging.getLogger("py4j")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.WARNING)

@@ -108,7 +108,7 @@ def local_path(place: Place) -> Path | None:
 
 
 def _check_ends(text: str, what: str) -> str:
-    """Return a text that names one place, however many slashes are behind it."""
+    """Refuse a place with white space at an end, also before its last slashes; else return it."""
     name = text.rstrip("/")
     if text != text.strip() or name != name.rstrip() or "\0" in text:
         raise OptionError(

@@ -152,7 +152,7 @@ class FolderCommits:
         return True
 
     def names(self) -> set[str]:
-        """See `Table.names`: those of the publications that stay, as drafts."""
+        """See `Table.names`: the drafts that the remaining publications name."""
         paths = [*map(self._path, self._numbers())]
         contents = zip(paths, self._folder.get_all(paths), strict=True)
         return {

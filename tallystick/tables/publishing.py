@@ -199,7 +199,9 @@ class Publisher:
         (epoch,) = {committable.checkpoint_id for committable in committables}
         if self._error is not None:
             raise self._error
-        if epoch not in self.due:
+        with self._lock:
+            is_due = epoch in self._due
+        if not is_due:
             parts = [prepared(committable) for committable in committables]
             files = tuple(file for part in parts for file in part.all_files)
             gone = self._gone(files)
@@ -217,14 +219,14 @@ class Publisher:
             self._is_first = False
         self._compactor.tasks = tuple(sorted({one.task for one in committables}))
         with self._lock:
-            due = self._due.get(epoch)
+            due, due_count = self._due.get(epoch), len(self._due)
         if not self._every_ms or self._is_full:
             self.publish()
         elif due is not None and self._compactor.took(due):
             self._start_timer(0, epoch - 1)  # what this epoch has itself is not compacted
-        elif self._timer is None and self.due:
+        elif self._timer is None and due_count:
             self._wait()
-        elif len(self.due) == DUE_MAX * 3 // 4:
+        elif due_count == DUE_MAX * 3 // 4:
             self._start_timer(0)  # compacted before there are too many
         pending = pending_folder(self._hidden)
         self._folder.remove_files(f"{pending}/{committable.name}" for committable in committables)

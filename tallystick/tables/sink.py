@@ -23,11 +23,11 @@ def wrong_settings(
     *,
     commit_every: str | int,
     target_file_size: int,
-    create: bool,
-    schema: pa.Schema | None,
     compression: str,
+    create: bool = False,
+    schema: pa.Schema | None = None,
 ) -> Iterator[str]:
-    """Yield the settings of a sink for tables that are wrong by themselves."""
+    """Yield the settings of a sink for tables or folders that are wrong by themselves."""
     if compression not in COMPRESSIONS:
         yield str(not_one_of("compression", compression, COMPRESSIONS))
     if create and schema is None:

@@ -129,7 +129,7 @@ class TableTransaction:
         )
 
     def _compacted(self, sources: Sequence[DataFile]) -> Compaction | None:
-        """Write the rows of small files into one; None: they are published as they are."""
+        """Write the rows of small files into one large file; None: publish them as they are."""
         part: _Part | None = None
         try:
             for rows in rows_of(self._plan.folder, sources):

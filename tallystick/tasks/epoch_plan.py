@@ -147,7 +147,7 @@ class PipelinePlan:
 
     @property
     def previous_uids(self) -> dict[str, str]:
-        """The uids under which the checkpoint may have state, by those of this program."""
+        """The earlier uid of each state with a `previous_uid`, by the uid in this program."""
         pairs = ((owner.uid, owner.succession.previous_uid) for owner in self._owners)
         return {uid: previous for uid, previous in pairs if previous}
 

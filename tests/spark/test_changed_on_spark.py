@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 PREPARED, DECIDED = "OutputCounted", "TransactionCommitted"
-"""What the coordinator hears of an epoch: all output is written; Kafka has committed it."""
+"""Events of an epoch: all output is written; Kafka has committed the output."""
 
 
 def run_to_death(flow: Flow, at: str, **program: Any) -> None:

@@ -17,7 +17,7 @@ from tallystick.testing.process import ProcessGroup, free_ports
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Of every Azurite; no secret."""
+"""The key that every Azurite has, so no secret."""
 READY_S = 60
 
 needs_azurite = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Values that a program declares for columns that its state gains: what entries of before have."""
+"""Defaults that a program declares for new columns of its state, for entries from before."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
