@@ -6,6 +6,7 @@ row is given. Rows of an iterator are read while the pipeline runs.
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from typing import Any, ClassVar
@@ -92,7 +93,8 @@ class IteratedRows:
         try:
             while len(rows) < count and time.monotonic() < until_s and self.error is None:
                 with calling_user(f"{WHAT}: the iterator"):
-                    rows.append(next(self._rows))
+                    row = next(self._rows)
+                rows.append(deepcopy(row))  # it may be the dict, or hold the list, of the next row
         except StopIteration:
             self.is_over = True
         except Exception as error:

@@ -194,6 +194,11 @@ class Projection:
         made_or_gone = {name for name, _ in self.columns} | {*self.drops, *dict(self.renames)}
         return frozenset(made_or_gone).union(*(node.columns() for _, node in self.columns))
 
+    def definitions(self) -> dict[str, Node]:
+        """Return the columns that the step computes or renames, over those before it, by name."""
+        renamed = {new: Node("column", value=(old,)) for old, new in self.renames}
+        return renamed | {name: node for name, node in self.columns if node.name != "mistake"}
+
     def output(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that rows with the columns of a schema have afterwards.
 

@@ -20,6 +20,7 @@ from tallystick.expressions.binding import Condition, Projection
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
+from tallystick.pipeline.definitions import with_definitions
 from tallystick.pipeline.graph import graph_of
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
@@ -132,7 +133,7 @@ class PipelineRun:
         if has_transform:
             refuse_outputs(step for source in self.inputs for step in source.steps)
         self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
-        keyed = keyed_steps(cluster, self._stages)
+        keyed = with_definitions(keyed_steps(cluster, self._stages), self._stages, self.inputs)
         if keyed and frames is None and not self._stages.before and not any(joining):
             self.inputs[0].read, first = lean(self.inputs[0].read, keyed[0])
             keyed = (first, *keyed[1:])
