@@ -22,12 +22,12 @@ from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.savepoint import FILE, Savepoint
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
+from tallystick.ops.state_entries import entries_from
 from tallystick.ops.state_table import schema_of, table_of
-from tallystick.ops.state_writing import entries_from
 from tallystick.pipeline.input_planning import text_of
 from tallystick.source.offsets import SourceOffsets, from_text
 from tallystick.state.catalog import StateField, StepState, Version
-from tallystick.state.entries import TIMERS_BY_TIME, TTL_INDEX, ids_of
+from tallystick.state.entries import TIMERS_BY_TIME, ids_of
 from tallystick.state.file_sets import extend
 from tallystick.state.functions.vectorised import TIMER
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
@@ -55,7 +55,10 @@ def save(folder: Path, *steps: StepState) -> FileStorage:
 def saved(tmp_path: Path) -> Path:
     storage = FileStorage(str(tmp_path / "saved"))
     steps = []
-    lasting = entries_from(LASTING, table_of(STEP, entries_of()))
+    rows = table_of(STEP, entries_of())
+    lasting_pair = pa.array(rows["pair"].to_pylist(), schema_of(LASTING).field("pair").type)
+    rows = rows.set_column(rows.schema.names.index("pair"), "pair", lasting_pair)
+    lasting = entries_from(LASTING, rows, 0)
     for uid, step, entries in (("step", LASTING, lasting), ("other", STEP, entries_of())):
         file = write_changelog(storage, uid, 1, 0, "n", pa.Table.from_batches([entries]))
         assert file is not None
@@ -113,14 +116,14 @@ def test_the_table_is_the_state_and_other_steps_stay(saved: Path, tmp_path: Path
 
 
 def test_what_was_read_is_written_as_the_step_wrote_it() -> None:
-    """Byte by byte, but for a list that was emptied, the dropped state and the times to live."""
+    """Byte by byte, but for a list that was emptied and the dropped state."""
     wanted = {}
     for key, value in zip(*(column.to_pylist() for column in entries_of().columns), strict=True):
         is_emptied_list = key[2] == 3 and b"cid" in key
-        if key[2] not in (4, TTL_INDEX) and not is_emptied_list:
-            wanted[key] = value[8:] if key[2] == 2 else value
+        if key[2] != 4 and not is_emptied_list:
+            wanted[key] = value
 
-    entries = entries_from(LASTING, table_of(STEP, entries_of()))
+    entries = entries_from(STEP, table_of(STEP, entries_of()), 0)
 
     assert entries.to_pylist() == [{"key": key, "value": wanted[key]} for key in sorted(wanted)]
 
@@ -155,7 +158,7 @@ def test_any_table_comes_back(rows: dict[Any, Any], max_parallelism: int) -> Non
         schema=schema_of(step),
     )
 
-    entries = entries_from(step, batch)
+    entries = entries_from(step, batch, 0)
 
     table = table_of(step, entries).to_pylist()
     maps = [dict(row, by_name=sorted(row["by_name"] or [], key=str)) for row in table]
@@ -172,7 +175,7 @@ def test_timers_of_a_vectorised_function_are_found_by_their_time() -> None:
         [["a", "b"], [1, 2], [0, 0], [5, 6], [None, 70], [None, None]], schema=schema_of(step)
     )
 
-    entries = entries_from(step, rows).column(0)
+    entries = entries_from(step, rows, 0).column(0)
 
     (due,) = entries.filter(pa.array(ids_of(entries) == TIMERS_BY_TIME)).to_pylist()
     assert int.from_bytes(due[3:11], "big") - (1 << 63) == 70
@@ -220,7 +223,7 @@ def column(name: str, values: list[Any], kind: pa.DataType) -> pa.Table:
          "step", "state 'names' holds"),
         (column("timers", [[5, 5], None, None, None], pa.list_(pa.int64())), "step", "twice"),
         (WHOLE, "stpe", "no step 'stpe'; its keyed steps are: 'step', 'other'"),
-        (WHOLE, "other", "'pair' has a time to live"),
+        (WHOLE, "other", "'pair' is struct<a: int64, b: date32.*expected struct<.*expiry: int64"),
         ([1], "step", "rows are a list: expected an Arrow table"),
     ],
 )  # fmt: skip
@@ -230,14 +233,6 @@ def test_what_cannot_be_state_is_refused(
     with pytest.raises(OptionError, match=message):
         ts.write_state(rows, saved, step, to=tmp_path / "new")
     assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
-
-
-def test_kinds_that_a_table_does_not_hold_are_refused(tmp_path: Path) -> None:
-    for kind in ("panes", "rows", "table", "elements"):
-        field = StateField("kept", 1, kind, "", schema_text(pa.schema([("n", pa.int64())])))
-        save(tmp_path / kind, StepState("s", 8, 1, STEP.key_schema, 1, (field,), 2))
-        with pytest.raises(OptionError, match=f"'kept' is of the kind '{kind}'"):
-            ts.write_state(WHOLE, tmp_path / kind, "s", to=tmp_path / "new")
 
 
 def test_state_is_exported_to_a_parquet_file_and_imported_from_one(
