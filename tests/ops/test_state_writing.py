@@ -1,6 +1,7 @@
 """A table written as state is the state: read back equal, and taken up by the step."""
 
 import datetime
+import json
 import subprocess
 import sys
 import textwrap
@@ -250,7 +251,9 @@ def test_state_is_exported_to_a_parquet_file_and_imported_from_one(
         ) TO '{repaired}' (FORMAT parquet)"""
     )
 
-    imported = call("state", "import", repaired, saved, new, "--step", "step")
+    imported = call(
+        *("state", "import", repaired, "--savepoint", saved, "--to", new, "--step", "step")
+    )
 
     assert imported.exit_code == 0, imported.output
     wanted = by_key(rows_in(saved), "user")
@@ -264,21 +267,21 @@ def test_state_is_exported_to_a_parquet_file_and_imported_from_one(
 
 def test_a_wrong_file_of_state_is_a_message(saved: Path, tmp_path: Path) -> None:
     file = tmp_path / "state.parquet"
+    where = ["--savepoint", saved, "--to", tmp_path / "new", "--step", "step"]
     for arguments, words in (
         (["export", tmp_path / "none", file], "none"),
         (["export", saved, file], "name the step; its keyed steps are: 'step', 'other'"),
         (["export", saved, tmp_path / "no" / "file", "--step", "step"], "cannot write"),
-        (["import", file, saved, tmp_path / "new", "--step", "step"], "expected a Parquet file"),
+        (["import", file, *where], "expected a Parquet file"),
     ):
         refused = call("state", *arguments)
         assert refused.exit_code == 1
         assert words in refused.output
         assert "Traceback" not in refused.output
     file.write_text("user,total")
-    assert (
-        "expected a Parquet file"
-        in call("state", "import", file, saved, tmp_path / "new", "--step", "step").output
-    )
+    assert "expected a Parquet file" in call("state", "import", file, *where).output
+    neither = call("state", "import", file, "--to", tmp_path / "new", "--step", "step")
+    assert "expected --savepoint, or --pipeline of a first state" in neither.output
     there = call("state", "export", saved, file, "--step", "step")
     assert "exists already" in there.output
     assert file.read_text() == "user,total"
@@ -357,6 +360,32 @@ def test_positions_that_a_savepoint_does_not_have_are_refused(
     assert not (tmp_path / "new").exists()
 
 
+def test_positions_are_stated_on_the_command_line(saved: Path, tmp_path: Path) -> None:
+    """As JSON, or in a file of it."""
+    moved(saved)
+    state, offsets = tmp_path / "state.parquet", tmp_path / "offsets.json"
+    pq.write_table(WHOLE, state)
+    stated = json.dumps({"orders": {"1": 7}})
+    offsets.write_text(stated)
+    command = ["state", "import", state, "--savepoint", saved, "--step", "step"]
+    for text in (stated, str(offsets)):
+        new = tmp_path / f"new{len(text)}"
+        done = call(*command, "--to", new, "--offsets", text)
+        assert done.exit_code == 0, done.output
+        sources = savepoints.read(FileStorage(str(new))).manifest.sources
+        assert [from_text(one).positions[TopicPartition("orders", 1)] for one in sources] == [7, 7]
+    for text, words in (
+        ("offsets.txt", "expected JSON, or a file of it"),
+        ('{"orders": 7}', "expected the next offset by topic and partition"),
+        ('{"orders": {"a": 7}}', "expected the next offset by topic and partition"),
+        ('{"orders": {"0": true}}', "expected the next offset by topic and partition"),
+        ('{"orders": {"9": 7}}', "of a partition that the savepoint has a position in"),
+    ):
+        refused = call(*command, "--to", tmp_path / "no", "--offsets", text)
+        assert (refused.exit_code, words in refused.output) == (1, True), refused.output
+    assert not (tmp_path / "no").exists()
+
+
 def counting() -> ts.Pipeline:
     """A pipeline that counts by user."""
     source = ts.KafkaSource("localhost:1", topics=["orders"], value=ts.Json("user string"))
@@ -369,6 +398,7 @@ def counting() -> ts.Pipeline:
     )
 
 
+COUNTING = counting()
 COUNTS = pa.table({"user": ["ann", "bob"], "n": [3, 4]})
 
 
@@ -386,6 +416,16 @@ def test_a_pipeline_without_a_savepoint_begins_with_the_table(tmp_path: Path) ->
         ts.write_state(COUNTS, tmp_path / "new", "counts", to=tmp_path / "x", offsets={"o": {0: 1}})
     ts.write_state(COUNTS.slice(1), tmp_path / "new", "counts", to=tmp_path / "again")
     assert rows_in(tmp_path / "again", "counts").num_rows == 1
+
+
+def test_a_first_state_is_imported_for_the_pipeline_of_a_module(tmp_path: Path) -> None:
+    state, new = tmp_path / "state.parquet", tmp_path / "new"
+    pq.write_table(COUNTS, state)
+    where = f"{__name__}:COUNTING"
+    done = call(*("state", "import", state, "--pipeline", where, "--to", new, "--step", "counts"))
+    assert done.exit_code == 0, done.output
+    rows = rows_in(new, "counts").select(["user", "n"])
+    assert sorted(rows.to_pylist(), key=str) == sorted(COUNTS.to_pylist(), key=str)
 
 
 def test_a_savepoint_gets_a_step_that_only_the_program_has(saved: Path, tmp_path: Path) -> None:
