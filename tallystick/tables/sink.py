@@ -8,7 +8,7 @@ import pyarrow as pa
 from tallystick.arguments import not_one_of
 from tallystick.epoch.two_phase import Committable, DueOutput, Outcome, Owner, Timeout
 from tallystick.errors import OptionError
-from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder
+from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder, show_disk
 from tallystick.files.folder import HIDDEN
 from tallystick.files.sink import COMPRESSIONS
 from tallystick.tables import background
@@ -123,6 +123,7 @@ def open_sink(
 
     own = hidden_folder(replace(owner, lineage=owner.lineage or "-"))  # a path has no gap
     if owner.lineage:
+        show_disk(folder, owner)
         siblings = own.rpartition("/")[0]
         for lineage in folder.names(siblings):
             if folder.names(due_folder(f"{siblings}/{lineage}")):

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tallystick.epoch.two_phase import Committable, Place
 from tallystick.errors import RecordError
-from tallystick.files.drafts import hidden_folder, name_of, pending_folder
+from tallystick.files.drafts import check_disk, hidden_folder, name_of, pending_folder
 from tallystick.files.folder import Folder
 from tallystick.files.writing import BUFFER_BYTES_MAX, OPEN_PARTITIONS_MAX
 from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, count
@@ -51,6 +51,7 @@ class TablePlan:
 
     def begin(self, place: Place) -> "TableTransaction":
         """See `TransactionPlan.begin`; names of an attempt are unique, so none collide."""
+        check_disk(self.folder, place.owner)
         return TableTransaction(self, place)
 
 
