@@ -29,6 +29,7 @@ from tallystick.ops.cli_savepoint import (
     errors_as_messages,
 )
 from tallystick.ops.cli_savepoint import app as savepoint
+from tallystick.ops.cli_state import ParquetFile, offsets_of, rows_of
 from tallystick.ops.cli_state import app as state
 from tallystick.ops.cli_topic import LOCAL, partition_counts
 from tallystick.ops.cli_topic import app as topic
@@ -138,6 +139,64 @@ def _declared(where: str, checkpoint: str) -> "tuple[dict[str, str], DeclaredPip
     return connection_of(pipeline), declaration
 
 
+def import_state(
+    file: ParquetFile,
+    step: Annotated[str, typer.Option(help="The step's uid.")],
+    to: Annotated[str, typer.Option(help="The new savepoint's folder, empty.")],
+    savepoint: Annotated[
+        str | None,
+        typer.Option(
+            help="The savepoint's folder, or its URI, with positions and all other steps; not "
+            "needed with --pipeline."
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:PIPELINE",
+            help="Where the pipeline is, as for `recover`, whose step the savepoint does not have; "
+            "without --savepoint it has never run, and begins where its sources say.",
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A column of another key, in the order of the new program's key_by; may be "
+            "repeated. Without it the key stays."
+        ),
+    ] = None,
+    offsets: Annotated[
+        str | None,
+        typer.Option(
+            help="The next offsets to read in place of the savepoint's, as JSON or the name of a "
+            'file of it: \'{"orders": {"0": 1200, "1": 950}}\'.'
+        ),
+    ] = None,
+    scratch: Annotated[
+        Path | None, typer.Option(help="A folder on a local disk with room for the step's state.")
+    ] = None,
+) -> None:
+    """Write a savepoint in which the state of a step is what a Parquet file says."""
+    from tallystick.api.state_writing import write_state
+    from tallystick.storage.file_storage import shown
+
+    with errors_as_messages():
+        if savepoint is None and pipeline is None:
+            raise OptionError("state import: expected --savepoint, or --pipeline of a first state")
+        rows = rows_of(file)
+        write_state(
+            rows,
+            savepoint,
+            step,
+            to=to,
+            key=key or None,
+            offsets=None if offsets is None else offsets_of(offsets),
+            pipeline=None if pipeline is None else find_pipeline(pipeline),
+            scratch=scratch,
+        )
+    typer.echo(f"Wrote {shown(to)}, with {rows.num_rows} keys in step {step!r}.")
+
+
 def find_pipeline(where: str) -> "Pipeline":
     """Import the module that a pipeline is defined in, and return the pipeline.
 
@@ -196,6 +255,7 @@ app.add_typer(topic, name="topic")
 app.add_typer(savepoint, name="savepoint")
 app.add_typer(state, name="state")
 app.add_typer(cli.transactions_app, name="transactions")
+state.command("import")(import_state)
 app.command("fork")(fork)
 app.command("recover")(recover)
 app.command("doctor")(doctor)

@@ -169,6 +169,7 @@ CACHES_OF_VALUES = {
     "kafka/registry.py": {"_known_in_file", "columns_to_read", "value_writer"},
     "ops/ui/server.py": {"_servers"},  # of the driver; a fork has no thread that serves
     "ops/ui/rendering.py": {"_environment"},
+    "tables/background.py": {"_jobs"},  # a fork has no thread of theirs
     "tasks/operator_state.py": {"_lists", "_tables"},
     "tasks/hints.py": {"_silent_batches"},
     "source/subscription.py": {"_matches"},

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tallystick.arguments import checked, missing_column
 from tallystick.epoch.two_phase import Guarantee, Owner, RunFacts, guarantee_problem
 from tallystick.errors import OptionError, StorageError
-from tallystick.files.drafts import SEEN, due_folder, hidden_folder, pending_folder
+from tallystick.files.drafts import due_folder, hidden_folder, pending_folder, show_disk
 from tallystick.files.folder import HIDDEN, WHAT, Folder
 from tallystick.files.sink import OpenFileSink
 from tallystick.files.writing import FilePlan, is_possible
@@ -93,7 +93,7 @@ class FileSink:
         folder = Folder(str(self.path))
         try:
             if owner.lineage:
-                folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
+                show_disk(folder, owner)
             else:
                 probe = f"{HIDDEN}/{PROBE}-{secrets.token_hex(8)}"
                 put = folder.put_new if self._every_ms else folder.put

@@ -28,7 +28,8 @@ def write_state(
 
     The table replaces all state of the step: a key without a row has none. Columns are those of
     `read_state`, with the same types, in any order; `key_group` may be left out, and is computed in
-    any case, and so may `timers`. Everything else is as in the given savepoint, which stays as it
+    any case, and so may `timers`. Columns of elements with a `$`, such as `$expiry`, may be null in
+    new elements. Everything else is as in the given savepoint, which stays as it
     is. The rows are in memory as a whole. After an error the new folder is as empty as before.
 
     Args:
@@ -45,8 +46,8 @@ def write_state(
             temporary one.
 
     Raises:
-        OptionError: there is no such step, its kind of state cannot be written from a table, or a
-            column is missing, unknown or of another type; or a key is there twice.
+        OptionError: there is no such step, or a column is missing, unknown or of another type; or a
+            key is there twice, or elements are there that no such step would have written.
         StateFileError: a file of another step's state is missing or damaged.
     """
     if savepoint is None and pipeline is None:

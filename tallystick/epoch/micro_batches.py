@@ -8,10 +8,11 @@ things cannot be seen afterwards, so they are written down beside the manifests 
     failed-N-M       the same, after manifest M of the epoch: what it decided may not be committed
     partial-N-M      the function called a sink again after manifest M: those rows are missing
 
-Runs of one checkpoint share these names, so a note about M is written only by who knows what became
-of M. A note that a call failed puts all manifests of its epoch in doubt: an earlier run may have
-left one whose fate that call did not get to know. It is removed when the epoch is settled after
-all, or a later one is committed.
+Runs of one checkpoint share these names, so a note about M is written by who knows what became of
+M. A second call that does not know writes one about each manifest of its epoch: an earlier run may
+have committed it. A note that a call failed puts all manifests of its epoch in doubt: an earlier
+run may have left one whose fate that call did not get to know. It is removed when the epoch is
+settled after all, or a later one is committed.
 
 A loop of our own leaves one when it ends in order, so that a sink may be taken out of a pipeline,
 and that a token which is set back shows:
@@ -40,6 +41,25 @@ def partial_path(manifest_path: str) -> str:
 def settled_path(manifest_path: str) -> str:
     """Return the path of the note that a manifest's epoch is committed in all sinks."""
     return f"{FOLDER}/settled-{_name(manifest_path)}"
+
+
+def failure_paths(
+    paths: Iterable[str], checkpoint_id: int, manifest_path: str, *, is_second: bool
+) -> list[str]:
+    """Return the paths of the notes that a call of a sink failed.
+
+    Args:
+        paths: the files of the folder.
+        checkpoint_id: the epoch that the sink was called for.
+        manifest_path: of its manifest if the run knows that it is committed, else "".
+        is_second: the sink was called for this epoch before.
+    """
+    if not is_second:
+        return [failed_path(checkpoint_id, manifest_path)]
+    if manifest_path:
+        return [partial_path(manifest_path)]
+    undecided = (path for path in manifests(paths) if epoch_of(path) == checkpoint_id)
+    return [failed_path(checkpoint_id), *map(partial_path, undecided)]
 
 
 def failed_path(checkpoint_id: int, manifest_path: str = "") -> str:

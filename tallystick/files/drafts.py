@@ -28,12 +28,13 @@ proof.
 import hashlib
 import json
 import re
+import socket
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 from urllib.parse import quote
 
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place
-from tallystick.errors import UNREADABLE, DataLossError, ManifestError
+from tallystick.errors import UNREADABLE, DataLossError, ManifestError, OptionError
 from tallystick.files.folder import HIDDEN, Folder
 from tallystick.text import shortened
 
@@ -137,6 +138,26 @@ def hidden_folder(owner: Owner) -> str:
     """Return the folder of one sink's drafts and markers, below the sink's path."""
     parts = (owner.pipeline, owner.sink, owner.lineage)
     return "/".join((HIDDEN, *map(_part, parts)))
+
+
+def show_disk(folder: Folder, owner: Owner) -> None:
+    """Write the file by which tasks know that they and the driver see one disk."""
+    folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
+
+
+def check_disk(folder: Folder, owner: Owner) -> None:
+    """Refuse a disk that the driver does not see: the driver would take the files for lost.
+
+    Raises:
+        OptionError: a local folder does not have what the driver wrote.
+    """
+    seen = f"{hidden_folder(owner)}/{SEEN}"
+    if folder.is_local and not folder.sizes([seen]):
+        raise OptionError(
+            f"{folder.name}: a task on {socket.gethostname()} does not find {seen} there, which "
+            f"the driver wrote: expected one disk that the driver and all executors see. Mount it "
+            f"everywhere, or write to S3 or the like."
+        )
 
 
 def pending_folder(hidden: str) -> str:

@@ -132,7 +132,8 @@ class Folder:
             region = self._files.region if isinstance(self._files, fs.S3FileSystem) else ""
             place, _, options = self._uri.partition("?")
             uri = f"{scheme_of(place)}://{user_part(self._uri)}{bucket}?{options}"
-            return ExclusiveStore(uri, self.location, region).create(key, data)
+            store = ExclusiveStore(uri, self.name, "or write without commit_every=", region)
+            return store.create(key, data)
 
     def get(self, path: str) -> bytes | None:
         """Read a small file; None if it does not exist, known by one request to an object store."""

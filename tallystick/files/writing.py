@@ -5,7 +5,6 @@ A partition is a folder, `col=value/…`, as Hive and Spark name them.
 
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 
 from tallystick.epoch.two_phase import Committable, Guarantee, LossyTransaction, Place, Transaction
 from tallystick.errors import OptionError, RecordError, StorageError
-from tallystick.files.drafts import SEEN, Drafts, File, hidden_folder, name_of
+from tallystick.files.drafts import Drafts, File, check_disk, hidden_folder, name_of
 from tallystick.files.folder import Folder
 from tallystick.files.parquet import OpenParquet, WaitingRows
 from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, count
@@ -205,7 +204,7 @@ class FilePlan:
 
     def begin(self, place: Place) -> Transaction:
         """See `TransactionPlan.begin`; names of an attempt are unique, so none collide."""
-        self._check_disk(place)
+        check_disk(self.folder, place.owner)
         if self.guarantee is Guarantee.NONE:
             return LossyTransaction(
                 lambda: FileTransaction(self, place),
@@ -215,16 +214,6 @@ class FilePlan:
                 by_batch=False,
             )
         return FileTransaction(self, place)
-
-    def _check_disk(self, place: Place) -> None:
-        """Refuse a disk that the driver does not see: the driver would take the drafts for lost."""
-        seen = f"{hidden_folder(place.owner)}/{SEEN}"
-        if self.folder.is_local and not self.folder.sizes([seen]):
-            raise OptionError(
-                f"file sink {self.folder.location}: a task on {socket.gethostname()} does not find "
-                f"{seen} there, which the driver wrote: expected one disk that the driver and all "
-                f"executors see. Mount it everywhere, or write to S3 or the like."
-            )
 
 
 class FileTransaction:

@@ -1,5 +1,6 @@
 """`tallystick state …`: the state of a keyed step as a Parquet file, and back."""
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,42 +58,12 @@ def export_state(
     typer.echo(f"Wrote {count} keys to {file}.")
 
 
-@app.command("import")
-def import_state(
-    file: ParquetFile,
-    savepoint: Annotated[
-        str,
-        typer.Argument(
-            help="A savepoint's folder, or its URI: of its positions and its other steps."
-        ),
-    ],
-    target: Annotated[str, typer.Argument(help="The new savepoint's folder.")],
-    step: Annotated[str, typer.Option(help="The step's uid.")],
-    key: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A column of another key, in the order of the new program's key_by; may be "
-            "repeated. Without it the key stays."
-        ),
-    ] = None,
-    scratch: Annotated[
-        Path | None, typer.Option(help="A folder on a local disk with room for the step's state.")
-    ] = None,
-) -> None:
-    """Write a savepoint in which the state of a step is what a Parquet file says."""
-    from tallystick.ops.state_writing import write_table
-    from tallystick.storage.file_storage import shown
+def rows_of(file: Path) -> "pa.Table":
+    """Read a Parquet file.
 
-    with errors_as_messages():
-        rows = _rows_of(file)
-        write_table(rows, savepoint, step, to=target, key=key or None, scratch=scratch)
-    typer.echo(
-        f"Wrote {shown(target)}, with {rows.num_rows} keys in step {step!r}; {shown(savepoint)} "
-        f"is as it was."
-    )
-
-
-def _rows_of(file: Path) -> "pa.Table":
+    Raises:
+        OptionError: it is none.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -101,3 +72,34 @@ def _rows_of(file: Path) -> "pa.Table":
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise OptionError(f"{file}: expected a Parquet file: {reason}") from None
+
+
+def offsets_of(text: str) -> dict[str, dict[int, int]]:
+    """Return the offsets by topic and partition in `--offsets`: JSON, or the name of a file of it.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(
+                f"--offsets {text}: expected JSON, or a file of it: {error}"
+            ) from None
+    try:
+        return {
+            topic: {int(partition): _whole(offset) for partition, offset in by_partition.items()}
+            for topic, by_partition in json.loads(text).items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        raise OptionError(
+            f"--offsets {text.strip()}: expected the next offset by topic and partition, such as "
+            f'{{"orders": {{"0": 1200, "1": 950}}}}'
+        ) from None
+
+
+def _whole(offset: object) -> int:
+    if type(offset) is not int:
+        raise TypeError
+    return offset

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -20,7 +21,14 @@ from tallystick.ops.checkpoint_view import asking
 from tallystick.options.table import client_config
 from tallystick.ports import Storage
 from tallystick.state.catalog import StateField, StepState
-from tallystick.state.entries import REST_AT, TIMERS_BY_KEY, ids_of
+from tallystick.state.entries import (
+    REST_AT,
+    TIME_SIZE,
+    TIMERS_BY_KEY,
+    TIMERS_BY_TIME,
+    ids_of,
+    times_in,
+)
 from tallystick.state.functions.processing import (
     COLUMNS,
     ELEMENTS,
@@ -32,12 +40,14 @@ from tallystick.state.functions.processing import (
     VALUE,
 )
 from tallystick.state.functions.row_state import stored_fields, stored_rows
+from tallystick.state.functions.vectorised import TIMER
+from tallystick.state.functions.window_engine import OPEN
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.keys import KeyCodec, tails
 from tallystick.state.pyspark.values import ValueCodec, struct_from_text
 from tallystick.state.row_codec import ColumnsCodec
 from tallystick.state.schema import schema_from_text
-from tallystick.state.time_to_live import EXPIRY_SIZE
+from tallystick.state.time_to_live import EXPIRY_SIZE, expiries_of
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place
 
@@ -130,7 +140,9 @@ def _step(storage: Storage, uid: str | None, ask: Ask | None) -> StepState:
 
 
 KEY_GROUP, TIMERS = "key_group", "timers"
-TIME_SIZE = 8
+EXPIRY = pa.field("$expiry", pa.int64())
+"""The moment from which an entry with a time to live is gone, in ms; beside the entry's columns."""
+PANE_START, PANE_TIMER = pa.field("start", pa.int64()), pa.field(TIMER, pa.int64())
 _SIGN = 1 << 63
 
 Int64Array = NDArray[np.int64]
@@ -142,14 +154,18 @@ class _Entries(NamedTuple):
     Args:
         keys: the step's key of each entry, as bytes.
         groups: the key group of each entry.
+        after_id: the bytes of the key and those after it.
         rest: the bytes after the key.
         values: the values without the expiry.
+        expiries: of each value; None: the state has no time to live.
     """
 
     keys: pa.BinaryArray
     groups: NDArray[np.int32]
+    after_id: pa.BinaryArray
     rest: list[bytes]
     values: pa.BinaryArray
+    expiries: Int64Array | None
 
 
 def schema_of(step: StepState) -> pa.Schema:
@@ -197,9 +213,14 @@ def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
         groups[codes[state_id]] = state_entries.groups
         at += len(state_entries.keys)
     columns = [*codec.decode(keys.dictionary).columns, pa.array(groups)]
+    keys_by_time = entries.column(0).filter(pa.array(ids == TIMERS_BY_TIME))
     for state in step.fields:
         state_entries = by_state[state.state_id]
-        columns += _read(state, state_entries, codes[state.state_id], len(groups))
+        if state.kind == PANES:
+            panes = _panes(state, state_entries, keys_by_time)
+            columns.append(_lists(panes, codes[state.state_id], len(groups)))
+        else:
+            columns += _read(state, state_entries, codes[state.state_id], len(groups))
     timers = by_state[TIMERS_BY_KEY]
     times = pa.array([int.from_bytes(rest, "big") - _SIGN for rest in timers.rest], pa.int64())
     columns.append(_lists(times, codes[TIMERS_BY_KEY], len(groups)))
@@ -217,11 +238,13 @@ def _columns_of(state: StateField) -> list[pa.Field]:
     if state.kind in (COLUMNS, TABLE, ELEMENTS):
         return list(schema_from_text(state.value_schema))
     if state.kind == PANES:
-        return [pa.field(state.kind, pa.list_(_pane(state)))]
+        return [pa.field(state.kind, pa.list_(pane_type(state)))]
     if state.kind == ROWS:
         rows = stored_fields(schema_from_text(state.value_schema))
         return [pa.field(state.name, pa.list_(rows))]
     value = _struct(state.value_schema)
+    if state.ttl_ms:
+        value = pa.struct([*value, EXPIRY])
     if state.kind == LIST:
         return [pa.field(state.name, pa.list_(value))]
     if state.kind == MAP:
@@ -229,9 +252,14 @@ def _columns_of(state: StateField) -> list[pa.Field]:
     return [pa.field(state.name, value)]
 
 
-def _pane(state: StateField) -> pa.StructType:
-    """Return the type of a pane of windows: the start in microseconds, and the accumulators."""
-    return pa.struct([pa.field("start", pa.int64()), *schema_from_text(state.value_schema)])
+def pane_type(state: StateField) -> pa.StructType:
+    """Return the type of a pane of windows: start in microseconds, timer in ms, and accumulators.
+
+    Sessions have their timer among the accumulators, windows of a number of rows have none.
+    """
+    stored = schema_from_text(state.value_schema)
+    timer = [PANE_TIMER] if OPEN.name in stored.names else []
+    return pa.struct([PANE_START, *timer, *stored])
 
 
 def _struct(text: str) -> pa.StructType:
@@ -245,8 +273,10 @@ def _entries_of(codec: KeyCodec, entries: pa.RecordBatch, ttl_ms: int) -> _Entri
     return _Entries(
         keys=codec.encode(rows),
         groups=_groups(entries.column(0)),
+        after_id=after_id,
         rest=[data[size:] for data, size in zip(after_id.to_pylist(), sizes.tolist(), strict=True)],
         values=tails(values, EXPIRY_SIZE) if ttl_ms else values,
+        expiries=expiries_of(values) if ttl_ms else None,
     )
 
 
@@ -261,34 +291,50 @@ def _read(
     if state.kind in (COLUMNS, TABLE, ELEMENTS):
         rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(state_entries.values)
         return [column.take(_positions(codes, count)) for column in rows.columns]
-    if state.kind == PANES:
-        rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(state_entries.values)
-        # As a column of a key: a byte that says that there is one, and its order as unsigned.
-        starts = [int.from_bytes(rest[1:], "big") - _SIGN for rest in state_entries.rest]
-        columns = [pa.array(starts, pa.int64()), *rows.columns]
-        panes = pa.StructArray.from_arrays(columns, fields=list(_pane(state)))
-        return [_lists(panes, codes, count)]
     # A family has an entry under its own name, which counts the elements of a list.
     is_part = np.array([len(rest) > 0 for rest in state_entries.rest], np.bool_)
     if state.kind == ROWS:
         columns = schema_from_text(state.value_schema)
-        entries, stored = stored_rows(columns, state_entries.values, is_part)
-        return [_lists(stored, codes[entries], count)]
-    kind = _struct(state.value_schema)
+        owners, stored = stored_rows(columns, state_entries.values, is_part, codes)
+        return [_lists(stored, owners, count)]
     if state.kind == VALUE:
-        return [
-            _structs(state.value_schema, kind, state_entries.values).take(_positions(codes, count))
-        ]
-    values = _structs(state.value_schema, kind, state_entries.values.filter(pa.array(is_part)))
+        is_part = np.ones(len(codes), np.bool_)
+    kept = pa.array(is_part)
+    values = _structs(state.value_schema, state_entries.values.filter(kept))
+    if state_entries.expiries is not None:
+        expiries = pa.array(state_entries.expiries[is_part])
+        fields = [*values.type, EXPIRY]
+        values = pa.StructArray.from_arrays([*values.flatten(), expiries], fields=fields)
+    if state.kind == VALUE:
+        return [values.take(_positions(codes, count))]
     if state.kind == LIST:
         return [_lists(values, codes[is_part], count)]
     assert state.kind == MAP, state
     packed = pa.array([rest for rest in state_entries.rest if rest], pa.binary())
-    keys = _structs(state.key_schema, _struct(state.key_schema), packed)
+    keys = _structs(state.key_schema, packed)
     return [_maps(keys, values, codes[is_part], count)]
 
 
-def _structs(schema_text: str, kind: pa.StructType, data: pa.BinaryArray) -> pa.Array:
+def _panes(state: StateField, entries: _Entries, by_time: pa.BinaryArray) -> pa.StructArray:
+    """Return panes as values of `pane_type`.
+
+    Args:
+        state: of the panes.
+        entries: of the panes.
+        by_time: the keys of all entries of the step's index of timers.
+    """
+    rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(entries.values)
+    # As a column of a key: a byte that says that there is one, and its order as unsigned.
+    starts = [int.from_bytes(rest[1:], "big") - _SIGN for rest in entries.rest]
+    columns, fields = [pa.array(starts, pa.int64())], list(pane_type(state))
+    if len(fields) > 1 + len(rows.schema):
+        places = pc.index_in(entries.after_id, value_set=tails(by_time, REST_AT + TIME_SIZE))
+        columns.append(pa.array(times_in(by_time, REST_AT)).take(places))
+    return pa.StructArray.from_arrays([*columns, *rows.columns], fields=fields)
+
+
+def _structs(schema_text: str, data: pa.BinaryArray) -> pa.StructArray:
+    kind = _struct(schema_text)
     codec = ValueCodec("state", struct_from_text(schema_text), as_stored=True)
     names = kind.names
     values: list[Any] = [

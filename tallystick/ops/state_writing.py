@@ -6,6 +6,7 @@ and sorted on the local disk as in a migration.
 """
 
 import tempfile
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,35 +22,23 @@ from tallystick.arguments import near
 from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.savepoint import Savepoint
 from tallystick.epoch.verdict import FIRST_EPOCH
-from tallystick.errors import OptionError, StateError
+from tallystick.errors import OptionError
 from tallystick.ops import savepoints
+from tallystick.ops.state_entries import computed_columns, entries_from
 from tallystick.ops.state_table import schema_of
 from tallystick.pipeline.input_planning import text_of
 from tallystick.source.offsets import from_text
-from tallystick.state.catalog import PLAIN_NAME, StateField, StepState
-from tallystick.state.entries import (
-    TIMERS_BY_KEY,
-    TIMERS_BY_TIME,
-    time_bytes,
-    time_keys,
-)
-from tallystick.state.functions.processing import COLUMNS, LIST, MAP, VALUE
-from tallystick.state.functions.vectorised import TIMER
-from tallystick.state.key_groups import key_groups_of
-from tallystick.state.keys import KeyCodec, entry_keys
-from tallystick.state.overlay import ENTRIES, one_batch
-from tallystick.state.pyspark.values import ValueCodec, struct_from_text
-from tallystick.state.row_codec import ColumnsCodec
-from tallystick.state.schema import schema_from_text
+from tallystick.state.catalog import PLAIN_NAME, StepState
+from tallystick.state.functions.processing import ELEMENTS
+from tallystick.state.keys import KeyCodec
+from tallystick.state.numpy_columns import places_in
+from tallystick.state.operator_state import PLACE
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, resolved
 from tallystick.values import Producer, TopicPartition
 
 BATCH_ROWS = 50_000
 """Rows whose entries are in memory at a time, beside the table itself."""
-
-_Entry = tuple[int, bytes, bytes]
-"""A row's number, the bytes after the step's key, and the value."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +79,19 @@ def write_table(
         source = FileStorage(resolved(savepoint, "savepoint"))
         saved = savepoints.read(source)
     saved = _at(_with_step(saved, step, program), offsets or {})
-    before = _writable(saved, step, source.location)
+    before = _step_of(saved, step, source.location)
     after = before if key is None else _with_key(before, list(key), table)
     table = _checked_columns(after, table)
     _refuse_equal_keys(after, table)
+    table = _in_places(after, table)
     batches = table.to_batches(max_chunksize=BATCH_ROWS)
+    now_ms = round(time.time() * 1000)
     savepoints.write_step(
         saved,
         source,
         target,
         after,
-        (entries_from(after, batch) for batch in batches if batch.num_rows),
+        (entries_from(after, batch, now_ms) for batch in batches if batch.num_rows),
         table.nbytes,
         Path(room),
     )
@@ -163,7 +154,7 @@ def _at(saved: Savepoint, offsets: Mapping[str, Mapping[int, int]]) -> Savepoint
     return replace(saved, manifest=replace(saved.manifest, sources=tuple(moved)))
 
 
-def _writable(saved: Savepoint, uid: str, location: str) -> StepState:
+def _step_of(saved: Savepoint, uid: str, location: str) -> StepState:
     steps = {step.uid: step for step in saved.manifest.state}
     if uid not in steps:
         names = ", ".join(map(repr, steps)) or "none"
@@ -171,17 +162,6 @@ def _writable(saved: Savepoint, uid: str, location: str) -> StepState:
             f"{location}: there is no step {uid!r}; its keyed steps are: {names}."
             f"{near(uid, list(steps))}"
         )
-    for state in steps[uid].fields:
-        if state.kind not in (COLUMNS, VALUE, LIST, MAP):
-            raise OptionError(
-                f"step {uid}: its state {state.name!r} is of the kind {state.kind!r}, which "
-                f"write_state does not write: expected columns, value, list or map."
-            )
-        if state.ttl_ms and state.kind != COLUMNS:
-            raise OptionError(
-                f"step {uid}: its state {state.name!r} has a time to live, and a table of "
-                f"read_state does not say when entries expire: write_state does not write it."
-            )
     return steps[uid]
 
 
@@ -231,6 +211,7 @@ def _checked_columns(step: StepState, table: pa.Table) -> pa.Table:
     """
     wanted = schema_of(step)
     computed = {len(KeyCodec.from_text(step.key_schema).names), len(wanted) - 1}
+    of_state = computed_columns(step)
     unknown = [name for name in table.column_names if name not in wanted.names]
     if unknown:
         raise OptionError(
@@ -240,7 +221,7 @@ def _checked_columns(step: StepState, table: pa.Table) -> pa.Table:
     columns = []
     for at, field in enumerate(wanted):
         count = table.column_names.count(field.name)
-        if count == 0 and at in computed:
+        if count == 0 and (at in computed or field.name in of_state):
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
         if count != 1:
@@ -251,6 +232,30 @@ def _checked_columns(step: StepState, table: pa.Table) -> pa.Table:
             )
         columns.append(_cast(step, table.column(field.name), field))
     return pa.table(columns, schema=wanted)
+
+
+def _in_places(step: StepState, table: pa.Table) -> pa.Table:
+    """Return the elements of a list of tasks with places from 0 on; other tables as they are.
+
+    Raises:
+        OptionError: an element is of no task that there was.
+    """
+    if all(state.kind != ELEMENTS for state in step.fields):
+        return table
+    task, place = PLACE.names
+    table = table.sort_by([(task, "ascending"), (place, "ascending")])
+    tasks = table.column(task)
+    strays = pc.fill_null(
+        pc.or_(pc.less(tasks, 0), pc.greater_equal(tasks, step.parallelism)), True
+    )
+    if pc.any(strays).as_py():
+        raise OptionError(
+            f"step {step.uid}: an element is of task {tasks.filter(strays)[0]}: expected 0 to "
+            f"{step.parallelism - 1}, the tasks that there were"
+        )
+    counts = np.bincount(tasks.to_numpy(), minlength=step.parallelism)
+    places = pa.array(places_in(counts))
+    return table.set_column(table.column_names.index(place), table.field(place), places)
 
 
 def _cast(step: StepState, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
@@ -305,124 +310,3 @@ def _refuse_equal_keys(step: StepState, table: pa.Table) -> None:
             f"step {step.uid}: {len(twice)} of {len(counted)} keys have more than one row, as "
             f"{row}: expected one row per key. Merge them before."
         )
-
-
-def entries_from(step: StepState, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the entries of some keys' state: the inverse of `table_of`.
-
-    Args:
-        step: its states are columns, values, lists and maps without times to live.
-        rows: a row per key, with the columns of `schema_of`.
-
-    Returns:
-        `ENTRIES`, sorted by key.
-
-    Raises:
-        OptionError: a value cannot be stored, or a map has a key twice.
-    """
-    codec = KeyCodec.from_text(step.key_schema)
-    key_columns = rows.select(codec.names)
-    groups = key_groups_of(codec.hash_codes(key_columns), step.max_parallelism)
-    keys = codec.encode(key_columns)
-    parts: list[tuple[pa.BinaryArray, pa.BinaryArray]] = []
-
-    def put(state_id: int, entries: Sequence[_Entry]) -> pa.BinaryArray:
-        numbers = np.array([number for number, _, _ in entries], np.int64)
-        rest = pa.array([rest for _, rest, _ in entries], pa.binary())
-        whole = pc.binary_join_element_wise(keys.take(pa.array(numbers)), rest, b"")
-        new = entry_keys(groups[numbers], state_id, whole)
-        parts.append((new, pa.array([value for _, _, value in entries], pa.binary())))
-        return new
-
-    at = len(codec.names) + 1
-    for state in step.fields:
-        if state.kind == COLUMNS:
-            schema = schema_from_text(state.value_schema)
-            columns = rows.columns[at : at + len(schema)]
-            at += len(schema)
-            stored = pa.RecordBatch.from_arrays(columns, schema=schema)
-            values = ColumnsCodec(schema).encode(stored)
-            own = entry_keys(groups, state.state_id, keys)
-            parts.append((own.filter(values.is_valid()), values.filter(values.is_valid())))
-            if TIMER in schema.names:  # the function finds keys that are due by this index alone
-                has_timer = stored.column(TIMER).is_valid()
-                times = stored.column(TIMER).filter(has_timer)
-                due = time_keys(own.filter(has_timer), times, TIMERS_BY_TIME)
-                parts.append((due, pa.array([b""] * len(due), pa.binary())))
-        else:
-            put(state.state_id, _entries(step, state, rows.columns[at]))
-            at += 1
-    timers = [
-        (number, time_ms)
-        for number, times in enumerate(rows.columns[at].to_pylist())
-        for time_ms in times or ()
-    ]
-    by_key = put(TIMERS_BY_KEY, [(number, time_bytes(time_ms), b"") for number, time_ms in timers])
-    numbers = pa.array([number for number, _ in timers], pa.int64())
-    own = entry_keys(groups, TIMERS_BY_KEY, keys).take(numbers)
-    moments = pa.array([time_ms for _, time_ms in timers], pa.int64())
-    parts.append(
-        (time_keys(own, moments, TIMERS_BY_TIME), pa.array([b""] * len(by_key), pa.binary()))
-    )
-    return _sorted(step, parts)
-
-
-def _sorted(
-    step: StepState, parts: Sequence[tuple[pa.BinaryArray, pa.BinaryArray]]
-) -> pa.RecordBatch:
-    batches = [pa.RecordBatch.from_arrays(list(part), schema=ENTRIES) for part in parts]
-    together = pa.Table.from_batches(batches, ENTRIES)
-    if pc.count_distinct(together.column("key")).as_py() < together.num_rows:
-        raise OptionError(
-            f"step {step.uid}: a map or the timers of a key have an entry twice: expected one."
-        )
-    ordered = together.take(pc.sort_indices(together, sort_keys=[("key", "ascending")]))
-    return one_batch(ordered, f"the state of step {step.uid}", "write rows with smaller values")
-
-
-def _entries(step: StepState, state: StateField, column: pa.Array) -> list[_Entry]:
-    """Return the entries of a processor's state."""
-    name = f"step {step.uid}, state {state.name!r}"
-    codec = ValueCodec(name, struct_from_text(state.value_schema))
-    kind = column.type
-    entries: list[_Entry] = []
-    try:
-        for number, value in enumerate(column.to_pylist()):
-            if value is None:
-                continue
-            if state.kind == VALUE:
-                entries.append((number, b"", codec.encode(_python(value, kind))))
-            elif state.kind == LIST:
-                if value:
-                    entries.append((number, b"", _position(len(value))))
-                for position, element in enumerate(value):
-                    data = codec.encode(_python(element, kind.value_type))
-                    entries.append((number, _position(position), data))
-            else:
-                assert state.kind == MAP, state
-                keys = struct_from_text(state.key_schema)
-                key_codec = ValueCodec(f"{name}, the key", keys, is_key=True)
-                for key, element in value:
-                    rest = key_codec.encode(_python(key, kind.key_type))
-                    data = codec.encode(_python(element, kind.item_type))
-                    entries.append((number, rest, data))
-    except StateError as error:
-        raise OptionError(str(error)) from None
-    return entries
-
-
-def _position(number: int) -> bytes:
-    return number.to_bytes(8, "big")
-
-
-def _python(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of Arrow's `to_pylist` as a processor gives it to its state."""
-    if value is None:
-        return None
-    if pa.types.is_struct(kind):
-        return tuple(_python(value[field.name], field.type) for field in kind)
-    if pa.types.is_map(kind):
-        return {_python(k, kind.key_type): _python(v, kind.item_type) for k, v in value}
-    if pa.types.is_list(kind):
-        return [_python(part, kind.value_type) for part in value]
-    return value

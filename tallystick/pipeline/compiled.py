@@ -1,7 +1,7 @@
 """A started pipeline: inputs, steps and sinks of its epochs, and the engine for tasks."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -36,7 +36,7 @@ from tallystick.pipeline.inputs import (
     tables_of,
     value_mode_of,
 )
-from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean, lean_layout
+from tallystick.pipeline.keyed import check_sendable, keyed_steps, lean_layout
 from tallystick.pipeline.listeners import PIPELINES, counts_of
 from tallystick.pipeline.sinks import (
     STRAYS_LIVE_S,
@@ -46,6 +46,7 @@ from tallystick.pipeline.sinks import (
     side_outputs,
     with_columns,
 )
+from tallystick.pipeline.topics import with_fields
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.ports import Engine, Fetch
 from tallystick.run.driver import Driver, Listener
@@ -67,7 +68,7 @@ from tallystick.state.catalog import StepState
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
-from tallystick.tasks.keyed import WorkerHost
+from tallystick.tasks.keyed import KeyedStep, WorkerHost
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
 from tallystick.tasks.operator_state import parts_of
 from tallystick.tasks.outputs import DeclaredFunction, Filter
@@ -134,9 +135,13 @@ class PipelineRun:
             refuse_outputs(step for source in self.inputs for step in source.steps)
         self.execution = execution_of(name, execution, cluster.conf, has_transform=has_transform)
         keyed = with_definitions(keyed_steps(cluster, self._stages), self._stages, self.inputs)
-        if keyed and frames is None and not self._stages.before and not any(joining):
-            self.inputs[0].read, first = lean(self.inputs[0].read, keyed[0])
-            keyed = (first, *keyed[1:])
+        is_routed = bool(keyed) and frames is None and not any(joining)
+        for source, before in zip(self.inputs, joining, strict=True):
+            source.read = replace(source.read, functions=(*before, *self._stages.before))
+            routed = {*keyed[0].routed.names, keyed[0].watermark_column} if is_routed else None
+            source.read = _without_unused(source, routed)
+        if is_routed:
+            keyed = (_with_columns_of(keyed[0], self.inputs[0].read), *keyed[1:])
         self.keyed = PipelinePlan(
             keyed,
             task_count=tasks_at_once(cluster, self.execution),
@@ -147,14 +152,11 @@ class PipelineRun:
             lists=list_steps,
             is_noted=not has_transform,
         )
-        for source, before in zip(self.inputs, joining, strict=True):
-            source.read = _without_unused(
-                replace(
-                    source.read,
-                    functions=(*before, *self._stages.before),
-                    event_time=self.keyed.event_time,
-                    source_time=None if has_transform else source.source_time(keyed, self._stages),
-                )
+        for source in self.inputs:
+            source.read = replace(
+                source.read,
+                event_time=self.keyed.event_time,
+                source_time=None if has_transform else source.source_time(keyed, self._stages),
             )
         self._split_count_mins = {
             source.uid: self._pieces(source.options.split_count_min) for source in self.inputs
@@ -544,14 +546,15 @@ def _columns_after(
     return columns
 
 
-def _without_unused(read: ReadPlan) -> ReadPlan:
-    """Drop Kafka's columns that no expression up to the first `select` names.
+def _without_unused(source: PipelineInput, routed: Collection[str | None] | None) -> ReadPlan:
+    """Drop the columns that nothing names up to the first `select`, or the first keyed step.
 
-    Fields of value and key stay, and the timestamp: a record is malformed by any of them, whoever
-    uses them.
+    Args:
+        source: the input, with the functions that its rows pass through.
+        routed: the columns that go to the keyed step behind them; None: all, or there is none.
     """
-    prefix = read.layout.prefix if read.layout.value is not None else ""
-    names = {f"{prefix}timestamp"}
+    read = source.read
+    names: set[str | None] = set()
     for function in read.functions:
         match function:
             case Filter(Condition() as condition):
@@ -563,10 +566,21 @@ def _without_unused(read: ReadPlan) -> ReadPlan:
             case _:
                 return read
     else:
-        return read
-    small = {name.lower() for name in names}
+        if routed is None:
+            return read
+        names |= {*routed}
+    small = {name.lower() for name in names if name is not None}
     used = [name for name in read.layout.schema.names if name.lower() in small]
-    return replace(read, layout=lean_layout(read.layout, used))
+    layout = with_fields(lean_layout(read.layout, used), source.options, used)
+    return replace(read, layout=layout)
+
+
+def _with_columns_of(first: KeyedStep, read: ReadPlan) -> KeyedStep:
+    """Return the first keyed step with the columns that rows come with, without dropped ones."""
+    there = _columns_after(read.functions, read.layout.schema)
+    if there is None:
+        return first
+    return replace(first, columns=pa.schema([c for c in first.columns if c.name in there.names]))
 
 
 def newest_manifest(storage: FileStorage, name: str) -> Manifest | None:

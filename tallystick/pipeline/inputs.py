@@ -95,6 +95,8 @@ class PipelineInput:
         columns = cluster.columns(self.ddl, "the columns of the source")
         layout = layout_of(self.options, columns, dead_letters=True)
         fetch = KafkaFetch(self.config)
+        self.declared = layout
+        """The columns of the source; those of `read` are the ones that somebody uses."""
         self.read = ReadPlan(fetch, layout, self.options.policy, input=self.uid)
         self.cluster_id = ""
         self.topics: Collection[str] = ()

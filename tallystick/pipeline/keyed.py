@@ -39,7 +39,6 @@ from tallystick.tasks.handed_on import first_timed, noted_column
 from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import Columns, KeyedStage, MapBatches, Process, Stages, Step
-from tallystick.tasks.read_plan import ReadPlan
 
 logger = logging.getLogger(__name__)
 
@@ -105,19 +104,6 @@ def _check_origin(steps: Sequence[KeyedStep], *, has_transform: bool) -> None:
             f"partitions are, and rows of those that lag would be late. Name the times where "
             f"rows begin: process(…, event_time=…) of step {first.uid}; it hands them on"
         )
-
-
-def lean(read: ReadPlan, first: KeyedStep) -> tuple[ReadPlan, KeyedStep]:
-    """Drop Kafka's columns that the first keyed step does not use, so that no reader makes them.
-
-    Args:
-        read: the reading plan, with no functions.
-        first: the first keyed step.
-    """
-    layout = lean_layout(read.layout, [*first.routed.names, first.watermark_column])
-    layout_names = layout.schema.names
-    columns = pa.schema([column for column in first.columns if column.name in layout_names])
-    return replace(read, layout=layout), replace(first, columns=columns)
 
 
 def lean_layout(layout: Layout, names: Collection[str | None]) -> Layout:

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import assert_never
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tallystick.codec.formats import (
     columns_read,
 )
 from tallystick.codec.json.read import FramedJsonReader, JsonReader
-from tallystick.codec.layout import Layout, ddl
+from tallystick.codec.layout import CORRUPT_COLUMN, Layout, ddl
 from tallystick.codec.protobuf.reader import ProtobufReader
 from tallystick.codec.values import TextReader, ValueReader
 from tallystick.errors import DataLossError, OptionError
@@ -351,6 +352,23 @@ def layout_of(options: SourceOptions, schema: pa.Schema, *, dead_letters: bool =
         None if options.key is None else _reader(options.key, _key_schema(options)),
         options.key_prefix if options.key is not None else "",
     )
+
+
+def with_fields(layout: Layout, options: SourceOptions, names: Collection[str]) -> Layout:
+    """Return the layout with those fields of the value alone that are named.
+
+    All stay if no field is named: rows of no column cannot be counted. So they do where
+    `_corrupt_record` is asked for, which says of all fields whether the record is malformed.
+    """
+    form, value = options.value, layout.value
+    if value is None or form is None or isinstance(form, Text) or CORRUPT_COLUMN in names:
+        return layout
+    kept = [field for field in value.schema if field.name in names]
+    if not kept:
+        return layout
+    if isinstance(form, Avro) and form.name_column is not None and form.name_column not in names:
+        kept.append(value.schema.field(form.name_column))  # the reader takes its last one for it
+    return replace(layout, value=_reader(form, pa.schema(kept)))
 
 
 def _reader(form: Format, schema: pa.Schema) -> ValueReader:

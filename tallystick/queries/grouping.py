@@ -19,7 +19,7 @@ from tallystick.queries.parsing import (
     milliseconds,
     shown,
 )
-from tallystick.queries.relations import WINDOW_NAMES, Relation, is_column
+from tallystick.queries.relations import WINDOW_NAMES, Relation, add_output, is_column
 from tallystick.state.functions import aggregates
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.ready_made import aggregate
@@ -77,8 +77,8 @@ class Group:
             for column in result.find_all(exp.Column):
                 if column.name not in known:
                     raise OptionError(
-                        f"sql: column {column.sql(DIALECT)!r} is neither in GROUP BY nor in an "
-                        f"aggregate: name it in GROUP BY, or write first({column.sql(DIALECT)})"
+                        f"sql: column {shown(column)!r} is neither in GROUP BY nor in an "
+                        f"aggregate: name it in GROUP BY, or write first({shown(column)})"
                     )
         return result
 
@@ -116,7 +116,11 @@ class Group:
             return None
         if isinstance(node, exp.Column):
             if node.table in WINDOW_NAMES:
-                return _BOUNDS.get(node.name)
+                if node.name not in _BOUNDS:
+                    raise OptionError(
+                        f"sql: {shown(node)}: a window has start and end: window.start"
+                    )
+                return _BOUNDS[node.name]
             return node.name if node.name in (START, END) and not node.table else None
         if isinstance(node, exp.Dot) and function_name(node.this) in _GROUP_WINDOWS:
             return _BOUNDS.get(node.expression.name)
@@ -254,7 +258,7 @@ def grouped(select: exp.Select, relation: Relation, uid: str, name: str) -> Rela
         if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and node.is_star):
             raise OptionError("sql: SELECT * beside GROUP BY: name the columns")
         after = group.after(node.unalias())
-        outputs[_output_name(node, after)] = after
+        add_output(outputs, _output_name(node, after), after)
     having = select.args.get("having")
     condition = None
     if having is not None:

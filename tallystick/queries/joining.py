@@ -81,9 +81,15 @@ def joined(
             f"rows meet by key: write ON {left_name}.… = {right_name}.… AND …"
         )
     if how != "inner" and conditions.rest:
+        of_both = tables_in(conditions.rest[0], (left_name, right_name)) == {left_name, right_name}
         raise OptionError(
             f"sql: {conditions.rest[0].sql(DIALECT)}: an outer join takes equalities and the "
-            f"bounds of the times alone; filter the tables before, in WITH … AS (SELECT … WHERE …)"
+            f"bounds of the times alone; "
+            + (
+                "a condition of both tables is for an inner JOIN, which filters by it"
+                if of_both
+                else "filter the tables before, in WITH … AS (SELECT … WHERE …)"
+            )
         )
     return _step(select, (first, second), conditions, how, version, uid, name)
 
@@ -194,7 +200,7 @@ def _step(
         columns = {f"{KEY}{n}": one for n, one in enumerate([*key, *_side_of_nulls(key, how, at)])}
         for column in dict.fromkeys([time, *(one for table, one in needed if table == names[at])]):
             qualified[names[at], column] = text = f"{names[at]}_{column}"
-            columns[text] = exp.column(column, quoted=True)
+            columns[text] = side.resolve(exp.column(column, quoted=True))
         times[names[at]] = f"{names[at]}_{time}"
         side = side.select(columns)
         if how not in ("full", ("left", "right")[at]):
@@ -229,6 +235,12 @@ def _step(
         (*keys, *qualified.values()),
         frozenset(times.values()),
         qualified=qualified,
+        star=tuple(
+            text
+            for (table, column), text in qualified.items()
+            for side in sides
+            if table in side.names and column in (side.star or side.columns or ())
+        ),
     )
     condition = exp.and_(*conditions.rest) if conditions.rest else None
     return relation.filter(None if condition is None else relation.resolve(condition))
@@ -298,7 +310,7 @@ def _needed(
     for name, side in zip(names, sides, strict=True):
         if is_all and side.columns is None:
             raise OptionError(f"sql: SELECT *: the columns of {name} are not known: name them")
-        yield from ((name, column) for column in side.columns or () if is_all)
+        yield from ((name, column) for column in side.star or side.columns or () if is_all)
     parts = [*select.expressions, *conditions.rest]
     parts += [
         select.args[clause] for clause in ("where", "group", "having") if select.args.get(clause)

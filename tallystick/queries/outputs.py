@@ -50,6 +50,11 @@ def views_and_inserts(
             table = statement.this
             target = (table.this if isinstance(table, exp.Schema) else table).name
             statement = statement.expression
+        if isinstance(statement, exp.Set):
+            raise OptionError(
+                "sql: SET: there are no settings in a text. Times are in UTC; hours and days of a "
+                "zone: hour(from_utc_timestamp(at, 'Europe/Berlin'))"
+            )
         if not isinstance(statement, exp.Query):
             raise OptionError(
                 f"sql: {statement.key.upper()}: expected SELECT or INSERT INTO … SELECT"

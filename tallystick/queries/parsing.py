@@ -5,7 +5,8 @@ table functions, of FLIP-145, and as functions of GROUP BY).
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import sqlglot
 from sqlglot import exp
@@ -53,13 +54,24 @@ def statements_of(text: str) -> list[exp.Expression]:
     except ParseError as error:
         at = error.errors[0]
         raise OptionError(
-            f"sql: line {at['line']}, column {at['col']}, at {at['highlight']!r}: "
-            f"{at['description']}"
+            f"sql: line {at['line']}, column {at['col']}, at {at['highlight']!r}: {_problem(at)}"
         ) from None
     statements = [tree.transform(_of_flink) for tree in trees if tree is not None]
     if not statements:
         raise OptionError("sql: the text has no statement; expected SELECT … FROM …")
     return statements
+
+
+def _problem(at: Mapping[str, Any]) -> str:
+    """Return what is wrong at a place of the text, in words of SQL."""
+    what, word = str(at["description"]), str(at["highlight"])
+    if what.startswith("Required keyword"):
+        return "something is missing there: an expression, or a column"
+    if what.startswith("Expected table name"):
+        return "expected the name of a table behind it"
+    if what.startswith("Expecting") and word.isidentifier():
+        return f"{what}. If it is the name of a column, write it as `{word}`: it is a word of SQL"
+    return what
 
 
 def _of_flink(node: exp.Expression) -> exp.Expression:
@@ -180,7 +192,8 @@ def milliseconds(node: exp.Expression, what: str) -> int:
 
 def shown(node: exp.Expression) -> str:
     """Return the text of a part of a query, as the user wrote it."""
-    return str(node.sql(DIALECT)).replace(f"{WINDOW.upper()}(", "window(")
+    text = str(node.sql(DIALECT)).replace(f"{WINDOW.upper()}(", "window(")
+    return text.replace(f"`{WINDOW}`.", "window.")
 
 
 def from_of(select: exp.Expression) -> exp.Expression | None:

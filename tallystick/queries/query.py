@@ -37,7 +37,7 @@ from tallystick.queries.parsing import (
     statements_of,
 )
 from tallystick.queries.ranking import Places
-from tallystick.queries.relations import Relation, known_columns
+from tallystick.queries.relations import Relation, add_output, known_columns
 from tallystick.queries.window_joins import (
     best_of_windows,
     is_of_windows,
@@ -279,7 +279,12 @@ class Translation:
             relation = grouped(select, relation, self.new_uid(uid, "group"), self.name)
         else:
             relation = self._projected(select, relation)
-        if select.args.get("distinct"):
+        if (distinct := select.args.get("distinct")) is not None:
+            if distinct.args.get("on") is not None:
+                raise OptionError(
+                    "sql: DISTINCT ON: write ROW_NUMBER() OVER (PARTITION BY … ORDER BY …) AS rn "
+                    "in a subquery, and WHERE rn = 1 around it"
+                )
             relation = self._distinct(relation, uid)
         return relation
 
@@ -314,13 +319,13 @@ class Translation:
                         "sql: SELECT * beside other columns: those of the table are not known: "
                         "name them"
                     )
-                stars = relation.qualified.items() if relation.qualified else ()
-                outputs |= {column: exp.column(text, quoted=True) for (_, column), text in stars}
-                if not relation.qualified:
-                    names = relation.star or relation.columns
-                    outputs |= {one: exp.column(one, quoted=True) for one in names}
+                names = {(one, one): one for one in relation.star or relation.columns}
+                for (table, name), text in (relation.qualified or names).items():
+                    if relation.star is None or text in relation.star:
+                        where = f", in {table} and before it" if relation.qualified else ""
+                        add_output(outputs, name, exp.column(text, quoted=True), where)
             else:
-                outputs[alias_name(node)] = relation.resolve(node.unalias())
+                add_output(outputs, alias_name(node), relation.resolve(node.unalias()))
         return relation.select(outputs)
 
     def _distinct(self, relation: Relation, uid: str) -> Relation:
@@ -474,11 +479,17 @@ def _check_first_of_all(alias: str, count: int | None, orders: exp.Expression | 
 
 
 def _refuse_subqueries(select: exp.Select) -> None:
-    """Refuse a query in an expression or a condition.
+    """Refuse a query in an expression or a condition, and an aggregate in WHERE.
 
     Raises:
         OptionError: there is one.
     """
+    where = select.args.get("where")
+    for node in () if where is None else where.find_all(exp.AggFunc):
+        raise OptionError(
+            f"sql: {node.sql(DIALECT)} in WHERE: rows are chosen there before they are grouped: "
+            f"write HAVING, with a window in GROUP BY"
+        )
     parts = [*select.expressions]
     parts += [select.args[name] for name in ("where", "having", "group") if select.args.get(name)]
     for part in parts:

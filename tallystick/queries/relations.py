@@ -1,6 +1,6 @@
 """Rows while a query is translated: a stream of one source, or a pipeline."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
@@ -11,6 +11,7 @@ from sqlglot.errors import SqlglotError
 
 from tallystick.api.pipeline import Pipeline
 from tallystick.api.streams import Stream
+from tallystick.arguments import near
 from tallystick.errors import OptionError, TallystickError
 from tallystick.expressions.parsing import DIALECT
 from tallystick.pipeline.keyed import columns_of
@@ -23,6 +24,8 @@ from tallystick.tasks.outputs import Filter
 
 WINDOW_NAMES = (WINDOW, "session_window")
 """Tables of `window.start` and the like."""
+_OF_WINDOWS = (*WINDOW_NAMES, "window", "window_start", "window_end")
+"""Columns that stand for a window, and are in no rows before they are grouped."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,47 @@ class Relation:
         table, name = node.table, node.name
         if self.qualified is not None:
             return exp.column(self._of_join(table, name))
-        if table and table in self.names and not node.text("db"):
-            return exp.column(node.this.copy())
-        return node
+        parts = list(node.parts)
+        if len(parts) > 1 and parts[0].name in self.names:
+            parts = parts[1:]
+        self._check(node, parts)
+        return exp.column(*(part.copy() for part in reversed(parts)))
+
+    def _check(self, node: exp.Column, parts: Sequence[exp.Expression]) -> None:
+        """Refuse a column that the rows do not have.
+
+        Args:
+            node: as it was written.
+            parts: its names, without that of the table.
+
+        Raises:
+            OptionError: the rows have no such column; the message has the line.
+        """
+        name, columns = parts[0].name, self.columns
+        if columns is None or name in self.clocks or name in _OF_WINDOWS:
+            return
+        if name.lower() in {known.lower() for known in columns}:
+            return
+        if len(parts) > 1:
+            raise OptionError(
+                f"sql: {line_of(node)}{node.sql(DIALECT)}: there is no table {name!r} here, only "
+                f"{', '.join(sorted(self.names)) or 'one without a name'}, and no column of that "
+                f"name"
+            )
+        raise OptionError(
+            f"sql: {line_of(node)}there is no column {name!r}, only {', '.join(columns)}."
+            f"{near(name, list(columns))}"
+        )
 
     def _of_join(self, table: str, name: str) -> str:
         assert self.qualified is not None
         if table:
             if (table, name) in self.qualified:
                 return self.qualified[table, name]
-            raise OptionError(f"sql: {table}.{name}: no table of the join is called {table!r}")
+            raise OptionError(
+                f"sql: {table}.{name}: no table of the join is called {table!r}; they are "
+                f"{' and '.join(sorted(self.names))}"
+            )
         if name in self.qualified.values():
             return name
         matches = {text for (_, column), text in self.qualified.items() if column == name}
@@ -162,6 +196,27 @@ class Relation:
     def pipeline(self, name: str) -> Pipeline:
         """Return the rows as a pipeline."""
         return self.rows if isinstance(self.rows, Pipeline) else Pipeline(name).read(self.rows)
+
+
+def line_of(node: exp.Expression) -> str:
+    """Return the line of a name in the text, for messages; "" where none is known."""
+    line = next((one.meta["line"] for one in node.find_all(exp.Identifier) if one.meta), None)
+    return "" if line is None else f"line {line}: "
+
+
+def add_output(
+    outputs: dict[str, exp.Expression], name: str, node: exp.Expression, origin: str = ""
+) -> None:
+    """Add a column to those that a SELECT puts out.
+
+    Raises:
+        OptionError: there is one of that name already; `origin` says where both come from.
+    """
+    if name in outputs:
+        raise OptionError(
+            f"sql: column {name!r} is there twice{origin}: give one another name: … AS {name}_2"
+        )
+    outputs[name] = node
 
 
 def quoted(name: str) -> str:

@@ -69,25 +69,32 @@ def window_joined(
     first_side, second_side = (side for side in sides if side is not None)
     pairs, others = [], []
     for one in conjuncts(joins[0].args.get("on")):
-        columns = [one.this, one.expression] if isinstance(one, exp.Binary) else []
-        if not all(isinstance(column, exp.Column) for column in columns) or not columns:
-            return None
-        if isinstance(one, exp.EQ):
-            first, second = sorted(columns, key=lambda column: column.table != first_side.alias)
-            pairs.append((first.name, second.name))
+        columns = {side.table: side.name for side in _columns_of_equality(one)}
+        if columns.keys() == {first_side.alias, second_side.alias}:
+            pairs.append((columns[first_side.alias], columns[second_side.alias]))
         else:
             others.append(one)
     bounds = [pair for pair in pairs if pair in ((START, START), (END, END))]
     if not bounds:
         return None
     if joins[0].side or joins[0].kind.upper() not in ("", "INNER"):
-        raise OptionError(f"sql: {joins[0].side} {joins[0].kind} JOIN of windows: expected JOIN")
-    if all(is_of_windows(side.this) for side in (first_side, second_side)) and not others:
+        words = " ".join(word for word in (joins[0].side, joins[0].kind) if word)
+        raise OptionError(f"sql: {words} JOIN of windows: expected JOIN")
+    if all(is_of_windows(side.this) for side in (first_side, second_side)):
         keys = [pair for pair in pairs if pair not in bounds]
-        return _join_of_tables(translation, (first_side, second_side), keys, named, uid)
+        rows = _join_of_tables(translation, (first_side, second_side), keys, named, uid)
+        return rows.filter(rows.resolve(exp.and_(*others))) if others else rows
     if len(bounds) == len(pairs) == 2 and len(others) == 1:
         return _greatest(translation, (first_side, second_side), others[0], named, uid)
     return None
+
+
+def _columns_of_equality(condition: exp.Expression) -> list[exp.Column]:
+    """Return the two columns that a condition says to be equal; none: it says something else."""
+    if not isinstance(condition, exp.EQ):
+        return []
+    sides = [condition.this, condition.expression]
+    return sides if all(isinstance(side, exp.Column) for side in sides) else []
 
 
 def _greatest(
@@ -116,6 +123,8 @@ def _greatest(
     if not isinstance(condition, exp.GTE | exp.EQ) or len(greatest) != 1:
         return None
     column, other = condition.this, condition.expression
+    if not (isinstance(column, exp.Column) and isinstance(other, exp.Column)):
+        return None
     if (other.table, other.name) != (most.alias, greatest[0]) or column.table != counts.alias:
         return None
     if items[greatest[0]].this.name != column.name:

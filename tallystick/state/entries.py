@@ -104,6 +104,15 @@ def time_of(data: bytes) -> int:
     return int(_TIME.unpack(data)[0]) - _SIGN
 
 
+def times_in(keys: pa.BinaryArray, at: int) -> NDArray[np.int64]:
+    """Decode the moment that each key has from an offset on, in the bytes of `time_bytes`."""
+    width = pa.binary(TIME_SIZE)
+    moments = pc.binary_slice(keys, at, at + TIME_SIZE).cast(width)
+    words = np.frombuffer(moments.buffers()[1] or b"", ">u8", len(keys), moments.offset * TIME_SIZE)
+    times: NDArray[np.int64] = (words.astype(np.uint64) ^ np.uint64(_SIGN)).view(np.int64)
+    return times
+
+
 def time_keys(entries: pa.BinaryArray, times_ms: pa.Int64Array, state_id: int) -> pa.BinaryArray:
     """Return the entries of some keys in an index by time.
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallystick.codec.spans import Int64Array
 from tallystick.state.catalog import FormerState, StateField, TtlChange
 from tallystick.state.entries import (
     ID_AT,
@@ -71,11 +72,23 @@ def with_ttl(
         return pc.binary_join_element_wise(_expiry(change.at_ms), values, b"")
     is_held = values.is_valid()
     stored = values.filter(is_held)
-    heads = pc.binary_slice(stored, 0, EXPIRY_SIZE).cast(pa.binary(EXPIRY_SIZE))
-    _, data = heads.buffers()
-    expiries = np.frombuffer(data, ">i8", len(heads), heads.offset * EXPIRY_SIZE)
-    alive = pc.if_else(pa.array(expiries > change.at_ms), tails(stored, EXPIRY_SIZE), None)
+    is_alive = pa.array(expiries_of(stored) > change.at_ms)
+    alive = pc.if_else(is_alive, tails(stored, EXPIRY_SIZE), None)
     return pc.replace_with_mask(values, is_held, alive)
+
+
+def expiries_of(values: pa.BinaryArray) -> Int64Array:
+    """Return the expiry before each value; none of the values is null."""
+    heads = pc.binary_slice(values, 0, EXPIRY_SIZE).cast(pa.binary(EXPIRY_SIZE))
+    data = heads.buffers()[1] or b""
+    expiries = np.frombuffer(data, ">i8", len(heads), heads.offset * EXPIRY_SIZE)
+    return expiries.astype(np.int64)
+
+
+def with_expiry(key: bytes, value: bytes, at_ms: int) -> tuple[bytes, bytes]:
+    """Return the value of an entry that ends at a moment, and the key of the entry's index."""
+    index = key[:ID_AT] + bytes([TTL_INDEX]) + time_bytes(at_ms) + key[ID_AT:]
+    return _expiry(at_ms) + value, index
 
 
 def _expiry(at_ms: int) -> bytes:

@@ -29,10 +29,6 @@ SCHEMES = {"s3", "gs", "gcs", "abfs", "abfss"}
 _SCHEMES = {"gcs": "gs"}
 """Schemes that obstore and pyarrow name differently, by pyarrow's name."""
 
-_DECIDED_IN_KAFKA = (
-    "or have a KafkaSink with transactions='epoch' in the pipeline, which decides in Kafka instead"
-)
-
 
 class ExclusiveStore:
     """Creates objects in one bucket.
@@ -40,14 +36,15 @@ class ExclusiveStore:
     Args:
         uri: of any object or folder in the bucket, with options and credentials as pyarrow reads
             them.
-        shown: the URI as it may be shown.
+        name: of what lies there, for errors.
+        way_out: what may be done where an object cannot be created exclusively, from "or" on.
         region: of an S3 bucket; "" leaves it to the environment.
 
     Raises:
         OptionError: obstore is missing.
     """
 
-    def __init__(self, uri: str, shown: str, region: str = "") -> None:
+    def __init__(self, uri: str, name: str, way_out: str, region: str = "") -> None:
         scheme = urlsplit(uri).scheme
         assert scheme in SCHEMES, scheme
         try:
@@ -55,12 +52,12 @@ class ExclusiveStore:
             from obstore.store import from_url
         except ImportError:
             raise OptionError(
-                f"checkpoint {shown}: a file that must be new is needed here, and pyarrow cannot "
+                f"{name}: a file that must be new is needed here, and pyarrow cannot "
                 f"create one exclusively on {scheme}: {pip_install('object-store')} "
-                f"(obstore), {_DECIDED_IN_KAFKA}."
+                f"(obstore), {way_out}."
             ) from None
         bucket, config, client = store_settings(uri, region)
-        self._shown = shown
+        self._name, self._way_out = name, way_out
         self._obstore: Any = obstore
         self._store = from_url(
             bucket, config=config, client_options=client, retry_config={"max_retries": 0}
@@ -100,9 +97,9 @@ class ExclusiveStore:
         self.delete_many([probe])
         if results != [True, False]:
             raise OptionError(
-                f"checkpoint {self._shown}: this store overwrites where it was asked to create "
+                f"{self._name}: this store overwrites where it was asked to create "
                 f"(PUT with If-None-Match: * succeeded twice on one name). Use a release of it "
-                f"that supports conditional writes, or another place, {_DECIDED_IN_KAFKA}."
+                f"that supports conditional writes, or another place, {self._way_out}."
             )
         self._is_proved = True
 

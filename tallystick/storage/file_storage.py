@@ -36,6 +36,9 @@ from tallystick.storage.places import HADOOPS_SCHEMES, Place, resolved
 
 logger = logging.getLogger(__name__)
 
+_WAY_OUT = (
+    "or have a KafkaSink with transactions='epoch' in the pipeline, which decides in Kafka instead"
+)
 DELETES_AT_A_TIME = 16
 """An object store takes some 30 ms for each file that is removed."""
 
@@ -127,7 +130,7 @@ class FileStorage:
         bucket = self._location.partition("://")[2].partition("/")[0]  # or container
         uri = f"{scheme_of(self._location)}://{user_part(self._uri)}{bucket}?{self._query}"
         region = files.region if isinstance(files, fs.S3FileSystem) else ""
-        self._exclusive = ExclusiveStore(uri, self._location, region)
+        self._exclusive = ExclusiveStore(uri, f"checkpoint {self._location}", _WAY_OUT, region)
         return self._exclusive
 
     def get(self, path: str) -> bytes | None:

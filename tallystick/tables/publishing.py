@@ -39,7 +39,7 @@ from tallystick.files.drafts import due_folder, parse_name, pending_folder
 from tallystick.files.folder import Folder
 from tallystick.host.stopwatch import now_ms
 from tallystick.tables.columns import refuse
-from tallystick.tables.compacting import Compactor, Share
+from tallystick.tables.compacting import Compactor, Share, name_in
 from tallystick.tables.due import (
     REMEDY,
     Compaction,
@@ -71,16 +71,15 @@ class AttemptFiles(NamedTuple):
         table_id: of the table that they were written for.
         files: of the epoch's rows.
         compactions: of files of earlier epochs.
+        known: the shares whose sources the process of the task has.
+        failed: those of them that cannot be compacted.
     """
 
     table_id: str
     files: tuple[DataFile, ...]
     compactions: tuple[Compaction, ...]
-
-    @property
-    def all_files(self) -> tuple[DataFile, ...]:
-        """All files that the attempt wrote."""
-        return (*self.files, *(compaction.file for compaction in self.compactions))
+    known: tuple[str, ...]
+    failed: tuple[str, ...]
 
 
 def prepared(committable: Committable) -> AttemptFiles:
@@ -93,12 +92,14 @@ def prepared(committable: Committable) -> AttemptFiles:
         details = json.loads(committable.details)
         parts = AttemptFiles(
             str(details["table"]),
-            tuple(DataFile(*fields) for fields in details["files"]),
-            tuple(map(Compaction.of, details["compactions"])),
+            tuple(DataFile(*fields) for fields in details.get("files", ())),
+            tuple(map(Compaction.of, details.get("compactions", ()))),
+            tuple(map(str, details.get("known", ()))),
+            tuple(map(str, details.get("failed", ()))),
         )
         is_ours = parse_name(committable.name) is not None and all(
             _name(file.path).startswith(f"part-{committable.name}-") and ".." not in file.path
-            for file in parts.all_files
+            for file in (*parts.files, *(compaction.file for compaction in parts.compactions))
         )
         is_ours &= all(
             _name(source).startswith("part-") and ".." not in source
@@ -141,7 +142,7 @@ class Publisher:
 
     def __init__(self, table: Table, folder: Folder, hidden: str, data: str, pace: Pace) -> None:
         self._table, self._folder = table, folder
-        self._hidden, self._data, self._every_ms = hidden, data, pace.every_ms
+        self.hidden, self._data, self._every_ms = hidden, data, pace.every_ms
         self._compactor = Compactor(pace.target_file_size)
         self._table_id = table.table_id
         self._lock, self._committing = threading.Lock(), threading.Lock()
@@ -149,6 +150,7 @@ class Publisher:
         self._error: Exception | None = None
         self._is_first, self._is_closed = True, False
         self._due = read_due(folder, hidden)
+        self._due_bytes = sum(map(_size, self._due.values()))
         for epoch, of_epoch in self._due.items():
             self._check_table(of_epoch.table_id, epoch)
 
@@ -165,12 +167,18 @@ class Publisher:
         return output_of(due)
 
     def shares(self) -> tuple[Share, ...]:
-        """Return what the tasks of the next epoch compact."""
-        if not self._every_ms or self._table.staged_bytes_max is not None:
-            return ()
-        with self._lock:
-            due = dict(self._due)
-        return self._compactor.shares(due)
+        """Return what the tasks compact beside the next epoch."""
+        return self._compactor.shares() if self._is_compacted else ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The shares of this run whose files no decided epoch has; the processes of tasks do."""
+        return frozenset(self._compactor.names)
+
+    @property
+    def _is_compacted(self) -> bool:
+        is_kept = self._table.staged_bytes_max is None
+        return bool(self._every_ms) and is_kept and not self._is_closed
 
     def newest_epoch(self) -> int:
         """Return the newest epoch in the table; -1: none is.
@@ -199,11 +207,11 @@ class Publisher:
         (epoch,) = {committable.checkpoint_id for committable in committables}
         if self._error is not None:
             raise self._error
+        parts = [prepared(committable) for committable in committables]
         with self._lock:
             is_due = epoch in self._due
         if not is_due:
-            parts = [prepared(committable) for committable in committables]
-            files = tuple(file for part in parts for file in part.all_files)
+            files = tuple(file for part in parts for file in part.files)
             gone = self._gone(files)
             # A later epoch of this run is in the table only if another run has gone on, which a
             # commit finds out.
@@ -219,44 +227,56 @@ class Publisher:
             self._is_first = False
         self._compactor.tasks = tuple(sorted({one.task for one in committables}))
         with self._lock:
-            due, due_count = self._due.get(epoch), len(self._due)
+            due_count = len(self._due)
         if not self._every_ms or self._is_full:
             self.publish()
-        elif due is not None and self._compactor.took(due):
-            self._start_timer(0, epoch - 1)  # what this epoch has itself is not compacted
+        elif (newest := self._heard(parts)) is not None:
+            self._start_timer(0, newest)  # what has come since is not compacted
         elif self._timer is None and due_count:
             self._wait()
         elif due_count == DUE_MAX * 3 // 4:
             self._start_timer(0)  # compacted before there are too many
-        pending = pending_folder(self._hidden)
+        pending = pending_folder(self.hidden)
         self._folder.remove_files(f"{pending}/{committable.name}" for committable in committables)
         return Outcome.COMMITTED
+
+    def _heard(self, parts: Iterable[AttemptFiles]) -> int | None:
+        """Return the newest epoch to publish, if all that is due before has been compacted."""
+        known = [name for part in parts for name in part.known]
+        failed = [name for part in parts for name in part.failed]
+        return self._compactor.hear(known, failed)
 
     @property
     def _is_full(self) -> bool:
         bytes_max = self._table.staged_bytes_max
         with self._lock:
-            if len(self._due) >= DUE_MAX or bytes_max is None:
-                return len(self._due) >= DUE_MAX
-            files = (file for epoch in self._due.values() for file in epoch.files)
-            return sum(file.size for file in files) >= bytes_max
+            is_large = bytes_max is not None and self._due_bytes >= bytes_max
+            return len(self._due) >= DUE_MAX or is_large
 
     def _make_due(self, epoch: int, parts: Iterable[AttemptFiles]) -> None:
         parts = (*parts,)
+        compactions = [compaction for part in parts for compaction in part.compactions]
+        gone = self._gone(tuple(compaction.file for compaction in compactions))
+        if gone:
+            logger.warning("%s: compacted files are gone: %s", self._folder.name, shortened(gone))
         due = DueEpoch(
             self._table_id,
             tuple(file for part in parts for file in part.files),
-            tuple(compaction for part in parts for compaction in part.compactions),
+            tuple(compaction for compaction in compactions if compaction.file.path not in gone),
             now_ms(),
             self._every_ms,
         )
         self._note(epoch, due)
         with self._lock:
             self._due[epoch] = due
+            self._due_bytes += _size(due)
+        if self._is_compacted:
+            self._compactor.add(epoch, due)
+            self._compactor.drop(map(name_in, gone))
 
     def _note(self, epoch: int, due: DueEpoch) -> None:
         if self._every_ms:
-            self._folder.put(path_of(self._hidden, epoch), due.to_bytes())
+            self._folder.put(path_of(self.hidden, epoch), due.to_bytes())
 
     def _gone(self, files: tuple[DataFile, ...]) -> list[str]:
         sizes = self._folder.sizes(file.path for file in files)
@@ -299,10 +319,7 @@ class Publisher:
 
     def _publish_in_time(self, newest: int | None = None) -> None:
         """Publish, or first ask the next epoch to compact what is due, and wait for it a while."""
-        with self._lock:
-            due = dict(self._due)
-        is_compacted = self._table.staged_bytes_max is None and not self._is_closed
-        if newest is None and is_compacted and (wait_s := self._compactor.patience_s(due)):
+        if newest is None and self._is_compacted and (wait_s := self._compactor.patience_s()):
             self._start_timer(min(self._every_ms / 1000, wait_s))
             return
         self._timer = None
@@ -340,7 +357,9 @@ class Publisher:
                     self._folder.remove_files(useless)
                     self._forget(due, newest, new.counted)
             finally:
-                self._compactor.begin_again()
+                with self._lock:
+                    remaining = {*self._due}
+                self._compactor.begin_again(remaining)
 
     def _forget(self, due: dict[int, DueEpoch], newest: int, counted: Sequence[Compaction]) -> None:
         """Remove the notes of published epochs, and of compactions that were published early."""
@@ -351,12 +370,12 @@ class Publisher:
                 due[epoch] = due[epoch]._replace(compactions=remaining)
                 self._note(epoch, due[epoch])
         self._remove_staged(file for epoch in published.values() for file in epoch.files)
-        if self._every_ms or self._folder.names(due_folder(self._hidden)):
-            self._folder.remove_files(path_of(self._hidden, epoch) for epoch in published)
+        if self._every_ms or self._folder.names(due_folder(self.hidden)):
+            self._folder.remove_files(path_of(self.hidden, epoch) for epoch in published)
         with self._lock:
             self._due |= due  # others may have come meanwhile
             for epoch in published:
-                del self._due[epoch]
+                self._due_bytes -= _size(self._due.pop(epoch))
 
     def _remove_staged(self, files: Iterable[DataFile]) -> None:
         if self._table.staged_bytes_max is not None:
@@ -431,12 +450,19 @@ class Publisher:
     def abort(self, name: str, epoch: int) -> None:
         """Remove the files of an attempt, and its intent, unless the table names them."""
         prefix, data = f"part-{name}-", self._data
+        with self._lock:
+            due = {
+                _name(compaction.file.path)
+                for of_epoch in self._due.values()
+                for compaction in of_epoch.compactions
+            }
         parts = [part for part in self._folder.names(data) if part.startswith(prefix)]
+        parts = [part for part in parts if part not in due]
         if parts and self.newest_epoch() >= epoch:
             named = self._asking(self._table.names)
             parts = [part for part in parts if part not in named]
         self._folder.remove_files(f"{data}/{part}" if data else part for part in parts)
-        self._folder.remove_file(f"{pending_folder(self._hidden)}/{name}")
+        self._folder.remove_file(f"{pending_folder(self.hidden)}/{name}")
 
     def close(self) -> None:
         """Publish what waits; a failure leaves it due, for the next start."""
@@ -448,6 +474,11 @@ class Publisher:
             self.publish(CLOSE_PATIENCE_S)
         except StorageError as error:
             logger.warning("%d epochs wait for the next start: %s", len(self.due), error)
+
+
+def _size(due: DueEpoch) -> int:
+    """Return the size of an epoch's own files, in bytes."""
+    return sum(file.size for file in due.files)
 
 
 def _name(path: str) -> str:

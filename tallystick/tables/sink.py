@@ -8,9 +8,10 @@ import pyarrow as pa
 from tallystick.arguments import not_one_of
 from tallystick.epoch.two_phase import Committable, DueOutput, Outcome, Owner, Timeout
 from tallystick.errors import OptionError
-from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder
+from tallystick.files.drafts import due_folder, hidden_folder, parse_name, pending_folder, show_disk
 from tallystick.files.folder import HIDDEN
 from tallystick.files.sink import COMPRESSIONS
+from tallystick.tables import background
 from tallystick.tables.port import Table
 from tallystick.tables.publishing import Pace, Publisher
 from tallystick.tables.writing import TablePlan
@@ -72,10 +73,14 @@ class OpenTableSink:
         self._publisher.abort(committable.name, committable.checkpoint_id)
 
     def lingering(self, owner: Owner) -> Iterable[Committable]:
-        """See `TwoPhaseCommitSink.lingering`: a committable for each intent."""
+        """See `TwoPhaseCommitSink.lingering`: a committable for each intent.
+
+        What this run's tasks compact beside its epochs is no stray.
+        """
+        names = self._publisher.names
         for name in self._plan.folder.names(pending_folder(hidden_folder(owner))):
             place = parse_name(name)
-            if place is not None:
+            if place is not None and name not in names:
                 yield Committable(owner.sink, *place, name, 0, 0)
 
     def describe(self, committable: Committable) -> str:
@@ -91,6 +96,7 @@ class OpenTableSink:
 
     def close(self) -> None:
         """Publish what is decided and waits."""
+        background.end(self._plan, self._publisher.hidden)
         self._publisher.close()
 
 
@@ -117,6 +123,7 @@ def open_sink(
 
     own = hidden_folder(replace(owner, lineage=owner.lineage or "-"))  # a path has no gap
     if owner.lineage:
+        show_disk(folder, owner)
         siblings = own.rpartition("/")[0]
         for lineage in folder.names(siblings):
             if folder.names(due_folder(f"{siblings}/{lineage}")):

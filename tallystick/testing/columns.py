@@ -23,13 +23,15 @@ class ColumnsReader:
     schema: pa.Schema
 
     def parse(self, values: pa.Array, mode: str, where: Where) -> ParsedValues:
-        """Return the columns."""
-        return ParsedValues(pa.RecordBatch.from_arrays(values.flatten(), schema=self.schema))
+        """Return the columns of the schema, which may be some of those that were given."""
+        given = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
+        arrays = [given[name] for name in self.schema.names]
+        return ParsedValues(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
 
 def columns_read(source: PipelineInput) -> pa.Schema | None:
     """Return the columns of an input of columns; None: it reads records."""
-    value = source.read.layout.value
+    value = source.declared.value
     if value is None or source.config.bootstrap_servers != NO_SERVER:
         return None
     return value.schema

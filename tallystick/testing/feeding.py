@@ -153,7 +153,7 @@ class _GivenRows:
 
 def _records(rows: _GivenRows, source: PipelineInput, topic: str) -> pa.RecordBatch:
     """Return rows as records: encoded by the source's formats, or raw."""
-    options, layout = source.options, source.read.layout
+    options, layout = source.options, source.declared
     form, reader = options.value, layout.value
     fields: list[str] = [] if reader is None else reader.schema.names
     is_raw = "value" in rows.names and "value" not in fields

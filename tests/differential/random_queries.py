@@ -238,6 +238,8 @@ class Writer:
                 f"o.at >= p.on AND o.at <= p.on + INTERVAL {after} SECOND",
             ]
         )
+        further = self._of(["", " AND o.amount > p.paid", " AND o.n + p.paid <> 4"])
+        bound += further if how == "JOIN" else ""
         where = self._of(["", " WHERE paid > n", " WHERE o.n IS NULL OR p.paid < 5"])
         items = "o.id, p.order_id, o.user, p.paid * 2 AS twice, coalesce(o.n, -1) AS n"
         return f"SELECT {items} FROM orders o {how} payments p ON {on} AND {bound}{where}", ()

@@ -6,9 +6,6 @@ begins is lost again at the next start, which finds what the run before has left
 
 from typing import Literal
 
-from confluent_kafka import ConsumerGroupTopicPartitions
-from confluent_kafka.admin import AdminClient
-
 from tallystick.kafka import client as kafka_client
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.client import Client, client_for
@@ -17,6 +14,7 @@ from tallystick.testing import EmbeddedKafka
 from tests.failover.evidence import problems_of, read_committed, replay
 from tests.failover.job import PARTITIONS, Job, MakeJob, readers_group
 from tests.failover.wire import Loss, Wire
+from tests.spark.topics import group_positions
 
 EPOCHS = 3
 Again = Literal["in a later epoch", "at the next start"]
@@ -72,8 +70,4 @@ def check(job: Job, cluster: EmbeddedKafka) -> None:
 
 def shown_positions(job: Job, cluster: EmbeddedKafka) -> dict[int, int]:
     """The offsets of the readers' group, as another client sees them."""
-    admin = AdminClient(cluster.confluent_options())
-    group = readers_group(job.shape.pipeline)
-    answers = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    partitions = answers[group].result().topic_partitions
-    return {partition.partition: partition.offset for partition in partitions}
+    return group_positions(cluster.confluent_options(), readers_group(job.shape.pipeline))

@@ -54,7 +54,7 @@ def entries_of(max_parallelism: int = 128) -> pa.RecordBatch:
     totals = pa.record_batch({"count": pa.array([7, None]), "last": pa.array(["x", "y"])})
     for user, value in zip(("ann", None), ColumnsCodec(TOTALS).encode(totals), strict=True):
         put(user, 1, value.as_py())
-    put("bob", 2, time_bytes(5) + pair.encode((1, A_DAY)))
+    put("bob", 2, (5).to_bytes(8, "big") + pair.encode((1, A_DAY)))
     for user, elements in (("ann", ["p", "q"]), ("cid\x00", [])):
         put(user, 3, len(elements).to_bytes(8, "big"))
         for at, element in enumerate(elements):
@@ -80,7 +80,10 @@ def test_every_kind_of_state_is_a_column():
     assert table.column("key_group").to_pylist() == key_groups_of(codes, 128).tolist()
     assert (rows["ann"]["count"], rows["ann"]["last"]) == (7, "x")
     assert (rows[None]["count"], rows[None]["last"]) == (None, "y")
-    assert (rows["bob"]["count"], rows["bob"]["pair"]) == (None, {"a": 1, "b": A_DAY})
+    assert (rows["bob"]["count"], rows["bob"]["pair"]) == (
+        None,
+        {"a": 1, "b": A_DAY, "$expiry": 5},
+    )
     assert rows["ann"]["names"] == [{"name": "p"}, {"name": "q"}]
     assert rows["cid\x00"]["names"] is None
     assert rows["bob"]["by_name"] == [({"name": "k"}, {"name": "v"})]

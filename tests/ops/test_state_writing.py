@@ -1,6 +1,7 @@
 """A table written as state is the state: read back equal, and taken up by the step."""
 
 import datetime
+import json
 import subprocess
 import sys
 import textwrap
@@ -22,12 +23,12 @@ from tallystick.epoch.manifest import Manifest
 from tallystick.epoch.savepoint import FILE, Savepoint
 from tallystick.errors import OptionError
 from tallystick.ops import savepoints
+from tallystick.ops.state_entries import entries_from
 from tallystick.ops.state_table import schema_of, table_of
-from tallystick.ops.state_writing import entries_from
 from tallystick.pipeline.input_planning import text_of
 from tallystick.source.offsets import SourceOffsets, from_text
 from tallystick.state.catalog import StateField, StepState, Version
-from tallystick.state.entries import TIMERS_BY_TIME, TTL_INDEX, ids_of
+from tallystick.state.entries import TIMERS_BY_TIME, ids_of
 from tallystick.state.file_sets import extend
 from tallystick.state.functions.vectorised import TIMER
 from tallystick.state.key_groups import KeyGroupRange, key_groups_of
@@ -55,7 +56,10 @@ def save(folder: Path, *steps: StepState) -> FileStorage:
 def saved(tmp_path: Path) -> Path:
     storage = FileStorage(str(tmp_path / "saved"))
     steps = []
-    lasting = entries_from(LASTING, table_of(STEP, entries_of()))
+    rows = table_of(STEP, entries_of())
+    lasting_pair = pa.array(rows["pair"].to_pylist(), schema_of(LASTING).field("pair").type)
+    rows = rows.set_column(rows.schema.names.index("pair"), "pair", lasting_pair)
+    lasting = entries_from(LASTING, rows, 0)
     for uid, step, entries in (("step", LASTING, lasting), ("other", STEP, entries_of())):
         file = write_changelog(storage, uid, 1, 0, "n", pa.Table.from_batches([entries]))
         assert file is not None
@@ -113,14 +117,14 @@ def test_the_table_is_the_state_and_other_steps_stay(saved: Path, tmp_path: Path
 
 
 def test_what_was_read_is_written_as_the_step_wrote_it() -> None:
-    """Byte by byte, but for a list that was emptied, the dropped state and the times to live."""
+    """Byte by byte, but for a list that was emptied and the dropped state."""
     wanted = {}
     for key, value in zip(*(column.to_pylist() for column in entries_of().columns), strict=True):
         is_emptied_list = key[2] == 3 and b"cid" in key
-        if key[2] not in (4, TTL_INDEX) and not is_emptied_list:
-            wanted[key] = value[8:] if key[2] == 2 else value
+        if key[2] != 4 and not is_emptied_list:
+            wanted[key] = value
 
-    entries = entries_from(LASTING, table_of(STEP, entries_of()))
+    entries = entries_from(STEP, table_of(STEP, entries_of()), 0)
 
     assert entries.to_pylist() == [{"key": key, "value": wanted[key]} for key in sorted(wanted)]
 
@@ -155,7 +159,7 @@ def test_any_table_comes_back(rows: dict[Any, Any], max_parallelism: int) -> Non
         schema=schema_of(step),
     )
 
-    entries = entries_from(step, batch)
+    entries = entries_from(step, batch, 0)
 
     table = table_of(step, entries).to_pylist()
     maps = [dict(row, by_name=sorted(row["by_name"] or [], key=str)) for row in table]
@@ -172,7 +176,7 @@ def test_timers_of_a_vectorised_function_are_found_by_their_time() -> None:
         [["a", "b"], [1, 2], [0, 0], [5, 6], [None, 70], [None, None]], schema=schema_of(step)
     )
 
-    entries = entries_from(step, rows).column(0)
+    entries = entries_from(step, rows, 0).column(0)
 
     (due,) = entries.filter(pa.array(ids_of(entries) == TIMERS_BY_TIME)).to_pylist()
     assert int.from_bytes(due[3:11], "big") - (1 << 63) == 70
@@ -220,7 +224,7 @@ def column(name: str, values: list[Any], kind: pa.DataType) -> pa.Table:
          "step", "state 'names' holds"),
         (column("timers", [[5, 5], None, None, None], pa.list_(pa.int64())), "step", "twice"),
         (WHOLE, "stpe", "no step 'stpe'; its keyed steps are: 'step', 'other'"),
-        (WHOLE, "other", "'pair' has a time to live"),
+        (WHOLE, "other", "'pair' is struct<a: int64, b: date32.*expected struct<.*expiry: int64"),
         ([1], "step", "rows are a list: expected an Arrow table"),
     ],
 )  # fmt: skip
@@ -230,14 +234,6 @@ def test_what_cannot_be_state_is_refused(
     with pytest.raises(OptionError, match=message):
         ts.write_state(rows, saved, step, to=tmp_path / "new")
     assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
-
-
-def test_kinds_that_a_table_does_not_hold_are_refused(tmp_path: Path) -> None:
-    for kind in ("panes", "rows", "table", "elements"):
-        field = StateField("kept", 1, kind, "", schema_text(pa.schema([("n", pa.int64())])))
-        save(tmp_path / kind, StepState("s", 8, 1, STEP.key_schema, 1, (field,), 2))
-        with pytest.raises(OptionError, match=f"'kept' is of the kind '{kind}'"):
-            ts.write_state(WHOLE, tmp_path / kind, "s", to=tmp_path / "new")
 
 
 def test_state_is_exported_to_a_parquet_file_and_imported_from_one(
@@ -255,7 +251,9 @@ def test_state_is_exported_to_a_parquet_file_and_imported_from_one(
         ) TO '{repaired}' (FORMAT parquet)"""
     )
 
-    imported = call("state", "import", repaired, saved, new, "--step", "step")
+    imported = call(
+        *("state", "import", repaired, "--savepoint", saved, "--to", new, "--step", "step")
+    )
 
     assert imported.exit_code == 0, imported.output
     wanted = by_key(rows_in(saved), "user")
@@ -269,21 +267,21 @@ def test_state_is_exported_to_a_parquet_file_and_imported_from_one(
 
 def test_a_wrong_file_of_state_is_a_message(saved: Path, tmp_path: Path) -> None:
     file = tmp_path / "state.parquet"
+    where = ["--savepoint", saved, "--to", tmp_path / "new", "--step", "step"]
     for arguments, words in (
         (["export", tmp_path / "none", file], "none"),
         (["export", saved, file], "name the step; its keyed steps are: 'step', 'other'"),
         (["export", saved, tmp_path / "no" / "file", "--step", "step"], "cannot write"),
-        (["import", file, saved, tmp_path / "new", "--step", "step"], "expected a Parquet file"),
+        (["import", file, *where], "expected a Parquet file"),
     ):
         refused = call("state", *arguments)
         assert refused.exit_code == 1
         assert words in refused.output
         assert "Traceback" not in refused.output
     file.write_text("user,total")
-    assert (
-        "expected a Parquet file"
-        in call("state", "import", file, saved, tmp_path / "new", "--step", "step").output
-    )
+    assert "expected a Parquet file" in call("state", "import", file, *where).output
+    neither = call("state", "import", file, "--to", tmp_path / "new", "--step", "step")
+    assert "expected --savepoint, or --pipeline of a first state" in neither.output
     there = call("state", "export", saved, file, "--step", "step")
     assert "exists already" in there.output
     assert file.read_text() == "user,total"
@@ -362,6 +360,32 @@ def test_positions_that_a_savepoint_does_not_have_are_refused(
     assert not (tmp_path / "new").exists()
 
 
+def test_positions_are_stated_on_the_command_line(saved: Path, tmp_path: Path) -> None:
+    """As JSON, or in a file of it."""
+    moved(saved)
+    state, offsets = tmp_path / "state.parquet", tmp_path / "offsets.json"
+    pq.write_table(WHOLE, state)
+    stated = json.dumps({"orders": {"1": 7}})
+    offsets.write_text(stated)
+    command = ["state", "import", state, "--savepoint", saved, "--step", "step"]
+    for text in (stated, str(offsets)):
+        new = tmp_path / f"new{len(text)}"
+        done = call(*command, "--to", new, "--offsets", text)
+        assert done.exit_code == 0, done.output
+        sources = savepoints.read(FileStorage(str(new))).manifest.sources
+        assert [from_text(one).positions[TopicPartition("orders", 1)] for one in sources] == [7, 7]
+    for text, words in (
+        ("offsets.txt", "expected JSON, or a file of it"),
+        ('{"orders": 7}', "expected the next offset by topic and partition"),
+        ('{"orders": {"a": 7}}', "expected the next offset by topic and partition"),
+        ('{"orders": {"0": true}}', "expected the next offset by topic and partition"),
+        ('{"orders": {"9": 7}}', "of a partition that the savepoint has a position in"),
+    ):
+        refused = call(*command, "--to", tmp_path / "no", "--offsets", text)
+        assert (refused.exit_code, words in refused.output) == (1, True), refused.output
+    assert not (tmp_path / "no").exists()
+
+
 def counting() -> ts.Pipeline:
     """A pipeline that counts by user."""
     source = ts.KafkaSource("localhost:1", topics=["orders"], value=ts.Json("user string"))
@@ -374,6 +398,7 @@ def counting() -> ts.Pipeline:
     )
 
 
+COUNTING = counting()
 COUNTS = pa.table({"user": ["ann", "bob"], "n": [3, 4]})
 
 
@@ -391,6 +416,16 @@ def test_a_pipeline_without_a_savepoint_begins_with_the_table(tmp_path: Path) ->
         ts.write_state(COUNTS, tmp_path / "new", "counts", to=tmp_path / "x", offsets={"o": {0: 1}})
     ts.write_state(COUNTS.slice(1), tmp_path / "new", "counts", to=tmp_path / "again")
     assert rows_in(tmp_path / "again", "counts").num_rows == 1
+
+
+def test_a_first_state_is_imported_for_the_pipeline_of_a_module(tmp_path: Path) -> None:
+    state, new = tmp_path / "state.parquet", tmp_path / "new"
+    pq.write_table(COUNTS, state)
+    where = f"{__name__}:COUNTING"
+    done = call(*("state", "import", state, "--pipeline", where, "--to", new, "--step", "counts"))
+    assert done.exit_code == 0, done.output
+    rows = rows_in(new, "counts").select(["user", "n"])
+    assert sorted(rows.to_pylist(), key=str) == sorted(COUNTS.to_pylist(), key=str)
 
 
 def test_a_savepoint_gets_a_step_that_only_the_program_has(saved: Path, tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ ORDERS = source("orders", "id bigint, country string, amount double, at timestam
 PAYMENTS = source("payments", "order_id bigint, paid double, on timestamp")
 TABLES = {"orders": ORDERS, "payments": PAYMENTS}
 WATERMARK = {"orders": "at - 10 seconds", "payments": "on - INTERVAL '10' SECOND"}
+JOINED = (
+    "FROM orders o JOIN payments p ON o.id = p.order_id "
+    "AND p.on BETWEEN o.at AND o.at + INTERVAL 1 HOUR"
+)
 
 
 def order(number: int, second: int) -> dict[str, Any]:
@@ -37,6 +41,59 @@ def order(number: int, second: int) -> dict[str, Any]:
             "there is no table 'order'; tables: orders, payments.",
         ),
         ("SELECT idd FROM orders", "Did you mean 'id'?"),
+        (
+            "SELECT id\nFROM orders\nWHERE amont > 3",
+            "line 3: there is no column 'amont', only id, country, amount, at, key,",
+        ),
+        (
+            "SELECT country, sum(amont) AS s FROM orders GROUP BY country",
+            "line 1: there is no column 'amont'",
+        ),
+        (
+            f"SELECT o.idd {JOINED}",
+            "there is no column 'idd', only id, country, amount, at, key,",
+        ),
+        (
+            "SELECT orders.id FROM orders o",
+            "line 1: orders.id: there is no table 'orders' here, only o",
+        ),
+        (f"SELECT x.id {JOINED}", "no table of the join is called 'x'; they are o and p"),
+        (f"SELECT topic {JOINED}", "column 'topic' is in both tables of the join"),
+        (
+            "SELECT * FROM orders o JOIN orders p ON o.id = p.id "
+            "AND p.at BETWEEN o.at AND o.at + INTERVAL 1 HOUR",
+            "column 'at' is there twice, in p and before it",
+        ),
+        ("SELECT id, amount AS id FROM orders", "column 'id' is there twice"),
+        ("SELECT *, amount * 2 AS amount FROM orders", "column 'amount' is there twice"),
+        (
+            "SELECT country AS c, count(*) AS c FROM orders GROUP BY country",
+            "column 'c' is there twice",
+        ),
+        ("SELECT id FROM orders WHERE count(*) > 1", "COUNT(*) in WHERE"),
+        ("SELECT DISTINCT ON (country) id FROM orders", "DISTINCT ON: write ROW_NUMBER()"),
+        ("SELECT paid FROM payments WHERE", "something is missing there"),
+        ("SELECT paid FROM", "expected the name of a table"),
+        (
+            "SELECT count(*) AS n FROM payments GROUP BY window(on, '1 hour')",
+            "write it as `on`: it is a word of SQL",
+        ),
+        (
+            "SELECT window.begin AS b, count(*) AS n FROM orders GROUP BY window(at, '1 hour')",
+            "window.begin: a window has start and end",
+        ),
+        (
+            "SET spark.sql.session.timeZone = 'Europe/Berlin'; SELECT id FROM orders",
+            "from_utc_timestamp(at, 'Europe/Berlin')",
+        ),
+        (
+            f"SELECT o.id {JOINED.replace('JOIN', 'LEFT JOIN')} AND o.amount > p.paid",
+            "a condition of both tables is for an inner JOIN",
+        ),
+        (
+            f"SELECT o.id {JOINED.replace('JOIN', 'LEFT JOIN')} AND o.amount > 3",
+            "filter the tables before",
+        ),
         ("SELECT id", "SELECT without FROM"),
         ("SELECT 'it''s' AS word FROM orders", r"sql: write a quote in a text as \'"),
         ("SELECT id * 2L AS n FROM orders", "2L: write CAST(… AS bigint)"),
@@ -164,3 +221,51 @@ def test_flinks_windows_are_those_of_spark() -> None:
         answers.append(run(pipeline.write(SINK), {"orders": rows}).output().to_pylist())
     assert answers[0] == answers[1] == answers[2]
     assert len(answers[0]) > 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT id, amount FROM orders -- the first\n/* and the last */ WHERE amount > 1;",
+        "select ID as id, Amount as amount from orders where AMOUNT > 1;;",
+        "SELECT `id`, o.`amount` FROM orders AS o WHERE `amount` > 1",
+        "SELECT id, amount FROM orders WHERE key IS NULL AND amount > 1",
+    ],
+)
+def test_a_text_may_have_comments_quotes_and_other_capitals(text: str) -> None:
+    pipeline = ts.sql(text, orders=ORDERS).write(SINK)
+    rows = run(pipeline, [order(number, 0) for number in range(5)]).output()
+    assert rows.to_pylist() == [{"id": 3, "amount": 1.5}, {"id": 4, "amount": 2.0}]
+
+
+@pytest.mark.parametrize("where", ["AND", "WHERE"])
+@pytest.mark.parametrize("kind", ["interval", "temporal"])
+def test_further_conditions_of_an_inner_join_filter_its_pairs(kind: str, where: str) -> None:
+    text = f"SELECT o.id, p.paid {JOINED} {where} o.amount > p.paid"
+    if kind == "temporal":
+        text = (
+            "SELECT o.id, p.paid FROM orders o JOIN payments FOR SYSTEM_TIME AS OF o.at AS p "
+            f"ON o.id = p.order_id {where} o.amount > p.paid"
+        )
+    driver = Driver(ts.sql(text, watermark=WATERMARK, **TABLES).write(SINK))
+    paid = [1.0, 0.25, None, 1.5, 2.0]
+    at = order(0, 5)["at"]
+    driver.feed("orders", [order(number, 5) for number in range(5)])
+    driver.feed(
+        "payments",
+        [{"order_id": number, "paid": one, "on": at} for number, one in enumerate(paid)],
+    )
+    driver.epoch()
+    driver.feed("orders", [order(9, 4000)])
+    driver.feed("payments", [{"order_id": 8, "paid": 0.0, "on": order(9, 4000)["at"]}])
+    rows = driver.drain().output().to_pylist()
+    assert rows == [{"id": 1, "paid": 0.25}]
+
+
+def test_select_star_of_a_join_has_the_columns_of_both_values() -> None:
+    driver = Driver(ts.sql(f"SELECT * {JOINED}", watermark=WATERMARK, **TABLES).write(SINK))
+    at = order(0, 5)["at"]
+    driver.feed("orders", [order(1, 5)])
+    driver.feed("payments", [{"order_id": 1, "paid": 3.0, "on": at}])
+    (row,) = driver.drain().output().to_pylist()
+    assert row == {**order(1, 5), "order_id": 1, "paid": 3.0, "on": at}

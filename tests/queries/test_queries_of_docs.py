@@ -218,7 +218,7 @@ QUERIES: dict[str, tuple[str, str]] = {
         "FULL JOIN (SELECT item, supplier_id, window_start, window_end FROM TABLE(TUMBLE(TABLE "
         "Bid, DESCRIPTOR(bidtime), INTERVAL '5' MINUTES))) R ON L.product = R.item AND "
         "L.window_start = R.window_start AND L.window_end = R.window_end",
-        "FULL  JOIN of windows",
+        "FULL JOIN of windows",
     ),
     "Flink: semi join of windows": (
         "SELECT * FROM (SELECT user, product, window_start, window_end FROM TABLE(TUMBLE(TABLE "

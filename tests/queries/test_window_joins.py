@@ -61,15 +61,33 @@ def translated(first: str, second: str, on: str, how: str = "JOIN") -> ts.Pipeli
     return ts.sql(text, watermark=watermark, **sources).write(sink)
 
 
+CONDITIONS = {
+    "": lambda one, other: True,
+    " AND x.v > y.v": lambda one, other: None not in (one, other) and one > other,
+    " AND x.v + y.v > 2": lambda one, other: None not in (one, other) and one + other > 2,
+    " AND x.v IS NULL": lambda one, other: one is None,
+}
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("keys", [("user",), ("user", "v"), ("v",)])
-def test_pairs_are_those_of_a_window_and_key(keys: tuple[str, ...], shape: str, seed: int) -> None:
-    """A null meets no null, and WHERE is of one side."""
+@pytest.mark.parametrize(
+    ("keys", "further"),
+    [
+        (("user",), ""),
+        (("user", "v"), ""),
+        (("v",), ""),
+        *((("user",), further) for further in CONDITIONS if further),
+    ],
+)
+def test_pairs_are_those_of_a_window_and_key(
+    keys: tuple[str, ...], further: str, shape: str, seed: int
+) -> None:
+    """A null meets no null, WHERE is of one side, and further conditions are of the pairs."""
     chance = random.Random(seed)
     rows = {"a": rows_of(chance), "b": rows_of(chance)}
     group, distinct = SHAPES[shape]
-    on = " AND ".join(f"x.{key} = y.{key}" for key in keys)
+    on = " AND ".join(f"x.{key} = y.{key}" for key in keys) + further
     driver = Driver(
         translated(side("a", "WHERE v > 1 OR v IS NULL", group), side("b", group=group), on)
     )
@@ -87,6 +105,7 @@ def test_pairs_are_those_of_a_window_and_key(keys: tuple[str, ...], shape: str, 
         for other in distinct(rows["b"])
         if minute(one) == minute(other)
         and all(one[key] is not None and one[key] == other[key] for key in keys)
+        and CONDITIONS[further](one["v"], other["v"])
     ]
     minutes = [int((row["e"] - BEGIN).total_seconds()) // 60 for row in actual]
     pairs = [(row["user"], row["v"], row["w"], at) for row, at in zip(actual, minutes, strict=True)]
@@ -98,7 +117,7 @@ def test_pairs_are_those_of_a_window_and_key(keys: tuple[str, ...], shape: str, 
     ("arguments", "words"),
     [
         ((side("a"), side("b", size="'2' MINUTE"), "x.user = y.user"), "TUMBLE of one size"),
-        ((side("a"), side("b"), "x.user = y.user", "LEFT JOIN"), "LEFT  JOIN of windows"),
+        ((side("a"), side("b"), "x.user = y.user", "LEFT JOIN"), "LEFT JOIN of windows"),
         (
             (side("a", group=SHAPES["different rows"][0]), side("b"), "x.user = y.user"),
             "one of them has GROUP BY",

@@ -424,6 +424,7 @@ for sentence, change, fault_found_by in (
 
 FAILS = (Fault.CAUGHT, Fault.OUTAGE)
 TWICE = (Fault.CAUGHT, Fault.CALLED_TWICE, Fault.LOST_REPLY, Fault.OUTAGE)
+TWICE_OVER = (Fault.CAUGHT, Fault.CALLED_TWICE, Fault.CRASH_AFTER, Fault.OUTAGE)
 CUT = (Fault.CRASH_AFTER, Fault.POWER_CUT)
 
 
@@ -472,6 +473,15 @@ def _(original: Any) -> Any:
 @mutation("a second call is not noted", micro_batch, "_note_second_call", Fault.CALLED_TWICE)
 def _(_: Any) -> Any:
     return lambda driver, folder, batch_id: micro_batch.second_call(driver.pipeline, batch_id)
+
+
+@mutation(
+    "a second call that knows no manifest is any call", micro_batches, "failure_paths", *TWICE_OVER
+)
+def _(original: Any) -> Any:
+    return lambda paths, epoch, manifest_path, *, is_second: original(
+        paths, epoch, manifest_path, is_second=is_second and bool(manifest_path)
+    )
 
 
 @mutation("a call that failed leaves no trace", micro_batches, "traces_between", *FAILS)

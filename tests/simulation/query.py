@@ -140,11 +140,13 @@ class Query:
             return False
         return self._world.plan.strikes(Fault.CAUGHT)
 
-    def _note_failure(self, driver: Driver, epoch: int) -> None:
-        """What `spark.query.EpochRunner` does; a note that cannot be written is a warning there."""
-        checkpoint = self._world.checkpoint
-        path = micro_batches.failed_path(epoch, driver.coordinator.manifest_path(epoch))
-        checkpoint.files[path] = b""
+    def _note_failure(self, driver: Driver, epoch: int, *, is_second: bool = False) -> None:
+        """What `foreach_batch.note` does; a note that cannot be written is a warning there."""
+        checkpoint, path = self._world.checkpoint, driver.coordinator.manifest_path(epoch)
+        paths = micro_batches.failure_paths(
+            list(checkpoint.files), epoch, path, is_second=is_second
+        )
+        checkpoint.files.update(dict.fromkeys(paths, b""))
         checkpoint.caught[epoch] = (checkpoint.start_of(epoch), checkpoint.offsets[epoch])
 
     def give_up(self, refusal: str) -> None:
@@ -187,8 +189,7 @@ class Query:
     ) -> None:
         """Call the sink with other rows of the same micro-batch."""
         if has_failed:  # refused without asking the driver, and caught too
-            if path := driver.coordinator.manifest_path(epoch):
-                self._world.checkpoint.files[micro_batches.partial_path(path)] = b""
+            self._note_failure(driver, epoch, is_second=True)
             return
         try:
             self._world.offer(process, driver, epoch)

@@ -37,6 +37,7 @@ FOUND_BY = {
     "lists stay where they are when there are other readers (operator state)": 5,
     "a replaced run aborts what it prepared, decided or not (kafka decides)": 20,
     "a merged file lacks one that it stands for": 5,
+    "a second call that knows no manifest is any call": 305,
     "a copy has its new version before it is whole": 4,
     "a slot counts although newer ones are there (checkpoint decides)": 23,
     "what lingers is aborted without a proof of ownership (kafka decides)": 11,

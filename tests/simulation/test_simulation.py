@@ -31,7 +31,7 @@ GANG_FAULTS = (
     Fault.FRAMES_LATE,
     Fault.RESCALED_LIVE,
 )
-FAILED_ONCE = (2406, 4701, 4971, 7791, 26026, 26333)
+FAILED_ONCE = (2406, 4701, 4971, 7791, 21450, 26026, 26333)
 """Two runs of a restored savepoint noted at the same time that nothing of it is left to do; a
 checkpoint that was set back to its beginning was expected to be told from a new one; a table left
 the memory of a process while a task wrote its changes, and the task said nothing of them; a

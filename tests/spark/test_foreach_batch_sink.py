@@ -232,6 +232,45 @@ def test_a_second_call_in_a_micro_batch_is_refused_and_no_restart_passes_over_it
     assert len(set(range(100)) - set(numbers_out)) == sizes[0] - len(first), "but for what was told"
 
 
+def test_a_second_call_is_told_by_the_next_start_though_its_run_could_not_ask_kafka(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run before committed the first call, and ended before Spark logged the micro-batch."""
+    flow.feed(100)
+    rows = stream(flow).select("key", "value")
+    even = f.col("value").cast("string").cast("int") % 2 == 0
+    caught: list[str] = []
+
+    def dies_after_the_first(df: DataFrame, batch_id: int) -> None:
+        flow.sink()(df.where(even), batch_id)
+        raise RuntimeError("killed here")
+
+    def calls_twice_and_catches(df: DataFrame, batch_id: int) -> None:
+        for part in (df.where(even), df.where(~even)):
+            try:
+                flow.sink()(part, batch_id)
+            except TallystickError as error:
+                caught.append(str(error))
+
+    def refuse(*_: object) -> None:
+        raise BrokerUnavailableError("nobody answers")
+
+    assert "killed here" in error_of(lambda: write(flow, rows, dies_after_the_first))
+    first = numbers(flow)
+    assert len(first) == 50
+    with monkeypatch.context() as patched:
+        patched.setattr(EpochRunner, "_open", refuse)
+        write(flow, rows, calls_twice_and_catches)  # Spark logs the micro-batch
+    assert len(caught) == 2
+
+    flow.feed(10)
+    error = error_of(lambda: write(flow, rows, flow.sink()))
+    assert "accept='partial-epoch-0'" in error
+    assert numbers(flow) == first
+    write(flow, rows, flow.sink(accept={"partial-epoch-0"}))
+    assert len(numbers(flow)) == 60
+
+
 def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken_for_that(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,7 +223,7 @@ def test_a_query_is_stopped_in_an_epoch_whose_task_hangs(
         (False, "error", ValueError, "a mistake"),
         (True, "error", ValueError, "a mistake"),
         (True, "memory", MemoryError, "no room"),
-        (False, "exit", TallystickError, "SystemExit: 3"),
+        (False, "exit", TallystickError, r"SystemExit\(3\) ends a process of tasks"),
     ],
     indirect=["resident"],
 )

@@ -38,10 +38,10 @@ from tests.spark.page_look import (
 from tests.spark.test_savepoint_restore import Counting
 from tests.spark.topics import (
     ends,
+    group_positions,
     pending,
     produce,
     read_committed,
-    read_group_offsets,
 )
 from tests.waiting import wait_until
 
@@ -54,8 +54,7 @@ CLOCKS_MS = 10_000
 
 def positions(flow: Flow) -> dict[int, int]:
     """How far the input is read, as the consumer group has it."""
-    group = read_group_offsets(flow.confluent, f"tallystick-{flow.name}")
-    return {partition: at for (_, partition), (at, _) in group.items()}
+    return group_positions(flow.confluent, f"tallystick-{flow.name}")
 
 
 def warned(url: str) -> list[str]:

@@ -6,8 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import IsolationLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
@@ -15,9 +14,9 @@ import tallystick as ts
 from tallystick.pipeline import sizing
 from tests.spark.flow import Facts, Flow, finish
 from tests.spark.topics import (
-    WAIT_S,
     by_key,
     ends,
+    group_positions,
     produce,
     read_committed,
     wait_until_nothing_is_pending,
@@ -70,13 +69,8 @@ def test_functions_are_chained_may_drop_rows_and_the_group_shows_how_far_they_go
         for k in range(5)
     }
     assert found_json(flow) == expected
-    request = [ConsumerGroupTopicPartitions(f"tallystick-{flow.name}")]
-    admin = AdminClient(flow.confluent)
-    futures = admin.list_consumer_group_offsets(request, request_timeout=WAIT_S)
-    (group,) = [future.result() for future in futures.values()]
-    shown = {partition.partition: partition.offset for partition in group.topic_partitions}
     last = ends(flow.confluent, flow.topic_in, IsolationLevel.READ_COMMITTED)
-    assert shown == last
+    assert group_positions(flow.confluent, f"tallystick-{flow.name}") == last
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
 
 

@@ -73,8 +73,8 @@ def test_what_is_printed_of_a_mistake_begins_with_the_reason(
     printed = {part.split("\n", 1)[0]: part.split("\n", 1)[1].splitlines() for part in parts}
     assert [*printed] == [*names, "end"], done.stderr
     for name in names:
-        # A warning of a slow start; Spark's bar.
-        others = re.compile(r".*waits since|\s*(?:.*\[Stage .*)?$")
+        # Warnings of a slow machine; Spark's bar.
+        others = re.compile(r".*waits since|.*an epoch is under way for|\s*(?:.*\[Stage .*)?$")
         lines = [line for line in printed[name] if not others.match(line)]
         assert re.match(FIRST_LINES[name], "\n".join(lines)), (name, lines)
         assert len(lines) <= LINES_MAX, (name, lines)

@@ -38,13 +38,13 @@ def test_all_kinds_of_state_are_columns_of_one_row_per_key(
     assert set(rows) == set(USERS)
     assert frame.rdd.getNumPartitions() > 1
     assert (rows["ann"]["count"], rows["ann"]["last"]) == (7, "x")
-    assert tuple(rows["bob"]["pair"]) == (1, A_DAY)
+    assert tuple(rows["bob"]["pair"]) == (1, A_DAY, 5)
     assert [row["name"] for row in rows["ann"]["names"]] == ["p", "q"]
     assert rows["ann"]["timers"] == [-3, 9]
     assert rows[None]["timers"] is None
     pairs = frame.selectExpr("explode(by_name) as (key, value)").select("key.name", "value.name")
     assert [tuple(row) for row in pairs.collect()] == [("k", "v")]
-    assert frame.schema["pair"].dataType.simpleString() == "struct<a:bigint,b:date>"
+    assert frame.schema["pair"].dataType.simpleString() == "struct<a:bigint,b:date,$expiry:bigint>"
     assert frame.where("pair.b = date'2026-11-21'").count() == 1
     with pytest.raises(ts.OptionError, match="name the step; its keyed steps are: 'step', 'other'"):
         ts.read_state(spark, str(tmp_path))

@@ -9,7 +9,6 @@ import json
 import pytest
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaException,
     Producer,
@@ -21,7 +20,7 @@ import tallystick as ts
 from tallystick.errors import FencedError
 from tallystick.pipeline import loop as pipeline_loop
 from tests.spark.flow import Flow, pass_on
-from tests.spark.topics import WAIT_S, read_committed
+from tests.spark.topics import WAIT_S, group_positions, read_committed
 from tests.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -46,10 +45,7 @@ def wait_for_rows(flow: Flow, count: int) -> None:
 
 def shown(flow: Flow) -> int:
     """The sum of all positions that the pipeline's group shows."""
-    group = f"tallystick-{flow.name}"
-    admin = AdminClient(flow.confluent)  # its answers come while it lives
-    futures = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    return sum(partition.offset for partition in futures[group].result(WAIT_S).topic_partitions)
+    return sum(group_positions(flow.confluent, f"tallystick-{flow.name}").values())
 
 
 @pytest.mark.parametrize(

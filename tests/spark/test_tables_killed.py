@@ -43,9 +43,9 @@ def test_a_topic_and_tables_agree_after_drivers_are_killed(flow: Flow, drivers: 
     ]
     compactions = 0
     for fact in KILLS:
-        flow.feed(180)
+        flow.feed(300)
         driver = drivers.take(spares=1)
-        driver.run(flow.spec(sinks=sinks, kill_at=fact, occurrence=5, epoch_records=30))
+        driver.run(flow.spec(sinks=sinks, kill_at=fact, occurrence=8, epoch_records=30))
         driver.wait_until_killed()
         driver.stop()
         written = {value.encode() for _, value in flow.input}

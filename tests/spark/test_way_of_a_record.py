@@ -12,7 +12,7 @@ from tallystick.testing import EmbeddedKafka
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-MODULES_MAX = 48
+MODULES_MAX = 50
 _WAY = re.compile(r"<!-- way -->(.*?)<!-- end -->", re.DOTALL)
 _MODULE = re.compile(r"`tallystick/([\w/]+\.py)`")
 WAY = _MODULE.findall(_WAY.findall((ROOT / "docs" / "architecture.md").read_text())[0])
@@ -73,7 +73,7 @@ def on_the_way(calls: str) -> set[str]:
     """Return the modules that a process called; in the driver from the reports up to `EndTxn`."""
     lines = [line.split(" ", 2)[1:] for line in calls.splitlines()]
     if ["run/driver.py", "Driver._perform"] in lines:
-        begin = lines.index(["spark/gang/gang.py", "_read"])
+        begin = lines.index(["spark/gang/inbox.py", "Replies.take"])
         end = lines.index(["kafka/broker.py", "end_transaction_request"], begin)
         lines = lines[begin : end + 1]
     return {module for module, _ in lines}

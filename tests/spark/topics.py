@@ -12,6 +12,7 @@ from itertools import groupby
 
 from confluent_kafka import (
     Consumer,
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaException,
     Message,
@@ -74,6 +75,19 @@ def committed_bytes(options: Mapping[str, str], topic: str) -> list[tuple[int, b
         _committed(options, topic), key=lambda message: (message.partition(), message.offset())
     )
     return [(message.partition(), message.key(), message.value()) for message in messages]
+
+
+def group_positions(options: Mapping[str, str], group: str) -> dict[int, int]:
+    """What a consumer group shows by partition, as its coordinator answers.
+
+    `read_group_offsets` sees nothing behind an open transaction, of whatever group, whose offsets
+    are in the same partition of the broker's own topic: a driver that another test killed leaves
+    one.
+    """
+    admin = AdminClient(dict(options))  # its answers come while it lives
+    futures = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    answer = futures[group].result(WAIT_S)
+    return {partition.partition: partition.offset for partition in answer.topic_partitions}
 
 
 def read_group_offsets(

@@ -17,7 +17,8 @@ import tallystick as ts
 from tallystick.epoch import protocol as c
 from tallystick.epoch.two_phase import Committable, Owner
 from tallystick.errors import ManifestError
-from tallystick.tables.compacting import Phase, Share, shares_of
+from tallystick.tables.compacting import SILENT_EPOCHS, Compactor, Phase
+from tallystick.tables.due import Compaction, DueEpoch
 from tallystick.tables.port import DataFile
 from tallystick.tables.publishing import Publisher
 from tallystick.tables.sink import OpenTableSink
@@ -32,12 +33,18 @@ from tests.delta.delta_sinks import (
     visible,
 )
 from tests.failover.sink_job import SinkJob, flat, read_files, sink_jobs
+from tests.tables.jobs import at_once
 from tests.tables.test_table_guarantees import FACTS, Delta, Files, Iceberg, Kind, killed
 from tests.waiting import wait_for
 
 names = (f"compacted_{number}" for number in count())
 SMALL = 4_000
 """A file of a task has some 1,300 bytes here: five of them are enough for one file."""
+
+
+@pytest.fixture(autouse=True)
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once(monkeypatch)
 
 
 @pytest.fixture
@@ -241,7 +248,7 @@ def test_sources_that_are_gone_are_not_compacted_and_no_epoch_fails(
     kind = Delta()
     job = run(kind.sink(tmp_path / "table", commit_every="1 hour", target_file_size=SMALL))
     run_until_share(job)
-    ((_, sources), *_) = publisher_of(job).shares()
+    sources = publisher_of(job).shares()[0].groups[0]
     gone = tmp_path / "table" / sources[1].path
     content = gone.read_bytes()
     gone.unlink()
@@ -290,7 +297,7 @@ def asked_to_compact(sink: OpenTableSink, epoch: int) -> list[Committable]:
     publisher._start_timer = lambda *_: None  # type: ignore[method-assign]
     publisher._publish_in_time()
     committables = two_tasks(sink, epoch)
-    assert any(json.loads(one.details)["compactions"] for one in committables)
+    assert [one for one in committables if "compactions" in json.loads(one.details)]
     return committables
 
 
@@ -372,22 +379,88 @@ def test_rows_keep_the_order_of_epochs_and_tasks(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_large_files_are_left_as_they_are_and_each_task_has_one_share_under_load() -> None:
-    def file(name: str, size: int, value: str = "a") -> DataFile:
-        return DataFile(f"part-{name}.parquet", size, 1, {"dest": value}, 0, "")
+def file(name: str, size: int, value: str = "a") -> DataFile:
+    return DataFile(f"part-{name}.parquet", size, 1, {"dest": value}, 0, "")
 
-    large, small = file("large", 50), [file(f"s{number}", 30) for number in range(9)]
-    other = [file(f"o{number}", 30, "b") for number in range(3)]
-    files = [large, *small, *other]
-    under_load = shares_of(files, (3, 7), 100, 110, all_small=False)
-    assert under_load == (Share(3, (*small[:4],)), Share(7, (*small[4:8],)))
-    at_the_end = shares_of([*files, file("o3", 5, "b")], (3,), 100, 110, all_small=True)
-    assert [share.sources for share in at_the_end] == [
-        (*small[:4],),
-        (*small[4:8],),
-        (*other, file("o3", 5, "b")),
+
+def due_of(*files: DataFile) -> DueEpoch:
+    return DueEpoch("", files, (), 0, 1)
+
+
+def test_large_files_are_left_as_they_are_and_each_task_has_one_share_under_load() -> None:
+    compactor = Compactor(100)
+    compactor.add(0, due_of(file("large", 50)))
+    small = [file(f"s{number}", 40) for number in range(14)]
+    for epoch, one in enumerate(small, 1):
+        compactor.add(epoch, due_of(one))
+    assert compactor.shares() == ()
+    compactor.tasks = (3, 7)
+    shares = compactor.shares()
+    assert [(share.task, share.groups) for share in shares] == [
+        (3, ((*small[:4],),)),
+        (7, ((*small[4:8],),)),
     ]
-    assert shares_of(files, (), 100, 110, all_small=True) == ()
+    assert compactor.shares() == shares, "both have something to do"
+
+
+def test_all_that_is_due_is_dealt_out_when_the_time_has_come() -> None:
+    compactor = Compactor(100)
+    compactor.tasks = (3, 7)
+    files = [file(f"{value}{number}", 20, value) for number in range(2) for value in "abc"]
+    for epoch, one in enumerate([*files, file("d", 20, "d")]):
+        compactor.add(epoch, due_of(one))
+    assert compactor.shares() == ()
+    assert compactor.patience_s() > 0
+    compactor.add(9, due_of(file("late", 20), file("later", 300)))
+    shares = compactor.shares()
+    assert [(share.task, share.groups) for share in shares] == [
+        (3, ((files[0], files[3]), (files[2], files[5]))),
+        (7, ((files[1], files[4]),)),
+    ]
+    first, second = (share.name for share in shares)
+    assert compactor.hear([first, second], []) is None
+    assert [share.groups for share in compactor.shares()] == [(), ()], "their processes know them"
+    assert compactor.hear([first], [second]) is None
+    done = Compaction((files[0].path,), 40, file(f"{first}-0", 30))
+    compactor.add(10, due_of()._replace(compactions=(done,)))
+    assert compactor.hear([], []) == 6
+
+
+def test_a_share_that_no_task_speaks_of_goes_to_another_one() -> None:
+    """The process that had it is gone, or its task has no rows any more."""
+    compactor = Compactor(100)
+    compactor.tasks = (0,)
+    compactor.add(0, due_of(*[file(f"s{number}", 40) for number in range(4)]))
+    (lost,) = compactor.shares()
+    compactor.hear([lost.name], [])
+    compactor.tasks = (1,)
+    for _ in range(SILENT_EPOCHS):
+        assert compactor.hear([], []) is None
+        assert [share.name for share in compactor.shares()] == [lost.name]
+    compactor.hear([], [])
+    (share,) = compactor.shares()
+    assert (share.task, share.groups) == (1, lost.groups)
+    assert share.name != lost.name
+
+
+@pytest.mark.parametrize("epochs", [200, 2_000])
+def test_an_epoch_costs_the_same_however_many_are_due(epochs: int) -> None:
+    """The files of an epoch are looked at once, and once more in a group."""
+
+    class Counted(DataFile):
+        looks = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            Counted.looks += name == "size"
+            return super().__getattribute__(name)
+
+    compactor = Compactor(1 << 40)
+    compactor.tasks = (0,)
+    for epoch in range(epochs):
+        compactor.add(epoch, due_of(Counted(*file(f"s{epoch}", 40))))
+        assert compactor.shares() == ()
+        assert compactor.hear([], []) is None
+    assert Counted.looks <= 3 * epochs
 
 
 @pytest.mark.parametrize("source", ["../../etc/passwd", "part-/../../x", "_delta_log/0.json"])
@@ -395,9 +468,11 @@ def test_edited_sources_lead_to_no_other_file(tmp_path: Path, source: str) -> No
     sink = opened(tmp_path, commit_every="1 hour")
     for epoch in range(4):
         sink.commit_together(two_tasks(sink, epoch))
-    first, *others = asked_to_compact(sink, 4)
-    details = json.loads(first.details)
+    others = asked_to_compact(sink, 4)
+    (compacted,) = (one for one in others if "compactions" in one.details)
+    others.remove(compacted)
+    details = json.loads(compacted.details)
     details["compactions"][0][0][0] = source
-    edited = replace(first, details=json.dumps(details))
+    edited = replace(compacted, details=json.dumps(details))
     with pytest.raises(ManifestError, match="which no release writes"):
         sink.commit_together((edited, *others))

@@ -1,6 +1,8 @@
 """`FileSink(commit_every=…)`: files of many epochs become visible together, exactly once."""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from tallystick.errors import ManifestError, OptionError, StorageError
 from tallystick.files.folder import Folder
 from tallystick.tables.folder import KEPT
 from tallystick.tables.sink import OpenTableSink
+from tallystick.tables.writing import TablePlan
 from tests.delta.delta_sinks import COLUMNS, OWNER, place, rows
 from tests.storage.test_storage_s3 import Server
+from tests.tables.test_table_guarantees import Delta, Files, Iceberg
 
 
 def opened(path: Path, owner: Owner = OWNER, **settings: Any) -> OpenTableSink:
@@ -261,3 +265,30 @@ def test_publications_on_s3_are_made_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert [info.path for info in infos if info.path.endswith(".draft")] == []
     finally:
         server.stop()
+
+
+def test_a_store_without_exclusive_creation_is_told_of_as_a_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    folder = Folder("s3://bucket/files?region=eu-west-1&endpoint_override=http://127.0.0.1:9")
+    with pytest.raises(OptionError) as raised:
+        folder.put_new("x", b"")
+    assert str(raised.value).startswith("file sink s3://bucket/files: a file that must be new")
+    assert "checkpoint" not in str(raised.value)
+    assert "or write without commit_every=" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg, Files])
+def test_a_disk_that_the_driver_does_not_see_is_refused_in_tasks_of_tables(
+    kind: type[Delta | Iceberg | Files], tmp_path: Path
+) -> None:
+    sink = kind().sink(tmp_path / "table", commit_every="1 hour")
+    opened_sink = sink.open(OWNER, RunFacts())
+    plan = opened_sink.plan()
+    assert isinstance(plan, TablePlan)
+    plan.begin(place()).abort()
+    elsewhere = replace(plan, folder=Folder(str(tmp_path / "executors")))
+    with pytest.raises(OptionError, match="expected one disk that the driver and all executors"):
+        elsewhere.begin(place())
+    opened_sink.close()

@@ -65,16 +65,15 @@ def windowed(windows: Any, **aggregates: Any) -> Callable[[Source, Sink], ts.Pip
     return keyed(function, event_time="at", watermark_delay=DISORDER_MS)
 
 
-def joined(function: Any) -> Callable[[Source, Sink], ts.Pipeline]:
+def joined(function: Any, *, is_timed: bool = True) -> Callable[[Source, Sink], ts.Pipeline]:
     """Return a pipeline with a join of two topics."""
+    times: Any = {"event_time": dict.fromkeys(("left", "right"), "at")}
+    times["watermark_delay"] = DISORDER_MS
 
     def make(source: Source, sink: Sink) -> ts.Pipeline:
         pipeline = ts.Pipeline("compared").read(left=source("rows"), right=source("others"))
         step = pipeline.key_by(left="k", right="k").process(
-            function,
-            uid="join",
-            event_time={"left": "at", "right": "at"},
-            watermark_delay=DISORDER_MS,
+            function, uid="join", **(times if is_timed else {})
         )
         return step.write(sink("out"))
 

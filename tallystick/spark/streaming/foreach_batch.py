@@ -23,7 +23,7 @@ from tallystick.checkpoint.forks import refuse_fork
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import LoggedBatch, SparkLog
 from tallystick.epoch.facts import Identity, Request
-from tallystick.epoch.micro_batches import failed_path, partial_path
+from tallystick.epoch.micro_batches import failure_paths
 from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.transactional_ids import batch_name, check_name
 from tallystick.errors import DataLossError, OptionError, QueryEndedError, TallystickError
@@ -255,14 +255,13 @@ class EpochRunner:
     def _note_failure(self, call: _Call, checkpoint: str = "") -> None:
         """Note a failed call for the next run: the function may return, and Spark log an end.
 
-        A second call in a micro-batch is noted as such: the first call may have committed the
-        micro-batch, even if it failed.
+        A second call in a micro-batch is noted as such: the first call, or the run before, may
+        have committed the micro-batch, even if that call failed.
         """
         number, opened = call.batch_id, self._opened
-        earlier = "" if opened is None else opened.driver.coordinator.manifest_path(number)
-        is_second = not call.is_first and number == self._called and bool(earlier)
-        path = partial_path(earlier) if is_second else failed_path(number, earlier)
-        note(call.rows, number, path, checkpoint)
+        committed = "" if opened is None else opened.driver.coordinator.manifest_path(number)
+        is_second = not call.is_first and number == self._called
+        note(call.rows, number, committed, checkpoint, is_second=is_second)
         call.is_noted = True
 
     def _run(self, rows: DataFrame, batch_id: int) -> None:
@@ -306,18 +305,28 @@ class EpochRunner:
         return _OpenRun(run_id, CheckpointFolder(storage), driver)
 
 
-def note(rows: DataFrame, batch_id: int, path: str = "", checkpoint: str = "") -> None:
-    """Leave a note in the checkpoint of a micro-batch that a call for it failed.
+def note(
+    rows: DataFrame,
+    batch_id: int,
+    manifest_path: str = "",
+    checkpoint: str = "",
+    *,
+    is_second: bool = False,
+) -> None:
+    """Leave notes in the checkpoint of a micro-batch that a call for it failed.
 
     Args:
         rows: of the micro-batch.
         batch_id: its number.
-        path: of the note; "": the call did not get as far as to have a manifest.
+        manifest_path: of the micro-batch if the run knows that it is committed, else "".
         checkpoint: "": of the query that the rows are of.
+        is_second: the sink was called for this micro-batch before.
     """
     try:
         checkpoint = checkpoint or current_run(rows.sparkSession).checkpoint
-        CheckpointFolder(FileStorage(checkpoint)).note(path or failed_path(batch_id))
+        folder = CheckpointFolder(FileStorage(checkpoint))
+        for path in failure_paths(folder.files(), batch_id, manifest_path, is_second=is_second):
+            folder.note(path)
     except Exception as error:
         logger.warning(
             "micro-batch %d failed, which could not be noted in its checkpoint: %s. If the "

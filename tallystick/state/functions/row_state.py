@@ -38,7 +38,7 @@ from tallystick.state.functions.processing import ROWS, StateDeclaration
 from tallystick.state.keys import bodies
 from tallystick.state.meaning import Meaning
 from tallystick.state.numpy_columns import explode, lists_of
-from tallystick.state.overlay import Overlay
+from tallystick.state.overlay import EmptyView, Overlay
 from tallystick.state.row_codec import ColumnsCodec, changed_rows
 from tallystick.state.schema import text_of
 
@@ -341,36 +341,82 @@ def _to_be_chunks(
 
 
 def stored_fields(columns: pa.Schema) -> pa.StructType:
-    """Return the type of a row in `stored_rows`: the time and the columns."""
-    return pa.struct([pa.field(TIME, pa.int64()), *columns])
+    """Return the type of a row in `stored_rows`.
+
+    The row's time, whether it has had a partner, when something is to be done about its key's rows
+    of this side, and its columns.
+    """
+    own = [(TIME, pa.int64()), ("$matched", pa.bool_()), ("$due", pa.int64())]
+    return pa.struct([*(pa.field(*field) for field in own), *columns])
 
 
 def stored_rows(
-    columns: pa.Schema, values: pa.BinaryArray, are_chunks: BoolArray
+    columns: pa.Schema, values: pa.BinaryArray, are_chunks: BoolArray, codes: Int64Array
 ) -> tuple[Int64Array, pa.StructArray]:
-    """Decode all rows of a state for people to look at; return each row's entry, and the rows.
+    """Decode all rows of a state as columns; return the number of each row's key, and the rows.
+
+    Rows are in the order of their keys' numbers, those of equal times as they arrived.
 
     Args:
         columns: of a row.
-        values: of entries, heads and chunks.
+        values: of entries in the order of their keys, heads and chunks.
         are_chunks: which are chunks.
+        codes: the number of each entry's key.
 
     Raises:
         ManifestError: the bytes are not of these columns.
     """
     state = RowState("rows", "", "rows", columns)
-    entries, parts = [], []
-    for codec, which in ((_HEAD, ~are_chunks), (_CHUNK, are_chunks)):
+    heads = values.filter(pa.array(~are_chunks))
+    due = np.full(int(codes.max(initial=-1)) + 1, NEVER)
+    due[codes[~are_chunks]] = _HEAD.decode(heads).columns[-1].fill_null(NEVER).to_numpy()
+    owners, parts = [], []
+    for codec, which in ((_CHUNK, are_chunks), (_HEAD, ~are_chunks)):  # as they arrived
         decoded = codec.decode(values.filter(pa.array(which)))
         lines, lists = explode(decoded.columns[: len(_ROWS)])
-        rows = state._rows(lines, lists)
+        rows = state._rows(codes[which][lines], lists)
+        arrays = [pa.array(rows.times), pa.array(rows.matched), pa.array(due[rows.codes])]
         fields = list(stored_fields(columns))
-        arrays = [pa.array(rows.times), *rows.columns]
-        parts.append(pa.StructArray.from_arrays(arrays, fields=fields))
-        entries.append(np.flatnonzero(which)[lines])
-    numbers = np.concatenate(entries)
+        parts.append(pa.StructArray.from_arrays([*arrays, *rows.columns], fields=fields))
+        owners.append(rows.codes)
+    numbers = np.concatenate(owners)
     order = np.argsort(numbers, kind="stable")
     return numbers[order], pa.concat_arrays(parts).take(pa.array(order))
+
+
+def rows_to_store(
+    columns: pa.Schema, entries: pa.BinaryArray, codes: Int64Array, stored: pa.StructArray
+) -> tuple[pa.Table, Int64Array]:
+    """Return the entries of some keys' rows, and when each key is due: `stored_rows` back again.
+
+    A row that does not say when it is due is due at once: whoever visits the key finds out.
+
+    Args:
+        columns: of a row.
+        entries: of the keys.
+        codes: the number of each row's key.
+        stored: the rows, those of equal times in the order of arrival.
+    """
+    state, overlay = RowState("rows", "", "rows", columns), Overlay(EmptyView())
+    times, matched, due, *values = stored.flatten()
+    order = order_of(codes, times.to_numpy())
+    values = [column.take(pa.array(order)) for column in values]
+    rows = state.new_rows(codes[order], times.to_numpy()[order], values)
+    flags = matched.fill_null(False).to_numpy(zero_copy_only=False)
+    # The columns are in `data` already: the place is free for what is to follow each row.
+    rows = replace(
+        rows, matched=flags[order], columns=(due.fill_null(-NEVER).take(pa.array(order)),)
+    )
+
+    def dues(some: Rows, count: int) -> Int64Array:
+        return least(some.columns[0].to_numpy(), some.codes, count, NEVER)
+
+    head, count = state.load(overlay, entries), len(entries)
+    in_heads, chunks = state.move_to_chunks(overlay, head, head.chunks, rows, dues)
+    of_chunks = least(chunks.dues, chunks.codes, count, NEVER)
+    of_keys = np.minimum(dues(in_heads, count), of_chunks)
+    state.write_heads(overlay, head, in_heads, chunks, of_keys)
+    return overlay.changes(), of_keys
 
 
 def with_rows(

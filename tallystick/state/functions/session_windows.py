@@ -53,7 +53,7 @@ _BOUNDS_CODEC = ColumnsCodec(
     pa.schema([(name, pa.list_(pa.int64())) for name in ("session_starts", "session_ends")])
 )
 """The first and the last row's time of each session of a key, in microseconds."""
-_END, _TIMER = pa.field("$end", pa.int64()), pa.field("$timer", pa.int64())
+SESSION_END, _TIMER = pa.field("$end", pa.int64()), pa.field("$timer", pa.int64())
 
 Output = Iterator[pa.RecordBatch | SideRows]
 BoolArray = NDArray[np.bool_]
@@ -72,7 +72,7 @@ class SessionFunction(WindowFunction):
     @cached_property
     def codec(self) -> ColumnsCodec:
         """The storage format of a session's accumulators, last row's time and timer."""
-        return ColumnsCodec(pa.schema([_END, _TIMER, *self.folds.schema]))
+        return ColumnsCodec(pa.schema([SESSION_END, _TIMER, *self.folds.schema]))
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the state of the sessions, and of the bounds of each key's sessions."""
@@ -253,7 +253,7 @@ class _Epoch:
 
     def _close(self, due: _Panes, keys: pa.RecordBatch) -> Output:
         """Yield the due sessions that close now; other due sessions had waited for late rows."""
-        closes = _closes_ms(due.column(_END) + self._gap)
+        closes = closes_ms(due.column(SESSION_END) + self._gap)
         yield from self._put_out(due.filter(due.column(_TIMER) == closes), keys, is_closing=True)
 
     def _changed(
@@ -289,9 +289,9 @@ class _Epoch:
 
     def _timed(self, after: _Panes) -> _Panes:
         """Set the timers of sessions: at their end, or after their lateness."""
-        ends = after.column(_END) + self._gap
+        ends = after.column(SESSION_END) + self._gap
         lateness = self._function.clock.lateness_ms
-        timers = _closes_ms(ends) + np.where(ends <= self._closed, lateness, 0)
+        timers = closes_ms(ends) + np.where(ends <= self._closed, lateness, 0)
         columns = after.columns.set_column(1, _TIMER, pa.array(timers))
         return _Panes(after.codes, after.starts, columns)
 
@@ -339,7 +339,7 @@ class _Epoch:
         self, sessions: _Panes, keys: pa.RecordBatch, *, is_closing: bool = False
     ) -> Output:
         """Yield closing sessions; of changed sessions, without updates only the closed ones."""
-        ends = sessions.column(_END) + self._gap
+        ends = sessions.column(SESSION_END) + self._gap
         is_closed = ends <= self._closed
         if not (is_closing or self._function.result.has_updates):
             sessions, ends = sessions.filter(is_closed), ends[is_closed]
@@ -355,7 +355,7 @@ class _Epoch:
         )
 
 
-def _closes_ms(ends: Int64Array) -> Int64Array:
+def closes_ms(ends: Int64Array) -> Int64Array:
     """Round moments up to milliseconds, the unit of the watermark."""
     return -(-ends // US_PER_MS)
 

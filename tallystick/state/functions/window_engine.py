@@ -139,7 +139,7 @@ class Panes:
 
     def __init__(self, work: Work, codec: ColumnsCodec) -> None:
         self._work, self._codec = work, codec
-        self._key = _pane_key(work.key)
+        self._key = pane_key(work.key)
         self._id = work.fields[STATE].state_id
 
     def distinct_keys(self, rows: pa.RecordBatch) -> tuple[NDArray[np.int32], pa.RecordBatch]:
@@ -223,13 +223,14 @@ def panes_declaration(what: str, codec: ColumnsCodec, folds: Folds) -> StateDecl
     return StateDeclaration(STATE, PANES, what, text_of(codec.schema), meaning=folds.meaning)
 
 
-def _pane_key(key: KeyCodec) -> KeyCodec:
+def pane_key(key: KeyCodec) -> KeyCodec:
+    """Return the key of panes: that of the step, and the start."""
     return KeyCodec(pa.schema([*key.schema, pa.field(START, pa.int64())]))
 
 
 # ---- windows on a grid ---------------------------------------------------------------------------
 
-_OPEN = pa.field("$open", pa.bool_())
+OPEN = pa.field("$open", pa.bool_())
 """True in each stored pane: with accumulators that are all null there would be no entry."""
 _LINES_MAX = 1 << 20
 
@@ -281,7 +282,7 @@ class GridFunction(WindowFunction):
     @cached_property
     def codec(self) -> ColumnsCodec:
         """The storage format of a pane's accumulators."""
-        return ColumnsCodec(pa.schema([_OPEN, *self.folds.schema]))
+        return ColumnsCodec(pa.schema([OPEN, *self.folds.schema]))
 
     def declared(self, key: KeyCodec) -> tuple[StateDeclaration, ...]:
         """Return the state of the panes."""
