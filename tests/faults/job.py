@@ -32,7 +32,9 @@ def passing_on(folder: str) -> Any:
     """Return a function that passes rows on, unless it is told to hang."""
 
     def pass_on(batch: Any) -> Any:
-        (Path(folder) / "member").write_text(str(os.getpid()))
+        written = Path(folder) / f"member-{os.getpid()}"
+        written.write_text(str(os.getpid()))
+        written.replace(Path(folder) / "member")  # whoever reads it has all of it
         while (Path(folder) / "hang").exists():
             time.sleep(POLL_S)
         return batch.select(["key", "value"])
