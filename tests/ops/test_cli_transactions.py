@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,10 @@ def test_hidden_files_are_listed_too(scene: Scene, tmp_path: Path) -> None:
 
 def test_due_epochs_of_a_table_are_listed_too(scene: Scene, tmp_path: Path) -> None:
     """Also of a sink without a uid, which no manifest names any more."""
-    sink = opened(tmp_path, Owner(scene.pipeline_name, "delta-1", LINEAGE), commit_every="1 hour")
-    sink.commit_together(delta_prepared(sink, place(3, 0, "a"), rows(0, 5)))
+    owner = Owner(scene.pipeline_name, "delta-1", LINEAGE)
+    sink = opened(tmp_path, owner, commit_every="1 hour")
+    at = replace(place(3, 0, "a"), owner=owner)
+    sink.commit_together(delta_prepared(sink, at, rows(0, 5)))
     scene.job.decide(1, scene.job.prepare(1, []))
 
     (due,) = listed(scene, "--files", tmp_path).values()
