@@ -282,5 +282,6 @@ def test_a_module_of_the_working_directory_is_found(
     monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "here_3.py").write_text(MODULE)
+    monkeypatch.delitem(sys.modules, "jobs", raising=False)  # of another test
 
     assert find_pipeline("jobs.here_3:one").name == "one"

@@ -241,6 +241,7 @@ def test_values_lists_and_maps_of_a_processor_are_read_in_the_new_schema() -> No
     assert lines == [(3.0, [("a", 3)]), (5.0, [("a", 5)])]
     day = NEW_YEAR + datetime.timedelta(days=3)
     assert rows["a"]["map"][0] == ({"n": 3}, {"d": day, "m": Decimal("3.00")})
+    assert rows["a"]["kept"].pop("$expiry") > 0
     for name in ("value", "kept"):
         assert rows["a"][name] == {
             "n": 5,
