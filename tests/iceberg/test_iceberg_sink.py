@@ -185,7 +185,7 @@ def test_errors_of_libraries_are_tried_again_and_mistakes_end_the_run(
 
     with monkeypatch.context() as patched:
         patched.setattr(SqlCatalog, "commit_table", failing)
-        patched.setattr(sink._publisher._compactor, "patience_s", lambda _: 0)
+        patched.setattr(sink._publisher._compactor, "patience_s", lambda: 0)
         sink._publisher._publish_in_time()
         expected = StorageError if is_retried else TypeError
         with pytest.raises(expected, match=re.escape(str(error).splitlines()[0])):
