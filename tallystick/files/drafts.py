@@ -141,7 +141,7 @@ def hidden_folder(owner: Owner) -> str:
 
 
 def show_disk(folder: Folder, owner: Owner) -> None:
-    """Write the file by which tasks know that they and the driver see one disk."""
+    """Write the file that proves to tasks on other hosts that the driver has the same disk."""
     folder.put(f"{hidden_folder(owner)}/{SEEN}", b"")
 
 

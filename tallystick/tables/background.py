@@ -25,7 +25,7 @@ from tallystick.tables.parts import FileSettings, Part
 from tallystick.tables.port import DataFile
 
 NICENESS = 10
-"""Of the thread of a job: the epochs' work goes first."""
+"""The niceness of a job's thread: the epochs' work goes first."""
 
 logger = logging.getLogger(__name__)
 _jobs: dict[str, "Job"] = {}
@@ -34,7 +34,7 @@ _lock = Lock()
 
 
 class _DroppedError(Exception):
-    """Nobody wants the file of a job any more."""
+    """The file of a job is no longer wanted."""
 
 
 class Job:

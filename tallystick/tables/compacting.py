@@ -81,7 +81,7 @@ class UnderWay:
     silent_epochs: int = 0
 
     def share(self, name: str) -> Share:
-        """Return it as the tasks get it."""
+        """Return the share in the form of the plan of tasks."""
         groups = () if self.is_known else self.groups
         return Share(self.task, name, tuple(tuple(file for _, file in group) for group in groups))
 
@@ -171,7 +171,7 @@ class Compactor:
                     self._wait(Source(at, compaction.file))
 
     def _end(self, name: str) -> tuple[Group, ...]:
-        """Forget a share; return what it had."""
+        """Forget a share; return the groups of files in the share."""
         one = self._under_way.pop(name, None)
         return () if one is None else one.groups
 

@@ -23,12 +23,12 @@ class FileSettings(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """That of the kind of table."""
+        """The layout of files for the kind of table."""
         ...
 
     @property
     def compression(self) -> str:
-        """As Parquet names it."""
+        """The compression, by its name in Parquet."""
         ...
 
     @property

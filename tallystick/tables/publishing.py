@@ -230,7 +230,7 @@ class Publisher:
             due_count = len(self._due)
         if not self._every_ms or self._is_full:
             self.publish()
-        elif (newest := self._heard(parts)) is not None:
+        elif (newest := self._reported(parts)) is not None:
             self._start_timer(0, newest)  # what has come since is not compacted
         elif self._timer is None and due_count:
             self._wait()
@@ -240,7 +240,7 @@ class Publisher:
         self._folder.remove_files(f"{pending}/{committable.name}" for committable in committables)
         return Outcome.COMMITTED
 
-    def _heard(self, parts: Iterable[AttemptFiles]) -> int | None:
+    def _reported(self, parts: Iterable[AttemptFiles]) -> int | None:
         """Return the newest epoch to publish, if all that is due before has been compacted."""
         known = [name for part in parts for name in part.known]
         failed = [name for part in parts for name in part.failed]
