@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -522,3 +522,23 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert len(examples) == 3
     assert "double" in capsys.readouterr().out, "the preview names types"
+
+
+def test_a_row_is_what_it_was_when_the_iterator_gave_it(tmp_path: Path) -> None:
+    """A generator may use its dict, and a list in it, again."""
+
+    def reused() -> Iterator[dict[str, Any]]:
+        row: dict[str, Any] = {"n": 0, "tags": [0]}
+        for n in range(5):
+            row["n"], row["tags"][0] = n, n
+            yield row
+
+    pipeline = (
+        ts.Pipeline("reused")
+        .read(ts.RowsSource(reused()))
+        .write(ts.FileSink(str(tmp_path / "out")))
+    )
+
+    assert pipeline.start().awaitTermination(60)
+    rows = ds.dataset(tmp_path / "out", format="parquet").to_table().to_pylist()
+    assert [(row["n"], row["tags"]) for row in rows] == [(n, [n]) for n in range(5)]
