@@ -49,7 +49,7 @@ def failure_paths(
     """Return the paths of the notes that a call of a sink failed.
 
     Args:
-        paths: the files of the folder.
+        paths: the files of the folder; needed for a second call without a manifest alone.
         checkpoint_id: the epoch that the sink was called for.
         manifest_path: of its manifest if the run knows that it is committed, else "".
         is_second: the sink was called for this epoch before.

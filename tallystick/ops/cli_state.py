@@ -80,6 +80,8 @@ def offsets_of(text: str) -> dict[str, dict[int, int]]:
     Raises:
         OptionError: it is neither.
     """
+    from tallystick.options.source import by_partition
+
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text).read_text()
@@ -88,18 +90,9 @@ def offsets_of(text: str) -> dict[str, dict[int, int]]:
                 f"--offsets {text}: expected JSON, or a file of it: {error}"
             ) from None
     try:
-        return {
-            topic: {int(partition): _whole(offset) for partition, offset in by_partition.items()}
-            for topic, by_partition in json.loads(text).items()
-        }
+        return {topic: by_partition(offsets) for topic, offsets in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
         raise OptionError(
             f"--offsets {text.strip()}: expected the next offset by topic and partition, such as "
             f'{{"orders": {{"0": 1200, "1": 950}}}}'
         ) from None
-
-
-def _whole(offset: object) -> int:
-    if type(offset) is not int:
-        raise TypeError
-    return offset

@@ -222,7 +222,7 @@ def _of_panes(
         ends = columns[SESSION_END.name].to_numpy()
         closes = closes_ms(ends + int(gap[1]))
         columns[TIMER] = pc.coalesce(columns[TIMER], pa.array(closes))
-        yield _bounds(step, keys, (codes, starts, ends), int(gap[1]))
+        yield from _bounds(step, keys, (codes, starts, ends), int(gap[1]))
     if of_count := _COUNT.fullmatch(words):
         rows = columns[schema_from_text(state.value_schema).names[0]]
         _check_counted(step, CountWindows(int(of_count[1]), int(of_count[2])), codes, starts, rows)
@@ -255,7 +255,7 @@ def _check_grid(step: StepState, words: str, starts: Int64Array) -> None:
 
 def _bounds(
     step: StepState, keys: _Keys, sessions: tuple[Int64Array, Int64Array, Int64Array], gap: int
-) -> _Part:
+) -> Iterator[_Part]:
     """Return the bounds of each key's sessions, which follow from the sessions.
 
     Raises:
@@ -274,9 +274,7 @@ def _bounds(
     counts = np.bincount(codes, minlength=len(keys.data))
     lists = [lists_of(counts, pa.array(moments)) for moments in (starts, ends)]
     schema = schema_from_text(state.value_schema)
-    values = ColumnsCodec(schema).encode(pa.RecordBatch.from_arrays(lists, schema=schema))
-    own = keys.entries(state.state_id)
-    return own.filter(values.is_valid()), values.filter(values.is_valid())
+    return _of_columns(state, pa.RecordBatch.from_arrays(lists, schema=schema), keys)
 
 
 def _check_counted(

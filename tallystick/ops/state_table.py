@@ -27,6 +27,7 @@ from tallystick.state.entries import (
     TIMERS_BY_KEY,
     TIMERS_BY_TIME,
     ids_of,
+    time_of,
     times_in,
 )
 from tallystick.state.functions.processing import (
@@ -143,7 +144,6 @@ KEY_GROUP, TIMERS = "key_group", "timers"
 EXPIRY = pa.field("$expiry", pa.int64())
 """The moment from which an entry with a time to live is gone, in ms; beside the entry's columns."""
 PANE_START, PANE_TIMER = pa.field("start", pa.int64()), pa.field(TIMER, pa.int64())
-_SIGN = 1 << 63
 
 Int64Array = NDArray[np.int64]
 
@@ -222,7 +222,7 @@ def table_of(step: StepState, entries: pa.RecordBatch) -> pa.RecordBatch:
         else:
             columns += _read(state, state_entries, codes[state.state_id], len(groups))
     timers = by_state[TIMERS_BY_KEY]
-    times = pa.array([int.from_bytes(rest, "big") - _SIGN for rest in timers.rest], pa.int64())
+    times = pa.array([*map(time_of, timers.rest)], pa.int64())
     columns.append(_lists(times, codes[TIMERS_BY_KEY], len(groups)))
     return pa.RecordBatch.from_arrays(columns, schema=schema_of(step))
 
@@ -325,7 +325,7 @@ def _panes(state: StateField, entries: _Entries, by_time: pa.BinaryArray) -> pa.
     """
     rows = ColumnsCodec(schema_from_text(state.value_schema)).decode(entries.values)
     # As a column of a key: a byte that says that there is one, and its order as unsigned.
-    starts = [int.from_bytes(rest[1:], "big") - _SIGN for rest in entries.rest]
+    starts = [time_of(rest[1:]) for rest in entries.rest]
     columns, fields = [pa.array(starts, pa.int64())], list(pane_type(state))
     if len(fields) > 1 + len(rows.schema):
         places = pc.index_in(entries.after_id, value_set=tails(by_time, REST_AT + TIME_SIZE))

@@ -175,7 +175,7 @@ def _kind_of_offsets(words: str, *markers: str) -> Kind:
 
     def accept(by_topic: object) -> dict[TopicPartition, int]:
         expected = '"earliest", "latest" or {"topic": {"0": 23, "1": -2}} (-2 earliest, -1 latest)'
-        offsets = _per_partition(by_topic, expected, _by_index)
+        offsets = _per_partition(by_topic, expected, by_partition)
         if wrong := {p: offset for p, offset in offsets.items() if offset < EARLIEST}:
             raise ValueError(f"{wrong}: expected an offset, -2 (earliest) or -1 (latest)")
         return offsets
@@ -188,7 +188,9 @@ def _kind_of_offsets(words: str, *markers: str) -> Kind:
 
 
 def _accept_times(by_topic: object) -> dict[TopicPartition, int]:
-    times = _per_partition(by_topic, '{"topic": {"0": 1700000000000}} (ms since 1970)', _by_index)
+    times = _per_partition(
+        by_topic, '{"topic": {"0": 1700000000000}} (ms since 1970)', by_partition
+    )
     if min(times.values(), default=0) < 0:
         raise ValueError("expected ms since 1970, from 0")
     return times
@@ -233,7 +235,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def _by_index(numbers: Any) -> dict[int, int]:
+def by_partition(numbers: Any) -> dict[int, int]:
     """Return numbers by partition; JSON has numbers of partitions as texts."""
     return {
         int(partition) if isinstance(partition, str) else _integer(partition): _integer(number)

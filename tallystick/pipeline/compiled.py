@@ -1,7 +1,7 @@
 """A started pipeline: inputs, steps and sinks of its epochs, and the engine for tasks."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -138,8 +138,7 @@ class PipelineRun:
         is_routed = bool(keyed) and frames is None and not any(joining)
         for source, before in zip(self.inputs, joining, strict=True):
             source.read = replace(source.read, functions=(*before, *self._stages.before))
-            routed = {*keyed[0].routed.names, keyed[0].watermark_column} if is_routed else None
-            source.read = _without_unused(source, routed)
+            source.read = _without_unused(source, keyed[0] if is_routed else None)
         if is_routed:
             keyed = (_with_columns_of(keyed[0], self.inputs[0].read), *keyed[1:])
         self.keyed = PipelinePlan(
@@ -546,15 +545,15 @@ def _columns_after(
     return columns
 
 
-def _without_unused(source: PipelineInput, routed: Collection[str | None] | None) -> ReadPlan:
+def _without_unused(source: PipelineInput, first: KeyedStep | None) -> ReadPlan:
     """Drop the columns that nothing names up to the first `select`, or the first keyed step.
 
     Args:
         source: the input, with the functions that its rows pass through.
-        routed: the columns that go to the keyed step behind them; None: all, or there is none.
+        first: the keyed step behind them; None: there is none, or it takes all columns.
     """
     read = source.read
-    names: set[str | None] = set()
+    names: set[str] = set()
     for function in read.functions:
         match function:
             case Filter(Condition() as condition):
@@ -566,10 +565,12 @@ def _without_unused(source: PipelineInput, routed: Collection[str | None] | None
             case _:
                 return read
     else:
-        if routed is None:
+        if first is None:
             return read
-        names |= {*routed}
-    small = {name.lower() for name in names if name is not None}
+        names |= {*first.routed.names}
+        if first.watermark_column is not None:
+            names.add(first.watermark_column)
+    small = {name.lower() for name in names}
     used = [name for name in read.layout.schema.names if name.lower() in small]
     layout = with_fields(lean_layout(read.layout, used), source.options, used)
     return replace(read, layout=layout)

@@ -18,7 +18,7 @@ from tallystick.expressions.nodes import Node
 from tallystick.pipeline.inputs import PipelineInput
 from tallystick.state.meaning import FUNCTION, name_text
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import MapBatches, Stages
+from tallystick.tasks.keyed_step import Stages
 from tallystick.tasks.outputs import Filter
 from tallystick.tasks.read import BatchFunction
 
@@ -56,7 +56,7 @@ def _of_input(
     step: KeyedStep, source: PipelineInput, at: int, stages: Stages, *, is_only: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield the definitions of an input's columns."""
-    steps = [one.function for one in source.steps if isinstance(one, MapBatches)]
+    steps = [step_before.function for step_before in source.steps]
     label = "" if is_only and not source.name else f"[{name_text(source.name or source.uid)}]"
     named = stages.keyed[0].step.inputs
     if not named:

@@ -68,7 +68,7 @@ def _problem(at: Mapping[str, Any]) -> str:
     if what.startswith("Required keyword"):
         return "something is missing there: an expression, or a column"
     if what.startswith("Expected table name"):
-        return "expected the name of a table behind it"
+        return "expected the name of a table after it"
     if what.startswith("Expecting") and word.isidentifier():
         return f"{what}. If it is the name of a column, write it as `{word}`: it is a word of SQL"
     return what

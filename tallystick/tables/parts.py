@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,28 +13,22 @@ from tallystick.files.parquet import OpenParquet, WaitingRows
 from tallystick.tables.port import DataFile, Layout
 
 
-class FileSettings(Protocol):
-    """The settings by which files are written; those of a `TablePlan`."""
+@dataclass(frozen=True)
+class FileSettings:
+    """The settings by which files are written.
 
-    @property
-    def folder(self) -> Folder:
-        """The table's folder."""
-        ...
+    Args:
+        folder: of the table.
+        layout: of the kind of table.
+        compression: of Parquet.
+        row_group_rows: the most rows of a row group; None: as pyarrow has it.
+    """
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of files for the kind of table."""
-        ...
-
-    @property
-    def compression(self) -> str:
-        """The compression, by its name in Parquet."""
-        ...
-
-    @property
-    def row_group_rows(self) -> int | None:
-        """The most rows of a row group; None: as pyarrow has it."""
-        ...
+    folder: Folder
+    layout: Layout
+    compression: str
+    _: KW_ONLY
+    row_group_rows: int | None = None
 
 
 class Part:

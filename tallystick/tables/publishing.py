@@ -456,8 +456,8 @@ class Publisher:
                 for of_epoch in self._due.values()
                 for compaction in of_epoch.compactions
             }
-        parts = [part for part in self._folder.names(data) if part.startswith(prefix)]
-        parts = [part for part in parts if part not in due]
+        names = self._folder.names(data)
+        parts = [part for part in names if part.startswith(prefix) and part not in due]
         if parts and self.newest_epoch() >= epoch:
             named = self._asking(self._table.names)
             parts = [part for part in parts if part not in named]

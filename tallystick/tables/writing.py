@@ -17,36 +17,26 @@ import pyarrow as pa
 from tallystick.epoch.two_phase import Committable, Place
 from tallystick.errors import RecordError
 from tallystick.files.drafts import check_disk, hidden_folder, name_of, pending_folder
-from tallystick.files.folder import Folder
 from tallystick.files.writing import BUFFER_BYTES_MAX, OPEN_PARTITIONS_MAX
 from tallystick.host.stopwatch import WRITTEN_FILE_BYTES, WRITTEN_FILES, count
 from tallystick.tables.background import go_on, jobs_of
 from tallystick.tables.columns import conformed
 from tallystick.tables.compacting import Share
-from tallystick.tables.parts import Part
-from tallystick.tables.port import Layout
+from tallystick.tables.parts import FileSettings, Part
 
 
 @dataclass(frozen=True)
-class TablePlan:
-    """The settings by which tasks write files.
+class TablePlan(FileSettings):
+    """The settings by which tasks write files, those of `FileSettings` and the table's.
 
     Args:
-        folder: of the table.
         table_id: the table's own id.
         columns: of the table.
-        layout: of the kind of table.
-        compression: of Parquet.
-        row_group_rows: the most rows of a row group; None: as pyarrow has it.
         shares: what tasks compact beside their epochs.
     """
 
-    folder: Folder
     table_id: str
     columns: pa.Schema
-    layout: Layout
-    compression: str
-    row_group_rows: int | None = None
     shares: tuple[Share, ...] = ()
 
     def begin(self, place: Place) -> "TableTransaction":

@@ -141,7 +141,7 @@ class Query:
         return self._world.plan.strikes(Fault.CAUGHT)
 
     def _note_failure(self, driver: Driver, epoch: int, *, is_second: bool = False) -> None:
-        """What `foreach_batch.note` does; a note that cannot be written is a warning there."""
+        """Leave the notes of `foreach_batch.note`; there a note that fails is a warning."""
         checkpoint, path = self._world.checkpoint, driver.coordinator.manifest_path(epoch)
         paths = micro_batches.failure_paths(
             list(checkpoint.files), epoch, path, is_second=is_second

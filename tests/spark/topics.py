@@ -78,7 +78,7 @@ def committed_bytes(options: Mapping[str, str], topic: str) -> list[tuple[int, b
 
 
 def group_positions(options: Mapping[str, str], group: str) -> dict[int, int]:
-    """What a consumer group shows by partition, as its coordinator answers.
+    """Return the offsets by partition that the coordinator of a consumer group has.
 
     `read_group_offsets` sees nothing behind an open transaction, of whatever group, whose offsets
     are in the same partition of the broker's own topic: a driver that another test killed leaves

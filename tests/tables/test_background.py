@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from tallystick.epoch import protocol as c
 from tallystick.tables import background
 from tallystick.tables.compacting import SILENT_EPOCHS, Phase
-from tests.failover.sink_job import SinkJob, flat, sink_jobs
+from tests.failover.sink_job import SinkJob, flat
 from tests.tables.test_compacting import (
     SMALL,
     compaction_count,
@@ -19,22 +18,8 @@ from tests.tables.test_compacting import (
     publisher_of,
     run_until_share,
 )
-from tests.tables.test_table_guarantees import Delta, Files, Iceberg, Kind
+from tests.tables.test_table_guarantees import Delta, Iceberg, Kind
 from tests.waiting import wait_for
-
-names = (f"background_{number}" for number in count())
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
-    with sink_jobs(tmp_path, names) as make:
-        yield make
-
-
-@pytest.fixture(params=[Delta, Iceberg, Files], ids=["delta", "iceberg", "files"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param()
-    return kind
 
 
 class Gate:

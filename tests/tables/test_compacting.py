@@ -2,9 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,11 @@ from tests.delta.delta_sinks import (
     unnamed,
     visible,
 )
-from tests.failover.sink_job import SinkJob, flat, read_files, sink_jobs
+from tests.failover.sink_job import SinkJob, flat, read_files
 from tests.tables.jobs import at_once
 from tests.tables.test_table_guarantees import FACTS, Delta, Files, Iceberg, Kind, killed
 from tests.waiting import wait_for
 
-names = (f"compacted_{number}" for number in count())
 SMALL = 4_000
 """A file of a task has some 1,300 bytes here: five of them are enough for one file."""
 
@@ -45,18 +43,6 @@ SMALL = 4_000
 @pytest.fixture(autouse=True)
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(monkeypatch)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
-    with sink_jobs(tmp_path, names) as make:
-        yield make
-
-
-@pytest.fixture(params=[Delta, Iceberg, Files], ids=["delta", "iceberg", "files"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param()
-    return kind
 
 
 def publisher_of(job: SinkJob) -> Publisher:

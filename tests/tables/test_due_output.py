@@ -1,9 +1,8 @@
 """What is decided and waits for a commit of a table, as operators see it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,11 @@ from tallystick.ops.ui.rendering import sections
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tables.publishing import Publisher
 from tallystick.values import Severity
-from tests.failover.sink_job import ROWS, SinkJob, sink_jobs
+from tests.failover.sink_job import ROWS, SinkJob
 from tests.tables.test_table_guarantees import COLUMNS
 
-names = (f"due_{number}" for number in count())
 EPOCHS, TASKS, PARTITIONS = 3, 2, 3
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
-    with sink_jobs(tmp_path, names) as make:
-        yield make
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ The checkpoint decides; the driver, its sinks and its tasks are real, without Sp
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from deltalake import DeltaTable
 import tallystick as ts
 from tallystick.epoch import protocol as c
 from tests.delta.delta_sinks import numbers_of_log, unnamed
-from tests.failover.sink_job import SinkJob, flat, read_files, sink_jobs
+from tests.failover.sink_job import SinkJob, flat, read_files
 from tests.iceberg.iceberg_sinks import sink_in, unnamed_in, values_in
 
 COLUMNS = pa.schema([("value", pa.string()), ("partition", pa.int32())])
@@ -28,13 +27,6 @@ FACTS = (
     c.OutputSettled,
     c.OutputConfirmed,
 )
-names = (f"tables_{number}" for number in count())
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., SinkJob]]:
-    with sink_jobs(tmp_path, names) as make:
-        yield make
 
 
 class Delta:

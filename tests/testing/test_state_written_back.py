@@ -137,7 +137,7 @@ Change = Callable[[str, pa.Table], pa.Table]
 
 
 def write_back(test: Driver, folder: Path, change: Change = lambda uid, rows: rows) -> int:
-    """Take a savepoint, write the state of each step anew, and let the run go on from that.
+    """Take a savepoint, rewrite the state of each step, and continue the run from it.
 
     Returns:
         The number of rows of state that were written.
@@ -187,7 +187,7 @@ def run(
         if is_now:
             if folder is not None:
                 written += write_back(test, folder / str(len(list(folder.iterdir()))))
-            # A list is divided anew by tasks, so both runs have as many.
+            # Tasks divide a list among them, so both runs have the same parallelism.
             test.restart(parallelism=tasks)
     for topic in case.inputs:
         for partition in range(PARTITIONS):

@@ -325,7 +325,8 @@ def note(
     try:
         checkpoint = checkpoint or current_run(rows.sparkSession).checkpoint
         folder = CheckpointFolder(FileStorage(checkpoint))
-        for path in failure_paths(folder.files(), batch_id, manifest_path, is_second=is_second):
+        paths = folder.files() if is_second and not manifest_path else ()
+        for path in failure_paths(paths, batch_id, manifest_path, is_second=is_second):
             folder.note(path)
     except Exception as error:
         logger.warning(
