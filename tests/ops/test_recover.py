@@ -281,6 +281,8 @@ def test_a_module_of_the_working_directory_is_found(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "jobs").mkdir()
+    # Without it any `jobs.py` later on the path wins, such as one of tests/tables.
+    (tmp_path / "jobs" / "__init__.py").touch()
     (tmp_path / "jobs" / "here_3.py").write_text(MODULE)
     monkeypatch.delitem(sys.modules, "jobs", raising=False)  # of another test
 

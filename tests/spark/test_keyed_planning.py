@@ -9,7 +9,7 @@ import tallystick as ts
 from tallystick.codec.json.read import JsonReader
 from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError
-from tallystick.pipeline.keyed import keyed_steps, lean
+from tallystick.pipeline.keyed import keyed_steps, lean_layout
 from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tallystick.state.keys import KeyCodec
 from tallystick.tasks.keyed import KeyedStep
@@ -32,10 +32,10 @@ def test_a_field_of_the_value_may_be_called_headers():
     key = KeyCodec(pa.schema([fields.field("user")]))
     step = KeyedStep("count", key, layout.schema, ts.deduplicate(), (), layout.schema)
 
-    read, _ = lean(ReadPlan(None, layout), step)
+    read = lean_layout(layout, {"user"})
 
-    assert read.layout.schema.names[:2] == ["user", "headers"]
-    assert not read.layout.headers
+    assert read.schema.names[:2] == ["user", "headers"]
+    assert not read.headers
 
 
 def idle(time_mode):
