@@ -17,6 +17,7 @@ from tallystick.epoch.manifest import Manifest, epoch_of
 from tallystick.epoch.tokens import Token
 from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.expressions.binding import Condition, Projection
+from tallystick.expressions.zones import check_zone
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
@@ -71,7 +72,7 @@ from tallystick.tasks.event_times import InputState
 from tallystick.tasks.keyed import KeyedStep, WorkerHost
 from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
 from tallystick.tasks.operator_state import parts_of
-from tallystick.tasks.outputs import DeclaredFunction, Filter
+from tallystick.tasks.outputs import MAIN, DeclaredFunction, Filter
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan
 
@@ -164,6 +165,7 @@ class PipelineRun:
         all_steps = [*(step for source in self.all_inputs for step in source.steps), *steps]
         self.outputs = side_outputs(all_steps, self.keyed.steps, topology)
         """The columns of each side output."""
+        self._check_expressions()
         PIPELINES[name].graph = graph_of(self.all_inputs, self.keyed.steps, topology)
         check_sendable(all_steps)
         check_dead_letters(
@@ -178,6 +180,31 @@ class PipelineRun:
         if self._stages.frames:
             return _columns_after(self._stages.after, None)
         return _columns_after(read.functions, read.layout.schema)
+
+    def _check_expressions(self) -> None:
+        """Refuse what sinks choose by columns that are not there, and what depends on a zone.
+
+        Raises:
+            ExpressionError: an expression is not for these columns, or not for the time zone of
+                the session.
+        """
+        sent = {MAIN: self.columns, **self.outputs}
+        ways: list[tuple[Sequence[BatchFunction], pa.Schema | None]] = [
+            *((source.read.functions, source.read.layout.schema) for source in self.inputs),
+            *((step.functions, step.output) for step in self.keyed.steps),
+            (self._stages.after if self._stages.frames else (), None),
+        ]
+        for one in self._topology.selections.values():
+            condition = () if one.when is None else (Filter(one.when),)
+            ways.append(((*condition, *one.functions), sent.get(one.output)))
+        for functions, columns in ways:
+            for function in functions:
+                inner = function.predicate if isinstance(function, Filter) else function
+                if isinstance(inner, Condition) and columns is not None:
+                    inner.check(columns)
+                if isinstance(inner, Condition | Projection):
+                    check_zone(inner, columns, self.cluster.time_zone)
+                columns = _columns_after((function,), columns)
 
     def _pieces(self, split_count_min: int | None) -> int | None:
         """Return how many pieces partitions may be cut into, as far as their order allows it.

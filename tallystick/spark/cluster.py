@@ -109,6 +109,11 @@ class Cluster:
         """True if the user gave a session."""
         return self._given is not None
 
+    @property
+    def time_zone(self) -> str | None:
+        """The time zone of the session that the user gave; None: no session was given."""
+        return None if self._given is None else self._given.conf.get("spark.sql.session.timeZone")
+
     @cached_property
     def session(self) -> SparkSession:
         """The session; made of the context if the user gave none."""

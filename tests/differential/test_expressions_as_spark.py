@@ -13,11 +13,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import tallystick as ts
-from tallystick.expressions.binding import bind
+from tallystick.expressions.binding import Condition, bind
+from tallystick.expressions.nodes import ExpressionError
 from tallystick.expressions.operators import column_of
 from tallystick.expressions.parsing import parsed
+from tallystick.expressions.zones import check_zone
 from tallystick.testing import run
-from tests.differential.expressions import EXPRESSIONS, FAILING, rows
+from tests.differential.expressions import COLUMNS, EXPRESSIONS, FAILING, rows
 
 pytestmark = [pytest.mark.spark]
 SEEDS = range(3)
@@ -90,6 +92,93 @@ def test_what_fails_in_spark_fails_here(frame: DataFrame, text: str) -> None:
         frame.selectExpr(text).toArrow()
     with pytest.raises(ValueError, match=r"beyond|division by zero|is no "):
         ours(text, pa.Table.from_batches(BATCHES).combine_chunks().to_batches()[0])
+
+
+OF_ZONES = [
+    "at + INTERVAL 1 DAY",
+    "at - INTERVAL 30 HOUR",
+    "at + INTERVAL 23 HOUR",
+    "day + INTERVAL 1 HOUR",
+    "day + INTERVAL 2 DAYS",
+    "at > '2026-03-29 02:30:00'",
+    "at > '2026-03-29 02:30:00+02:00'",
+    "at > DATE '2026-03-29'",
+    "greatest(at, day)",
+    "coalesce(at, '2026-03-29 02:30:00')",
+    "CASE WHEN ok THEN at ELSE day END",
+    "at IN ('2026-03-29 00:30:00')",
+    "CAST(day AS timestamp)",
+    "CAST(at AS date)",
+    "unix_seconds(CAST('2026-10-25 02:30:00' AS timestamp))",
+]
+CHANGES = [
+    datetime.datetime(2026, *day, tzinfo=datetime.UTC) for day in ((3, 28, 12), (10, 24, 12))
+]
+"""Moments at which a day on in Berlin is not 24 hours."""
+
+
+def test_what_is_other_in_the_time_zone_of_the_session_is_refused(
+    spark: SparkSession,
+) -> None:
+    names = {
+        "at": CHANGES,
+        "wall": CHANGES,
+        "later": CHANGES,
+        "day": [one.date() for one in CHANGES],
+    }
+    changes = BATCHES[0].slice(0, 2)
+    for name, values in names.items():
+        at = changes.schema.get_field_index(name)
+        column = pa.array(values, changes.schema.field(at).type)
+        changes = changes.set_column(at, changes.schema.field(at), column)
+    batches = [*BATCHES, changes]
+    texts = [*OF_ZONES, *(text for group in EXPRESSIONS.values() for text in group)]
+    frame = spark.createDataFrame(pa.Table.from_batches(batches))
+    silent, refused = [], set()
+    try:
+        for zone in ("Europe/Berlin", "America/St_Johns"):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            taken = []
+            for text in texts:
+                try:
+                    check_zone(Condition(text, parsed(text, "select()")[1]), COLUMNS, zone)
+                    taken.append(text)
+                except ExpressionError:
+                    refused.add(text)
+            table = frame.selectExpr(
+                *(f"{text} AS c{at}" for at, text in enumerate(taken))
+            ).toArrow()
+            for at, text in enumerate(taken):
+                mine = pa.chunked_array([ours(text, batch) for batch in batches])
+                theirs = table.column(at)
+                if pa.types.is_timestamp(theirs.type):
+                    theirs = theirs.cast(mine.type)
+                if [*map(bits, mine.to_pylist())] != [*map(bits, theirs.to_pylist())]:
+                    silent.append(f"{text} in {zone}")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert silent == []
+    assert {"at + INTERVAL 1 DAY", "hour(at)", "day + INTERVAL 1 HOUR"} <= refused
+    assert not {"at + INTERVAL 23 HOUR", "year(day)", "i + 1"} & refused
+
+
+def test_a_start_with_a_session_of_another_zone_is_refused(spark: SparkSession) -> None:
+    source = ts.KafkaSource("localhost:1", topics=["t"], value=ts.Json("at timestamp, n int"))
+    sink = ts.KafkaSink("localhost:1", topic="o", value=ts.Json())
+    query = "SELECT n, {} AS moment FROM t"
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        for text in ("hour(at)", "date_trunc('day', at)"):
+            pipeline = ts.sql(query.format(text), name="zones", t=source).write(sink)
+            with pytest.raises(ts.OptionError, match="the time zone of the session is Europe/Berl"):
+                pipeline.explain(spark)
+            assert "zones" in pipeline.explain()
+        kept = ts.Pipeline("zones").read(source).write(ts.when(sink, "hour(at) = 3"))
+        with pytest.raises(ts.OptionError, match=r"hour.* is computed in UTC"):
+            kept.explain(spark)
+        ts.sql(query.format("unix_micros(at)"), name="zones", t=source).write(sink).explain(spark)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_the_page_has_a_row_for_each_function() -> None:

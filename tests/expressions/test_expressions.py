@@ -184,6 +184,12 @@ def test_one_sink_may_have_a_condition() -> None:
     ]
 
 
+def test_the_condition_of_a_sink_names_columns_that_are_there() -> None:
+    pipeline = ts.Pipeline("p").read(source()).write(ts.when(SINK, "dely > 30"))
+    with pytest.raises(ts.OptionError, match=r"at character 1, dely: .*Did you mean 'delay'\?"):
+        pipeline.explain()
+
+
 @pytest.mark.parametrize(
     ("pipeline", "words"),
     [
