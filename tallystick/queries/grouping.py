@@ -17,6 +17,7 @@ from tallystick.queries.parsing import (
     WINDOW,
     alias_name,
     milliseconds,
+    place_of,
     shown,
 )
 from tallystick.queries.relations import WINDOW_NAMES, Relation, add_output, is_column
@@ -77,8 +78,8 @@ class Group:
             for column in result.find_all(exp.Column):
                 if column.name not in known:
                     raise OptionError(
-                        f"sql: column {shown(column)!r} is neither in GROUP BY nor in an "
-                        f"aggregate: name it in GROUP BY, or write first({shown(column)})"
+                        f"sql: {place_of(column)}column {shown(column)!r} is neither in GROUP BY "
+                        f"nor in an aggregate: name it in GROUP BY, or write first({shown(column)})"
                     )
         return result
 

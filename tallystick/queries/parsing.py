@@ -56,10 +56,36 @@ def statements_of(text: str) -> list[exp.Expression]:
         raise OptionError(
             f"sql: line {at['line']}, column {at['col']}, at {at['highlight']!r}: {_problem(at)}"
         ) from None
+    _place(trees, text)
     statements = [tree.transform(_of_flink) for tree in trees if tree is not None]
     if not statements:
         raise OptionError("sql: the text has no statement; expected SELECT … FROM …")
     return statements
+
+
+def _place(trees: Sequence[exp.Expression | None], text: str) -> None:
+    """Note in names, functions and literals where they begin in the text as the user wrote it."""
+    shifts = [
+        (end, len(word) - (end - start))
+        for start, end, word in _replacements(_tokens(without_set(text)))
+    ]
+    for node in (node for tree in trees if tree is not None for node in tree.walk()):
+        if "start" in node.meta:
+            at = node.meta["start"]
+            for end, longer in shifts:
+                if at - longer >= end:
+                    at -= longer
+            node.meta["line"] = text.count("\n", 0, at) + 1
+            node.meta["col"] = at - text.rfind("\n", 0, at)
+
+
+def place_of(node: exp.Expression) -> str:
+    """Return the place of a part in the text, for messages; "" where none is known."""
+    placed = [one.meta for one in node.walk() if "line" in one.meta]
+    if not placed:
+        return ""
+    line, column = min((one["line"], one["col"]) for one in placed)
+    return f"line {line}, column {column}: "
 
 
 def _problem(at: Mapping[str, Any]) -> str:

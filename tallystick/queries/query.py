@@ -33,6 +33,7 @@ from tallystick.queries.parsing import (
     conjuncts,
     from_of,
     milliseconds,
+    place_of,
     shown,
     statements_of,
 )
@@ -363,6 +364,7 @@ class Translation:
         ]
         orders = window.args.get("order")
         order = orders.expressions[0] if orders is not None else None
+        _check_nulls(orders)
         keys = window.args.get("partition_by") or []
         source_select = inner.copy()
         kept = [node for node in source_select.expressions if node.alias != alias]
@@ -373,6 +375,7 @@ class Translation:
             first = best_of_windows(self, source_select, keys, order, named, name)
         else:
             relation = self.of(source_select, named, "")
+            self._check_order(inner, orders)
             columns = [relation.resolve(key) for key in keys]
             if not columns or not all(isinstance(one, exp.Column) for one in columns):
                 raise OptionError("sql: ROW_NUMBER() OVER: expected PARTITION BY columns")
@@ -391,6 +394,17 @@ class Translation:
         if others:
             first = first.filter(first.resolve(exp.and_(*others)))
         return self._projected(select, first)
+
+    def _check_order(self, inner: exp.Select, orders: exp.Expression | None) -> None:
+        """Refuse a column of ORDER BY that is neither in the table of a query nor in its output."""
+        source = from_of(inner)
+        table = self.tables.get(source.name) if isinstance(source, exp.Table) else None
+        if orders is None or table is None:
+            return
+        outputs = {node.alias_or_name for node in inner.expressions}
+        for column in orders.find_all(exp.Column):
+            if not column.table and column.name not in outputs:
+                table.resolve(column)
 
     def table(self, node: exp.Expression, named: Mapping[str, exp.Query]) -> Relation:
         """Translate a table of FROM or JOIN."""
@@ -417,7 +431,7 @@ class Translation:
             return replace(relation, names=frozenset([alias or name]))
         if name not in self.tables:
             raise OptionError(
-                f"sql: there is no table {name!r}; tables: "
+                f"sql: {place_of(node)}there is no table {name!r}; tables: "
                 f"{', '.join([*self.tables, *named]) or 'none'}.{near(name, list(self.tables))}"
             )
         relation = self.tables[name]
@@ -449,6 +463,23 @@ def _count_of(wanted: Sequence[exp.Expression], alias: str) -> int | None:
         return None
     count = int(number.name) - isinstance(one, exp.LT)
     return count if count == 1 or (count > 1 and not isinstance(one, exp.EQ)) else None
+
+
+def _check_nulls(orders: exp.Expression | None) -> None:
+    """Refuse NULLS FIRST and NULLS LAST where they are not what Spark has without them.
+
+    Raises:
+        OptionError: nulls are not the least of all values.
+    """
+    for order in () if orders is None else orders.expressions:
+        is_descending, is_first = (bool(order.args.get(key)) for key in ("desc", "nulls_first"))
+        if is_descending == is_first:
+            raise OptionError(
+                f"sql: {place_of(order)}ORDER BY {shown(order)}: nulls are the least of all values "
+                f"here, first without DESC and last with it, as in Spark: leave NULLS … out, or "
+                f"order by a column that has another value for null, coalesce({shown(order.this)}, "
+                f"…) AS …"
+            )
 
 
 def _is_by_column(orders: exp.Expression | None, relation: Relation) -> bool:

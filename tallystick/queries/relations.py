@@ -17,7 +17,7 @@ from tallystick.expressions.parsing import DIALECT
 from tallystick.pipeline.keyed import columns_of
 from tallystick.pipeline.sinks import with_columns
 from tallystick.pipeline.topics import columns_ddl
-from tallystick.queries.parsing import WINDOW
+from tallystick.queries.parsing import WINDOW, place_of
 from tallystick.spark.cluster import Cluster
 from tallystick.tasks.keyed_step import Columns, MapBatches
 from tallystick.tasks.outputs import Filter
@@ -88,7 +88,7 @@ class Relation:
             parts: its names, without that of the table.
 
         Raises:
-            OptionError: the rows have no such column; the message has the line.
+            OptionError: the rows have no such column; the message has the line and the column.
         """
         name, columns = parts[0].name, self.columns
         if columns is None or name in self.clocks or name in _OF_WINDOWS:
@@ -97,12 +97,12 @@ class Relation:
             return
         if len(parts) > 1:
             raise OptionError(
-                f"sql: {line_of(node)}{node.sql(DIALECT)}: there is no table {name!r} here, only "
+                f"sql: {place_of(node)}{node.sql(DIALECT)}: there is no table {name!r} here, only "
                 f"{', '.join(sorted(self.names)) or 'one without a name'}, and no column of that "
                 f"name"
             )
         raise OptionError(
-            f"sql: {line_of(node)}there is no column {name!r}, only {', '.join(columns)}."
+            f"sql: {place_of(node)}there is no column {name!r}, only {', '.join(columns)}."
             f"{near(name, list(columns))}"
         )
 
@@ -196,12 +196,6 @@ class Relation:
     def pipeline(self, name: str) -> Pipeline:
         """Return the rows as a pipeline."""
         return self.rows if isinstance(self.rows, Pipeline) else Pipeline(name).read(self.rows)
-
-
-def line_of(node: exp.Expression) -> str:
-    """Return the line of a name in the text, for messages; "" where none is known."""
-    line = next((one.meta["line"] for one in node.find_all(exp.Identifier) if one.meta), None)
-    return "" if line is None else f"line {line}: "
 
 
 def add_output(

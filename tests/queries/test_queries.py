@@ -38,16 +38,42 @@ def order(number: int, second: int) -> dict[str, Any]:
         ("SELECT id FRM orders", "line 1, column"),
         (
             "SELECT id FROM order",
-            "there is no table 'order'; tables: orders, payments.",
+            "line 1, column 16: there is no table 'order'; tables: orders, payments.",
         ),
         ("SELECT idd FROM orders", "Did you mean 'id'?"),
         (
+            "SELECT count(*) AS n FROM orders GROUP BY window(at, '1 hour'), contry",
+            "line 1, column 65: there is no column 'contry'",
+        ),
+        (
+            "SELECT window_start FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(att), INTERVAL '1' HOUR"
+            ")) GROUP BY window_start, window_end",
+            "line 1, column 64: there is no column 'att'",
+        ),
+        (
+            "SELECT id FROM (\n  SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY att) AS rn\n"
+            "  FROM orders) WHERE rn = 1",
+            "line 2, column 57: there is no column 'att'",
+        ),
+        *(
+            (
+                f"SELECT id FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY at {nulls})"
+                f" AS rn FROM orders) WHERE rn = 1",
+                f"line 1, column 71: ORDER BY at {nulls}: nulls are the least",
+            )
+            for nulls in ("NULLS LAST", "DESC NULLS FIRST")
+        ),
+        (
+            "SELECT id, count(*) AS n FROM orders GROUP BY country",
+            "line 1, column 8: column 'id' is neither in GROUP BY",
+        ),
+        (
             "SELECT id\nFROM orders\nWHERE amont > 3",
-            "line 3: there is no column 'amont', only id, country, amount, at, key,",
+            "line 3, column 7: there is no column 'amont', only id, country, amount, at, key,",
         ),
         (
             "SELECT country, sum(amont) AS s FROM orders GROUP BY country",
-            "line 1: there is no column 'amont'",
+            "line 1, column 21: there is no column 'amont'",
         ),
         (
             f"SELECT o.idd {JOINED}",
@@ -55,7 +81,7 @@ def order(number: int, second: int) -> dict[str, Any]:
         ),
         (
             "SELECT orders.id FROM orders o",
-            "line 1: orders.id: there is no table 'orders' here, only o",
+            "line 1, column 8: orders.id: there is no table 'orders' here, only o",
         ),
         (f"SELECT x.id {JOINED}", "no table of the join is called 'x'; they are o and p"),
         (f"SELECT topic {JOINED}", "column 'topic' is in both tables of the join"),
