@@ -42,7 +42,8 @@ def check_zone(
     if isinstance(function, Condition):
         nodes = [function.node]
     else:
-        nodes = [node for _, node in function.columns]
+        there = columns.names if function.only_missing and columns is not None else ()
+        nodes = [node for name, node in function.columns if name not in there]
     for part in filter(None, (_part_by_zone(node, columns) for node in nodes)):
         raise ExpressionError(
             f"{function.__name__}: {part.text} is computed in UTC"

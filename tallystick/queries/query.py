@@ -364,7 +364,6 @@ class Translation:
         ]
         orders = window.args.get("order")
         order = orders.expressions[0] if orders is not None else None
-        _check_nulls(orders)
         keys = window.args.get("partition_by") or []
         source_select = inner.copy()
         kept = [node for node in source_select.expressions if node.alias != alias]
@@ -463,23 +462,6 @@ def _count_of(wanted: Sequence[exp.Expression], alias: str) -> int | None:
         return None
     count = int(number.name) - isinstance(one, exp.LT)
     return count if count == 1 or (count > 1 and not isinstance(one, exp.EQ)) else None
-
-
-def _check_nulls(orders: exp.Expression | None) -> None:
-    """Refuse NULLS FIRST and NULLS LAST where they are not what Spark has without them.
-
-    Raises:
-        OptionError: nulls are not the least of all values.
-    """
-    for order in () if orders is None else orders.expressions:
-        is_descending, is_first = (bool(order.args.get(key)) for key in ("desc", "nulls_first"))
-        if is_descending == is_first:
-            raise OptionError(
-                f"sql: {place_of(order)}ORDER BY {shown(order)}: nulls are the least of all values "
-                f"here, first without DESC and last with it, as in Spark: leave NULLS … out, or "
-                f"order by a column that has another value for null, coalesce({shown(order.this)}, "
-                f"…) AS …"
-            )
 
 
 def _is_by_column(orders: exp.Expression | None, relation: Relation) -> bool:

@@ -5,7 +5,12 @@ import re
 import pyarrow as pa
 import pytest
 
-from tallystick.expressions.binding import Condition, condition_of, selected
+from tallystick.expressions.binding import (
+    Condition,
+    condition_of,
+    named_by_expressions,
+    selected,
+)
 from tallystick.expressions.nodes import ExpressionError
 from tallystick.expressions.zones import check_zone
 
@@ -62,3 +67,15 @@ def test_behind_a_function_without_schema_what_may_depend_on_the_zone_is_refused
 def test_behind_a_function_without_schema_what_cannot_depend_on_it_is_taken(text: str) -> None:
     assert isinstance(condition_of(text), Condition)
     check_zone(condition_of(text), None, ZONE)
+
+
+def test_a_column_that_has_an_expression_for_its_name_is_taken() -> None:
+    columns = COLUMNS.append(pa.field("user-id", pa.string())).append(
+        pa.field("hour(at)", pa.int32())
+    )
+    names, function = named_by_expressions(["user-id", "hour(at)"], "key_by", may_have_alias=True)
+    assert names == ("user-id", "hour(at)")
+    assert function is not None
+    check_zone(function, columns, ZONE)
+    with pytest.raises(ExpressionError, match="is computed in UTC"):
+        check_zone(function, columns.remove(columns.get_field_index("hour(at)")), ZONE)

@@ -55,14 +55,6 @@ def order(number: int, second: int) -> dict[str, Any]:
             "  FROM orders) WHERE rn = 1",
             "line 2, column 57: there is no column 'att'",
         ),
-        *(
-            (
-                f"SELECT id FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY at {nulls})"
-                f" AS rn FROM orders) WHERE rn = 1",
-                f"line 1, column 71: ORDER BY at {nulls}: nulls are the least",
-            )
-            for nulls in ("NULLS LAST", "DESC NULLS FIRST")
-        ),
         (
             "SELECT id, count(*) AS n FROM orders GROUP BY country",
             "line 1, column 8: column 'id' is neither in GROUP BY",
