@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.local.store import LocalState
 from tallystick.codec.formats import DEADLETTER
-from tallystick.epoch.facts import Identity
-from tallystick.epoch.manifest import Manifest, epoch_of
+from tallystick.epoch.manifest import Identity, Manifest, epoch_of
 from tallystick.epoch.tokens import Token
 from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.expressions.binding import Condition, Projection
