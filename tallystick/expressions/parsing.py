@@ -349,11 +349,8 @@ class Reader:
             return self._is(tree, text)
         if isinstance(tree, exp.Case):
             return self._case(tree, text)
-        if (
-            tree.args.get("query")
-            or tree.args.get("symmetric")
-            or (isinstance(tree, exp.Trim) and tree.expression is not None)
-        ):
+        is_trim_of = isinstance(tree, exp.Trim) and tree.expression is not None
+        if is_trim_of or tree.args.get("query") or tree.args.get("symmetric"):
             raise self._unknown(tree.key, text)
         if isinstance(tree, exp.Between):
             low = self._call(">=", [tree.this, tree.args["low"]], text)
