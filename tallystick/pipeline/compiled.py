@@ -19,7 +19,7 @@ from tallystick.expressions.binding import Condition, Projection
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
-from tallystick.pipeline.definitions import with_definitions
+from tallystick.pipeline.definitions import table_with_definitions, with_definitions
 from tallystick.pipeline.graph import graph_of
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
@@ -146,7 +146,7 @@ class PipelineRun:
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
             slice_bytes=min(source.options.task_bytes_max for source in self.inputs),
-            tables=tuple(table.step for table in self.tables),
+            tables=tuple(map(table_with_definitions, (table.step for table in self.tables))),
             lists=list_steps,
             is_noted=not has_transform,
         )
