@@ -46,6 +46,13 @@ def file_of(uri: str) -> Path:
 
 
 def named_files(path: Path, branch: str = "main") -> list[str]:
+    """The data files of the table, of which none may be named twice."""
+    files = [str(file_of(file["file_path"])) for file in data_files(path, branch)]
+    assert len({*files}) == len(files), "a file was added twice"
+    return files
+
+
+def data_files(path: Path, branch: str = "main") -> list[dict[str, Any]]:
     """Walk from the newest metadata to the data files by hand: no code of the writer."""
     folder = path / "warehouse" / "sales" / "orders" / "metadata"
     newest = max(folder.glob("*.metadata.json"), key=lambda file: int(file.name[:5]))
@@ -62,11 +69,10 @@ def named_files(path: Path, branch: str = "main") -> list[str]:
         for manifest in fastavro.reader(manifests):
             with file_of(manifest["manifest_path"]).open("rb") as entries:
                 files += [
-                    str(file_of(entry["data_file"]["file_path"]))
+                    entry["data_file"]
                     for entry in fastavro.reader(entries)
                     if entry["status"] != 2  # deleted
                 ]
-    assert len({*files}) == len(files), "a file was added twice"
     return files
 
 
