@@ -45,11 +45,7 @@ def with_definitions(
             is_known = bool(number)  # of DataFrame code nobody knows what it does
             definitions = [*_definitions(step, functions, "", is_known=is_known)]
         else:
-            definitions = [
-                one
-                for at, source in enumerate(inputs)
-                for one in _of_input(step, source, at, stages, is_only=len(inputs) == 1)
-            ]
+            definitions = _of_inputs(step, inputs, stages)
         declared = tuple(
             replace(state, meaning=(*state.meaning, *definitions)) for state in step.declared
         )
@@ -64,18 +60,36 @@ def table_with_definitions(table: TableStep) -> TableStep:
     return replace(table, meaning=tuple(_texts(names, functions, "", is_known=True)))
 
 
-def _of_input(
-    step: KeyedStep, source: PipelineInput, at: int, stages: Stages, *, is_only: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield the definitions of an input's columns."""
-    steps = [step_before.function for step_before in source.steps]
-    label = "" if is_only and not source.name else f"[{name_text(source.name or source.uid)}]"
-    named = stages.keyed[0].step.inputs
-    if not named:
-        return _definitions(step, (*steps, *stages.before), label)
-    key, _ = named[at]
-    columns = [field.name for field in step.columns.field(source.name).type]
-    return _definitions(step, steps, label, (key, columns))
+def _of_inputs(
+    step: KeyedStep, inputs: Sequence[PipelineInput], stages: Stages
+) -> list[tuple[str, str]]:
+    """Return the definitions of all inputs' columns, each with the name of its input.
+
+    Of inputs that come as one stream, what all have in common stands there without a name too: the
+    state of a pipeline with one input has only that, and goes on when an input joins.
+    """
+    if named := stages.keyed[0].step.inputs:
+        of_sides: list[tuple[str, str]] = []
+        for source, (key, _) in zip(inputs, named, strict=True):
+            columns = [field.name for field in step.columns.field(source.name).type]
+            of_named = (key, columns)
+            of_sides += _definitions(step, _functions_of(source), _label(source), of_named)
+        return of_sides
+    functions = [(*_functions_of(source), *stages.before) for source in inputs]
+    first, *others = [[*_definitions(step, one, "")] for one in functions]
+    pairs = [pair for pair in first if all(pair in other for other in others)]
+    if others or inputs[0].name:
+        for source, one in zip(inputs, functions, strict=True):
+            pairs += _definitions(step, one, _label(source))
+    return pairs
+
+
+def _label(source: PipelineInput) -> str:
+    return f"[{name_text(source.name or source.uid)}]"
+
+
+def _functions_of(source: PipelineInput) -> list[BatchFunction]:
+    return [step.function for step in source.steps]
 
 
 def _definitions(

@@ -71,6 +71,11 @@ def sides(column: str, function: Any) -> ts.Pipeline:
     return read.process(function, **times).write(SINK)
 
 
+def joined(column: str, *topics: str) -> ts.Pipeline:
+    streams = (ts.stream(source(topic), uid=topic) for topic in topics)
+    return summed(ts.Pipeline("p").read(*streams).with_columns(y=column))
+
+
 def table(*columns: str) -> ts.Pipeline:
     prices = ts.broadcast(ts.stream(source("s")).select(*columns), key="k", uid="s")
     rows = ts.Pipeline("p").read(ts.stream(source("t"), uid="t"))
@@ -128,6 +133,7 @@ CHANGES: dict[str, tuple[ts.Pipeline, ts.Pipeline, str]] = {
         table("user AS k", "b AS x"),
         'column["x"] is now "b"',
     ),
+    "an input that joins": (joined("a", "t"), joined("b", "t", "s"), 'column["y"] is now "b"'),
     "an order": (best("user", "a"), best("user", "b"), 'column["_order"] is now "b"'),
     "a partition": (best("user", "a"), best("other", "a"), 'column["_key_0"] is now "other"'),
     "key_by": (
@@ -158,6 +164,15 @@ CHANGES: dict[str, tuple[ts.Pipeline, ts.Pipeline, str]] = {
 }
 FREE: dict[str, tuple[ts.Pipeline, ts.Pipeline]] = {
     "spaces, brackets": (group("sum(a * 2)"), group("sum((a*2))")),
+    "an input with other definitions": (
+        joined("a", "t"),
+        summed(
+            ts.Pipeline("p").read(
+                ts.stream(source("t"), uid="t").select("user", "a AS y"),
+                ts.stream(source("s"), uid="s").select("user", "b AS y"),
+            )
+        ),
+    ),
     "a filter": (counted(rows().key_by("user")), counted(rows().filter("a > 0").key_by("user"))),
     "other columns": (
         summed(rows().with_columns(y="a * 2")),
