@@ -126,6 +126,10 @@ class IcebergLayout:
     order_json: str
     properties: dict[str, str]
 
+    def __reduce__(self) -> tuple[type["IcebergLayout"], tuple[Any, ...]]:
+        """Pickle the texts alone: parts of pyiceberg's statistics are of no use when unpickled."""
+        return IcebergLayout, (self.schema_json, self.spec_json, self.order_json, self.properties)
+
     @cached_property
     def _schema(self) -> "Schema":
         from pyiceberg.schema import Schema

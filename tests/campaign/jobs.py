@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.catalog import load_catalog
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
+from pyiceberg.types import LongType, NestedField, StringType
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
@@ -200,16 +204,27 @@ def lake(servers: str, checkpoint: str, parallelism: int) -> object:
     catalog = catalog_in(Path(folder))
     columns = [(name, pa.int64()) for name in ("id", "amount", "at")]
     columns += [(name, pa.string()) for name in ("player", "team")]
-    settings = {"create": True, "schema": pa.schema(columns), "commit_every": "2 seconds"}
+    settings = {"schema": pa.schema(columns), "commit_every": "2 seconds"}
+    make_sorted_table(catalog)
     return rows_through(
         "lake",
         servers,
         checkpoint,
         with_team,
         sink(servers),
-        ts.DeltaSink(f"{folder}/{DELTA}", partition_by=["team"], **settings),
+        ts.DeltaSink(f"{folder}/{DELTA}", create=True, partition_by=["team"], **settings),
         ts.IcebergSink(catalog, NAME, **settings),
     )
+
+
+def make_sorted_table(settings: dict[str, str]) -> None:
+    """Make the Iceberg table of bets, the latest first, unless another life has made it."""
+    catalog = load_catalog("default", **settings)
+    catalog.create_namespace_if_not_exists(NAME.partition(".")[0])
+    columns = [NestedField(at, name, LongType()) for at, name in enumerate(["id", "amount", "at"])]
+    columns += [NestedField(3, "player", StringType()), NestedField(4, "team", StringType())]
+    latest_first = SortOrder(SortField(source_id=0, direction=SortDirection.DESC))
+    catalog.create_table_if_not_exists(NAME, Schema(*columns), sort_order=latest_first)
 
 
 def answered(servers: str, checkpoint: str, parallelism: int) -> object:

@@ -69,7 +69,11 @@ class Lake(LakeTables):
         for file in added_files(self._folder / DELTA):
             yield from _rows_in(self._folder / DELTA / file["path"], delta, file["partitionValues"])
         for file in data_files(self._folder):
-            yield from _rows_in(file_of(file["file_path"]), iceberg, {})
+            rows = [*_rows_in(file_of(file["file_path"]), iceberg, {})]
+            yield from rows
+            ids = [json.loads(row.value or b"")["id"] for row in rows]
+            if ids != sorted(ids, reverse=True) or file["sort_order_id"] != 1:
+                yield OutputRecord(iceberg, -1, NO_OFFSET, None, b'{"rows": "not sorted"}')
 
 
 def _rows_in(file: Path, topic: str, values: dict[str, str]) -> Iterator[OutputRecord]:

@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.transforms import IdentityTransform
 
 import tallystick as ts
 from tallystick.epoch.two_phase import RunFacts
@@ -12,11 +14,11 @@ from tallystick_tools.chaos.cluster import NO_OFFSET, OutputRecord
 from tallystick_tools.chaos.program import FILES
 from tallystick_tools.chaos.run import Run
 from tests.campaign.__main__ import PARTITIONS, by_input, question, records
-from tests.campaign.jobs import WORKLOADS
+from tests.campaign.jobs import WORKLOADS, make_sorted_table
 from tests.campaign.oracles import UNEVEN_TOPIC
 from tests.campaign.stores import DELTA, LAKE, STORES
 from tests.delta.delta_sinks import OWNER, place, prepared
-from tests.iceberg.iceberg_sinks import sink_in
+from tests.iceberg.iceberg_sinks import NAME, catalog_in, sink_in
 
 
 def moment(ms: int) -> str:
@@ -64,14 +66,19 @@ def test_a_lost_row_and_one_too_many_are_told(name):
     assert [difference.kind for difference in verdict_of(name, again).differences] == ["added"]
 
 
-@pytest.mark.parametrize("change", ["none", "lost", "added"])
+@pytest.mark.parametrize("change", ["none", "lost", "added", "unsorted"])
 def test_a_row_that_one_table_alone_has_not_or_twice_is_told(tmp_path, change):
     rows = rows_of("lake")
     columns = pa.RecordBatch.from_pylist(rows).schema
     settings = {"create": True, "schema": columns, "commit_every": "1 hour"}
     files = tmp_path / FILES
+    catalog = catalog_in(files)
+    make_sorted_table(catalog)
+    if change == "unsorted":
+        with load_catalog("default", **catalog).load_table(NAME).update_sort_order() as order:
+            order.asc("amount", IdentityTransform())
     delta = ts.DeltaSink(str(files / DELTA), partition_by=["team"], **settings)
-    of_iceberg = {"none": rows, "lost": rows[1:], "added": [*rows, rows[0]]}[change]
+    of_iceberg = {"lost": rows[1:], "added": [*rows, rows[0]]}.get(change, rows)
     for sink, written in ((delta, rows), (sink_in(files, **settings), of_iceberg)):
         opened = sink.open(OWNER, RunFacts())
         batch = pa.RecordBatch.from_pylist(written, columns)
@@ -82,7 +89,14 @@ def test_a_row_that_one_table_alone_has_not_or_twice_is_told(tmp_path, change):
     _, posed = question(1, ["lake"])
     told = by_input(WORKLOADS["lake"], posed, found).differences
     kinds = {(difference.topic, difference.kind) for difference in told}
-    assert kinds == ({(output, change) for output in LAKE[1::2]} if change != "none" else set())
+    iceberg, files_of_iceberg = LAKE[1::2]
+    wanted = {
+        "none": set(),
+        "unsorted": {(files_of_iceberg, "added")},
+        "lost": {(iceberg, "lost"), (files_of_iceberg, "lost")},
+        "added": {(iceberg, "added"), (files_of_iceberg, "added")},
+    }
+    assert kinds == wanted[change]
 
 
 def test_an_answer_that_is_another_rows_is_told():

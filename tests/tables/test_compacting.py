@@ -475,9 +475,7 @@ def test_compacted_files_are_sorted_too(
     """With too little memory for a group several files become of it, and no copy of a file."""
     monkeypatch.setattr(background, "SORTED_BYTES_MAX", at_once_max)
     kind, table = Iceberg(), tmp_path / "table"
-    kind.sink(table).open(OWNER, RunFacts()).close()
-    sort_by(table, ("desc", "value", IdentityTransform(), NullOrder.NULLS_FIRST))
-    job = run(kind.sink(table, commit_every="1 hour", target_file_size=8_000))
+    job = run(sorted_sink(table))
     if at_once_max > 1:
         run_until_compacted(job)
         job.run_until(job.logged + 5)
@@ -492,6 +490,36 @@ def test_compacted_files_are_sorted_too(
     job.close()
     assert kind.seen(table) == flat(job.expected())
     assert kind.unnamed(table) == []
+    check_sorted(table)
+
+
+@pytest.mark.parametrize("event", FACTS)
+def test_wherever_a_driver_is_killed_with_several_files_of_a_share_rows_are_there_once(
+    run: Callable[..., SinkJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: type
+) -> None:
+    monkeypatch.setattr(background, "SORTED_BYTES_MAX", 2_000)
+    table = tmp_path / "table"
+    job = run(sorted_sink(table))
+    for _ in range(2):
+        run_until_share(job)
+        job = killed(job, event)
+    run_until_compacted(job)
+    made = [due.compactions for due in publisher_of(job)._due.values()]
+    assert max(map(len, made)) > 1
+    job.close()
+    assert Iceberg().seen(table) == flat(job.expected())
+    assert Iceberg().unnamed(table) == []
+    check_sorted(table)
+
+
+def sorted_sink(table: Path) -> ts.IcebergSink:
+    """Make a table with a sort order; return a sink for it."""
+    Iceberg().sink(table).open(OWNER, RunFacts()).close()
+    sort_by(table, ("desc", "value", IdentityTransform(), NullOrder.NULLS_FIRST))
+    return Iceberg().sink(table, commit_every="1 hour", target_file_size=8_000)
+
+
+def check_sorted(table: Path) -> None:
     files = rows_by_file(table)
     assert max(map(len, files)) > 1
     for file in files:
