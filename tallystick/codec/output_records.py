@@ -3,9 +3,11 @@
 The limit of a topic, `max.message.bytes`, applies to batches as they are sent: compressed, with
 their header. A batch beyond it is cut in two until it fits; `divided` does so with a batch that a
 broker has refused (KIP-126). A single record beyond it cannot be written: it becomes an error that
-names the record, or a dead letter.
+names the record, or a dead letter. A `PartitionLog` gives the batches of a partition their places
+in the sequence of their producer; the pieces of one that is cut take the numbers of the whole.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,16 +23,17 @@ from tallystick.codec.layout import (
 from tallystick.codec.records.batch_header import CHECKED_FROM, TRANSACTIONAL, batch_headers
 from tallystick.codec.records.compression import CODEC_IDS
 from tallystick.codec.records.decoder import decode
-from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError, encode
+from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError, encode, stamp
 from tallystick.codec.rows import HEADERS_TYPE, RowLayout
 from tallystick.errors import RecordError
 from tallystick.host.origin import Place, place_of
-from tallystick.values import TopicPartition
+from tallystick.values import Producer, TopicPartition
 
 CUT_BYTES = 200
 """The bytes that a dead letter keeps of the key, and of the value, of a record too large."""
 CUT_HEADER = "tallystick.cut"
 """The header that states the bytes kept in a dead letter: `value 200 of 2000000, key 12 of 12`."""
+SEQUENCE_MASK = 0x7FFFFFFF
 
 
 @dataclass
@@ -243,3 +246,56 @@ def plain(encoded: EncodedBatch) -> EncodedBatch:
     mark = bytes([encoded.data[at] & ~TRANSACTIONAL])
     data = b"".join((encoded.data[:at], mark, encoded.data[at + 1 :]))
     return EncodedBatch(encoded.record_count, data)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedBatch:
+    """A batch with a place in the producer's sequence; the bytes never change again."""
+
+    sequence: int
+    record_count: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """The batches of one partition: written, and still to be written."""
+
+    pending: deque[NumberedBatch] = field(default_factory=deque)
+    next_sequence: int = 0
+    record_count: int = 0
+    first_offset: int | None = None
+    last_batch: NumberedBatch | None = None
+    last_base_offset: int = -1
+
+    def add(self, producer: Producer, encoded: EncodedBatch) -> None:
+        """Assign its sequence number to a batch."""
+        data = stamp(encoded.data, producer, self.next_sequence)
+        self.pending.append(NumberedBatch(self.next_sequence, encoded.record_count, data))
+        self.next_sequence = (self.next_sequence + encoded.record_count) & SEQUENCE_MASK
+
+    def divide(self, producer: Producer, partition: TopicPartition, limit: int | None) -> None:
+        """Put smaller batches in the place of those that are beyond a limit, the first in any case.
+
+        Raises:
+            RecordBeyondLimitError: a single record is.
+        """
+        for index, batch in enumerate([*self.pending]):
+            self.pending.popleft()
+            is_beyond = limit is not None and len(batch.data) > limit
+            if batch.record_count == 1 or not (index == 0 or is_beyond):
+                self.pending.append(batch)
+                continue
+            sequence = batch.sequence
+            for piece in divided(batch.data, partition, limit):
+                data = stamp(piece.data, producer, sequence)
+                self.pending.append(NumberedBatch(sequence, piece.record_count, data))
+                sequence = (sequence + piece.record_count) & SEQUENCE_MASK
+
+    def acknowledge(self, base_offset: int) -> None:
+        """Note that the first pending batch is in the log; at -1 it is not known where."""
+        batch = self.pending.popleft()
+        if self.last_batch is None:
+            self.first_offset = base_offset if base_offset >= 0 else None
+        self.record_count += batch.record_count
+        self.last_batch, self.last_base_offset = batch, base_offset

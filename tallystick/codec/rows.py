@@ -224,9 +224,9 @@ class RowLayout:
             )
         columns = {"key": _bytes(rows, "key"), "value": _bytes(rows, "value")}
         if "headers" in rows.schema.names:
-            columns["headers"] = rows.column("headers").cast(HEADERS_TYPE)
+            columns["headers"] = _cast(rows, "headers", HEADERS_TYPE)
         if "timestamp" in rows.schema.names:
-            columns["timestamp"] = _millis(rows.column("timestamp"))
+            columns["timestamp"] = _millis(rows)
         return pa.RecordBatch.from_pydict(columns)
 
     def _key(self, rows: pa.RecordBatch) -> pa.Array:
@@ -238,12 +238,9 @@ class RowLayout:
                 raise missing_column(f"key={name!r}", name, rows.schema.names)
         if self.key_format is not None:
             return _typed_key(rows.select(names), self.key_format)
-        column = rows.column(names[0])
-        return (
-            column
-            if pa.types.is_binary(column.type)
-            else column.cast(pa.string()).cast(pa.binary())
-        )
+        if pa.types.is_binary(rows.schema.field(names[0]).type):
+            return rows.column(names[0])
+        return _cast(rows, names[0], pa.string()).cast(pa.binary())
 
     def _by_topic(
         self, rows: pa.RecordBatch, records: pa.RecordBatch
@@ -251,13 +248,13 @@ class RowLayout:
         """Yield each topic with its records and the partitions that rows ask for, if any."""
         chosen = None
         if self.value is None and "partition" in rows.schema.names:
-            chosen = rows.column("partition").cast(pa.int32())
+            chosen = _cast(rows, "partition", pa.int32())
         if self.topic is not None:
             yield self.topic, records, chosen
             return
         if "topic" not in rows.schema.names:
             raise OptionError("no topic to write to: set topic=, or give the rows a column 'topic'")
-        topics = rows.column("topic").cast(pa.string()).dictionary_encode()
+        topics = _cast(rows, "topic", pa.string()).dictionary_encode()
         if topics.null_count:
             raise RecordError(f"{topics.null_count} rows to write name no topic: 'topic' is null")
         for index, topic in enumerate(topics.dictionary.to_pylist()):
@@ -290,6 +287,20 @@ def _typed_key(columns: pa.RecordBatch, form: ValueWriter) -> pa.Array:
     return written.take(pa.array(places, mask=~is_given))
 
 
+def _cast(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    column = rows.column(name)
+    try:
+        return column.cast(kind)
+    except pa.ArrowNotImplementedError as error:
+        raise OptionError(
+            f"column {name!r} to write is of type {column.type}: expected {kind}. Cast it in a "
+            f"map_batches"
+        ) from error
+    except pa.ArrowInvalid as error:
+        problem = f"column {name!r} to write, of type {column.type}, holds what is no {kind}"
+        raise RecordError(f"{problem}: {error}", without_values=problem) from error
+
+
 def _bytes(rows: pa.RecordBatch, name: str) -> pa.Array:
     if name not in rows.schema.names:
         return pa.nulls(rows.num_rows, pa.binary())
@@ -305,11 +316,12 @@ def _bytes(rows: pa.RecordBatch, name: str) -> pa.Array:
     )
 
 
-def _millis(column: pa.Array) -> pa.Array:
+def _millis(rows: pa.RecordBatch) -> pa.Array:
+    column = rows.column("timestamp")
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False).cast(pa.int64())
     if pa.types.is_integer(column.type):
-        return column.cast(pa.int64())
+        return _cast(rows, "timestamp", pa.int64())
     raise OptionError(
         f"column 'timestamp' to write is of type {column.type}: expected timestamp, or integer "
         f"milliseconds since 1970"

@@ -5,7 +5,8 @@ Kernels work on spans, so they need to know nothing of Arrow's offset widths, sl
 Invariants: all arrays are int64 and contiguous (numba compiles one version of each kernel); every
 span lies inside `data`; a length of -1 is null.
 
-The way back is `text_array`, from bytes that may lie anywhere in memory.
+The way back is `text_array`, from bytes that may lie anywhere in memory, and `binary_array`, from
+adjacent ones.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ from tallystick.errors import RecordError
 
 Int64Array = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+
+
+BINARY_BYTES_MAX = (1 << 31) - 1
+"""The most that an Arrow binary array holds; a longer result is large_binary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,19 @@ def text_array(
     copy_spans(starts, offsets, text.ctypes.data)
     buffers = [validity(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
     return pa.Array.from_buffers(kind, len(valid), buffers)
+
+
+def binary_array(data: pa.Buffer, offsets: NDArray[np.int64]) -> pa.Array:
+    """Return adjacent values as a binary array; large_binary beyond 2 GiB.
+
+    Args:
+        data: the bytes of all values.
+        offsets: where each value begins, and the end of the last.
+    """
+    is_large = offsets[-1] > BINARY_BYTES_MAX
+    kind = pa.large_binary() if is_large else pa.binary()
+    places = offsets if is_large else offsets.astype(np.int32)
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(places), data])
 
 
 def last_of_each_key(

@@ -187,10 +187,6 @@ def _reasons(values: pa.Array) -> dict[int, str]:
     return reasons
 
 
-BINARY_BYTES_MAX = (1 << 31) - 1
-"""The most that an Arrow binary array holds; a longer result is large_binary."""
-
-
 class ValueWriter(Protocol):
     """Turns columns into values; a plain value, pickled to tasks."""
 
@@ -213,19 +209,6 @@ class ValueWriter(Protocol):
             RecordError: a row holds a value that the format cannot hold.
         """
         ...
-
-
-def binary_array(data: pa.Buffer, offsets: NDArray[np.int64]) -> pa.Array:
-    """Return adjacent values as a binary array; large_binary beyond 2 GiB.
-
-    Args:
-        data: the bytes of all values.
-        offsets: where each value begins, and the end of the last.
-    """
-    is_large = offsets[-1] > BINARY_BYTES_MAX
-    kind = pa.large_binary() if is_large else pa.binary()
-    places = offsets if is_large else offsets.astype(np.int32)
-    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(places), data])
 
 
 def with_wide_decimals(kind: pa.DataType) -> pa.DataType:

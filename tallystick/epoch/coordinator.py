@@ -60,8 +60,8 @@ from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from tallystick.epoch import protocol, refusals, verdict
-from tallystick.epoch.facts import CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import KAFKA, Manifest
+from tallystick.epoch.facts import CommittedEpoch, Request
+from tallystick.epoch.manifest import KAFKA, Identity, Manifest
 from tallystick.epoch.phases import (
     NEXT_PHASES,
     Abortable,

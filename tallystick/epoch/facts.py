@@ -1,45 +1,9 @@
-"""The facts that a verdict about an epoch needs: the run, the request, the committed epoch."""
+"""The facts that a verdict about an epoch needs: the request, the committed epoch."""
 
 from dataclasses import dataclass
 
 from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest
 from tallystick.epoch.tokens import Token
-from tallystick.values import Producer
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A pipeline's name, and the checkpoint that it goes on from.
-
-    `accepted` are the decisions that a person stated; an error message gives the word to state.
-    """
-
-    pipeline: str
-    lineage: str
-    checkpoint: str
-    accepted: frozenset[str] = frozenset()
-
-    def own(self, token: Token | None) -> Token | None:
-        """Return the token if it is of this checkpoint's lineage, else None."""
-        return token if token is not None and token.lineage == self.lineage else None
-
-    def token(self, checkpoint_id: int, manifest_path: str) -> Token:
-        """Return the token that decides an epoch and names its manifest."""
-        return Token(checkpoint_id, self.lineage, self.checkpoint, manifest_path)
-
-    def manifest(
-        self, checkpoint_id: int, sources: tuple[str, ...], producer: Producer, decided_by: str
-    ) -> Manifest:
-        """Return an epoch's manifest without output, state or committables."""
-        return Manifest(
-            checkpoint_id,
-            self.pipeline,
-            self.lineage,
-            sources,
-            produced=(),
-            producer=producer,
-            decided_by=decided_by,
-        )
 
 
 @dataclass(frozen=True, slots=True)

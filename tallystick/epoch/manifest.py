@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import UNREADABLE, ManifestError
 from tallystick.state.catalog import StepState
@@ -190,6 +191,41 @@ class Manifest:
         data = seal(VERSION, self.to_fields())
         assert decode(data, "the manifest just written") == self
         return data
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A pipeline's name, and the checkpoint that it goes on from.
+
+    `accepted` are the decisions that a person stated; an error message gives the word to state.
+    """
+
+    pipeline: str
+    lineage: str
+    checkpoint: str
+    accepted: frozenset[str] = frozenset()
+
+    def own(self, token: Token | None) -> Token | None:
+        """Return the token if it is of this checkpoint's lineage, else None."""
+        return token if token is not None and token.lineage == self.lineage else None
+
+    def token(self, checkpoint_id: int, manifest_path: str) -> Token:
+        """Return the token that decides an epoch and names its manifest."""
+        return Token(checkpoint_id, self.lineage, self.checkpoint, manifest_path)
+
+    def manifest(
+        self, checkpoint_id: int, sources: tuple[str, ...], producer: Producer, decided_by: str
+    ) -> Manifest:
+        """Return an epoch's manifest without output, state or committables."""
+        return Manifest(
+            checkpoint_id,
+            self.pipeline,
+            self.lineage,
+            sources,
+            produced=(),
+            producer=producer,
+            decided_by=decided_by,
+        )
 
 
 def decode(data: bytes, path: str) -> Manifest:

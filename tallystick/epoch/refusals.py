@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import CHECKPOINT, Manifest
+from tallystick.epoch.facts import Base, CommittedEpoch, Request
+from tallystick.epoch.manifest import CHECKPOINT, Identity, Manifest
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import (

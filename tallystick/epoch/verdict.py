@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tallystick.epoch import refusals
-from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import Manifest, is_seed
+from tallystick.epoch.facts import Base, CommittedEpoch, Request
+from tallystick.epoch.manifest import Identity, Manifest, is_seed
 from tallystick.epoch.tokens import Token
 from tallystick.errors import TallystickError
 from tallystick.state.catalog import StepState

@@ -349,12 +349,13 @@ class Reader:
             return self._is(tree, text)
         if isinstance(tree, exp.Case):
             return self._case(tree, text)
+        is_trim_of = isinstance(tree, exp.Trim) and tree.expression is not None
+        if is_trim_of or tree.args.get("query") or tree.args.get("symmetric"):
+            raise self._unknown(tree.key, text)
         if isinstance(tree, exp.Between):
             low = self._call(">=", [tree.this, tree.args["low"]], text)
             high = self._call("<=", [tree.this, tree.args["high"]], text)
             return Node("and", (low, high), text)
-        if tree.args.get("query") or (isinstance(tree, exp.Trim) and tree.expression is not None):
-            raise self._unknown(tree.key, text)
         if isinstance(tree, exp.DPipe) and isinstance(tree.expression, exp.Add | exp.Sub):
             raise ExpressionError(  # Spark goes from left to right here, sqlglot does not
                 f"{self._what}: {self._text!r}: write brackets: a || (b + c)"

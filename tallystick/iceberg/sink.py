@@ -40,6 +40,7 @@ class IcebergSink:
 
     Rows go into the columns of the same names; columns that rows do not have become null. Files lie
     in the table's folder as soon as a task has written them, and count when a snapshot names them.
+    The rows of each file are in the table's sort order.
 
     Args:
         catalog: settings of a catalog, as pyiceberg's `load_catalog` takes them, such as
@@ -130,6 +131,7 @@ class IcebergSink:
             layout = IcebergLayout(
                 table.schema().model_dump_json(),
                 table.spec().model_dump_json(),
+                table.sort_order().model_dump_json(),
                 dict(table.properties),
             )
         plan = TablePlan(
@@ -138,6 +140,7 @@ class IcebergSink:
             columns=columns,
             layout=layout,
             compression=self.compression,
+            order=layout.order,
         )
         return open_sink(
             plan,

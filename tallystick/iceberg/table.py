@@ -10,7 +10,7 @@ pyiceberg's own commit is not used: it repeats an append on top of commits that 
 import base64
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tallystick.errors import OptionError
+from tallystick.iceberg.order import in_order
 from tallystick.tables.port import PARQUET, DataFile
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.table.sorting import SortOrder
 
 FORMAT_VERSIONS = (1, 2)
 EPOCH_PROPERTY = "tallystick.epoch."
@@ -60,6 +62,8 @@ def failures() -> tuple[type[Exception], ...]:
 
 def table_problems(table: "Table") -> Iterator[str]:
     """Yield the features of a table that the sink cannot keep, by name."""
+    from pyiceberg.table.sorting import SortOrder
+
     if table.format_version not in FORMAT_VERSIONS:
         yield f"its format version is {table.format_version}: expected 1 or 2"
     schema = table.schema()
@@ -72,6 +76,13 @@ def table_problems(table: "Table") -> Iterator[str]:
             field.transform.pyarrow_transform(schema.find_type(field.source_id))
         except Exception as error:  # of any kind, and for bucket and truncate an extension lacks
             yield f"partition field {field.name!r} ({field.transform} of {name!r}): {error}"
+    no_rows = columns_of(schema).empty_table()
+    for key in table.sort_order().fields:
+        try:
+            in_order(no_rows, SortOrder(key), schema)
+        except Exception as error:  # of any kind, as above
+            name = schema.find_column_name(key.source_id)
+            yield f"sort field {key.transform!r} of {name!r}: {error!r}"
 
 
 def columns_of(schema: "Schema") -> pa.Schema:
@@ -106,12 +117,18 @@ class IcebergLayout:
     Args:
         schema_json: the table's schema.
         spec_json: its partition spec.
+        order_json: its sort order.
         properties: of the table; they say which columns have statistics.
     """
 
     schema_json: str
     spec_json: str
+    order_json: str
     properties: dict[str, str]
+
+    def __reduce__(self) -> tuple[type["IcebergLayout"], tuple[Any, ...]]:
+        """Pickle the texts alone: parts of pyiceberg's statistics are of no use when unpickled."""
+        return IcebergLayout, (self.schema_json, self.spec_json, self.order_json, self.properties)
 
     @cached_property
     def _schema(self) -> "Schema":
@@ -124,6 +141,12 @@ class IcebergLayout:
         from pyiceberg.partitioning import PartitionSpec
 
         return PartitionSpec.model_validate_json(self.spec_json)
+
+    @cached_property
+    def _order(self) -> "SortOrder":
+        from pyiceberg.table.sorting import SortOrder
+
+        return SortOrder.model_validate_json(self.order_json)
 
     @cached_property
     def _columns(self) -> pa.Schema:
@@ -174,6 +197,14 @@ class IcebergLayout:
             for batch in part.arrow_table_partition.to_batches():
                 yield values, pa.RecordBatch.from_arrays(batch.columns, schema=self._columns)
 
+    @property
+    def order(self) -> Callable[[pa.Table], pa.Table] | None:
+        """See `FileSettings.order`."""
+        return None if self._order.is_unsorted else self._in_order
+
+    def _in_order(self, rows: pa.Table) -> pa.Table:
+        return in_order(rows, self._order, self._schema)
+
     def statistics(self, footer: pq.FileMetaData) -> str:
         """See `Layout.statistics`: what pyiceberg computes of a footer; bounds are in Base64."""
         from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata
@@ -186,7 +217,8 @@ class IcebergLayout:
             facts[name] = {
                 column: base64.b64encode(bound).decode() for column, bound in facts[name].items()
             }
-        return json.dumps(facts | {"spec_id": self._spec.spec_id}, separators=(",", ":"))
+        ids = {"spec_id": self._spec.spec_id, "sort_order_id": self._order.order_id or None}
+        return json.dumps(facts | ids, separators=(",", ":"))
 
 
 class IcebergCommits:
@@ -290,10 +322,9 @@ class IcebergCommits:
                 )
             ),
             file_size_in_bytes=file.size,
-            sort_order_id=None,
             equality_ids=None,
             key_metadata=None,
-            **facts,
+            **{"sort_order_id": None} | facts,  # files of an earlier release may be due
         )
 
     def names(self) -> set[str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tallystick.codec.partition_log import NumberedBatch, PartitionLog
+from tallystick.codec.output_records import NumberedBatch, PartitionLog
 from tallystick.codec.records.encoder import EncodedBatch, RecordBeyondLimitError
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.kafka import protocol

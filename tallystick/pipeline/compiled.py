@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.local.store import LocalState
 from tallystick.codec.formats import DEADLETTER
-from tallystick.epoch.facts import Identity
-from tallystick.epoch.manifest import Manifest, epoch_of
+from tallystick.epoch.manifest import Identity, Manifest, epoch_of
 from tallystick.epoch.tokens import Token
 from tallystick.errors import DataLossError, OptionError, TallystickError
 from tallystick.expressions.binding import Condition, Projection
@@ -21,7 +20,7 @@ from tallystick.expressions.zones import check_zone
 from tallystick.kafka.config import TRANSACTION_TIMEOUT_MS, KafkaConfig
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.preflight import Right, check_all, rights_to_show
-from tallystick.pipeline.definitions import with_definitions
+from tallystick.pipeline.definitions import table_with_definitions, with_definitions
 from tallystick.pipeline.graph import graph_of
 from tallystick.pipeline.input_planning import by_input
 from tallystick.pipeline.inputs import (
@@ -148,7 +147,7 @@ class PipelineRun:
             allow_dropped=allow_dropped_state,
             functions=() if frames is None else self._stages.after,
             slice_bytes=min(source.options.task_bytes_max for source in self.inputs),
-            tables=tuple(table.step for table in self.tables),
+            tables=tuple(map(table_with_definitions, (table.step for table in self.tables))),
             lists=list_steps,
             is_noted=not has_transform,
         )

@@ -5,20 +5,25 @@
     column["who"]   lower("user")
     column["paid"]  ("price" * "n")
 
-The columns are those of the key, and those that the meaning of a state names. A definition goes
+The columns are those of the key, those that the meaning of a state names, and those of rows that
+lie in the state as they came: of the sides of a join, and of a broadcast table. A definition goes
 back through expressions, to the columns of the input or of the keyed step before. A column as a
 function of the user's makes it has none: code cannot be compared. Filters are free.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tallystick.expressions.binding import Projection
 from tallystick.expressions.nodes import Node
 from tallystick.pipeline.inputs import PipelineInput
+from tallystick.state.functions.joins import SIDES
+from tallystick.state.functions.processing import ROWS, StateDeclaration
 from tallystick.state.meaning import FUNCTION, name_text
+from tallystick.state.schema import schema_from_text
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import Stages
+from tallystick.tasks.operator_state import TableStep
 from tallystick.tasks.outputs import Filter
 from tallystick.tasks.read import BatchFunction
 
@@ -40,11 +45,7 @@ def with_definitions(
             is_known = bool(number)  # of DataFrame code nobody knows what it does
             definitions = [*_definitions(step, functions, "", is_known=is_known)]
         else:
-            definitions = [
-                one
-                for at, source in enumerate(inputs)
-                for one in _of_input(step, source, at, stages, is_only=len(inputs) == 1)
-            ]
+            definitions = _of_inputs(step, inputs, stages)
         declared = tuple(
             replace(state, meaning=(*state.meaning, *definitions)) for state in step.declared
         )
@@ -52,18 +53,43 @@ def with_definitions(
     return tuple(result)
 
 
-def _of_input(
-    step: KeyedStep, source: PipelineInput, at: int, stages: Stages, *, is_only: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield the definitions of an input's columns."""
-    steps = [step_before.function for step_before in source.steps]
-    label = "" if is_only and not source.name else f"[{name_text(source.name or source.uid)}]"
-    named = stages.keyed[0].step.inputs
-    if not named:
-        return _definitions(step, (*steps, *stages.before), label)
-    key, _ = named[at]
-    columns = [field.name for field in step.columns.field(source.name).type]
-    return _definitions(step, steps, label, (key, columns))
+def table_with_definitions(table: TableStep) -> TableStep:
+    """Return a broadcast table with the definitions of its columns as the meaning of its state."""
+    # The last of its functions only checks the columns.
+    names, functions = table.codec.columns.names, table.read.functions[:-1]
+    return replace(table, meaning=tuple(_texts(names, functions, "", is_known=True)))
+
+
+def _of_inputs(
+    step: KeyedStep, inputs: Sequence[PipelineInput], stages: Stages
+) -> list[tuple[str, str]]:
+    """Return the definitions of all inputs' columns, each with the name of its input.
+
+    Of inputs that come as one stream, what all have in common stands there without a name too: the
+    state of a pipeline with one input has only that, and goes on when an input joins.
+    """
+    if named := stages.keyed[0].step.inputs:
+        of_sides: list[tuple[str, str]] = []
+        for source, (key, _) in zip(inputs, named, strict=True):
+            columns = [field.name for field in step.columns.field(source.name).type]
+            of_named = (key, columns)
+            of_sides += _definitions(step, _functions_of(source), _label(source), of_named)
+        return of_sides
+    functions = [(*_functions_of(source), *stages.before) for source in inputs]
+    first, *others = [[*_definitions(step, one, "")] for one in functions]
+    pairs = [pair for pair in first if all(pair in other for other in others)]
+    if others or inputs[0].name:
+        for source, one in zip(inputs, functions, strict=True):
+            pairs += _definitions(step, one, _label(source))
+    return pairs
+
+
+def _label(source: PipelineInput) -> str:
+    return f"[{name_text(source.name or source.uid)}]"
+
+
+def _functions_of(source: PipelineInput) -> list[BatchFunction]:
+    return [step.function for step in source.steps]
 
 
 def _definitions(
@@ -85,10 +111,30 @@ def _definitions(
     """
     pairs = [pair for state in step.declared for pair in state.meaning if pair[0] != FUNCTION]
     key, columns = of_named or (step.key.schema.names, step.columns.names)
+    of_rows: list[str] = []
     if of_named:
+        of_rows = [name for state in step.declared for name in _columns_of_rows(state, label)]
         pairs = [(argument, text) for argument, text in pairs if label in argument]
     meant = [name for name in columns if any(name_text(name) in text for _, text in pairs)]
-    for name in dict.fromkeys([*key, *meant]):
+    return _texts([*key, *meant, *of_rows], functions, label, is_known=is_known)
+
+
+def _columns_of_rows(state: StateDeclaration, label: str) -> list[str]:
+    """Return the columns of the rows of a join's side; none: the state is not of this input."""
+    arguments = dict(state.meaning)
+    side = next((side for side in SIDES if f"[{arguments.get(side)}]" == label), "")
+    if not side:
+        return []
+    names = schema_from_text(state.value_schema).names
+    if state.kind == ROWS:
+        return list(names) if state.name == side else []
+    return [name.removeprefix(f"{side}_") for name in names if name.startswith(f"{side}_")]
+
+
+def _texts(
+    names: Iterable[str], functions: Sequence[BatchFunction], label: str, *, is_known: bool
+) -> Iterator[tuple[str, str]]:
+    for name in dict.fromkeys(names):
         definition = _definition(name, functions, is_known=is_known)
         if definition is not None:
             yield f"column{label}[{name_text(name)}]", definition.canonical()

@@ -20,7 +20,7 @@ from tallystick.checkpoint.local.store import disk_space
 from tallystick.checkpoint.newest_run import newer_run, note_run
 from tallystick.checkpoint.requests import Inbox
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
-from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.epoch.refusals import no_base
 from tallystick.errors import BrokerUnavailableError, FencedError, StorageError

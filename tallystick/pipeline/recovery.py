@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tallystick.checkpoint.folder import CheckpointFolder, existing_lineage
 from tallystick.checkpoint.newest_run import note_run
-from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.epoch.verdict import FIRST_EPOCH
 from tallystick.kafka.preflight import UNVERIFIED

@@ -16,8 +16,7 @@ from tallystick.arguments import near
 from tallystick.checkpoint.decision_log import DecisionLog, transactional_ids
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.codec.rows import RowLayout
-from tallystick.epoch.facts import Identity
-from tallystick.epoch.manifest import Manifest
+from tallystick.epoch.manifest import Identity, Manifest
 from tallystick.epoch.protocol import ignore
 from tallystick.epoch.tokens import Token, newest_token
 from tallystick.epoch.transactional_ids import BATCH, is_batch_name, parse, token_group

@@ -363,7 +363,7 @@ class Translation:
             one for one in conditions if any(c.name == alias for c in one.find_all(exp.Column))
         ]
         orders = window.args.get("order")
-        order = orders.expressions[0] if orders is not None else None
+        order = _only_order(orders) if orders is not None else None
         keys = window.args.get("partition_by") or []
         source_select = inner.copy()
         kept = [node for node in source_select.expressions if node.alias != alias]
@@ -462,6 +462,23 @@ def _count_of(wanted: Sequence[exp.Expression], alias: str) -> int | None:
         return None
     count = int(number.name) - isinstance(one, exp.LT)
     return count if count == 1 or (count > 1 and not isinstance(one, exp.EQ)) else None
+
+
+def _only_order(orders: exp.Expression) -> exp.Ordered:
+    """Return the order of an ORDER BY.
+
+    Raises:
+        OptionError: there are several, or nulls are elsewhere than Spark has them by default.
+    """
+    first, *others = orders.expressions
+    is_default = bool(first.args.get("nulls_first")) != bool(first.args.get("desc"))
+    if others or not is_default:
+        raise OptionError(
+            f"sql: ROW_NUMBER() OVER (… {shown(orders)}): expected one column or expression, and "
+            f"no NULLS FIRST or LAST: a null is less than all values"
+        )
+    assert isinstance(first, exp.Ordered)
+    return first
 
 
 def _is_by_column(orders: exp.Expression | None, relation: Relation) -> bool:

@@ -15,8 +15,15 @@ from tallystick.checkpoint.decision_log import claim
 from tallystick.checkpoint.folder import CheckpointFolder, Integrity
 from tallystick.epoch import micro_batches, refusals, verdict
 from tallystick.epoch.coordinator import Coordinator
-from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import COLLECT_EVERY, Manifest, epoch_of, is_seed, manifests
+from tallystick.epoch.facts import Base, CommittedEpoch, Request
+from tallystick.epoch.manifest import (
+    COLLECT_EVERY,
+    Identity,
+    Manifest,
+    epoch_of,
+    is_seed,
+    manifests,
+)
 from tallystick.epoch.protocol import (
     AbortTransaction,
     Action,

@@ -10,8 +10,9 @@ longer in the plan, or where somebody has removed the intent: a start does, afte
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from threading import Lock, Thread, get_native_id
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ from tallystick.tables.port import DataFile
 
 NICENESS = 10
 """The niceness of a job's thread: the epochs' work goes first."""
+SORTED_BYTES_MAX = 256 << 20
+"""The rows of a sorted file, which are in memory at once; of larger groups become several files."""
 
 logger = logging.getLogger(__name__)
 _jobs: dict[str, "Job"] = {}
@@ -34,7 +37,7 @@ _lock = Lock()
 
 
 class _DroppedError(Exception):
-    """The file of a job is no longer wanted."""
+    """The file of a job is no longer wanted, or would be a copy."""
 
 
 class Job:
@@ -94,9 +97,9 @@ class Job:
             os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
         try:
             self._folder.put(self._intent, b"")
-            compactions = (*map(self._compacted, self.share.groups),)
+            compactions = (*chain.from_iterable(map(self._compacted, self.share.groups)),)
             self._folder.sync_files(compaction.file.path for compaction in compactions)
-            if self._folder.get(self._intent) is None:
+            if not compactions or self._folder.get(self._intent) is None:
                 raise _DroppedError
             with self._lock:
                 if self._is_dropped:
@@ -110,24 +113,38 @@ class Job:
                 self._remove()
             self.has_failed = True
 
-    def _compacted(self, sources: tuple[DataFile, ...]) -> Compaction:
+    def _compacted(self, group: tuple[DataFile, ...]) -> Iterator[Compaction]:
+        """Yield the compactions of a group: one, or several where its rows are sorted."""
+        is_sorted = self._settings.order is not None
         part: Part | None = None
-        for rows in rows_of(self._folder, sources):
+        first = 0
+        for at, rows in enumerate(rows_of(self._folder, group)):
             if self._is_dropped:
                 raise _DroppedError
+            if is_sorted and part and part.waiting.byte_count + rows.nbytes > SORTED_BYTES_MAX:
+                yield from self._ended(part, group[first:at])
+                part, first = None, at
             if part is None:
                 name = f"part-{self.share.name}-{secrets.token_hex(4)}"
-                part = Part(self._settings, name, sources[0].values, rows.schema)
+                part = Part(self._settings, name, group[0].values, rows.schema)
                 self._parts.append(part)
             for batch in rows.to_batches():
                 part.waiting.take(batch)
-            if part.waiting.byte_count > BUFFER_BYTES_MAX:
+            if part.waiting.byte_count > BUFFER_BYTES_MAX and not is_sorted:
                 part.flush()
         assert part is not None, "a group has files"
+        yield from self._ended(part, group[first:])
+
+    def _ended(self, part: Part, sources: tuple[DataFile, ...]) -> Iterator[Compaction]:
+        """Yield the compaction of sources, unless it would be a copy of one."""
+        if len(sources) == 1:
+            part.waiting.clear()
+            return
         file = part.close()
+        part.waiting.clear()
         assert file.rows == sum(source.rows for source in sources), file
         size = sum(source.size for source in sources)
-        return Compaction(tuple(source.path for source in sources), size, file)
+        yield Compaction(tuple(source.path for source in sources), size, file)
 
     def _remove(self) -> None:
         for part in self._parts:

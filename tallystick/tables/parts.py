@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ class FileSettings:
         layout: of the kind of table.
         compression: of Parquet.
         row_group_rows: the most rows of a row group; None: as pyarrow has it.
+        order: sorts the rows of a file; None: they stay in their order.
     """
 
     folder: Folder
@@ -29,6 +30,7 @@ class FileSettings:
     compression: str
     _: KW_ONLY
     row_group_rows: int | None = None
+    order: Callable[[pa.Table], pa.Table] | None = None
 
 
 class Part:
@@ -52,7 +54,7 @@ class Part:
         self._open: OpenParquet | None = None
 
     def flush(self) -> int:
-        """Write the waiting rows; return their size in bytes."""
+        """Write the waiting rows; return their size in bytes. Not of a file that is sorted."""
         with self._failing():
             self._written()
         return self.waiting.clear()
@@ -68,7 +70,8 @@ class Part:
                 self._footers,
                 _with_dictionary(schema),
             )
-        self._open.write(self.waiting.table(), self._settings.row_group_rows)
+        rows, order = self.waiting.table(), self._settings.order
+        self._open.write(rows if order is None else order(rows), self._settings.row_group_rows)
         return self._open
 
     def close(self) -> DataFile:

@@ -23,6 +23,7 @@ from tallystick.tables.background import go_on, jobs_of
 from tallystick.tables.columns import conformed
 from tallystick.tables.compacting import Share
 from tallystick.tables.parts import FileSettings, Part
+from tallystick.tables.port import DataFile
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class TableTransaction:
         self._plan, self._place = plan, place
         self._name, self._hidden = name_of(place), hidden_folder(place.owner)
         self._parts: dict[tuple[str | None, ...], Part] = {}
+        self._ended = list[DataFile]()
         self._row_count = self._buffered = 0
         self._begun_ms = int(time.time() * 1000)
         plan.folder.put(f"{pending_folder(self._hidden)}/{self._name}", b"")
@@ -65,9 +67,18 @@ class TableTransaction:
             part = self._parts.get((*values.values(),)) or self._new_part(values, part_rows.schema)
             self._buffered += part.waiting.take(part_rows)
         while self._buffered > BUFFER_BYTES_MAX:
-            largest = max(self._parts.values(), key=lambda part: part.waiting.byte_count)
-            self._buffered -= largest.flush()
+            largest = max(self._parts, key=lambda values: self._parts[values].waiting.byte_count)
+            self._buffered -= self._flush(largest)
         self._row_count += rows.num_rows
+
+    def _flush(self, values: tuple[str | None, ...]) -> int:
+        """Write the rows that wait for a partition, with which a sorted file ends."""
+        part = self._parts[values]
+        if self._plan.order is None:
+            return part.flush()
+        self._ended.append(part.close())
+        del self._parts[values]
+        return part.waiting.clear()
 
     def _new_part(self, values: dict[str, str | None], schema: pa.Schema) -> Part:
         layout = self._plan.layout
@@ -77,13 +88,13 @@ class TableTransaction:
                 f"partitions of {layout.partitioned_by} in one epoch. Key the rows by the same "
                 f"columns first, so that a task has few of them."
             )
-        name = f"part-{self._name}-{len(self._parts)}"
+        name = f"part-{self._name}-{len(self._ended) + len(self._parts)}"
         part = self._parts[(*values.values(),)] = Part(self._plan, name, values, schema)
         return part
 
     def prepare(self) -> Sequence[Committable]:
         """See `Transaction.prepare`; compactions that are done have committables of their own."""
-        files = [part.close() for part in self._parts.values()]
+        files = [*self._ended, *(part.close() for part in self._parts.values())]
         self._plan.folder.sync_files(file.path for file in files)
         jobs = jobs_of(self._plan, self._hidden, self._place.task)
         done = {job.share.name: job.compactions for job in jobs if job.compactions}
@@ -120,5 +131,6 @@ class TableTransaction:
         with contextlib.suppress(Exception):
             for part in self._parts.values():
                 part.drop()
+            folder.remove_files(file.path for file in self._ended)
             folder.remove_files(part.path for part in self._parts.values())
             folder.remove_file(f"{pending_folder(self._hidden)}/{self._name}")

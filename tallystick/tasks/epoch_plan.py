@@ -166,7 +166,7 @@ class PipelinePlan:
         wanted += [_wanted_of_list(step, self.task_count) for step in self.lists]
         kept = check(wanted, self.taken_up(state), self.allow_dropped)
         declared: list[tuple[StateDeclaration, ...]] = [step.declared for step in self.steps]
-        declared += [(table.codec.declaration,) for table in self.tables]
+        declared += [(table.declaration,) for table in self.tables]
         declared += [(step.codec.declaration,) for step in self.lists]
         bases = []
         for requirement, states, owner in zip(wanted, declared, self._owners, strict=True):

@@ -53,7 +53,9 @@ from tallystick.ports import Storage
 from tallystick.state.catalog import StateFile, StepState, Version
 from tallystick.state.compatibility import AS_BEFORE, Succession
 from tallystick.state.file_sets import due_merges, due_snapshots, extend
+from tallystick.state.functions.processing import StateDeclaration
 from tallystick.state.key_groups import KeyGroupRange
+from tallystick.state.meaning import Meaning
 from tallystick.state.operator_state import (
     ALL_TASKS,
     WHOLE,
@@ -132,6 +134,7 @@ class TableStep:
         read: how the control topic is read.
         deleted: true for rows that delete the row of their key; None: no row deletes.
         succession: the way from the state in the checkpoint to the table.
+        meaning: of its state: the definitions of its columns.
     """
 
     uid: str
@@ -139,6 +142,12 @@ class TableStep:
     read: ReadPlan
     deleted: Predicate | None = None
     succession: Succession = AS_BEFORE
+    meaning: Meaning = ()
+
+    @property
+    def declaration(self) -> StateDeclaration:
+        """The declaration of the table's state."""
+        return replace(self.codec.declaration, meaning=self.meaning)
 
     def entries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the entries of rows of the control topic; see `TableCodec.entries`."""

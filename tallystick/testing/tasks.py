@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.micro_batches import OWN_LOOP
 from tallystick.host.failure import Failure
 from tallystick.pipeline.compiled import PipelineRun

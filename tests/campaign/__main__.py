@@ -115,7 +115,11 @@ def question(seed: int, names: list[str], fault_names: Sequence[str] = ()) -> tu
 def by_input(workload: Workload, posed: Question, disturbed: Run) -> Verdict:
     """Compare a run with what the input says; state is compared with nothing."""
     assert workload.oracle is not None
-    expected = Run(records=expected_records(workload.oracle(posed.job.inputs)))
+    expected = Run(
+        records=expected_records(
+            workload.oracle(posed.job.inputs), (*workload.outputs, *workload.copies)
+        )
+    )
     records, problems = found_records(disturbed.records, workload.own)
     run_as_rows = replace(disturbed, records=records, problems=disturbed.problems + problems)
     verdict = judged(posed, expected, run_as_rows)

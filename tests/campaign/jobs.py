@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.catalog import load_catalog
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
+from pyiceberg.types import LongType, NestedField, StringType
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
@@ -22,7 +26,8 @@ from tallystick.ops.checkpoint_view import asking
 from tallystick.storage.file_storage import FileStorage
 from tallystick_tools.chaos.program import FILES_VARIABLE
 from tests.campaign import oracles
-from tests.campaign.stores import DSN_VARIABLE, PREPARED, STAGED
+from tests.campaign.stores import DELTA, DSN_VARIABLE, LAKE, PREPARED, STAGED
+from tests.iceberg.iceberg_sinks import NAME, catalog_in
 from tests.spark import lines_sink
 from tests.spark.lines_sink import LinesSink
 
@@ -56,6 +61,8 @@ class Workload:
     """The rows that it must write, by the input alone; None: those of an undisturbed run."""
     own: str = ""
     """With an oracle: a field in which each row has a value of its own, by chance."""
+    copies: tuple[str, ...] = ()
+    """With an oracle: the outputs, as the store names them, that have the topics' rows too."""
 
 
 def source(servers: str, topic: str = BETS_TOPIC, columns: str = BETS) -> ts.KafkaSource:
@@ -189,6 +196,35 @@ def table(servers: str, checkpoint: str, parallelism: int) -> object:
         sink(servers),
         ts.PostgresSink(os.environ[DSN_VARIABLE], table=PREPARED),
     )
+
+
+def lake(servers: str, checkpoint: str, parallelism: int) -> object:
+    """Write to a topic, and to tables that are committed for many epochs at a time."""
+    folder = os.environ[FILES_VARIABLE]
+    catalog = catalog_in(Path(folder))
+    columns = [(name, pa.int64()) for name in ("id", "amount", "at")]
+    columns += [(name, pa.string()) for name in ("player", "team")]
+    settings = {"schema": pa.schema(columns), "commit_every": "2 seconds"}
+    make_sorted_table(catalog)
+    return rows_through(
+        "lake",
+        servers,
+        checkpoint,
+        with_team,
+        sink(servers),
+        ts.DeltaSink(f"{folder}/{DELTA}", create=True, partition_by=["team"], **settings),
+        ts.IcebergSink(catalog, NAME, **settings),
+    )
+
+
+def make_sorted_table(settings: dict[str, str]) -> None:
+    """Make the Iceberg table of bets, the latest first, unless another life has made it."""
+    catalog = load_catalog("default", **settings)
+    catalog.create_namespace_if_not_exists(NAME.partition(".")[0])
+    columns = [NestedField(at, name, LongType()) for at, name in enumerate(["id", "amount", "at"])]
+    columns += [NestedField(3, "player", StringType()), NestedField(4, "team", StringType())]
+    latest_first = SortOrder(SortField(source_id=0, direction=SortDirection.DESC))
+    catalog.create_table_if_not_exists(NAME, Schema(*columns), sort_order=latest_first)
 
 
 def answered(servers: str, checkpoint: str, parallelism: int) -> object:
@@ -347,6 +383,15 @@ WORKLOADS = {
         (),
         "two tables, prepared and staged, without Kafka's decision",
         store="tables",
+    ),
+    "lake": Workload(
+        lake,
+        "rows",
+        ("out",),
+        "a topic, a Delta table and an Iceberg table that disagree",
+        store="lake",
+        oracle=oracles.with_teams,
+        copies=LAKE,
     ),
     "own-sink": Workload(
         own_sink, "rows", ("out",), "a topic and a sink of the user's that disagree", store="lines"

@@ -42,6 +42,12 @@ def answered(inputs: Inputs) -> list[Row]:
     ]
 
 
+def with_teams(inputs: Inputs) -> list[Row]:
+    """Return each bet with its player's team."""
+    (topic,) = inputs
+    return [bet | {"team": team(str(bet["player"]))} for bet in values(inputs, topic)]
+
+
 def windows_of_windows(inputs: Inputs) -> list[Row]:
     """Return the long windows of teams, over the short windows of players, that are closed.
 
@@ -71,9 +77,10 @@ def windows_of_windows(inputs: Inputs) -> list[Row]:
     ]
 
 
-def expected_records(rows: Sequence[Row]) -> list[OutputRecord]:
-    """Return rows as records to compare with."""
-    return [OutputRecord("out", -1, NO_OFFSET, None, _text(row)) for row in rows]
+def expected_records(rows: Sequence[Row], outputs: Sequence[str]) -> list[OutputRecord]:
+    """Return rows as records to compare with, of each output."""
+    texts = [_text(row) for row in rows]
+    return [OutputRecord(output, -1, NO_OFFSET, None, text) for output in outputs for text in texts]
 
 
 def found_records(

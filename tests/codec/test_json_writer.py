@@ -314,7 +314,7 @@ def test_no_rows_give_an_empty_array():
 
 
 def test_a_result_beyond_two_gib_is_large_binary(monkeypatch):
-    monkeypatch.setattr("tallystick.codec.values.BINARY_BYTES_MAX", 10)
+    monkeypatch.setattr("tallystick.codec.spans.BINARY_BYTES_MAX", 10)
 
     records = write_json(pa.record_batch({"v": pa.array([1, 2])}))
 

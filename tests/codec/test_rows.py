@@ -117,6 +117,48 @@ def test_a_timestamp_column_becomes_milliseconds():
             OptionError,
             "key='k': there is no column 'k'",
         ),
+        (
+            RowLayout({"t": 1}, "t"),
+            rows(value=["x"], headers=[{"a": b"1"}]),
+            OptionError,
+            "column 'headers' to write is of type struct<a: binary>: expected list<",
+        ),
+        (
+            RowLayout({"t": 1}, "t"),
+            rows(value=["x"], partition=[[0]]),
+            OptionError,
+            "column 'partition' to write is of type list<item: int64>: expected int32",
+        ),
+        (
+            RowLayout({"t": 1}, "t"),
+            rows(value=["x"], partition=["first"]),
+            RecordError,
+            "column 'partition' to write, of type string, holds what is no int32",
+        ),
+        (
+            RowLayout({"t": 1}, "t"),
+            rows(value=["x"], partition=[0.5]),
+            RecordError,
+            "column 'partition' to write, of type double, holds what is no int32",
+        ),
+        (
+            RowLayout({"t": 1}, None),
+            rows(value=["x"], topic=[{"name": "t"}]),
+            OptionError,
+            "column 'topic' to write is of type struct<name: string>: expected string",
+        ),
+        (
+            RowLayout({"t": 1}, "t"),
+            rows(value=["x"], timestamp=pa.array([1 << 63], pa.uint64())),
+            RecordError,
+            "column 'timestamp' to write, of type uint64, holds what is no int64",
+        ),
+        (
+            RowLayout({"t": 1}, "t", value=JsonWriter(), key="k"),
+            rows(value=["x"], k=[{"a": 1}]),
+            OptionError,
+            "column 'k' to write is of type struct<a: int64>: expected string",
+        ),
     ],
 )
 def test_what_kafka_cannot_store_is_named(layout, batch, error, message):

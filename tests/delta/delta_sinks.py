@@ -55,20 +55,25 @@ def visible(path: Path | str) -> list[int]:
     return numbers
 
 
-def numbers_of_log(path: Path, column: str = "n") -> list[Any]:
-    """Read the log by hand, and the files that it names by DuckDB: no code of the writer."""
-    files: set[str] = set()
+def added_files(path: Path) -> list[dict[str, Any]]:
+    """Read what the log says of the table's files by hand: twice of one that was added twice."""
+    files: list[dict[str, Any]] = []
     for commit in sorted((path / "_delta_log").glob("*.json")):
         for line in commit.read_text().splitlines():
             action = json.loads(line)
             if "add" in action:
-                assert action["add"]["path"] not in files, "a file was added twice"
-                files.add(action["add"]["path"])
+                files.append(action["add"])
             if "remove" in action:
-                files.remove(action["remove"]["path"])
-    if not files:
+                files = [file for file in files if file["path"] != action["remove"]["path"]]
+    return files
+
+
+def numbers_of_log(path: Path, column: str = "n") -> list[Any]:
+    """Read the files that the log names by DuckDB: no code of the writer."""
+    paths = sorted(str(path / file["path"]) for file in added_files(path))
+    assert len({*paths}) == len(paths), "a file was added twice"
+    if not paths:
         return []
-    paths = [str(path / file) for file in sorted(files)]
     values = duckdb.connect().execute(f"SELECT {column} FROM read_parquet($1)", [paths]).fetchall()
     return sorted(value for (value,) in values)
 

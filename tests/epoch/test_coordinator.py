@@ -8,8 +8,8 @@ import pytest
 
 from tallystick.epoch import protocol as c
 from tallystick.epoch.coordinator import ATTEMPTS_MAX, RECOVER_EVERY, Coordinator
-from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest, Origin
+from tallystick.epoch.facts import Base, CommittedEpoch, Request
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Identity, Manifest, Origin
 from tallystick.epoch.phases import (
     NEXT_PHASES,
     CompletedPhase,

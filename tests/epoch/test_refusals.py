@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tallystick.epoch import refusals
-from tallystick.epoch.facts import CommittedEpoch, Identity
-from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest
+from tallystick.epoch.facts import CommittedEpoch
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Identity, Manifest
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, EpochAbortedError

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.epoch.facts import Base, CommittedEpoch, Identity, Request
-from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Manifest, Origin
+from tallystick.epoch.facts import Base, CommittedEpoch, Request
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Identity, Manifest, Origin
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.verdict import AlreadyCommitted, Open, Refusal, Run, judge, look_back
 from tallystick.errors import DataLossError, ManifestError, OtherOffsetsError

@@ -83,6 +83,7 @@ def test_rows_that_are_none_have_columns_too() -> None:
         ("s.name", "'s' (string) has no field 'name'"),
         ("current_timestamp()", "there is no function 'current_timestamp' here"),
         ("soundex(s)", "there is no function"),
+        ("n BETWEEN SYMMETRIC 3 AND 1", "there is no function 'between' here"),
         ("substring(s, n)", "this argument has to be a literal here"),
         ("try_cast(s AS int)", "there is no function 'try_cast' here"),
         ("CAST(d AS string)", "no cast from double to string here that is certain to be Spark's"),

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tallystick.epoch import protocol as c
-from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.facts import Request
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.protocol import EpochRan
 from tallystick.errors import RetriableError
 from tallystick.kafka.broker import KafkaBroker

@@ -30,7 +30,8 @@ from pyspark import SparkContext
 import tallystick as ts
 from tallystick.api.kafka_sink import topology_of
 from tallystick.epoch import protocol as c
-from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.facts import Request
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import RetriableError

@@ -11,6 +11,8 @@ import fastavro
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import Transform
 
 import tallystick as ts
 
@@ -46,6 +48,13 @@ def file_of(uri: str) -> Path:
 
 
 def named_files(path: Path, branch: str = "main") -> list[str]:
+    """The data files of the table, of which none may be named twice."""
+    files = [str(file_of(file["file_path"])) for file in data_files(path, branch)]
+    assert len({*files}) == len(files), "a file was added twice"
+    return files
+
+
+def data_files(path: Path, branch: str = "main") -> list[dict[str, Any]]:
     """Walk from the newest metadata to the data files by hand: no code of the writer."""
     folder = path / "warehouse" / "sales" / "orders" / "metadata"
     newest = max(folder.glob("*.metadata.json"), key=lambda file: int(file.name[:5]))
@@ -62,12 +71,34 @@ def named_files(path: Path, branch: str = "main") -> list[str]:
         for manifest in fastavro.reader(manifests):
             with file_of(manifest["manifest_path"]).open("rb") as entries:
                 files += [
-                    str(file_of(entry["data_file"]["file_path"]))
+                    entry["data_file"]
                     for entry in fastavro.reader(entries)
                     if entry["status"] != 2  # deleted
                 ]
-    assert len({*files}) == len(files), "a file was added twice"
     return files
+
+
+def rows_by_file(path: Path) -> list[list[dict[str, Any]]]:
+    """The rows of each file that the metadata name, in their order, by DuckDB."""
+    order = "SELECT * FROM read_parquet($1, file_row_number=true) ORDER BY file_row_number"
+    rows = []
+    for file in named_files(path):
+        found = duckdb.connect().execute(order, [file])
+        names = [column[0] for column in found.description or ()]
+        rows.append([dict(zip(names, row, strict=True)) for row in found.fetchall()])
+    return rows
+
+
+def orders_in(path: Path) -> set[Any]:
+    """The sort orders that the metadata tell of the data files."""
+    return {file["sort_order_id"] for file in data_files(path)}
+
+
+def sort_by(path: Path, *keys: tuple[str, str, Transform[Any, Any], NullOrder]) -> None:
+    """Set the table's sort order."""
+    with table_in(path).update_sort_order() as order:
+        for direction, column, transform, nulls in keys:
+            getattr(order, direction)(column, transform, nulls)
 
 
 def values_in(path: Path, column: str, branch: str = "main") -> Counter[Any]:

@@ -26,7 +26,7 @@ Write = Callable[..., tuple[ProducedRange, ...]]
 
 def continue_at(writer: PartitionWriter, partition: TopicPartition, sequence: int) -> None:
     """Make a writer what no writer of ours is: one that goes on where another one stopped."""
-    from tallystick.codec.partition_log import PartitionLog
+    from tallystick.codec.output_records import PartitionLog
 
     if writer._adds_partitions:
         writer._add_partitions([partition])

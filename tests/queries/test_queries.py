@@ -19,6 +19,9 @@ def source(topic: str, columns: str) -> ts.KafkaSource:
 ORDERS = source("orders", "id bigint, country string, amount double, at timestamp")
 PAYMENTS = source("payments", "order_id bigint, paid double, on timestamp")
 TABLES = {"orders": ORDERS, "payments": PAYMENTS}
+FIRST = """SELECT id FROM (SELECT id, window_start, window_end, ROW_NUMBER() OVER (PARTITION BY
+    window_start, window_end, id ORDER BY {}) AS rn FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(at),
+    INTERVAL '1' MINUTE))) WHERE rn = 1"""
 WATERMARK = {"orders": "at - 10 seconds", "payments": "on - INTERVAL '10' SECOND"}
 JOINED = (
     "FROM orders o JOIN payments p ON o.id = p.order_id "
@@ -163,6 +166,9 @@ def order(number: int, second: int) -> dict[str, Any]:
             "the newest row of a key changes",
         ),
         ("INSERT INTO late SELECT id FROM orders", "INSERT INTO late: there is no such sink"),
+        (FIRST.format("amount, id"), "ORDER BY amount, id): expected one column"),
+        (FIRST.format("amount NULLS LAST"), "NULLS LAST): expected one column"),
+        (FIRST.format("amount DESC NULLS FIRST"), "NULLS FIRST): expected one column"),
     ],
 )
 def test_what_a_stream_cannot_do_is_refused_with_the_clause(text: str, words: str) -> None:

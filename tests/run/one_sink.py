@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tallystick.checkpoint.decision_log import DecisionLog
-from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.facts import Request
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import StorageError

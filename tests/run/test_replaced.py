@@ -10,7 +10,7 @@ import pytest
 
 from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.newest_run import RUN, newer_run, note_run
-from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.tokens import Token
 from tallystick.epoch.two_phase import Committable
 from tallystick.errors import DataLossError, FencedError

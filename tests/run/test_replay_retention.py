@@ -11,7 +11,8 @@ import pytest
 from tallystick.checkpoint.decision_log import DecisionLog, newest_entry
 from tallystick.checkpoint.state_files import write_changelog
 from tallystick.epoch import manifest as m
-from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.facts import Request
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.two_phase import Committable, Lost
 from tallystick.errors import DataLossError, TallystickError

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tallystick.epoch.manifest import decode, is_seed
+from tallystick.epoch.micro_batches import failures
 from tallystick.epoch.tokens import Token
 from tallystick.errors import (
     DataLossError,
@@ -257,7 +258,15 @@ class Checker:
             return "refused"
         if match := re.search(r"without-epochs-(\d+)-to-(\d+)", str(error)):
             gap = range(int(match[1]), int(match[2]) + 1)
-            if gap.start > self.committed_epoch and self.checkpoint.caught.keys() & set(gap):
+            failed = {
+                epoch
+                for epoch in gap
+                if epoch in self.checkpoint.caught
+                # Its note outlived Spark's own entry, and the epoch that was planned anew is left
+                # out: nobody can tell that from rows that were caught and are lost.
+                or (epoch in self.checkpoint.left_out and failures(self.checkpoint.files, epoch))
+            }
+            if gap.start > self.committed_epoch and failed:
                 return "told of failed calls"
         is_behind = self.owner == name and offered < self.checkpoint.first_epoch()
         if is_behind or name in self._outrun:

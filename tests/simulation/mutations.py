@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tallystick.checkpoint.spark_log import SparkLog
-from tallystick.codec import partition_log
+from tallystick.codec import output_records
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.epoch import manifest as m
 from tallystick.epoch import micro_batches, verdict
@@ -574,7 +574,7 @@ for sentence, change_pieces in (
     ("the parts of a batch that is cut go out backwards", lambda pieces: pieces[::-1]),
 ):
     MUTATIONS[sentence] = Mutation(
-        frozenset({Fault.BATCH_REFUSED}), partition_log, "divided", _cut(change_pieces)
+        frozenset({Fault.BATCH_REFUSED}), output_records, "divided", _cut(change_pieces)
     )
 
 

@@ -6,7 +6,7 @@ Their numbers, and how a batch that is refused as too large is cut, are the real
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tallystick.codec.partition_log import PartitionLog
+from tallystick.codec.output_records import PartitionLog
 from tallystick.codec.records.encoder import EncodedBatch
 from tallystick.errors import BrokenInvariantError, EpochAbortedError
 from tallystick.values import ProducedRange, Producer, TopicPartition

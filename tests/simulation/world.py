@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch.facts import Identity, Request
-from tallystick.epoch.manifest import CHECKPOINT, KAFKA
+from tallystick.epoch.facts import Request
+from tallystick.epoch.manifest import CHECKPOINT, KAFKA, Identity
 from tallystick.epoch.tokens import Token, decode_token
 from tallystick.errors import RetriableError, StorageError, TallystickError
 from tallystick.ports import Decider, Engine

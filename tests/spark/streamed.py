@@ -8,7 +8,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import tallystick as ts
 from tallystick.api.kafka_sink import topology_of
-from tallystick.epoch.facts import Identity
+from tallystick.epoch.manifest import Identity
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.run.driver import Driver
 from tallystick.spark.cluster import Cluster

@@ -11,10 +11,8 @@ from tallystick.codec.layout import Layout
 from tallystick.errors import OptionError
 from tallystick.pipeline.keyed import keyed_steps, lean_layout
 from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
-from tallystick.state.keys import KeyCodec
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.keyed_step import Process, Transform, arrange
-from tallystick.tasks.read_plan import ReadPlan
 
 EVENTS = pa.schema([("user", pa.string()), ("at", pa.int64()), ("seen_at", pa.int64())])
 
@@ -29,8 +27,6 @@ def planned(processor, **settings) -> KeyedStep:
 def test_a_field_of_the_value_may_be_called_headers():
     fields = pa.schema([("user", pa.string()), ("headers", pa.string())])
     layout = Layout(JsonReader(fields))
-    key = KeyCodec(pa.schema([fields.field("user")]))
-    step = KeyedStep("count", key, layout.schema, ts.deduplicate(), (), layout.schema)
 
     read = lean_layout(layout, {"user"})
 

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tallystick.codec.partition_log import PartitionLog
+from tallystick.codec.output_records import PartitionLog
 from tallystick.codec.records.encoder import encode
 from tallystick.errors import ForeignRowsError
 from tallystick.kafka.client import Client

@@ -443,6 +443,16 @@ def test_days_of_a_time_zone(zone: str, first: dt.date, windows: str) -> None:
     assert ends[:-step] == starts[step:], "one day begins where the other ends"
 
 
+def test_a_row_after_the_last_known_change_of_clocks_is_refused_and_not_an_hour_off() -> None:
+    summer, later = (dt.datetime(year, 7, 1, 22, 30, tzinfo=dt.UTC) for year in (2036, 2050))
+    task = task_of(ts.tumbling("1 day", time_zone="Europe/Berlin"), schema=ZONED)
+    known, row = (pa.record_batch([["a"], [at], [1]], schema=ZONED) for at in (summer, later))
+    (day,) = [*task.epoch(known), *task.epoch(known[:0], watermark_ms=ms(summer) + 86_400_000)]
+    assert day["window_start"] == dt.datetime(2036, 7, 1, 22, tzinfo=dt.UTC)
+    with pytest.raises(RecordError, match=r"2050-07-01 22:30:00 UTC, .* after 2036"):
+        task.epoch(row)
+
+
 @pytest.mark.parametrize("first", [dt.date(2026, 3, 28), dt.date(2026, 10, 24)])
 def test_a_day_that_begins_in_an_hour_that_is_twice_or_missing_begins_once(
     first: dt.date,

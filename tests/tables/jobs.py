@@ -27,4 +27,5 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     monkeypatch.setattr(background, "NICENESS", 0)
+    monkeypatch.setattr(background, "_jobs", {})  # those that no test has ended are its own
     monkeypatch.setattr(background, "Thread", Thread)

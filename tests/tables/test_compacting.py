@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import IdentityTransform
 
 import tallystick as ts
 from tallystick.epoch import protocol as c
-from tallystick.epoch.two_phase import Committable, Owner
+from tallystick.epoch.two_phase import Committable, Owner, RunFacts
 from tallystick.errors import ManifestError
+from tallystick.tables import background
 from tallystick.tables.compacting import SILENT_EPOCHS, Compactor, Phase
 from tallystick.tables.due import Compaction, DueEpoch
 from tallystick.tables.port import DataFile
@@ -32,6 +35,7 @@ from tests.delta.delta_sinks import (
     visible,
 )
 from tests.failover.sink_job import SinkJob, flat, read_files
+from tests.iceberg.iceberg_sinks import orders_in, rows_by_file, sort_by
 from tests.tables.jobs import at_once
 from tests.tables.test_table_guarantees import FACTS, Delta, Files, Iceberg, Kind, killed
 from tests.waiting import wait_for
@@ -462,3 +466,63 @@ def test_edited_sources_lead_to_no_other_file(tmp_path: Path, source: str) -> No
     edited = replace(compacted, details=json.dumps(details))
     with pytest.raises(ManifestError, match="which no release writes"):
         sink.commit_together((edited, *others))
+
+
+@pytest.mark.parametrize("at_once_max", [1 << 20, 2_000, 1])
+def test_compacted_files_are_sorted_too(
+    run: Callable[..., SinkJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once_max: int
+) -> None:
+    """With too little memory for a group several files become of it, and no copy of a file."""
+    monkeypatch.setattr(background, "SORTED_BYTES_MAX", at_once_max)
+    kind, table = Iceberg(), tmp_path / "table"
+    job = run(sorted_sink(table))
+    if at_once_max > 1:
+        run_until_compacted(job)
+        job.run_until(job.logged + 5)
+    else:
+        job.run_until(20)
+    made = [done for due in publisher_of(job)._due.values() for done in due.compactions]
+    counts = [len(done.sources) for done in made]
+    assert min(counts, default=2) >= 2
+    assert bool(counts) == (at_once_max > 1)
+    shares = {done.file.path.rpartition("-")[0] for done in made}
+    assert (len(shares) < len(made)) == (at_once_max == 2_000)
+    job.close()
+    assert kind.seen(table) == flat(job.expected())
+    assert kind.unnamed(table) == []
+    check_sorted(table)
+
+
+@pytest.mark.parametrize("event", FACTS)
+def test_wherever_a_driver_is_killed_with_several_files_of_a_share_rows_are_there_once(
+    run: Callable[..., SinkJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: type
+) -> None:
+    monkeypatch.setattr(background, "SORTED_BYTES_MAX", 2_000)
+    table = tmp_path / "table"
+    job = run(sorted_sink(table))
+    for _ in range(2):
+        run_until_share(job)
+        job = killed(job, event)
+    run_until_compacted(job)
+    made = [due.compactions for due in publisher_of(job)._due.values()]
+    assert max(map(len, made)) > 1
+    job.close()
+    assert Iceberg().seen(table) == flat(job.expected())
+    assert Iceberg().unnamed(table) == []
+    check_sorted(table)
+
+
+def sorted_sink(table: Path) -> ts.IcebergSink:
+    """Make a table with a sort order; return a sink for it."""
+    Iceberg().sink(table).open(OWNER, RunFacts()).close()
+    sort_by(table, ("desc", "value", IdentityTransform(), NullOrder.NULLS_FIRST))
+    return Iceberg().sink(table, commit_every="1 hour", target_file_size=8_000)
+
+
+def check_sorted(table: Path) -> None:
+    files = rows_by_file(table)
+    assert max(map(len, files)) > 1
+    for file in files:
+        values = [row["value"] for row in file]
+        assert values == sorted(values, reverse=True)
+    assert orders_in(table) == {1}

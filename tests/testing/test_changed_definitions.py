@@ -64,6 +64,24 @@ def join(condition: str) -> ts.Pipeline:
     return query(f"SELECT t.user, s.a AS x FROM t JOIN s ON {condition} AND {near}")
 
 
+def sides(column: str, function: Any) -> ts.Pipeline:
+    times = {"event_time": {"t": "at", "s": "at"}} if function.time_mode == "EventTime" else {}
+    t = ts.stream(source("t")).select("user", "at", f"{column} AS x")
+    read = ts.Pipeline("p").read(t=t, s=source("s")).key_by(t="user", s="user")
+    return read.process(function, **times).write(SINK)
+
+
+def joined(column: str, *topics: str) -> ts.Pipeline:
+    streams = (ts.stream(source(topic), uid=topic) for topic in topics)
+    return summed(ts.Pipeline("p").read(*streams).with_columns(y=column))
+
+
+def table(*columns: str) -> ts.Pipeline:
+    prices = ts.broadcast(ts.stream(source("s")).select(*columns), key="k", uid="s")
+    rows = ts.Pipeline("p").read(ts.stream(source("t"), uid="t"))
+    return rows.map_batches(lambda batch, _: batch, state=prices).write(SINK)
+
+
 def inner(text: str) -> ts.Pipeline:
     return query(f"SELECT user, sum(y) AS x FROM (SELECT user, {text} AS y FROM t ) GROUP BY user")
 
@@ -90,6 +108,32 @@ CHANGES: dict[str, tuple[ts.Pipeline, ts.Pipeline, str]] = {
         'upper("user")',
     ),
     "a join": (join("t.user = s.user"), join("t.user = s.other"), 'column["s"]["_key_0"]'),
+    "the rows of an upsert join": (
+        sides("a * 2", ts.upsert_join("t", "s")),
+        sides("a * 3", ts.upsert_join("t", "s")),
+        'column["t"]["x"] is now ("a" * 3)',
+    ),
+    "the rows of an interval join": (
+        sides("a", ts.interval_join("t", "s", lower=0, upper=1)),
+        sides("b", ts.interval_join("t", "s", lower=0, upper=1)),
+        'column["t"]["x"] is now "b"',
+    ),
+    "the rows of a temporal join": (
+        sides("a", ts.temporal_join("t", "s")),
+        sides("b", ts.temporal_join("t", "s")),
+        'column["t"]["x"] is now "b"',
+    ),
+    "the key of a broadcast table": (
+        table("lower(user) AS k", "a"),
+        table("upper(user) AS k", "a"),
+        'column["k"] is now upper("user")',
+    ),
+    "the rows of a broadcast table": (
+        table("user AS k", "a AS x"),
+        table("user AS k", "b AS x"),
+        'column["x"] is now "b"',
+    ),
+    "an input that joins": (joined("a", "t"), joined("b", "t", "s"), 'column["y"] is now "b"'),
     "an order": (best("user", "a"), best("user", "b"), 'column["_order"] is now "b"'),
     "a partition": (best("user", "a"), best("other", "a"), 'column["_key_0"] is now "other"'),
     "key_by": (
@@ -120,6 +164,15 @@ CHANGES: dict[str, tuple[ts.Pipeline, ts.Pipeline, str]] = {
 }
 FREE: dict[str, tuple[ts.Pipeline, ts.Pipeline]] = {
     "spaces, brackets": (group("sum(a * 2)"), group("sum((a*2))")),
+    "an input with other definitions": (
+        joined("a", "t"),
+        summed(
+            ts.Pipeline("p").read(
+                ts.stream(source("t"), uid="t").select("user", "a AS y"),
+                ts.stream(source("s"), uid="s").select("user", "b AS y"),
+            )
+        ),
+    ),
     "a filter": (counted(rows().key_by("user")), counted(rows().filter("a > 0").key_by("user"))),
     "other columns": (
         summed(rows().with_columns(y="a * 2")),

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from tallystick.codec.avro import writer_kernels as kernels
 from tallystick.codec.avro.plan import DECIMAL_DIGITS_MAX
 from tallystick.codec.avro.schema import Node, parse_schema
-from tallystick.codec.spans import spans_of
-from tallystick.codec.values import binary_array
+from tallystick.codec.spans import binary_array, spans_of
 from tallystick.codec.wire_format import SchemaTexts
 from tallystick.errors import OptionError, RecordError
 

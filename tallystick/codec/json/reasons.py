@@ -5,14 +5,17 @@ refused record is read once more, by itself.
 """
 
 import json
-from typing import Any
+import re
+from decimal import Decimal
+from typing import Any, Self
 
 import pyarrow as pa
 
-from tallystick.codec.ddl import ddl_of_type
+from tallystick.codec.ddl import DECIMAL_DIGITS_MAX, ddl_of_type
 
 SHOWN_LENGTH_MAX = 40
 _INT64_BITS = 64
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def misfit(record: bytes, schema: pa.Schema, refusal: str) -> str:
@@ -24,10 +27,21 @@ def misfit(record: bytes, schema: pa.Schema, refusal: str) -> str:
         refusal: Arrow's words.
     """
     try:
-        document = json.loads(record)
+        document = json.loads(record, parse_float=_Float)
     except (ValueError, RecursionError):
         return ""
     return _misfit("", pa.struct(list(schema)), document, refusal) if document else ""
+
+
+class _Float(float):
+    """A number as it is written: a double has lost digits that a decimal holds."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
 
 
 def no_object(record: bytes) -> str:
@@ -83,14 +97,33 @@ def _better(kind: pa.DataType, value: Any, refusal: str) -> str:
         fits = is_number
     elif pa.types.is_boolean(kind):
         fits = isinstance(value, bool)
-    elif pa.types.is_decimal(kind):
-        fits = isinstance(value, str) or is_number
+    elif pa.types.is_decimal(kind) and (is_number or isinstance(value, str)):
+        return _better_decimal(kind, value)
     else:
         fits = isinstance(value, str) and not pa.types.is_nested(kind)
     if not fits:
         return _type_of(value)
-    is_quoted = isinstance(value, str) and value and value in refusal
-    return "string" if is_quoted and not pa.types.is_string(kind) else ""
+    if not isinstance(value, str) or pa.types.is_string(kind):
+        return ""
+    is_refused = value in refusal if value else pa.types.is_temporal(kind)
+    return "string" if is_refused else ""
+
+
+def _better_decimal(kind: pa.DataType, value: float | str) -> str:
+    text = value.text if isinstance(value, _Float) else str(value)
+    if not _DECIMAL.fullmatch(text):  # no number, or NaN and Infinity
+        return _type_of(value)
+    _, digits, exponent = Decimal(text).as_tuple()
+    assert isinstance(exponent, int), text
+    written = "".join(map(str, digits)).lstrip("0")
+    number = written.rstrip("0")
+    exponent += len(written) - len(number)
+    whole, scale = max(0, len(number) + exponent), max(0, -exponent)
+    if not number or (scale <= kind.scale and whole <= kind.precision - kind.scale):
+        return ""
+    scale = max(scale, kind.scale)
+    precision = max(whole, kind.precision - kind.scale) + scale
+    return f"decimal({precision}, {scale})" if precision <= DECIMAL_DIGITS_MAX else "string"
 
 
 def _type_of(value: Any) -> str:

@@ -33,8 +33,7 @@ from tallystick.codec.json.kernels import (
     has_escapes,
     write_column,
 )
-from tallystick.codec.spans import Int64Array, Spans, spans_of
-from tallystick.codec.values import binary_array
+from tallystick.codec.spans import Int64Array, Spans, binary_array, spans_of
 from tallystick.errors import BrokenInvariantError, OptionError, RecordError
 
 _DAY_RANGE = (-719162, 2932896)

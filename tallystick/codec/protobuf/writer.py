@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from tallystick.codec.protobuf import kernels
 from tallystick.codec.protobuf.plan import Field, FieldPlan, MessagePlan, make_plan, unfit
 from tallystick.codec.protobuf.schema import Message, indexes_as_bytes, message_at, path_of
-from tallystick.codec.spans import Int64Array, spans_of
-from tallystick.codec.values import binary_array
+from tallystick.codec.spans import Int64Array, binary_array, spans_of
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
 from tallystick.errors import OptionError, RecordError
 

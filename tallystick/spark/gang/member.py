@@ -80,10 +80,12 @@ SEND_BYTES = 256 << 10
 SEND_PARTS = 300
 """Frames for a peer are sent together up to here."""
 
+LEFT = 172
+"""A member's exit code when it leaves as ordered."""
 LOST_OTHERS = 173
 """A member's exit code when its driver, its Spark worker or another member is gone.
 
-Functions that end their process do so with small numbers.
+Functions that end their process do so with small numbers, and with 0.
 """
 SIGN_EVERY_S = 10.0
 """The interval at which a member that works says so."""
@@ -126,14 +128,14 @@ def serve(spec: Spec, indices: Sequence[int]) -> list[str]:
     members = {_fork(spec, index): index for index in indices}
     ends: list[tuple[int, int]] = []
     try:
-        while members and not any(code for _, code in ends):
+        while members and all(code == LEFT for _, code in ends):
             ends += _ended_members(members)
     finally:
         for pid in members:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     return [
-        f"member {index} {_ended(code)}" for index, code in ends if code not in (0, LOST_OTHERS)
+        f"member {index} {_ended(code)}" for index, code in ends if code not in (LEFT, LOST_OTHERS)
     ]
 
 
@@ -183,7 +185,7 @@ def _fork(spec: Spec, index: int) -> int:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)
+    os._exit(LEFT)
 
 
 class Member:

@@ -22,7 +22,8 @@ from tallystick.checkpoint.folder import CheckpointFolder
 from tallystick.checkpoint.forks import refuse_fork
 from tallystick.checkpoint.savepoint_folder import refuse_savepoint
 from tallystick.checkpoint.spark_log import LoggedBatch, SparkLog
-from tallystick.epoch.facts import Identity, Request
+from tallystick.epoch.facts import Request
+from tallystick.epoch.manifest import Identity
 from tallystick.epoch.micro_batches import failure_paths
 from tallystick.epoch.protocol import EpochRan
 from tallystick.epoch.transactional_ids import batch_name, check_name

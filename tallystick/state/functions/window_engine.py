@@ -371,6 +371,7 @@ class _Epoch:
         work, clock = self._work, self._function.clock
         codes, keys = self.panes.distinct_keys(work.rows)
         times = clock.times_us(work)
+        self._windows.check_times(times)
         rows, pairs = work.rows, numbered(codes, self._windows.edges_at(times))
         late = self._windows.ends_of(pairs.moments)[1] <= self._gone
         if late.any():

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tallystick.arguments import checked
-from tallystick.errors import OptionError
+from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions.folds import Folds
 from tallystick.state.functions.keyed_batch import Int64Array
 from tallystick.state.functions.processing import (
@@ -120,6 +120,22 @@ class Windows:
         """True if a window is a single pane."""
         return self.size_us == self.pane_us
 
+    def check_times(self, times: Int64Array) -> None:
+        """Refuse rows whose windows may end when nobody knows yet what the clocks of a zone show.
+
+        Raises:
+            RecordError: there is such a row.
+        """
+        latest = int(times.max(initial=0))
+        if self.time_zone is not None and latest + self.size_us > _ZONES_END_US:
+            raise RecordError(
+                f"{self.kind} windows, time_zone={self.time_zone!r}: a row's time is "
+                f"{pa.scalar(latest, pa.timestamp('us'))} UTC, and its windows may end after 2036, "
+                f"up to which Arrow knows when clocks change. Correct it in a map_batches before, "
+                f"or filter it out there; process(event_time_max_ahead=…) leaves out rows from the "
+                f"future."
+            )
+
     def edges_at(self, times: Int64Array) -> Int64Array:
         """Return the last edge of a pane at or before each moment."""
         if self.time_zone is None:
@@ -180,6 +196,8 @@ class Sessions:
         return f"session windows with a gap of {self.gap_us} us"
 
 
+_ZONES_END_US = 2_114_380_800_000_000
+"""The end of 2036, up to which Arrow has the rules of all zones."""
 TUMBLING, HOPPING, CUMULATIVE = "tumbling", "hopping", "cumulative"
 
 

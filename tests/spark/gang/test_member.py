@@ -304,8 +304,9 @@ def test_an_error_at_the_unpacking_is_raised_where_the_gang_is_started(
     assert "in unpack" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("code", [0, 3])
 def test_a_function_that_ends_its_process_is_named_and_not_the_member_that_missed_it(
-    tmp_path: Path,
+    code: int, tmp_path: Path
 ) -> None:
     """Both have ended when the worker looks."""
     secret, listener, says = secrets.token_bytes(32), listen("127.0.0.1"), tmp_path / "says"
@@ -317,7 +318,7 @@ def test_a_function_that_ends_its_process_is_named_and_not_the_member_that_misse
             return ()
         while not (tmp_path / "go").exists():
             time.sleep(0.01)
-        os._exit(3)
+        os._exit(code)
 
     spec = Spec(listener.getsockname(), secret, 2, Parcel(unpack), 1000)
     worker = forked(lambda: says.write_text("; ".join(serve(spec, (0, 1)))))
@@ -338,7 +339,7 @@ def test_a_function_that_ends_its_process_is_named_and_not_the_member_that_misse
     os.kill(worker, signal.SIGCONT)
     os.waitpid(worker, 0)
     listener.close()
-    assert re.fullmatch(r"member [01] ended with exit code 3, as .*", says.read_text())
+    assert re.fullmatch(rf"member [01] ended with exit code {code}, as .*", says.read_text())
 
 
 def test_members_that_take_long_to_unpack_are_waited_for_together(

@@ -1,4 +1,4 @@
-"""Notes which functions of the package a process calls, while the folder `TRACED` has a file `on`.
+"""Notes the calls of a process, and their returns, while the folder `TRACED` has a file `on`.
 
 Python imports it at the start of each process that has this folder on its path: the driver's, and
 the daemons that tasks are forked from. `tests/spark/way_job.py` says when.
@@ -19,9 +19,9 @@ is_on = False
 
 
 def note(frame: FrameType, event: str, _: object) -> None:
-    """Note a call; the profiler of each thread."""
+    """Note a call, or a return: reports return to the driver; the profiler of each thread."""
     code = frame.f_code
-    if is_on and event == "call" and code.co_filename.startswith(PACKAGE):
+    if is_on and event in ("call", "return") and code.co_filename.startswith(PACKAGE):
         module = code.co_filename.removeprefix(PACKAGE)
         calls.append(f"{threading.get_ident()} {module} {code.co_qualname}\n")
 
