@@ -7,7 +7,7 @@ RECORD_FAULTS=1 writes the words of the table anew, and `-m tests.generated_page
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -127,7 +127,9 @@ FAULTS = {
     "broker paused (SIGSTOP)": Fault(
         paused_broker, 2, frozenset({"kafka"}), "TallystickStandsStill"
     ),
-    "fenced by a second run": Fault(fenced, 0, frozenset()),
+    "fenced by a second run": Fault(
+        fenced, 0, frozenset(), "TallystickGoneWithOpenTransaction"
+    ),
     "offsets expired unread, while it was down": Fault(
         expired_offsets, 2, frozenset({"topics"})
     ),
@@ -149,14 +151,16 @@ def test_each_fault_is_seen(tallystick_kafka: EmbeddedKafka, tmp_path: Path, nam
     checks = {finding.partition(":")[0] for finding in seen.doctor}
     assert seen.exit_code == fault.exit_code, seen
     assert checks >= fault.checks, seen
-    if fault.alert:
-        assert fault.alert in seen.alerts, seen
+    # Which others fire within seconds depends on when Prometheus came by.
+    alerts = (fault.alert,) if fault.alert else ()
+    assert {*alerts} <= {*seen.alerts}, seen
+    seen = replace(seen, alerts=alerts)
     if os.environ.get("RECORD_FAULTS"):
         keep(name, as_json(seen))
     told = known()[name]
     assert told["exit_code"] == seen.exit_code
     assert {finding.partition(":")[0] for finding in told["doctor"]} == checks
-    assert set(told["alerts"]) == set(seen.alerts)
+    assert told["alerts"] == [*alerts]
     assert set(told["metrics"]) == set(seen.metrics)
     # How soon a warning comes depends on how long earlier epochs took.
     assert told["log"].startswith("ERROR") == seen.log.startswith("ERROR")
