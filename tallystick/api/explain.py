@@ -21,6 +21,7 @@ from tallystick.pipeline.keyed import state_places
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.spark.cluster import JOBS, is_local, members_max
 from tallystick.state.functions.processing import PANES
+from tallystick.state.meaning import shown
 from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.handed_on import HandedOn, handed_on
@@ -190,6 +191,9 @@ def _steps(
         )
         stored, copied = state_places(run.cluster, keyed_step.uid)
         yield "", f"state lies in {stored} of the checkpoint; copies on each host in {copied}"
+        meant = dict.fromkeys(line for one in keyed_step.declared for line in shown(one.meaning))
+        if meant:
+            yield "", f"computes: {'; '.join(meant)}"
 
 
 def _watermark(keyed: PipelinePlan, step: KeyedStep) -> Iterator[tuple[str, str]]:

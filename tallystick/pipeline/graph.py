@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from tallystick.epoch.two_phase import Sink
 from tallystick.pipeline.topology import OutputTopology
+from tallystick.state.meaning import shown
 from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
 from tallystick.tasks.read import BatchFunction
@@ -48,7 +49,9 @@ def _topics(source: "PipelineInput") -> tuple[str, ...]:
 
 def _keyed(step: KeyedStep) -> GraphNode:
     key = f"by {', '.join(step.key.names)}"
-    return GraphNode(TASKS, step.uid, (key, *_names(step.functions)))
+    meant = dict.fromkeys(line for state in step.declared for line in shown(state.meaning))
+    computed = ("; ".join(meant),) if meant else ()
+    return GraphNode(TASKS, step.uid, (key, *computed, *_names(step.functions)))
 
 
 def _place(sink: Sink) -> tuple[str, ...]:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
+from tallystick.arguments import near
 from tallystick.errors import OptionError
-from tallystick.expressions.parsing import DIALECT
+from tallystick.expressions.functions import ALIASES, FUNCTIONS
+from tallystick.expressions.parsing import DIALECT, OF_JSON_TEXTS
 from tallystick.queries.parsing import (
     PARTITION,
     TABLE_FUNCTIONS,
@@ -42,6 +44,10 @@ _FLINK_BOUNDS = {
     for kind in ("TUMBLE", "HOP", "SESSION")
     for bound, column in (("start", START), ("end", END))
 }
+_SPECIAL = {*_GROUP_WINDOWS, *_FLINK_BOUNDS, "TABLE", "DESCRIPTOR", "PROCTIME", "ISNOTNULL"}
+_SPECIAL |= {"WINDOW_TIME", *(f"{kind}_ROWTIME" for kind in _GROUP_WINDOWS)}
+_SPECIAL |= {f"{kind}_PROCTIME" for kind in _GROUP_WINDOWS}
+"""Functions that sqlglot does not know, and that a message of their own names, or a step is for."""
 ALL_ROWS = "_all_rows"
 """The key of an aggregate over all rows."""
 
@@ -455,3 +461,23 @@ def table_function(node: exp.Expression | None) -> exp.Anonymous | None:
         if node.name.upper() in TABLE_FUNCTIONS:
             return node
     return None
+
+
+def unknown_function(statements: Iterable[exp.Expression]) -> str:
+    """Return the message about the first function that neither Spark, Flink nor a step here has."""
+    unknown = [
+        node
+        for statement in statements
+        for node in statement.find_all(exp.Anonymous)
+        if place_of(node)
+        and function_name(node) not in _SPECIAL
+        and not {node.name.lower()} & {*FUNCTIONS, *ALIASES, *OF_JSON_TEXTS}
+    ]
+    if not unknown:
+        return ""
+    first = min(unknown, key=lambda node: (node.meta.get("line", 0), node.meta.get("col", 0)))
+    known = [name for name in (*_NAMES.split(", "), *FUNCTIONS, *ALIASES) if name[0].isalpha()]
+    return (
+        f"sql: {place_of(first)}there is no function {first.name.lower()!r} here."
+        f"{near(first.name.lower(), known)} A function of map_batches can do what lacks"
+    )

@@ -15,7 +15,7 @@ from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.expressions.parsing import DIALECT
 from tallystick.pipeline.keyed import columns_of
-from tallystick.queries.grouping import grouped, is_grouped, table_function
+from tallystick.queries.grouping import grouped, is_grouped, table_function, unknown_function
 from tallystick.queries.joining import joined
 from tallystick.queries.outputs import (
     apart,
@@ -124,9 +124,29 @@ def pipeline_of(
     Raises:
         OptionError: as of `sql`.
     """
-    views, inserts = views_and_inserts(statements_of(text))
-    translation = Translation(name, _relations(tables, watermark))
-    columns = {one.target: (declared or {}).get(one.target, ()) for one in inserts}
+    statements = statements_of(text)
+    unknown = unknown_function(statements)
+    try:
+        return _translated(
+            statements, name, _relations(tables, watermark), sinks, uid, declared or {}
+        )
+    except OptionError:
+        if unknown:  # the mistake itself, rather than what follows from it
+            raise OptionError(unknown) from None
+        raise
+
+
+def _translated(
+    statements: list[exp.Expression],
+    name: str,
+    tables: dict[str, Relation],
+    sinks: Mapping[str, Sink],
+    uid: str | None,
+    declared: Mapping[str, Sequence[str]],
+) -> Pipeline:
+    views, inserts = views_and_inserts(statements)
+    translation = Translation(name, tables)
+    columns = {one.target: declared.get(one.target, ()) for one in inserts}
     inserts = [replace(one, query=named_as(one.query, columns[one.target])) for one in inserts]
     if len(inserts) == 1:
         target = inserts[0].target

@@ -47,6 +47,18 @@ def meaning_of(function: str, arguments: Mapping[str, str] | None = None) -> Mea
     return ((FUNCTION, function), *(arguments or {}).items())
 
 
+def shown(meaning: Meaning) -> list[str]:
+    """Return what a state means, argument by argument; nothing where only a user's code says it.
+
+    Columns that are as they came are left out.
+    """
+    (_, function), *arguments = meaning or ((FUNCTION, OWN_FUNCTION),)
+    if function == OWN_FUNCTION:
+        return []
+    of_columns = (one for one in arguments if one[0] != f"column[{one[1]}]")
+    return [function, *(f"{argument} = {text}" for argument, text in of_columns)]
+
+
 def name_text(name: str | Sequence[str]) -> str:
     """Return the text of a column's name, or of several."""
     return json.dumps(name, ensure_ascii=False)

@@ -139,7 +139,9 @@ def test_explain_and_the_page_show_expressions_as_they_are_written() -> None:
 
     steps = ("filter('n > 1')", "select('user', 'price AS p')", "key_by('lower(user)')")
     assert reading.texts == steps
-    assert keyed.texts == ("by lower(user)", "filter('n > 2')")
+    computed = 'aggregate; columns.n = count(); column["lower(user)"] = lower("user")'
+    assert keyed.texts == ("by lower(user)", computed, "filter('n > 2')")
+    assert f"computes: {computed}" in counted.explain()
     lines = [line.partition("  ")[2].strip() for line in counted.explain().splitlines()]
     assert [line for line in lines if line in (*steps, "filter('n > 2')")] == [
         *steps,

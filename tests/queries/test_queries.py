@@ -63,6 +63,19 @@ def order(number: int, second: int) -> dict[str, Any]:
             "line 1, column 8: column 'id' is neither in GROUP BY",
         ),
         (
+            "SELECT country,\n  summ(amount) AS s FROM orders GROUP BY country",
+            "line 2, column 3: there is no function 'summ' here. Did you mean 'sum'?",
+        ),
+        (
+            "SELECT country, sum(amount) AS s FROM orders GROUP BY country\nHAVING cont(*) > 1",
+            "line 2, column 8: there is no function 'cont' here. Did you mean 'count'?",
+        ),
+        (
+            "SELECT country, sum(abbs(amount)) AS s FROM orders\nWHERE lenght(country) > 1 "
+            "GROUP BY country",
+            "line 1, column 21: there is no function 'abbs' here. Did you mean 'abs'?",
+        ),
+        (
             "SELECT id\nFROM orders\nWHERE amont > 3",
             "line 3, column 7: there is no column 'amont', only id, country, amount, at, key,",
         ),
