@@ -191,9 +191,8 @@ def _steps(
         )
         stored, copied = state_places(run.cluster, keyed_step.uid)
         yield "", f"state lies in {stored} of the checkpoint; copies on each host in {copied}"
-        meant = dict.fromkeys(line for one in keyed_step.declared for line in shown(one.meaning))
-        if meant:
-            yield "", f"computes: {'; '.join(meant)}"
+        if meant := shown(declared.meaning for declared in keyed_step.declared):
+            yield "", f"computes: {meant}"
 
 
 def _watermark(keyed: PipelinePlan, step: KeyedStep) -> Iterator[tuple[str, str]]:

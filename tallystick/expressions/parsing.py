@@ -1,7 +1,7 @@
 """The text of an expression as nodes; only the driver needs the parser (the extra `sql`)."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -227,6 +227,21 @@ def _field_of(exp: Any, tree: Any) -> tuple[Any, Any]:
     return exp.Literal.string(tree.name), tree.expression
 
 
+def no_function(name: str, text: str = "", others: Iterable[str] = ()) -> str:
+    """Return the words about a function that expressions do not have, with the nearest name.
+
+    Args:
+        name: of the function.
+        text: of the call, in brackets; "": it begins with the name.
+        others: the functions that there are beside those of expressions.
+    """
+    known = [*others, *(one for one in (*FUNCTIONS, *ALIASES) if one[0].isalpha())]
+    return (
+        f"there is no function {name!r} here{text}.{near(name, known)} A function of map_batches "
+        f"can do what lacks"
+    )
+
+
 class Reader:
     """Nodes of sqlglot's trees.
 
@@ -310,12 +325,8 @@ class Reader:
             )
         at = self._text.lower().find(name)
         place = f" at character {at + 1}:" if at >= 0 else ""
-        known = [one for one in (*FUNCTIONS, *ALIASES) if one[0].isalpha()]
-        return ExpressionError(
-            f"{self._what}:{place} there is no function {name!r} here"
-            f"{'' if text.lower().startswith(name) else f' ({text})'}.{near(name, known)} A "
-            f"function of map_batches can do what lacks"
-        )
+        shown_text = "" if text.lower().startswith(name) else f" ({text})"
+        return ExpressionError(f"{self._what}:{place} {no_function(name, shown_text)}")
 
     def _literal(self, tree: Any) -> Node:
         exp, text = self._exp, tree.sql(DIALECT)

@@ -181,7 +181,7 @@ class PipelineRun:
         return _columns_after(read.functions, read.layout.schema)
 
     def _check_expressions(self) -> None:
-        """Refuse what sinks choose by columns that are not there, and what depends on a zone.
+        """Refuse conditions of sinks on missing columns, and expressions in another time zone.
 
         Raises:
             ExpressionError: an expression is not for these columns, or not for the time zone of

@@ -49,8 +49,8 @@ def _topics(source: "PipelineInput") -> tuple[str, ...]:
 
 def _keyed(step: KeyedStep) -> GraphNode:
     key = f"by {', '.join(step.key.names)}"
-    meant = dict.fromkeys(line for state in step.declared for line in shown(state.meaning))
-    computed = ("; ".join(meant),) if meant else ()
+    meant = shown(declared.meaning for declared in step.declared)
+    computed = [meant] if meant else []
     return GraphNode(TASKS, step.uid, (key, *computed, *_names(step.functions)))
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from tallystick.arguments import near
 from tallystick.errors import OptionError
 from tallystick.expressions.functions import ALIASES, FUNCTIONS
-from tallystick.expressions.parsing import DIALECT, OF_JSON_TEXTS
+from tallystick.expressions.parsing import DIALECT, OF_JSON_TEXTS, no_function
 from tallystick.queries.parsing import (
     PARTITION,
     TABLE_FUNCTIONS,
@@ -44,10 +43,13 @@ _FLINK_BOUNDS = {
     for kind in ("TUMBLE", "HOP", "SESSION")
     for bound, column in (("start", START), ("end", END))
 }
-_SPECIAL = {*_GROUP_WINDOWS, *_FLINK_BOUNDS, "TABLE", "DESCRIPTOR", "PROCTIME", "ISNOTNULL"}
-_SPECIAL |= {"WINDOW_TIME", *(f"{kind}_ROWTIME" for kind in _GROUP_WINDOWS)}
-_SPECIAL |= {f"{kind}_PROCTIME" for kind in _GROUP_WINDOWS}
-"""Functions that sqlglot does not know, and that a message of their own names, or a step is for."""
+_OF_QUERIES = {
+    *_GROUP_WINDOWS,
+    *_FLINK_BOUNDS,
+    *(f"{kind}_{time}" for kind in _GROUP_WINDOWS for time in ("ROWTIME", "PROCTIME")),
+    *("TABLE", "DESCRIPTOR", "PROCTIME", "WINDOW_TIME", "ISNOTNULL"),
+}
+"""Functions of queries that are taken, or refused with words of their own."""
 ALL_ROWS = "_all_rows"
 """The key of an aggregate over all rows."""
 
@@ -470,14 +472,11 @@ def unknown_function(statements: Iterable[exp.Expression]) -> str:
         for statement in statements
         for node in statement.find_all(exp.Anonymous)
         if place_of(node)
-        and function_name(node) not in _SPECIAL
-        and not {node.name.lower()} & {*FUNCTIONS, *ALIASES, *OF_JSON_TEXTS}
+        and function_name(node) not in _OF_QUERIES
+        and node.name.lower() not in {*FUNCTIONS, *ALIASES, *OF_JSON_TEXTS}
     ]
     if not unknown:
         return ""
     first = min(unknown, key=lambda node: (node.meta.get("line", 0), node.meta.get("col", 0)))
-    known = [name for name in (*_NAMES.split(", "), *FUNCTIONS, *ALIASES) if name[0].isalpha()]
-    return (
-        f"sql: {place_of(first)}there is no function {first.name.lower()!r} here."
-        f"{near(first.name.lower(), known)} A function of map_batches can do what lacks"
-    )
+    words = no_function(first.name.lower(), others=_NAMES.split(", "))
+    return f"sql: {place_of(first)}{words}"

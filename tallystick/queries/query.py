@@ -125,13 +125,13 @@ def pipeline_of(
         OptionError: as of `sql`.
     """
     statements = statements_of(text)
-    unknown = unknown_function(statements)
     try:
         return _translated(
             statements, name, _relations(tables, watermark), sinks, uid, declared or {}
         )
     except OptionError:
-        if unknown:  # the mistake itself, rather than what follows from it
+        # The mistake itself, rather than what follows from it; a translation may change its trees.
+        if unknown := unknown_function(statements_of(text)):
             raise OptionError(unknown) from None
         raise
 

@@ -13,7 +13,7 @@ schema of the state.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 Meaning = tuple[tuple[str, str], ...]
@@ -47,16 +47,19 @@ def meaning_of(function: str, arguments: Mapping[str, str] | None = None) -> Mea
     return ((FUNCTION, function), *(arguments or {}).items())
 
 
-def shown(meaning: Meaning) -> list[str]:
-    """Return what a state means, argument by argument; nothing where only a user's code says it.
+def shown(meanings: Iterable[Meaning]) -> str:
+    """Return the meanings of states for a person; "" where only a user's code says them.
 
     Columns that are as they came are left out.
     """
-    (_, function), *arguments = meaning or ((FUNCTION, OWN_FUNCTION),)
-    if function == OWN_FUNCTION:
-        return []
-    of_columns = (one for one in arguments if one[0] != f"column[{one[1]}]")
-    return [function, *(f"{argument} = {text}" for argument, text in of_columns)]
+    parts = [
+        text if argument == FUNCTION else f"{argument} = {text}"
+        for meaning in meanings
+        if (FUNCTION, OWN_FUNCTION) not in meaning
+        for argument, text in meaning
+        if argument != f"column[{text}]"
+    ]
+    return "; ".join(dict.fromkeys(parts))
 
 
 def name_text(name: str | Sequence[str]) -> str:

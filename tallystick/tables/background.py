@@ -141,7 +141,6 @@ class Job:
             part.waiting.clear()
             return
         file = part.close()
-        part.waiting.clear()
         assert file.rows == sum(source.rows for source in sources), file
         size = sum(source.size for source in sources)
         yield Compaction(tuple(source.path for source in sources), size, file)

@@ -78,6 +78,7 @@ class Part:
         """Write the waiting rows, end the file, and describe it."""
         with self._failing():
             size = self._written().close()
+        self.waiting.clear()
         (footer,) = self._footers
         now_ms = int(time.time() * 1000)
         facts = self._settings.layout.statistics(footer)

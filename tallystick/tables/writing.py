@@ -76,9 +76,10 @@ class TableTransaction:
         part = self._parts[values]
         if self._plan.order is None:
             return part.flush()
+        waiting_bytes = part.waiting.byte_count
         self._ended.append(part.close())
         del self._parts[values]
-        return part.waiting.clear()
+        return waiting_bytes
 
     def _new_part(self, values: dict[str, str | None], schema: pa.Schema) -> Part:
         layout = self._plan.layout

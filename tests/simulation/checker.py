@@ -262,8 +262,8 @@ class Checker:
                 epoch
                 for epoch in gap
                 if epoch in self.checkpoint.caught
-                # Its note outlived Spark's own entry, and the epoch that was planned anew is left
-                # out: nobody can tell that from rows that were caught and are lost.
+                # A loss of power took Spark's entry and kept the note; the function then skipped
+                # the epoch. A start cannot tell this from a caught error that lost rows.
                 or (epoch in self.checkpoint.left_out and failures(self.checkpoint.files, epoch))
             }
             if gap.start > self.committed_epoch and failed:

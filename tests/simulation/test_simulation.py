@@ -35,8 +35,8 @@ FAILED_ONCE = (2406, 4701, 4971, 7791, 21450, 26026, 26333, 31860)
 """Two runs of a restored savepoint noted at the same time that nothing of it is left to do; a
 checkpoint that was set back to its beginning was expected to be told from a new one; a table left
 the memory of a process while a task wrote its changes, and the task said nothing of them; a
-checkpoint of which nothing was committed was expected to be told from a new one; a failed call's
-note outlived the entries of Spark's log, and the epoch, planned anew, was left out."""
+checkpoint of which nothing was committed was expected to be told from a new one; a loss
+of power kept the note of a failed call and took Spark's entry of its epoch."""
 LOSING = (Fault.SINK_TIMEOUT, Fault.CRASH_AFTER, Fault.SINK_LOST_REPLY)
 LOSING_SEEDS = (1, 2, 31)
 """With these faults all that a decision names is lost there, and its epoch runs again."""

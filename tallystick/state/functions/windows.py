@@ -126,8 +126,10 @@ class Windows:
         Raises:
             RecordError: there is such a row.
         """
+        if self.time_zone is None:
+            return
         latest = int(times.max(initial=0))
-        if self.time_zone is not None and latest + self.size_us > _ZONES_END_US:
+        if latest + self.size_us > _ZONES_END_US:
             raise RecordError(
                 f"{self.kind} windows, time_zone={self.time_zone!r}: a row's time is "
                 f"{pa.scalar(latest, pa.timestamp('us'))} UTC, and its windows may end after 2036, "
