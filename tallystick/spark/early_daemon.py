@@ -114,7 +114,7 @@ def _wait_for_the_jvm(address: str, driver: int) -> None:
             connection, _ = listener.accept()
     listener.close()
     _remove(address)
-    if connection is not None and _take_place(connection):
+    if connection is not None and take_place(connection):
         _serve()  # `connection` closes when this process ends
 
 
@@ -135,7 +135,7 @@ def _load_kernels(listener: socket.socket, driver: int) -> None:
         importlib.import_module(module).warm_up()
 
 
-def _take_place(connection: socket.socket) -> bool:
+def take_place(connection: socket.socket) -> bool:
     """Take the place of the stand-in that asks: its files, environment, folder and arguments.
 
     Returns:
@@ -158,7 +158,7 @@ def _take_place(connection: socket.socket) -> bool:
     return True
 
 
-def _stand_in(address: str) -> bool:
+def stand_in(address: str) -> bool:
     """Give this process's place to the early daemon, and wait for the end of the daemon.
 
     Returns:
@@ -186,7 +186,7 @@ def _stand_in(address: str) -> bool:
 
 
 def _serve() -> None:
-    importlib.import_module("tallystick.host.forks").seed_forks()
+    importlib.import_module("tallystick.host.forks").make_ready_for_forks()
     daemon: Any = importlib.import_module("pyspark.daemon")
     daemon.traceback = SimpleNamespace(print_exc=_print_error, format_exc=traceback.format_exc)
     daemon.manager()
@@ -201,5 +201,5 @@ def _print_error() -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         _wait_for_the_jvm(sys.argv[1], int(sys.argv[2]))
-    elif ADDRESS not in os.environ or not _stand_in(os.environ.pop(ADDRESS)):
+    elif ADDRESS not in os.environ or not stand_in(os.environ.pop(ADDRESS)):
         _serve()

@@ -9,7 +9,7 @@ import pytest
 DRAW = """
 import json, os, sys
 import numpy as np, numpy.random
-from tallystick.host.forks import draw_anew, seed_forks
+from tallystick.host.forks import draw_anew, make_ready_for_forks
 
 def in_fork(work):
     read, write = os.pipe()
@@ -25,7 +25,7 @@ def of_a_fork():
 
 how, second = sys.argv[1], os.pipe()
 if how == "all":
-    seed_forks()
+    make_ready_for_forks()
 alike = [in_fork(draw_anew if how == "each" else lambda: None) for _ in range(3)]
 in_fork(of_a_fork)
 print(json.dumps([alike, json.loads(os.read(second[0], 100))]))

@@ -264,7 +264,7 @@ def test_it_takes_no_place_of_another_python() -> None:
         socket.send_fds(theirs, [early_daemon.TAKEN], [0, 1, 2])
         theirs.sendall(json.dumps({"version": "2.7"}).encode())
         theirs.shutdown(socket.SHUT_WR)
-        assert not early_daemon._take_place(ours)
+        assert not early_daemon.take_place(ours)
 
 
 @pytest.mark.parametrize("is_keyed", [False, True])
@@ -308,7 +308,7 @@ place = {"version": sys.version, "environment": {"OF_THE_JVM": "1"}, "folder": o
 theirs.sendall(json.dumps(place | {"path": sys.path, "arguments": []}).encode())
 theirs.shutdown(socket.SHUT_WR)
 before = kernel_cache.directory_in_use()
-assert early_daemon._take_place(ours)
+assert early_daemon.take_place(ours)
 assert kernel_cache.directory_in_use() == before
 assert os.environ["OF_THE_JVM"] == "1" and "HOME" not in os.environ
 """
