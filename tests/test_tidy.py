@@ -341,7 +341,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     yield ast.unparse(named)[:60], str(text.value.value)
 
 
-@pytest.fixture(params=MODULES, ids=place)
+@pytest.fixture(scope="module", params=MODULES, ids=place)
 def module(request) -> tuple[Path, ast.Module, str]:
     text = text_of(request.param)
     return request.param, ast.parse(text), text
