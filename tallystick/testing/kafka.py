@@ -11,6 +11,7 @@ Invariants:
     No node outlives this process, see `process`.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -32,11 +33,13 @@ from tallystick.kafka.topics import create_topic
 from tallystick.testing.jars import chosen_version, kafka_classpath
 from tallystick.testing.node import (
     HOST,
+    SHAPES_FORMAT,
     Holds,
     Node,
     Programs,
     cluster_id_of,
     connected,
+    copy_format,
     is_in_sync,
     lay_out,
     names_all,
@@ -360,7 +363,7 @@ class EmbeddedKafka:
             secure = broker_properties(self.security, self._stores)
         protocol = PROTOCOL if secure else "PLAINTEXT"
         for node in self.nodes:
-            own = dict(self._properties(node) if callable(self._properties) else self._properties)
+            own = dict(self._own_properties(node))
             node.write_settings(server_properties(node, self.nodes, protocol, secure | own))
 
     def _format(self) -> None:
@@ -370,20 +373,42 @@ class EmbeddedKafka:
         more = [] if self.version.startswith("3.") else feature  # it has none, or not a stable one
         more += [] if self.security is None else self.security.format_arguments()
         assert self._programs is not None
-        formatting = {
-            node: self._group.spawn(
-                self._programs.format_command(node, cluster_id, more), node.log_path
+        model: Path | None = None
+        if self.security is None:  # else passwords are in what Kafka formats
+            model = self._kept_format(more)
+        for node in self.nodes:
+            is_special = any(name.startswith(SHAPES_FORMAT) for name in self._own_properties(node))
+            if node.is_formatted:
+                continue
+            if model is not None and model.exists() and not is_special:
+                copy_format(model, node, cluster_id)
+                continue
+            self._format_by_kafka(node, cluster_id, more)
+            if is_special:
+                continue
+            if model is not None:
+                _keep(node.data_path, model)
+            model = node.data_path
+
+    def _kept_format(self, more: list[str]) -> Path:
+        """Return the folder of the cache for what Kafka formats: a JVM of 0.7 s makes it once."""
+        assert self._programs is not None
+        identity = sha256("\n".join([self._programs.classpath, *more]).encode()).hexdigest()[:12]
+        return cache_directory() / f"kafka-format-{identity}"
+
+    def _own_properties(self, node: Node) -> Mapping[str, str]:
+        """Return the user's properties of a node."""
+        return self._properties(node) if callable(self._properties) else self._properties
+
+    def _format_by_kafka(self, node: Node, cluster_id: str, more: list[str]) -> None:
+        assert self._programs is not None
+        command = self._programs.format_command(node, cluster_id, more)
+        process = self._group.spawn(command, node.log_path)
+        if not _wait(process, time.monotonic() + READY_TIMEOUT_S) or process.returncode != 0:
+            raise BrokerUnavailableError(
+                f"the data folder {node.data_path} could not be formatted. "
+                f"The end of {node.log_path}:\n{node.log_tail()}"
             )
-            for node in self.nodes
-            if not node.is_formatted
-        }
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        for node, process in formatting.items():
-            if not _wait(process, deadline) or process.returncode != 0:
-                raise BrokerUnavailableError(
-                    f"the data folder {node.data_path} could not be formatted. "
-                    f"The end of {node.log_path}:\n{node.log_tail()}"
-                )
 
     def _spawn(self, node: Node) -> None:
         assert self._programs is not None
@@ -409,6 +434,14 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _keep(formatted: Path, model: Path) -> None:
+    """Keep a copy of a formatted folder, unless another process has been sooner."""
+    with tempfile.TemporaryDirectory(prefix=".format-", dir=model.parent) as work:
+        copy = shutil.copytree(formatted, Path(work, model.name))
+        with contextlib.suppress(OSError):
+            copy.rename(model)
 
 
 def _clean_up(group: ProcessGroup, temporary: Path | None, owner: int) -> None:

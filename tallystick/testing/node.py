@@ -2,6 +2,7 @@
 
 import base64
 import re
+import shutil
 import subprocess
 import time
 import uuid
@@ -49,6 +50,14 @@ SMALL_AND_QUICK = {
     "background.threads": "2",
 }
 
+SHAPES_FORMAT = (
+    *("log.dir", "metadata.log.dir", "process.roles", "controller.quorum"),
+    *("inter.broker.protocol", "unstable."),
+)
+"""The beginnings of properties that decide what Kafka formats, and where."""
+META = "meta.properties"
+"""The file of a data folder that says whose it is."""
+
 QUICK_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:cds=off"]
 """A broker that lives for seconds gains nothing from the second compiler."""
 
@@ -95,7 +104,7 @@ class Node:
     @property
     def is_formatted(self) -> bool:
         """True if the data folder belongs to a cluster already."""
-        return (self.data_path / "meta.properties").exists()
+        return (self.data_path / META).exists()
 
     def write_settings(self, server_properties: str) -> None:
         """Write the settings for the next start of the JVM."""
@@ -202,11 +211,32 @@ def new_cluster_id() -> str:
             return text
 
 
+def copy_format(model: Path, node: Node, cluster_id: str) -> None:
+    """Format a node's data folder as Kafka has formatted another one: a copy under other ids.
+
+    Args:
+        model: the folder that `StorageTool` formatted, with the same features.
+        node: whose folder is new.
+        cluster_id: of the node's cluster.
+
+    Source: KIP-858 (`directory.id`), MetaPropertiesEnsemble.
+    """
+    ids = {"node.id": str(node.node_id), "cluster.id": cluster_id, "directory.id": new_cluster_id()}
+    lines = (model / META).read_text().splitlines()
+    names = [line.partition("=")[0] for line in lines]
+    text = "".join(
+        f"{name}={ids[name]}\n" if name in ids else f"{line}\n"
+        for name, line in zip(names, lines, strict=True)
+    )
+    shutil.copytree(model, node.data_path, ignore=shutil.ignore_patterns(META))
+    (node.data_path / META).write_text(text)  # at last: with it, the folder counts as formatted
+
+
 def cluster_id_of(node: Node) -> str | None:
     """Return the id of the cluster of a node's data folder; None: the folder is not formatted."""
     if not node.is_formatted:
         return None
-    text = (node.data_path / "meta.properties").read_text()
+    text = (node.data_path / META).read_text()
     match = re.search(r"^cluster\.id=(.+)$", text, re.MULTILINE)
     return match[1] if match else None
 

@@ -35,7 +35,7 @@ SETTINGS = {
 SPARKS_OWN = {"spark.python.daemon.module": "pyspark.daemon"}
 TASKS = "pyspark.worker"
 TEMPLATE = "TEST_DAEMONS_TEMPLATE"
-"""The environment variable that says where the template listens; a JVM and its daemons inherit it."""
+"""The environment variable that says where the template listens; what a test starts inherits it."""
 
 
 @cache
