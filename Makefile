@@ -103,7 +103,7 @@ stress: setup
 	@RANDOM_QUERIES=300 $(BIN)/python -m pytest tests/differential/test_random_queries_as_spark.py
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
 	@$(BIN)/python -m tests.spark.growth --epochs 200
-	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and"
+	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_tables_killed.py tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and or tables_agree"
 	@WHEEL=1 $(BIN)/python -m pytest tests/test_wheel.py
 	@WORLDS=200 JOIN_EXAMPLES=100 $(BIN)/python -m pytest --numprocesses 2 tests/simulation/test_simulation.py tests/state/test_range_join.py
 

@@ -81,7 +81,7 @@ def find(java_home: Path) -> Path | None:
 
 def fingerprint(java_home: Path) -> str:
     """Return a digest of a Java and the installed Spark, for the archive's file name."""
-    spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent).resolve()
     files = [java_home / "lib" / "modules", *sorted((spark / "jars").glob("*.jar"))]
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return sha256(repr(facts).encode()).hexdigest()[:12]

@@ -73,6 +73,18 @@ def test_a_signal_lets_the_epoch_end_and_prints_one_line(number: signal.Signals,
     ]
 
 
+def test_a_signal_between_epochs_ends_it_after_the_last_one() -> None:
+    process = Process(last_epoch=1, epoch_s=0.1)
+    process.wait_for("between epochs")
+    process.send(signal.SIGTERM)
+
+    assert process.end() == (
+        0,
+        "late: SIGTERM: stopped in order; epoch 1 was the last one, and is committed\n",
+    )
+    assert "late closed" in process.lines
+
+
 def test_all_runs_of_the_process_are_drained() -> None:
     process = Process(names=["late", "early"], epoch_s=0.3)
     process.wait_for("early epoch 1 begins")

@@ -32,6 +32,9 @@ class Driver:
         self._epochs = 0
 
     def run_next(self, _: object) -> bool:
+        if self._epochs == self._spec.get("last_epoch"):
+            tell("between epochs")
+            return False
         self._epochs += 1
         tell(f"{self._name} epoch {self._epochs} begins")
         if self.cancelled.wait(self._spec["epoch_s"]):

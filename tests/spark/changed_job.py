@@ -1,6 +1,7 @@
-"""Two programs of one pipeline; `python -m tests.spark.changed_job` runs one of them to its death.
+"""Two programs of two pipelines; `python -m tests.spark.changed_job` runs one to its death.
 
-It is killed in its first epoch, as soon as `at` has happened: an event of the coordinator.
+The program of `sums` is killed in its first epoch, as soon as `at` has happened: an event of the
+coordinator.
 """
 
 import json
@@ -92,9 +93,6 @@ def _pipeline(spec: dict[str, Any], columns: str, function: Any, **step: Any) ->
     )
 
 
-PIPELINES = {"sums": sums, "counts": counts}
-
-
 def main() -> None:
     spec = json.loads(sys.argv[1])
 
@@ -102,8 +100,7 @@ def main() -> None:
         if type(event).__name__ == spec["at"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    pipeline = PIPELINES[spec["pipeline"]](spec, spec["program"], spec["parallelism"])
-    pipeline.start(
+    sums(spec, spec["program"], spec["parallelism"]).start(
         checkpoint=spec["checkpoint"], listener=die, trigger={"availableNow": True}
     ).awaitTermination()
 

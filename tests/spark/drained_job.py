@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import tallystick as ts
@@ -42,24 +42,14 @@ def main() -> None:
     sink = ts.KafkaSink(servers, topic=spec["topic_out"], options=options)
     pipeline = ts.Pipeline(spec["name"]).read(source).map_batches(pass_on()).write(sink)
 
-    is_prepared = Event()
-
     def listen(event: protocol.Event) -> None:
-        match event:
-            case protocol.OutputCounted():
-                print("prepared", flush=True)
-                is_prepared.set()
-                time.sleep(PREPARED_S)
-            case protocol.EpochPlanned(None):
-                print("between epochs", flush=True)
+        if isinstance(event, protocol.OutputCounted):
+            print("prepared", flush=True)
+            time.sleep(PREPARED_S)
 
     query = pipeline.start(checkpoint=spec["checkpoint"], listener=listen)
     Thread(target=tell_when_signals_are_noted, daemon=True).start()
-    if savepoint := spec.get("savepoint"):
-        is_prepared.wait()
-        query.stop(savepoint=savepoint)
-    else:
-        query.awaitTermination()
+    query.awaitTermination()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jvm
+import loaded_daemon
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -52,6 +53,7 @@ def main(spec: dict[str, Any]) -> None:
         "spark.ui.enabled": "false",
         "spark.local.dir": spec["folder"],
         "spark.driver.extraJavaOptions": jvm.options(),
+        **loaded_daemon.SETTINGS,
     }
     spark = ts.spark_session("losing-job", master="local[2]", config=config)
     events: list[tuple[str, str]] = []

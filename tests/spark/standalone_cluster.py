@@ -17,13 +17,13 @@ import pyspark
 
 from tallystick.host.java import spark_java_home
 from tallystick.testing.process import ProcessGroup, free_ports
+from tests.spark import jvm, loaded_daemon
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 HOST = "127.0.0.1"
 WAIT_S = 120.0
 SMALL_JVM = {
     "SPARK_DAEMON_MEMORY": "128m",
-    "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "SPARK_NO_DAEMONIZE": "1",
     "SPARK_LOCAL_IP": HOST,
 }
@@ -99,9 +99,10 @@ class Cluster:
             "spark.driver.host": HOST,
             "spark.executor.cores": "1",
             "spark.executor.memory": "600m",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.executor.extraJavaOptions": jvm.options(),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.locality.wait": "0s",
+            **loaded_daemon.SETTINGS,
         }
 
 
@@ -110,11 +111,11 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     name, *rest = arguments
-    settings = {**SMALL_JVM, "JAVA_HOME": str(spark_java_home()), **environment}
+    java = {"SPARK_DAEMON_JAVA_OPTS": jvm.options(), "JAVA_HOME": str(spark_java_home())}
+    settings = {**os.environ, **SMALL_JVM, **java, **environment}
+    settings.pop(loaded_daemon.TEMPLATE, None)  # a host's daemons go with it, and are no forks
     return group.spawn(
-        [SPARK_CLASS, f"org.apache.spark.deploy.{name}", *rest],
-        folder / "log",
-        env={**os.environ, **settings},
+        [SPARK_CLASS, f"org.apache.spark.deploy.{name}", *rest], folder / "log", env=settings
     )
 
 

@@ -19,7 +19,8 @@ import tallystick as ts
 from tallystick.state.compatibility import Succession
 from tallystick.testing.process import ProcessGroup
 from tests.spark.changed_job import counts, sums
-from tests.spark.flow import Flow
+from tests.spark.flow import Facts, Flow
+from tests.spark.test_recovered import die
 from tests.spark.topics import Record, ends, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -29,12 +30,10 @@ PREPARED, DECIDED = "OutputCounted", "TransactionCommitted"
 """Events of an epoch: all output is written; Kafka has committed the output."""
 
 
-def run_to_death(flow: Flow, at: str, **program: Any) -> None:
-    """Run a program in a process of its own, which kills itself at an event of its first epoch."""
-    with closing(ProcessGroup()) as group:
-        spec = json.dumps(flow.spec(at=at, **program))
-        job = group.start([sys.executable, "-m", "tests.spark.changed_job", spec])
-        assert job.wait(150) == -signal.SIGKILL
+def run_and_die(flow: Flow, at: str, pipeline: ts.Pipeline) -> None:
+    """Run a program in this process, which gets no further than an event of its first epoch."""
+    with pytest.raises(RuntimeError, match=f"died after {at}"):
+        flow.run(pipeline, listener=Facts(at, die))
 
 
 def state_by_key(flow: Flow) -> dict[str, dict[str, Any]]:
@@ -58,7 +57,10 @@ def test_both_programs_go_on_after_a_kill_in_the_first_epoch_of_the_new_one(flow
     feed(60)
     run("old", 2)
     feed(60)
-    run_to_death(flow, PREPARED, pipeline="sums", program="new", parallelism=3)
+    with closing(ProcessGroup()) as group:
+        spec = json.dumps(flow.spec(at=PREPARED, program="new", parallelism=3))
+        job = group.start([sys.executable, "-m", "tests.spark.changed_job", spec])
+        assert job.wait(150) == -signal.SIGKILL
 
     run("old", 1)  # nothing of the new program counts
     by_key = {key: [n for one, n in fed if one == key] for key, _ in fed}
@@ -83,7 +85,7 @@ def test_both_programs_go_on_after_a_kill_in_the_first_epoch_of_the_new_one(flow
 
 
 def test_the_decision_of_the_first_epoch_is_what_shuts_out_the_old_program(flow: Flow) -> None:
-    """A column and times to live are added; kills just before and just after the decision."""
+    """A column and times to live are added; deaths just before and just after the decision."""
     fed: list[tuple[str, int]] = []
     read: set[Record] = set()
 
@@ -107,14 +109,14 @@ def test_the_decision_of_the_first_epoch_is_what_shuts_out_the_old_program(flow:
     flow.run(counts(flow.spec(), "old", 2))
     came_out()
     feed(60)
-    run_to_death(flow, PREPARED, pipeline="counts", program="new", parallelism=3)
+    run_and_die(flow, PREPARED, counts(flow.spec(), "new", 3))
     assert came_out() == {}
     flow.run(counts(flow.spec(), "old", 1))
     assert came_out() == {k: (len(ns), len(ns), None) for k, ns in numbers().items()}
 
     changed = len(fed)
     feed(60)
-    run_to_death(flow, DECIDED, pipeline="counts", program="new", parallelism=3)
+    run_and_die(flow, DECIDED, counts(flow.spec(), "new", 3))
     totals = {k: sum(ns) for k, ns in numbers(changed).items()}
     assert came_out() == {k: (len(ns), len(ns), totals[k]) for k, ns in numbers().items()}
     gone = len(fed)

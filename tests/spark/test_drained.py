@@ -1,6 +1,6 @@
 """Signals at the worst moments of a pipeline on Spark: the epoch is committed, and nothing is open.
 
-The output is read by librdkafka, `read_committed`.
+The output is read by librdkafka, `read_committed`. Between epochs: `tests/run/test_signals.py`.
 """
 
 import fcntl
@@ -12,29 +12,22 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tallystick.ops import savepoints
 from tallystick.storage.file_storage import FileStorage
-from tallystick.testing import EmbeddedKafka
-from tests.spark.flow import Flow
+from tests.spark.drained_job import PREPARED_S
+from tests.spark.flow import Facts, Flow
 from tests.spark.topics import pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 WAIT_S = 90
 COMMAND = [sys.executable, "-m", "tests.spark.drained_job"]
-
-
-@pytest.fixture
-def flow(kafka: EmbeddedKafka, tmp_path: Path) -> Flow:
-    """A flow whose pipelines run in processes of their own: no session is started here."""
-    no_session: Any = None
-    return Flow(kafka, no_session, tmp_path)
 
 
 def own_terminal() -> None:
@@ -45,10 +38,10 @@ def own_terminal() -> None:
 class Job:
     """A pipeline in a process of its own, with or without a terminal."""
 
-    def __init__(self, flow: Flow, *, terminal: bool = False, **spec: str) -> None:
+    def __init__(self, flow: Flow, *, terminal: bool = False) -> None:
         self._ours, theirs = pty.openpty()
         self._process = subprocess.Popen(
-            [*COMMAND, json.dumps(flow.spec(**spec))],
+            [*COMMAND, json.dumps(flow.spec())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=theirs if terminal else subprocess.PIPE,
@@ -59,12 +52,12 @@ class Job:
         self._has_terminal = terminal
         os.close(theirs)
 
-    def wait_for(self, moment: str, *, again: int = 1) -> None:
+    def wait_for(self, moment: str) -> None:
         assert self._process.stdout is not None
-        while again:
+        line = ""
+        while line.strip() != moment:
             line = self._process.stdout.readline().decode()
             assert line, f"it ended before {moment!r}: {self.end()}"
-            again -= line.strip() == moment
 
     def signal_group(self, number: signal.Signals) -> None:
         """As GNU timeout does; the JVM and the workers must outlive it."""
@@ -125,18 +118,20 @@ def test_signals_at_the_worst_moments_commit_the_epoch_and_leave_nothing_open(
     assert_quiet(text)
     assert not any(pending(flow.confluent, flow.topic_out).values())
 
-    job = Job(flow)
-    job.wait_for("between epochs", again=3)
-    job.signal_group(signal.SIGTERM)
-    assert job.end()[0] == 0
-    flow.assert_exact()
-
     flow.feed(10)
-    job = Job(flow, savepoint=str(tmp_path / "saved"))
-    code, text = job.end()
-    assert_quiet(text)
-    assert code == 0
+    is_prepared = threading.Event()
+
+    def stay(_: object) -> None:
+        is_prepared.set()
+        time.sleep(PREPARED_S)
+
+    query = flow.pipeline(max_offsets_per_trigger="all").start(
+        flow.spark, checkpoint=str(flow.checkpoint), listener=Facts("OutputCounted", stay)
+    )
+    assert is_prepared.wait(WAIT_S)
+    query.stop(savepoint=str(tmp_path / "saved"))
     saved = savepoints.read(FileStorage(str(tmp_path / "saved")))
     newest = max((flow.checkpoint / "tallystick").glob("0*.json"))
     assert saved.manifest.checkpoint_id == int(newest.name[:12]), "the epoch that was prepared"
+    assert not any(pending(flow.confluent, flow.topic_out).values())
     flow.assert_exact()

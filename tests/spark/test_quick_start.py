@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark import cloudpickle
 
@@ -55,6 +56,18 @@ def environment(home: Path) -> dict[str, str]:
     dropped = ("TALLYSTICK_CACHE", "XDG_CACHE_HOME", "PYSPARK_SUBMIT_ARGS", "MASTER")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, "HOME": str(home), "NUMBA_CACHE_DIR": str(kernel_cache.directory_in_use())}
+
+
+def test_a_spark_behind_a_link_has_the_archive_of_the_real_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path(pyspark.__file__).parent.resolve()
+    (tmp_path / "link").symlink_to(real)
+    names = set()
+    for path in (real, tmp_path / "link"):
+        monkeypatch.setenv("SPARK_HOME", str(path))
+        names.add(class_archive.fingerprint(java_home()))
+    assert len(names) == 1
 
 
 def archive_in(home: Path) -> Path:

@@ -460,7 +460,7 @@ def test_what_a_killed_driver_left_is_recovered_without_spark(
     """Every sink shows exactly the decided epochs; then the pipeline goes on."""
     sunk.lines().kafka(transactions="task").prepared().staged().files()
     sunk.flow.feed(90)
-    driver = drivers.take(spares=1)
+    driver = drivers.take()
     driver.run(
         sunk.spec(kill_at=fact, occurrence=occurrence, epoch_records=30, execution=execution)
     )

@@ -1,4 +1,4 @@
-"""Tasks and drivers with operator state are killed: no row with an old rule, none twice or lost.
+"""Readers and drivers with operator state are killed: no row with an old rule, none twice or lost.
 
 Drivers die at all of `ALL_KILLS` with KEYED_KILLS in the environment, and once without.
 """
@@ -87,8 +87,8 @@ class FlightsWithRules:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-def test_all_tasks_have_one_table_over_kills_and_rescales(
-    flow: Flow, drivers_with_tables: Drivers, execution: str
+def test_all_tasks_have_one_table_over_kills_and_rescales_and_a_reader_that_dies_with_it(
+    flow: Flow, drivers_with_tables: Drivers, tmp_path: Path, execution: str
 ) -> None:
     flights = FlightsWithRules(flow, load(1000 * (len(KILLS) + 1)))
     parallelisms = cycle(PARALLELISMS)
@@ -105,35 +105,15 @@ def test_all_tasks_have_one_table_over_kills_and_rescales(
         driver.stop()
     flights.rule()
     flights.feed(1000)
-    driver = drivers_with_tables.take()
-    driver.run(flights.spec(next(parallelisms), execution=execution, epoch_records=400))
+    driver, marker = drivers_with_tables.take(), tmp_path / "died"
+    dies = {"dies": "worker", "marker": str(marker), "epoch_records": 400}
+    driver.run(flights.spec(next(parallelisms), execution=execution, **dies))
     flights.rule()
-    assert driver.wait_for_end() is None
-    driver.run(flights.spec(next(parallelisms), execution=execution))  # the newest rules
-    assert driver.wait_for_end() is None
-    drivers_with_tables.give_back(driver)
-
-    flights.assert_exact()
-
-
-@pytest.mark.parametrize("execution", EXECUTIONS)
-def test_a_reader_that_dies_with_the_table_in_its_memory_loses_nothing(
-    flow: Flow, drivers_with_tables: Drivers, tmp_path: Path, execution: str
-) -> None:
-    flights = FlightsWithRules(flow, load(4000))
-    driver = drivers_with_tables.take()
-    flights.rule()
-    flights.feed(500)
-    driver.run(flights.spec(2, execution=execution))
-    assert driver.wait_for_end() is None
-    flights.rule()
-    flights.feed(2000)
-    marker = tmp_path / "died"
-    settings = {"dies": "worker", "marker": str(marker), "execution": execution}
-    driver.run(flights.spec(3, epoch_records=600, **settings))
     assert driver.wait_for_end() is None
     assert marker.exists()
     assert driver.facts.count("ActionFailed") == 1
+    driver.run(flights.spec(next(parallelisms), execution=execution))  # the newest rules
+    assert driver.wait_for_end() is None
     drivers_with_tables.give_back(driver)
 
     flights.assert_exact()
@@ -189,37 +169,24 @@ def feed(flow: Flow, part: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_held_rows_are_neither_lost_nor_put_out_twice_over_kills_and_rescales(
-    flow: Flow, drivers_with_tables: Drivers, execution: str
-) -> None:
-    data = load(1000 * (len(KILLS) + 1))
-    masters = iter([1, 3, 2, 4])
-    for number, (fact, occurrence, later_s) in enumerate([*KILLS, ("", 0, 0.0)]):
-        feed(flow, data.iloc[1000 * number : 1000 * (number + 1)])
-        driver = drivers_with_tables.take(spares=1)
-        kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s} if fact else {}
-        settings = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
-        driver.run(flow.spec(master=f"local[{next(masters)}]", **settings, **kill))
-        if fact:
-            driver.wait_until_killed()
-            driver.stop()
-        else:
-            assert driver.wait_for_end() is None
-            drivers_with_tables.give_back(driver)
-
-    assert assert_held_or_out(flow, data, 7) > 0
-
-
-@pytest.mark.parametrize("execution", EXECUTIONS)
-def test_a_reader_that_dies_with_rows_in_its_list_loses_none(
     flow: Flow, drivers_with_tables: Drivers, tmp_path: Path, execution: str
 ) -> None:
-    data, marker = load(2500), tmp_path / "died"
+    """At last a reader dies with rows in its list."""
+    data, marker = load(1000 * (len(KILLS) + 1)), tmp_path / "died"
+    masters = iter([2, 3, 1, 4])  # a driver has begun with two
+    settings = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
+    for number, (fact, occurrence, later_s) in enumerate(KILLS):
+        feed(flow, data.iloc[1000 * number : 1000 * (number + 1)])
+        driver = drivers_with_tables.take(spares=1)
+        kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
+        driver.run(flow.spec(master=f"local[{next(masters)}]", **settings, **kill))
+        driver.wait_until_killed()
+        driver.stop()
+    feed(flow, data.iloc[1000 * len(KILLS) :])
     driver = drivers_with_tables.take()
-    for first, stop, dies in ((0, 500, ""), (500, 2500, "worker")):
-        feed(flow, data.iloc[first:stop])
-        settings = {"execution": execution, "dies": dies, "marker": str(marker)}
-        driver.run(flow.spec(epoch_records=600, **settings))
-        assert driver.wait_for_end() is None
+    settings |= {"epoch_records": 400, "dies": "worker", "marker": str(marker)}
+    driver.run(flow.spec(master=f"local[{next(masters)}]", **settings))
+    assert driver.wait_for_end() is None
     assert marker.exists()
     assert driver.facts.count("ActionFailed") == 1
     drivers_with_tables.give_back(driver)
