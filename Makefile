@@ -105,7 +105,7 @@ stress: setup
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_tables_killed.py tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and or tables_agree"
 	@WHEEL=1 $(BIN)/python -m pytest tests/test_wheel.py
-	@WORLDS=200 JOIN_EXAMPLES=100 $(BIN)/python -m pytest --numprocesses 2 tests/simulation/test_simulation.py tests/state/test_range_join.py
+	@WORLDS=200 JOIN_EXAMPLES=100 $(BIN)/python -m pytest --numprocesses 2 tests/simulation/test_simulation.py tests/simulation/test_digests.py tests/state/test_range_join.py
 
 campaign: setup
 	@$(BIN)/python -m tests.campaign --hours $(HOURS) --seed $(or $(SEED),1); code=$$?; \

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka() as running:
-        yield running
+def kafka(tallystick_kafka: EmbeddedKafka) -> EmbeddedKafka:
+    return tallystick_kafka
 
 
 def committed(kafka: EmbeddedKafka, topic: str) -> Counter[int]:
@@ -52,7 +50,7 @@ def committed(kafka: EmbeddedKafka, topic: str) -> Counter[int]:
 
 
 def test_rows_are_in_the_topic_once_for_each_start(kafka: EmbeddedKafka) -> None:
-    topic = kafka.create_topic("rows", 3)
+    topic = kafka.create_topic("rows-of-programs", 3)
     pipeline = (
         ts.Pipeline("fill")
         .read(ts.RowsSource([{"n": n, "dest": "ABC"[n % 3]} for n in range(500)]))
@@ -67,7 +65,7 @@ def test_of_a_program_that_is_killed_readers_see_whole_epochs(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """Each epoch of the program has ten rows, the last of which it never ends."""
-    topic = kafka.create_topic("killed", 1)
+    topic = kafka.create_topic("rows-of-killed-programs", 1)
     program = textwrap.dedent(
         f"""
         import time

@@ -24,15 +24,9 @@ def cluster() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
-@pytest.fixture(scope="session")
-def topic(cluster: EmbeddedKafka) -> str:
-    """One log for many pipelines: each finds its own rows by its name."""
-    return cluster.create_topic("rows", PARTITIONS)
-
-
 @pytest.fixture
 def make_job(cluster: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[MakeJob]:
-    """Makes pipelines; their connections end with the test."""
+    """Makes pipelines that write to the module's `topic`; their connections end with the test."""
     jobs: list[Job] = []
 
     def make(name: str, **how: object) -> Job:

@@ -11,7 +11,7 @@ from tests.failover.chaos import KILLS_MIN, LAST_EPOCHS, run_campaign
 @pytest.mark.broker
 @pytest.mark.chaos
 def test_a_short_campaign_ends_exact(cluster: EmbeddedKafka, tmp_path: Path) -> None:
-    verdict = run_campaign(cluster, seconds=20.0, seed=1, folder=tmp_path)
+    verdict = run_campaign(cluster, seconds=10.0, seed=1, folder=tmp_path)
 
     assert verdict.problems == []
     assert verdict.is_exact, (tmp_path / "drivers.log").read_text()[-4_000:]

@@ -1,6 +1,7 @@
 """The same where EndTxn gives no new producer epoch, and partitions are added by request."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.failover.wire import Loss
 
 pytestmark = pytest.mark.broker
 
+_numbers = count()
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedKafka]:
@@ -19,9 +22,10 @@ def cluster() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def topic(cluster: EmbeddedKafka) -> str:
-    return cluster.create_topic("rows", PARTITIONS)
+    """A topic of its own for each test, which reads all of it."""
+    return cluster.create_topic(f"rows-{next(_numbers)}", PARTITIONS)
 
 
 @pytest.mark.parametrize("loss", ["request", "answer"])

@@ -1,6 +1,7 @@
 """What each guarantee does; what a changed one finds; what a run refuses, and what it leaves."""
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from task_sinks import (
     output_of,
     place_of,
     rows_of,
+    state_of,
+    taken_over,
     written_by,
 )
 
@@ -39,6 +42,7 @@ from tallystick.kafka.task_sink import KafkaTaskSink
 from tallystick.kafka.task_transaction import Acks0Writer
 from tallystick.testing.kafka import create_topic
 from tallystick.values import TopicPartition
+from tests.failover.wire import Wire
 from tests.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -344,6 +348,29 @@ def test_a_producer_id_that_has_used_up_its_epochs_is_replaced(
     ids = producers_of(client, TopicPartition(topic, 0))
     assert ids.pop(last.producer_id) == task_transaction.EPOCH_MAX
     assert list(ids.values()) == [1]
+
+
+def test_of_a_commit_and_a_take_over_at_once_one_wins_and_both_know_which(
+    config: KafkaConfig, client: Client, topic: str, pipeline: str
+) -> None:
+    """EndTxn is delayed until the next user has fenced; and is answered, and the answer lost."""
+    with opened(config, topic, pipeline) as sink:
+        plan = sink.plan()
+        kept = written_by(plan, place_of(pipeline, 0, task=0), "kept")
+        lost = written_by(plan, place_of(pipeline, 0, task=1), "lost")
+        wire = Wire(sink._client)
+        wire.before("EndTxn", lambda: taken_over(config, lost))
+        assert sink.commit(lost) is Outcome.LOST
+
+        wire.lose("EndTxn", "answer")
+        wire.after("EndTxn", lambda: time.sleep(0.2))
+        taker = threading.Timer(0.1, taken_over, [config, kept])
+        taker.start()
+        assert sink.commit(kept) is Outcome.COMMITTED
+        assert wire.lost["EndTxn", "answer"] == 1
+        taker.join()
+        wait_until(lambda: state_of(client, kept) != "PrepareCommit", "no marker is written")
+    assert read_back(config, topic) == ["kept"]
 
 
 def producers_of(client: Client, partition: TopicPartition) -> dict[int, int]:

@@ -1,7 +1,6 @@
 """What became of a transaction whose commit was not answered, or refused."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +14,6 @@ from task_sinks import (
     opened,
     place_of,
     settled,
-    state_of,
-    taken_over,
-    written_by,
     written_in_another_process,
 )
 
@@ -300,27 +296,3 @@ def test_the_coordinator_is_killed_between_prepare_and_commit_and_in_the_middle_
         lambda: f"two rows are expected, visible are {read_back(config, topic)}",
     )
     assert read_back(config, topic) == ["task 0", "task 1"]
-
-
-@pytest.mark.broker
-def test_of_a_commit_and_a_take_over_at_once_one_wins_and_both_know_which(
-    config: KafkaConfig, client: Client, topic: str, pipeline: str
-) -> None:
-    """EndTxn is delayed until the next user has fenced; and is answered, and the answer lost."""
-    with opened(config, topic, pipeline) as sink:
-        plan = sink.plan()
-        kept = written_by(plan, place_of(pipeline, 0, task=0), "kept")
-        lost = written_by(plan, place_of(pipeline, 0, task=1), "lost")
-        wire = Wire(sink._client)
-        wire.before("EndTxn", lambda: taken_over(config, lost))
-        assert sink.commit(lost) is Outcome.LOST
-
-        wire.lose("EndTxn", "answer")
-        wire.after("EndTxn", lambda: time.sleep(0.2))
-        taker = threading.Timer(0.1, taken_over, [config, kept])
-        taker.start()
-        assert sink.commit(kept) is Outcome.COMMITTED
-        assert wire.lost["EndTxn", "answer"] == 1
-        taker.join()
-        wait_until(lambda: state_of(client, kept) != "PrepareCommit", "no marker is written")
-    assert read_back(config, topic) == ["kept"]

@@ -59,9 +59,14 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kafka")
+
+
+@pytest.fixture(scope="module")
+def kafka(directory: Path) -> Iterator[EmbeddedKafka]:
     """A broker that these tests may kill."""
-    with EmbeddedKafka() as kafka:
+    with EmbeddedKafka(directory=directory) as kafka:
         yield kafka
 
 
@@ -174,16 +179,15 @@ def test_the_current_transaction_protocol_is_the_default(kafka):
 
 
 @pytest.mark.broker
-def test_the_kafka_that_was_chosen_is_what_runs(tmp_path):
+def test_the_kafka_that_was_chosen_is_what_runs(kafka, directory):
     """Its log says so, that of log4j 1 too; `make matrix` chooses older ones."""
     version = jars.chosen_version(None)
-    with EmbeddedKafka(directory=tmp_path) as kafka:
-        topic = kafka.create_topic("chosen")
-        produce(kafka.confluent_options(), topic, b"once")
+    topic = kafka.create_topic("chosen")
+    produce(kafka.confluent_options(), topic, b"once")
 
-        assert consume(kafka.confluent_options(), topic, 1) == [b"once"]
-        assert _transaction_version(kafka) == kafka.transaction_version
-        assert f"Kafka version: {version}" in (tmp_path / "node-1/server.log").read_text()
+    assert consume(kafka.confluent_options(), topic, 1) == [b"once"]
+    assert _transaction_version(kafka) == kafka.transaction_version
+    assert f"Kafka version: {version}" in (directory / "node-1/server.log").read_text()
 
 
 def test_the_environment_chooses_a_kafka_for_who_does_not(monkeypatch):
