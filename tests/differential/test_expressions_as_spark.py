@@ -20,6 +20,7 @@ from tallystick.expressions.parsing import parsed
 from tallystick.expressions.zones import check_zone
 from tallystick.testing import run
 from tests.differential.expressions import COLUMNS, EXPRESSIONS, FAILING, rows
+from tests.spark import jvm
 
 pytestmark = [pytest.mark.spark]
 SEEDS = range(3)
@@ -28,20 +29,19 @@ SETTINGS = {
     "spark.sql.ansi.enabled": "true",
     # With it Spark computes `10 / i` of `i <> 0 AND 10 / i > 1` for all rows.
     "spark.sql.subexpressionElimination.enabled": "false",
+    **jvm.INTERPRETED,
 }
 
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SparkSession) -> Iterator[SparkSession]:
-    before = {name: shared_spark.conf.get(name) for name in SETTINGS}
+    session = shared_spark.newSession()
     for name, value in SETTINGS.items():
-        shared_spark.conf.set(name, value)
+        session.conf.set(name, value)
     with pytest.MonkeyPatch.context() as patched:
         # Its logger of errors gives every handler that it meets its own format, pytest's too.
         patched.setattr(PySparkException, "_log_exception", lambda _: None)
-        yield shared_spark
-    for name, value in before.items():
-        shared_spark.conf.set(name, value)
+        yield session
 
 
 @pytest.fixture(scope="module")

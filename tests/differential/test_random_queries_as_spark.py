@@ -5,7 +5,6 @@ RANDOM_QUERIES=300 asks more of them (`make stress`), RANDOM_QUERIES=17..18 thos
 
 import os
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from tests.differential.random_queries import (
     closing,
     rows_of,
 )
+from tests.spark import jvm
 
 pytestmark = [pytest.mark.spark]
 FIRST, _, LAST = os.environ.get("RANDOM_QUERIES", "25").rpartition("..")
@@ -38,14 +38,12 @@ def schema(table: str) -> pa.Schema:
 
 
 @pytest.fixture(scope="module")
-def spark(shared_spark: SparkSession) -> Iterator[SparkSession]:
+def spark(shared_spark: SparkSession) -> SparkSession:
+    session = shared_spark.newSession()
     settings = {"spark.sql.ansi.enabled": "true", "spark.sql.shuffle.partitions": "1"}
-    before = {name: shared_spark.conf.get(name) for name in settings}
-    for name, value in settings.items():
-        shared_spark.conf.set(name, value)
-    yield shared_spark
-    for name, value in before.items():
-        shared_spark.conf.set(name, value)
+    for name, value in (settings | jvm.INTERPRETED).items():
+        session.conf.set(name, value)
+    return session
 
 
 def streamed(text: str, rows: dict[str, list[dict[str, Any]]], chance: random.Random) -> pa.Table:

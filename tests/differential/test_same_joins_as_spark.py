@@ -106,7 +106,7 @@ def of_ours(how: str, lower: int, upper: int) -> list[Any]:
 def spark(shared_spark: SparkSession) -> SparkSession:
     """A session of its own, that interprets its queries."""
     session = shared_spark.newSession()
-    for name, value in jvm.INTERPRETED.items():
+    for name, value in (jvm.INTERPRETED | {"spark.sql.shuffle.partitions": "1"}).items():
         session.conf.set(name, value)
     return session
 

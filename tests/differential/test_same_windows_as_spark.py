@@ -18,6 +18,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as fn
 
 import tallystick as ts
+from tests.spark import jvm
 from tests.state.one_keyed_task import OneTask
 
 pytestmark = [pytest.mark.spark]
@@ -114,6 +115,15 @@ def of_ours(windows: Any) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.fixture(scope="module")
+def spark(shared_spark: SparkSession) -> SparkSession:
+    """A session of its own, that interprets its queries."""
+    session = shared_spark.newSession()
+    for name, value in (jvm.INTERPRETED | {"spark.sql.shuffle.partitions": "1"}).items():
+        session.conf.set(name, value)
+    return session
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -125,12 +135,12 @@ def of_ours(windows: Any) -> list[dict[str, Any]]:
     ids=["tumbling", "hopping", "hopping unevenly", "session"],
 )
 def test_windows_are_those_of_spark(
-    shared_spark: SparkSession, tmp_path: Path, ours: Any, theirs: tuple[str, ...] | None
+    spark: SparkSession, tmp_path: Path, ours: Any, theirs: tuple[str, ...] | None
 ) -> None:
     def window() -> Column:
         return fn.session_window("ts", "3 seconds") if theirs is None else fn.window("ts", *theirs)
 
-    expected = of_spark(shared_spark, tmp_path, window)
+    expected = of_spark(spark, tmp_path, window)
     actual = of_ours(ours)
 
     assert len(expected) > 40

@@ -1,5 +1,7 @@
 """`KafkaSink` after a streaming query of the user's own: one transaction per micro-batch."""
 
+import json
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +36,13 @@ from tallystick.spark.streaming.executions import active_runs, current_run_id
 from tallystick.spark.streaming.foreach_batch import EpochRunner
 from tallystick.storage.file_storage import FileStorage
 from tests.spark.flow import Flow, finish
-from tests.spark.topics import by_key, produce, read_committed, wait_until_nothing_is_pending
+from tests.spark.topics import (
+    by_key,
+    numbered,
+    produce,
+    read_committed,
+    wait_until_nothing_is_pending,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -63,6 +71,28 @@ def stream(flow: Flow, **options: str) -> DataFrame:
         **options,
     }
     return flow.spark.readStream.format("tallystick").options(**settings).load()
+
+
+def filed(flow: Flow) -> DataFrame:
+    """Rows of `file`, a micro-batch for each call of it.
+
+    Where only the sink is looked at: Spark reads files without the Python processes of a source.
+    """
+    assert flow.spark is not None
+    (flow.folder / "rows").mkdir(exist_ok=True)
+    reader = flow.spark.readStream.schema("key string, value string")
+    return reader.option("maxFilesPerTrigger", 1).json(str(flow.folder / "rows"))
+
+
+def file(flow: Flow, *record_counts: int) -> None:
+    """Put numbered records into files, which are read in this order."""
+    (flow.folder / "rows").mkdir(exist_ok=True)
+    for record_count in record_counts:
+        records = numbered(record_count, first=len(flow.input))
+        path = flow.folder / "rows" / f"{len(flow.input)}.json"
+        path.write_text("".join(json.dumps({"key": k, "value": v}) + "\n" for k, v in records))
+        os.utime(path, (len(flow.input),) * 2)  # Spark reads files in the order of their age
+        flow.input += records
 
 
 def test_counts_of_a_stateful_query_are_written_once_per_change(
@@ -164,10 +194,10 @@ def test_rows_choose_topic_partition_headers_and_timestamp(
 def test_a_row_that_cannot_be_written_fails_the_query_and_nothing_of_its_batch_is_visible(
     flow: Flow, column: str, message: str
 ) -> None:
-    flow.feed(20)
+    file(flow, 20)
     topic = None if "topic" in column else flow.topic_out
     sink = flow.sink(topic=topic, token_topic=flow.topic_out)
-    rows = stream(flow).selectExpr("key", "value", column)
+    rows = filed(flow).selectExpr("key", "value", column)
 
     with pytest.raises(StreamingQueryException, match=message):
         write(flow, rows, sink)
@@ -175,7 +205,7 @@ def test_a_row_that_cannot_be_written_fails_the_query_and_nothing_of_its_batch_i
     wait_until_nothing_is_pending(flow.confluent, flow.topic_out)
     assert read_committed(flow.confluent, flow.topic_out) == []
     if topic is not None:
-        write(flow, stream(flow).select("key", "value"), flow.sink())
+        write(flow, filed(flow), flow.sink())
         flow.assert_exact()
 
 
@@ -197,8 +227,8 @@ def test_a_second_call_in_a_micro_batch_is_refused_and_no_restart_passes_over_it
     flow: Flow, monkeypatch: pytest.MonkeyPatch, tallystick_topic: NewTopic, how: str
 ) -> None:
     """The refusal asks nobody: what fails then would hide that the rows are missing."""
-    flow.feed(100)
-    rows = stream(flow, maxOffsetsPerTrigger="40").select("key", "value")
+    file(flow, 40, 40, 20)
+    rows = filed(flow)
     even = f.col("value").cast("string").cast("int") % 2 == 0
     sink = flow.sink()
     other = sink if how == "one sink twice" else flow.sink(topic=tallystick_topic("other"))
@@ -236,8 +266,8 @@ def test_a_second_call_is_told_by_the_next_start_though_its_run_could_not_ask_ka
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run before committed the first call, and ended before Spark logged the micro-batch."""
-    flow.feed(100)
-    rows = stream(flow).select("key", "value")
+    file(flow, 100)
+    rows = filed(flow)
     even = f.col("value").cast("string").cast("int") % 2 == 0
     caught: list[str] = []
 
@@ -263,7 +293,7 @@ def test_a_second_call_is_told_by_the_next_start_though_its_run_could_not_ask_ka
         write(flow, rows, calls_twice_and_catches)  # Spark logs the micro-batch
     assert len(caught) == 2
 
-    flow.feed(10)
+    file(flow, 10)
     error = error_of(lambda: write(flow, rows, flow.sink()))
     assert "accept='partial-epoch-0'" in error
     assert numbers(flow) == first
@@ -274,7 +304,7 @@ def test_a_second_call_is_told_by_the_next_start_though_its_run_could_not_ask_ka
 def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken_for_that(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    rows = filed(flow)
     is_wanted = f.col("value").cast("string").cast("int") >= 200
 
     def left_out(df: DataFrame, batch_id: int) -> None:
@@ -282,11 +312,11 @@ def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken
         if not wanted.isEmpty():
             flow.sink()(wanted, batch_id)  # made anew for each: it is the same sink all the same
 
-    flow.feed(200)
+    file(flow, *[30] * 6, 20)
     write(flow, rows, left_out)
     assert numbers(flow) == [], "all of its micro-batches were left out"
     for record_count in (20, 40):
-        flow.feed(record_count)
+        file(flow, record_count)
         write(flow, rows, left_out)
     assert numbers(flow) == list(range(200, 260))
 
@@ -298,7 +328,7 @@ def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken
         if len(calls) % 4 == 1:
             sink(df, batch_id)
 
-    flow.feed(8 * 30)
+    file(flow, *[30] * 8)
     write(flow, rows, now_and_then)
     written = len(numbers(flow)) - 60
     assert len(calls) >= 8
@@ -321,7 +351,7 @@ def test_a_micro_batch_may_be_left_out_and_a_failure_that_is_caught_is_not_taken
             swallowed.append(df.count())
 
     monkeypatch.setattr(FileStorage, "put", put_later)
-    flow.feed(60)
+    file(flow, 30, 30)
     assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
     assert len(swallowed) == 1
     error = error_of(lambda: write(flow, rows, sink))
@@ -338,7 +368,7 @@ def test_a_failure_that_is_caught_before_anything_was_committed_is_told(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no token yet, and no manifest: only the note of the call."""
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    rows = filed(flow)
     swallowed: list[int] = []
 
     def refuse(*_: object) -> None:
@@ -350,7 +380,7 @@ def test_a_failure_that_is_caught_before_anything_was_committed_is_told(
         except StorageError:
             swallowed.append(df.count())
 
-    flow.feed(60)
+    file(flow, 30, 30)
     with monkeypatch.context() as patched:
         patched.setattr(EpochRunner, "_open", refuse)
         assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
@@ -368,7 +398,7 @@ def test_what_was_decided_when_the_function_caught_the_error_is_committed_by_the
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a transaction per task the checkpoint decides, and the commits come after it."""
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    rows = filed(flow)
     swallowed: list[int] = []
 
     commit = OpenSinks.commit
@@ -384,7 +414,7 @@ def test_what_was_decided_when_the_function_caught_the_error_is_committed_by_the
         except BrokerUnavailableError:
             swallowed.append(df.count())
 
-    flow.feed(60)
+    file(flow, 30, 30)
     with monkeypatch.context() as patched:
         patched.setattr(OpenSinks, "commit", refuse)
         assert "Do not catch what the sink raises" in error_of(lambda: write(flow, rows, swallows))
@@ -467,7 +497,7 @@ def limit(patched: pytest.MonkeyPatch, where: object, name: str, limits: list[st
 def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, places: list[tuple[object, str]]
 ) -> None:
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    rows = filed(flow)
     limits: list[str] = []
     sink, swallowed = flow.sink(), []
 
@@ -477,7 +507,7 @@ def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
         except TimeIsUp:
             swallowed.append(df.count())
 
-    flow.feed(60)
+    file(flow, 30, 30)
     with monkeypatch.context() as patched:
         for where, name in places:
             limit(patched, where, name, limits)
@@ -497,7 +527,7 @@ def test_a_call_that_a_time_limit_ended_is_not_taken_for_left_out(
 def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
     flow: Flow, setting: dict[str, str], why: str
 ) -> None:
-    rows = stream(flow).select("key", "value")
+    rows = filed(flow)
     unfit, swallowed = flow.sink(**setting), []
 
     def swallows(df: DataFrame, batch_id: int) -> None:
@@ -506,11 +536,11 @@ def test_what_a_sink_that_cannot_be_used_was_given_is_not_taken_for_left_out(
         except OptionError as error:
             swallowed.append(str(error))
 
-    flow.feed(60)
+    file(flow, 60)
     write(flow, rows, swallows)
     assert len(swallowed) == 1
     assert why in swallowed[0]
-    flow.feed(30)
+    file(flow, 30)
     second_error = error_of(lambda: write(flow, rows, flow.sink()))
     assert "begun, and not committed: 0" in second_error
     word = second_error.partition("accept='")[2].partition("'")[0]
@@ -530,7 +560,7 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
 ) -> None:
     """A thread of the user's own, and rows of his own session, do not tell whose call it is."""
     assert flow.spark is not None
-    spark, rows = flow.spark, stream(flow).select("key", "value")
+    spark, rows = flow.spark, filed(flow)
     even = f.col("value").cast("string").cast("int") % 2 == 0
     sink, swallowed = flow.sink(), []
 
@@ -558,7 +588,7 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
         if order == "before":
             sink(df.where(even), batch_id)
 
-    flow.feed(60)
+    file(flow, 60)
     if order == "before":
         expected = "SecondCallError" if fault == "unfit" else "Do not catch what the sink"
         assert expected in error_of(lambda: write(flow, rows, swallows))
@@ -569,7 +599,7 @@ def test_a_call_that_is_refused_and_caught_is_not_passed_over_beside_another(
     write(flow, rows, swallows)  # Spark has it for done
     assert swallowed == [60]
     assert len(numbers(flow)) == {"alone": 0, "after": 30}[order]
-    flow.feed(10)
+    file(flow, 10)
     error = error_of(lambda: write(flow, rows, flow.sink()))
     word = error.partition("accept='")[2].partition("'")[0]
     assert word == {"alone": "without-epochs-0-to-0", "after": "partial-epoch-0"}[order]
@@ -581,9 +611,9 @@ def test_what_a_killed_run_decided_is_committed_though_a_later_failure_was_caugh
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second run has Spark log what it knows nothing of."""
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    rows = filed(flow).repartition(2, "key")
     sink = flow.sink(transactions="task")
-    flow.feed(60)
+    file(flow, 30, 30)
     killed(monkeypatch, OpenSinks, "commit", lambda: write(flow, rows, sink))
     fail_and_catch(flow, rows, monkeypatch, transactions="task")
     write(flow, rows, flow.sink(transactions="task"))
@@ -596,9 +626,9 @@ def test_an_epoch_that_was_begun_and_never_committed_is_no_savepoint(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One run is killed after its manifest, another's failure is caught: Spark has it for done."""
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    rows = filed(flow)
     checkpoint = FileStorage(str(flow.checkpoint))
-    flow.feed(60)
+    file(flow, 30, 30)
     killed(monkeypatch, KafkaBroker, "last_sequences", lambda: write(flow, rows, flow.sink()))
     count = fail_and_catch(flow, rows, monkeypatch)
 
@@ -616,14 +646,14 @@ def test_what_a_killed_run_began_and_the_function_then_left_out_is_no_savepoint(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, transactions: str
 ) -> None:
     """Spark has it for done, it left a manifest, and no call failed: its decider is asked."""
-    rows = stream(flow).select("key", "value")
+    rows = filed(flow)
     checkpoint, kept = FileStorage(str(flow.checkpoint)), FileStorage(str(tmp_path / "kept"))
     servers = {"bootstrap.servers": flow.kafka.bootstrap_servers}
     ask = asking(KafkaConfig.from_options(servers)) if transactions == "epoch" else None
     sink = flow.sink(transactions=transactions)
-    flow.feed(60)
+    file(flow, 60)
     write(flow, rows, sink)
-    flow.feed(30)
+    file(flow, 30)
     counting = (KafkaBroker, "last_sequences") if ask else (OpenSinks, "check_prepared")
     killed(monkeypatch, *counting, lambda: write(flow, rows, sink))
     write(flow, rows, lambda *_: None)
@@ -631,7 +661,7 @@ def test_what_a_killed_run_began_and_the_function_then_left_out_is_no_savepoint(
     with pytest.raises(DataLossError, match="epoch 1 as done, and its decider knows of earlier"):
         savepoints.create(checkpoint, kept, ask_kafka=ask)
     assert savepoints.create(checkpoint, kept, epoch=0, ask_kafka=ask).manifest.checkpoint_id == 0
-    flow.feed(10)
+    file(flow, 10)
     error = error_of(lambda: write(flow, rows, sink))
     assert "begun, and not committed: 1" in error
     word = error.partition("accept='")[2].partition("'")[0]
@@ -642,9 +672,9 @@ def test_what_a_killed_run_began_and_the_function_then_left_out_is_no_savepoint(
 def test_an_epoch_that_failed_and_ran_again_is_a_savepoint(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rows = stream(flow).select("key", "value")
+    rows = filed(flow)
     checkpoint = FileStorage(str(flow.checkpoint))
-    flow.feed(60)
+    file(flow, 60)
 
     def refuse(*_: object) -> None:
         raise StorageError("cannot be read for now")
@@ -675,7 +705,7 @@ def test_a_stream_that_is_used_twice_in_one_query_is_written(flow: Flow) -> None
 
 def test_calls_from_threads_of_the_users_own_are_calls_of_their_micro_batch(flow: Flow) -> None:
     """One call is in `test_a_thread_that_served_another_query…`; this is of two."""
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
+    rows = filed(flow)
     sink = flow.sink()
 
     def twice_and_never_looked_at(df: DataFrame, batch_id: int) -> None:
@@ -683,9 +713,9 @@ def test_calls_from_threads_of_the_users_own_are_calls_of_their_micro_batch(flow
             for _ in range(2):
                 threads.submit(sink, df, batch_id)
 
-    flow.feed(60)
+    file(flow, 30, 30)
     write(flow, rows, twice_and_never_looked_at)  # Spark has it for done
-    flow.feed(10)
+    file(flow, 10)
     words: set[str] = set()
     for prefix in ("without-epochs-", "partial-epoch-"):
         error = error_of(lambda: write(flow, rows, flow.sink(accept=words)))
@@ -700,8 +730,8 @@ def test_a_thread_that_served_another_query_serves_the_one_whose_rows_it_gets(fl
     """A pool's thread keeps what Spark told the one that it first worked for."""
     assert flow.spark is not None
     context, sink = flow.spark.sparkContext, flow.sink()
-    rows = stream(flow, maxOffsetsPerTrigger="30").select("key", "value")
-    flow.feed(60)
+    rows = filed(flow)
+    file(flow, 30, 30)
     other = flow.spark.readStream.format("rate").load().writeStream.format("noop").start()
 
     def in_the_others(df: DataFrame, batch_id: int) -> None:
@@ -721,7 +751,7 @@ def test_a_thread_that_served_another_query_serves_the_one_whose_rows_it_gets(fl
 
 
 def test_a_call_that_outlives_its_query_is_refused_and_stops_no_other(flow: Flow) -> None:
-    rows, sink, refused = stream(flow).select("key", "value"), flow.sink(), []
+    rows, sink, refused = filed(flow), flow.sink(), []
     assert flow.spark is not None
     spark = flow.spark
 
@@ -736,7 +766,7 @@ def test_a_call_that_outlives_its_query_is_refused_and_stops_no_other(flow: Flow
             threads.submit(late, batch_id).result()
         sink(df, batch_id)
 
-    flow.feed(30)
+    file(flow, 30)
     write(flow, rows, beside)
     assert refused == [0]
     flow.assert_exact()
