@@ -18,6 +18,7 @@ from tallystick.kafka import cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka, Grant, Security, create_acls, jars
+from tallystick.testing.node import META, cluster_id_of, copy_format, lay_out
 from tallystick.testing.pytest_plugin import NewTopic
 from tests.waiting import wait_until
 
@@ -138,6 +139,25 @@ def test_three_brokers_know_each_other_and_replicate():
         assert set(metadata.brokers) == {1, 2, 3}
         assert all(len(part.isrs) == 3 for part in metadata.topics[topic].partitions.values())
         produce(options, topic, *[b"more"] * 20)
+
+
+def test_a_new_node_has_what_kafka_formatted_under_ids_of_its_own(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "bootstrap.checkpoint").write_bytes(b"features")
+    lines = ["#", "node.id=1", "directory.id=ueN7", "version=1", "cluster.id=98lu"]
+    (model / META).write_text("\n".join(lines) + "\n")
+    nodes = lay_out(tmp_path, [1, 2], [3, 4])
+    for node in nodes:
+        assert not node.is_formatted
+        copy_format(model, node, "of-the-cluster")
+
+    assert [cluster_id_of(node) for node in nodes] == ["of-the-cluster"] * 2
+    copies = [(node.data_path / META).read_text().splitlines() for node in nodes]
+    assert [copy[1] for copy in copies] == ["node.id=1", "node.id=2"]
+    assert len({copy[2] for copy in copies} | {lines[2]}) == 3
+    assert {copy[3] for copy in copies} == {"version=1"}
+    assert {(n.data_path / "bootstrap.checkpoint").read_bytes() for n in nodes} == {b"features"}
 
 
 @pytest.mark.broker
