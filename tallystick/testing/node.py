@@ -56,7 +56,7 @@ SHAPES_FORMAT = (
 )
 """The beginnings of properties that decide what Kafka formats, and where."""
 META = "meta.properties"
-"""The file of a data folder that says whose it is."""
+"""The file of a data folder that names its node and cluster."""
 
 QUICK_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:cds=off"]
 """A broker that lives for seconds gains nothing from the second compiler."""

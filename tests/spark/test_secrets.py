@@ -10,6 +10,7 @@ import pytest
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.testing import EmbeddedKafka, Security
 from tests.postgres.real_postgres import PostgresServer
+from tests.spark import loaded_daemon
 from tests.spark.driver_process import DriverProcess
 from tests.spark.flow import Flow
 
@@ -35,9 +36,14 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.mark.parametrize("execution", ["resident", "jobs"])
 def test_a_password_is_in_nothing_that_a_run_shows_or_leaves_behind(
-    execution: str, guarded_kafka: EmbeddedKafka, postgres: PostgresServer, tmp_path: Path
+    execution: str,
+    guarded_kafka: EmbeddedKafka,
+    postgres: PostgresServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Runs that succeed and one that fails, all said and kept by driver, workers and Spark."""
+    monkeypatch.delenv(loaded_daemon.TEMPLATE)  # the workers' variables are Spark's own, then
     flow = Flow(guarded_kafka, None, tmp_path / "shown", execution=execution)
     flow.feed(30)
     folder, local = tmp_path / "left", tmp_path / "local"

@@ -272,7 +272,7 @@ def test_the_command_runs_until_it_is_told_to_stop(tmp_path):
 def test_a_node_that_dies_at_start_tells_why():
     kafka = EmbeddedKafka(properties={"log.retention.ms": "for ever"})
 
-    with pytest.raises(BrokerUnavailableError, match=r"(?s)formatted.*log\.retention\.ms"):
+    with pytest.raises(BrokerUnavailableError, match=r"(?s)node 1 .* ended .*log\.retention\.ms"):
         kafka.start()
 
 
