@@ -80,11 +80,11 @@ def draw_anew() -> None:
 
 
 def make_ready_for_forks() -> None:
-    """Have each direct fork of this process seed numpy anew, and collect no garbage of ours.
+    """Reseed numpy in each direct fork, and exempt what this process has loaded from collection.
 
-    Forks of forks are left alone. Spark's daemon has a worker collect garbage after every task,
-    which visits the objects of all modules, and so copies their pages: 90 ms of a core. What is
-    loaded by now stays, and is visited no more (gc.freeze).
+    Forks of forks are not seeded. Spark's daemon has a worker collect garbage after every task; to
+    visit the objects of all loaded modules takes 90 ms of a core, and copies their pages. Frozen
+    objects are not visited (`gc.freeze`).
     """
     parent = os.getpid()
     os.register_at_fork(

@@ -11,7 +11,6 @@ Invariants:
     No node outlives this process, see `process`.
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -363,8 +362,8 @@ class EmbeddedKafka:
             secure = broker_properties(self.security, self._stores)
         protocol = PROTOCOL if secure else "PLAINTEXT"
         for node in self.nodes:
-            own = dict(self._own_properties(node))
-            node.write_settings(server_properties(node, self.nodes, protocol, secure | own))
+            own = secure | dict(self._own_properties(node))
+            node.write_settings(server_properties(node, self.nodes, protocol, own))
 
     def _format(self) -> None:
         """Prepare the data folders that are new."""
@@ -372,43 +371,53 @@ class EmbeddedKafka:
         feature = ["--feature", f"transaction.version={self.transaction_version}"]
         more = [] if self.version.startswith("3.") else feature  # it has none, or not a stable one
         more += [] if self.security is None else self.security.format_arguments()
-        assert self._programs is not None
-        model: Path | None = None
-        if self.security is None:  # else passwords are in what Kafka formats
-            model = self._kept_format(more)
-        for node in self.nodes:
-            is_special = any(name.startswith(SHAPES_FORMAT) for name in self._own_properties(node))
-            if node.is_formatted:
-                continue
-            if model is not None and model.exists() and not is_special:
-                copy_format(model, node, cluster_id)
-                continue
-            self._format_by_kafka(node, cluster_id, more)
-            if is_special:
-                continue
-            if model is not None:
-                _keep(node.data_path, model)
-            model = node.data_path
+        new = [node for node in self.nodes if not node.is_formatted]
+        own = [
+            node
+            for node in new
+            # Passwords are in what Kafka formats for these, or the user's properties shape it.
+            if self.security is not None
+            or any(name.startswith(SHAPES_FORMAT) for name in self._own_properties(node))
+        ]
+        self._format_by_kafka(own, cluster_id, more)
+        for node in new:
+            if node not in own:
+                copy_format(self._kept_format(more), node, cluster_id)
 
     def _kept_format(self, more: list[str]) -> Path:
-        """Return the folder of the cache for what Kafka formats: a JVM of 0.7 s makes it once."""
+        """Return the folder of the user's cache with what Kafka formats: a JVM makes it once."""
         assert self._programs is not None
         identity = sha256("\n".join([self._programs.classpath, *more]).encode()).hexdigest()[:12]
-        return cache_directory() / f"kafka-format-{identity}"
+        kept = cache_directory() / f"kafka-format-{identity}"
+        if not kept.exists():
+            with one_process_at_a_time(kept):
+                if not kept.exists():
+                    with tempfile.TemporaryDirectory(prefix=".format-", dir=kept.parent) as work:
+                        (node,) = lay_out(Path(work), [1], [2])
+                        node.write_settings(server_properties(node, [node], "PLAINTEXT", {}))
+                        self._format_by_kafka([node], new_cluster_id(), more)
+                        node.data_path.rename(kept)
+        return kept
 
     def _own_properties(self, node: Node) -> Mapping[str, str]:
         """Return the user's properties of a node."""
         return self._properties(node) if callable(self._properties) else self._properties
 
-    def _format_by_kafka(self, node: Node, cluster_id: str, more: list[str]) -> None:
+    def _format_by_kafka(self, nodes: list[Node], cluster_id: str, more: list[str]) -> None:
         assert self._programs is not None
-        command = self._programs.format_command(node, cluster_id, more)
-        process = self._group.spawn(command, node.log_path)
-        if not _wait(process, time.monotonic() + READY_TIMEOUT_S) or process.returncode != 0:
-            raise BrokerUnavailableError(
-                f"the data folder {node.data_path} could not be formatted. "
-                f"The end of {node.log_path}:\n{node.log_tail()}"
+        formatting = {
+            node: self._group.spawn(
+                self._programs.format_command(node, cluster_id, more), node.log_path
             )
+            for node in nodes
+        }
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        for node, process in formatting.items():
+            if not _wait(process, deadline) or process.returncode != 0:
+                raise BrokerUnavailableError(
+                    f"the data folder {node.data_path} could not be formatted. "
+                    f"The end of {node.log_path}:\n{node.log_tail()}"
+                )
 
     def _spawn(self, node: Node) -> None:
         assert self._programs is not None
@@ -434,14 +443,6 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def _keep(formatted: Path, model: Path) -> None:
-    """Keep a copy of a formatted folder, unless another process has been sooner."""
-    with tempfile.TemporaryDirectory(prefix=".format-", dir=model.parent) as work:
-        copy = shutil.copytree(formatted, Path(work, model.name))
-        with contextlib.suppress(OSError):
-            copy.rename(model)
 
 
 def _clean_up(group: ProcessGroup, temporary: Path | None, owner: int) -> None:

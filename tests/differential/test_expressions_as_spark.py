@@ -29,19 +29,15 @@ SETTINGS = {
     "spark.sql.ansi.enabled": "true",
     # With it Spark computes `10 / i` of `i <> 0 AND 10 / i > 1` for all rows.
     "spark.sql.subexpressionElimination.enabled": "false",
-    **jvm.INTERPRETED,
 }
 
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SparkSession) -> Iterator[SparkSession]:
-    session = shared_spark.newSession()
-    for name, value in SETTINGS.items():
-        session.conf.set(name, value)
     with pytest.MonkeyPatch.context() as patched:
         # Its logger of errors gives every handler that it meets its own format, pytest's too.
         patched.setattr(PySparkException, "_log_exception", lambda _: None)
-        yield session
+        yield jvm.interpreting_session(shared_spark, SETTINGS)
 
 
 @pytest.fixture(scope="module")

@@ -39,11 +39,7 @@ def schema(table: str) -> pa.Schema:
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SparkSession) -> SparkSession:
-    session = shared_spark.newSession()
-    settings = {"spark.sql.ansi.enabled": "true", "spark.sql.shuffle.partitions": "1"}
-    for name, value in (settings | jvm.INTERPRETED).items():
-        session.conf.set(name, value)
-    return session
+    return jvm.interpreting_session(shared_spark, {"spark.sql.ansi.enabled": "true"})
 
 
 def streamed(text: str, rows: dict[str, list[dict[str, Any]]], chance: random.Random) -> pa.Table:

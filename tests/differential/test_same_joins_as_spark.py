@@ -105,10 +105,7 @@ def of_ours(how: str, lower: int, upper: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def spark(shared_spark: SparkSession) -> SparkSession:
     """A session of its own, that interprets its queries."""
-    session = shared_spark.newSession()
-    for name, value in (jvm.INTERPRETED | {"spark.sql.shuffle.partitions": "1"}).items():
-        session.conf.set(name, value)
-    return session
+    return jvm.interpreting_session(shared_spark)
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,7 @@ def of_ours(windows: Any) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def spark(shared_spark: SparkSession) -> SparkSession:
     """A session of its own, that interprets its queries."""
-    session = shared_spark.newSession()
-    for name, value in (jvm.INTERPRETED | {"spark.sql.shuffle.partitions": "1"}).items():
-        session.conf.set(name, value)
-    return session
+    return jvm.interpreting_session(shared_spark)
 
 
 @pytest.mark.parametrize(

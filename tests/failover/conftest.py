@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from tallystick.testing import EmbeddedKafka
 from tests.failover.job import PARTITIONS, Job, MakeJob
 from tests.failover.known_rows import Shape
 from tests.failover.wire import coordinator_of
+
+_numbers = count()
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +28,14 @@ def cluster() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture
+def topic(cluster: EmbeddedKafka) -> str:
+    """A topic of its own for each test, which reads all of it."""
+    return cluster.create_topic(f"failover-{next(_numbers)}", PARTITIONS)
+
+
+@pytest.fixture
 def make_job(cluster: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[MakeJob]:
-    """Makes pipelines that write to the module's `topic`; their connections end with the test."""
+    """Makes pipelines that write to the test's `topic`; their connections end with the test."""
     jobs: list[Job] = []
 
     def make(name: str, **how: object) -> Job:

@@ -1,7 +1,6 @@
 """A driver dies at each step, and its last task goes on writing: only whole epochs are visible."""
 
 import re
-from itertools import count
 
 import pytest
 
@@ -19,19 +18,12 @@ from tests.failover.wire import write_as_zombie
 pytestmark = pytest.mark.broker
 
 EPOCHS = 4
-_numbers = count()
 
 
 @pytest.fixture(scope="module")
 def cluster(tallystick_kafka: EmbeddedKafka) -> EmbeddedKafka:
     """One broker, since none dies here."""
     return tallystick_kafka
-
-
-@pytest.fixture
-def topic(cluster: EmbeddedKafka) -> str:
-    """A topic of its own for each test, which reads all of it."""
-    return cluster.create_topic(f"dead-drivers-{next(_numbers)}", PARTITIONS)
 
 
 TAKES_STRAYS = {Step.RAN, Step.COMPLETED, Step.STAGED, Step.COUNTED}

@@ -1,6 +1,5 @@
 """A request or an answer is lost: each kind of message, twice."""
 
-from itertools import count
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from tallystick.errors import BrokerUnavailableError
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import Producer
-from tests.failover.job import PARTITIONS, Job, MakeJob
+from tests.failover.job import Job, MakeJob
 from tests.failover.losses import (
     AT_THE_NEXT_START,
     EPOCHS,
@@ -39,19 +38,12 @@ TASK_APIS = [
     ("DescribeProducers", IN_A_LATER_EPOCH),
     ("Produce", IN_A_LATER_EPOCH),
 ]
-_numbers = count()
 
 
 @pytest.fixture(scope="module")
 def cluster(tallystick_kafka: EmbeddedKafka) -> EmbeddedKafka:
     """One broker: whose message is lost, and when, is the same with three."""
     return tallystick_kafka
-
-
-@pytest.fixture
-def topic(cluster: EmbeddedKafka) -> str:
-    """A topic of its own for each test, which reads all of it."""
-    return cluster.create_topic(f"lost-messages-{next(_numbers)}", PARTITIONS)
 
 
 @pytest.fixture(params=["loop", "log"])

@@ -1,18 +1,15 @@
 """The same where EndTxn gives no new producer epoch, and partitions are added by request."""
 
 from collections.abc import Iterator
-from itertools import count
 
 import pytest
 
 from tallystick.testing import EmbeddedKafka
-from tests.failover.job import PARTITIONS, MakeJob
+from tests.failover.job import MakeJob
 from tests.failover.losses import IN_A_LATER_EPOCH, check, lose_in_a_task, lose_in_the_driver
 from tests.failover.wire import Loss
 
 pytestmark = pytest.mark.broker
-
-_numbers = count()
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +17,6 @@ def cluster() -> Iterator[EmbeddedKafka]:
     """One broker with transaction.version=1."""
     with EmbeddedKafka(transaction_version=1) as kafka:
         yield kafka
-
-
-@pytest.fixture
-def topic(cluster: EmbeddedKafka) -> str:
-    """A topic of its own for each test, which reads all of it."""
-    return cluster.create_topic(f"rows-{next(_numbers)}", PARTITIONS)
 
 
 @pytest.mark.parametrize("loss", ["request", "answer"])

@@ -1,4 +1,4 @@
-"""What the protocol does in these worlds is what it did when their digests were committed.
+"""The protocol does in each world of `digests.txt` what it did when that digest was committed.
 
 Nothing is lost in any of them, nothing twice, nothing out of order.
 """
@@ -9,7 +9,7 @@ from tests.simulation.digests import FILE, SEEDS, digest, live
 
 RENEW = "python -m tests.simulation.digests"
 LIVED = SEEDS[: int(os.environ.get("WORLDS", "100"))]
-"""`make stress` lives in all of them."""
+"""Half of the worlds; `make stress` takes all."""
 
 
 def test_the_worlds_live_as_they_did() -> None:

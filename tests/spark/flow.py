@@ -177,3 +177,8 @@ class Facts:
         if self._do is not None and type(event).__name__ == self._at:
             do, self._do = self._do, None
             do(event)
+
+
+def die(event: c.Event) -> None:
+    """End the driver at an event, with nothing tidied up: a listener of `Facts`."""
+    raise RuntimeError(f"died after {type(event).__name__}")

@@ -11,8 +11,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 from tallystick.host.java import java_home
 from tallystick.host.user_cache import cache_directory, one_process_at_a_time
@@ -50,6 +53,17 @@ def options() -> str:
     if archive.stat().st_size == 0:
         return LIGHT
     return f"{LIGHT} -XX:SharedArchiveFile={shlex.quote(str(archive))} {SILENT}"
+
+
+def interpreting_session(
+    shared_spark: SparkSession, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a session beside the shared one, for queries of a handful of rows in one partition."""
+    session = shared_spark.newSession()
+    own = {**INTERPRETED, "spark.sql.shuffle.partitions": "1", **(settings or {})}
+    for name, value in own.items():
+        session.conf.set(name, value)
+    return session
 
 
 def _record(archive: Path) -> None:

@@ -10,7 +10,6 @@ The daemons of other workers, as those that create a data source, are Spark's ow
     JVM ── starts ──► stand-in ── its files, environment, arguments ──► fork of the template
 """
 
-import contextlib
 import importlib
 import os
 import signal
@@ -39,9 +38,10 @@ TEMPLATE = "TEST_DAEMONS_TEMPLATE"
 
 
 @cache
-def start_template() -> ProcessGroup:
+def start_template() -> tuple[ProcessGroup, tempfile.TemporaryDirectory[str]]:
     """Start the template of this process; what starts from now on has workers of its forks."""
-    address = os.path.join(tempfile.mkdtemp(prefix="test-daemons-"), "socket")
+    folder = tempfile.TemporaryDirectory(prefix="test-daemons-")
+    address = os.path.join(folder.name, "socket")
     group = ProcessGroup()
     group.start(
         [sys.executable, "-m", MODULE, TEMPLATE, address],
@@ -49,7 +49,7 @@ def start_template() -> ProcessGroup:
         env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},  # as Spark's daemons
     )
     os.environ[TEMPLATE] = address
-    return group
+    return group, folder  # both end with this process
 
 
 def serve_forks(address: str) -> None:
@@ -98,5 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()
+    main()

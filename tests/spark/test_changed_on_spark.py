@@ -19,8 +19,7 @@ import tallystick as ts
 from tallystick.state.compatibility import Succession
 from tallystick.testing.process import ProcessGroup
 from tests.spark.changed_job import counts, sums
-from tests.spark.flow import Facts, Flow
-from tests.spark.test_recovered import die
+from tests.spark.flow import Facts, Flow, die
 from tests.spark.topics import Record, ends, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]

@@ -9,10 +9,9 @@ from pyspark.sql import SparkSession
 import tallystick as ts
 from tallystick.source.offsets import parse_source
 from tallystick.testing import EmbeddedKafka
-from tests.spark.flow import Facts, Flow, finish
+from tests.spark.flow import Facts, Flow, die, finish
 from tests.spark.sources import Sources
 from tests.spark.sunk import open_ids
-from tests.spark.test_recovered import die
 from tests.spark.topics import read_committed, wait_until_nothing_is_pending
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]

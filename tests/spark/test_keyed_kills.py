@@ -30,9 +30,9 @@ FEW_KILLS = [("EpochRan", 2, 0.0), ("TransactionCommitted", 3, 0.0), RANDOM]
 MANY_KILLS = [*((fact, occurrence, 0.0) for fact, occurrence in LOOP_KILLS), *[RANDOM] * 12]
 """The fact after which the driver dies, the how-manieth of its kind, how much later at most."""
 KILLS = FEW_KILLS if "KEYED_KILLS" in os.environ else FEW_KILLS[1:2]
-"""Of the other tests."""
+"""The kills of the other tests."""
 SHORT_FATES = ("set aside", "put back old")
-"""What becomes of the copies after the first two kills: the next run finds none, or old ones."""
+"""The fates of the copies of state after the first kill and the second: gone, and old."""
 EXECUTIONS = ("jobs", "resident")
 
 

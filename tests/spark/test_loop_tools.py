@@ -19,7 +19,6 @@ from typer.testing import CliRunner, Result
 import tallystick as ts
 from tallystick.__main__ import app
 from tallystick.checkpoint.newest import Ask
-from tallystick.epoch import protocol as c
 from tallystick.kafka.config import KafkaConfig
 from tallystick.ops import metrics, savepoints
 from tallystick.ops.checkpoint_view import asking
@@ -28,7 +27,7 @@ from tallystick.pipeline.listeners import OBSERVERS
 from tallystick.run.query import Query
 from tallystick.source.offsets import SourceOffsets, parse_source
 from tests.postgres.real_postgres import PostgresServer
-from tests.spark.flow import Facts, Flow, pass_on
+from tests.spark.flow import Facts, Flow, die, pass_on
 from tests.spark.streamed import streamed
 from tests.spark.sunk import Sunk
 from tests.spark.test_savepoint_restore import Counting, folder, leave_a_failed_attempt
@@ -89,10 +88,6 @@ class Tools:
 
     def assert_exact(self) -> None:
         assert self.counting.output() == self.counting.expected(0, self.counting.fed)
-
-
-def die(event: c.Event) -> None:
-    raise RuntimeError(f"died after {type(event).__name__}")
 
 
 @pytest.fixture

@@ -11,22 +11,16 @@ import pytest
 
 import tallystick as ts
 from tallystick.checkpoint.folder import CheckpointFolder
-from tallystick.epoch import protocol as c
 from tallystick.epoch.two_phase import Owner
 from tallystick.ops.inspection import DECIDED, SETTLED, inspect
 from tallystick.storage.file_storage import FileStorage
 from tests.files.file_sinks import opened, place, prepared, rows
-from tests.spark.flow import Facts, Flow, pass_on
+from tests.spark.flow import Facts, Flow, die, pass_on
 from tests.spark.sunk import open_ids
 from tests.spark.topics import read_committed, wait_until_nothing_is_pending
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-def die(event: c.Event) -> None:
-    """The driver gets no further than this, and tidies nothing up."""
-    raise RuntimeError(f"died after {type(event).__name__}")
 
 
 @pytest.fixture(params=["resident", "jobs"])

@@ -10,22 +10,20 @@ from tests.spark import jvm
 from tests.state.pyspark import spark_processors
 
 TIMEZONE = "America/New_York"
-QUICK = {
-    **jvm.INTERPRETED,
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+STATE_STORE = "spark.sql.streaming.stateStore"
+SETTINGS = {
+    f"{STATE_STORE}.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.session.timeZone": TIMEZONE,
 }
 
 
 @pytest.fixture(scope="session")
 def tws_session(shared_spark: SparkSession) -> Iterator[SparkSession]:
     """A session of its own, in a time zone that is not UTC."""
-    session = shared_spark.newSession()
-    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
-    session.conf.set("spark.sql.shuffle.partitions", "1")
-    session.conf.set("spark.sql.session.timeZone", TIMEZONE)
-    for name, value in QUICK.items():
-        session.conf.set(name, value)
+    session = jvm.interpreting_session(shared_spark, SETTINGS)
     # Spark's workers cannot import the tests.
     cloudpickle.register_pickle_by_value(spark_processors)
     yield session
