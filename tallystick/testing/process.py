@@ -42,6 +42,11 @@ class ProcessGroup:
         self._lifeline = os.fdopen(write_end, "wb", buffering=0)
         _close_in_forked_children(self._lifeline)
 
+    @property
+    def id(self) -> int:
+        """The number of the group."""
+        return self._watchdog.pid
+
     def spawn(
         self, command: Sequence[str | Path], log_path: Path, **options: Any
     ) -> subprocess.Popen[bytes]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tallystick.testing.process import ProcessGroup
+from tests.spark.forked_driver import ForkedProcess, KeptJvm, take_jvm
 
 JOB = Path(__file__).with_name("crash_job.py")
 WAIT_S = 150.0
@@ -24,19 +25,34 @@ class DriverProcess:
         log: where goes what it prints, Spark's log included.
         config: Spark settings, and `log.level`.
         job: the program, `crash_job.py` or one made of it.
+        kept_jvm: whose JVM it uses, until it ends; None: it starts a Python and a JVM of its own.
     """
 
-    def __init__(self, log: Path, config: dict[str, str] | None = None, job: Path = JOB) -> None:
-        self._log = log
+    def __init__(
+        self,
+        log: Path,
+        config: dict[str, str] | None = None,
+        job: Path = JOB,
+        kept_jvm: KeptJvm | None = None,
+    ) -> None:
+        self._logs = [log, *([kept_jvm.log] if kept_jvm is not None else [])]
+        self._kept_jvm = kept_jvm
         self._file = log.open("a")
-        self._group = ProcessGroup()  # its JVM is in it too
-        self._process = self._group.start(
-            [sys.executable, str(job), json.dumps(config or {})],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._file,
-            text=True,
-        )
+        self._group = ProcessGroup()  # a JVM of its own is in it too
+        arguments = [str(job), json.dumps(config or {})]
+        self._process: subprocess.Popen[str] | ForkedProcess
+        if kept_jvm is not None:
+            self._process = ForkedProcess(
+                arguments, self._group.id, kept_jvm.variables, stderr=self._file
+            )
+        else:
+            self._process = self._group.start(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._file,
+                text=True,
+            )
         self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.facts: list[str] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -77,6 +93,7 @@ class DriverProcess:
             ended = self._wait_for("error")
             raise AssertionError(f"it was to be killed, and ended: {ended}\n{self.log_tail()}")
         assert self._process.wait() == -signal.SIGKILL, self.log_tail()
+        self._clear_jvm()
 
     def wait_for_end(self) -> str | None:
         """Wait until the run is over; the text of its error."""
@@ -84,22 +101,33 @@ class DriverProcess:
 
     def pause(self) -> None:
         """SIGSTOP to the driver, its JVM included; what its workers have begun goes on."""
-        self._group.send_signal(signal.SIGSTOP)
+        self._send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT."""
-        self._group.send_signal(signal.SIGCONT)
+        self._send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End it and what it started; again is fine."""
         self._group.close()
         self._process.wait()
+        self._clear_jvm()
         self._thread.join()
         self._file.close()
 
     def log_tail(self) -> str:
         """The end of what it wrote to stderr."""
-        return self._log.read_text(errors="replace")[-4000:]
+        return "\n".join(log.read_text(errors="replace")[-4000:] for log in self._logs)
+
+    def _send_signal(self, number: signal.Signals) -> None:
+        self._group.send_signal(number)
+        if self._kept_jvm is not None:
+            self._kept_jvm.send_signal(number)
+
+    def _clear_jvm(self) -> None:
+        if self._kept_jvm is not None:
+            self._kept_jvm.clear()
+            self._kept_jvm = None
 
     def _command(self, **command: Any) -> None:
         assert self._process.stdin is not None
@@ -126,7 +154,7 @@ class DriverProcess:
 
 
 class Drivers:
-    """Starts driver processes ahead of need, since a JVM takes its time.
+    """Starts driver processes, and keeps the JVM of each that has ended for the next one.
 
     Args:
         folder: for their logs.
@@ -138,11 +166,9 @@ class Drivers:
         self._all: list[DriverProcess] = []
         self._spares: list[DriverProcess] = []
 
-    def take(self, *, spares: int = 0) -> DriverProcess:
-        """One that nobody uses; afterwards, `spares` are kept starting."""
-        while len(self._spares) < 1 + spares:
-            self._spares.append(self._start())
-        return self._spares.pop(0)
+    def take(self) -> DriverProcess:
+        """One that nobody uses."""
+        return self._spares.pop() if self._spares else self._start()
 
     def give_back(self, driver: DriverProcess) -> None:
         """Let another test have it: it is alive, and runs nothing."""
@@ -154,6 +180,7 @@ class Drivers:
             driver.stop()
 
     def _start(self) -> DriverProcess:
-        driver = DriverProcess(self._folder / f"driver-{len(self._all)}.log", **self._settings)
+        log = self._folder / f"driver-{len(self._all)}.log"
+        driver = DriverProcess(log, **self._settings, kept_jvm=take_jvm(self._folder))
         self._all.append(driver)
         return driver

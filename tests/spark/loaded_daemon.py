@@ -37,9 +37,17 @@ TEMPLATE = "TEST_DAEMONS_TEMPLATE"
 """The environment variable that says where the template listens; what a test starts inherits it."""
 
 
+_kept: list[object] = []
+"""What ends with this process."""
+
+
 @cache
-def start_template() -> tuple[ProcessGroup, tempfile.TemporaryDirectory[str]]:
-    """Start the template of this process; what starts from now on has workers of its forks."""
+def start_template() -> str:
+    """Start the template of this process; what starts from now on has workers of its forks.
+
+    Returns:
+        the address where it listens.
+    """
     folder = tempfile.TemporaryDirectory(prefix="test-daemons-")
     address = os.path.join(folder.name, "socket")
     group = ProcessGroup()
@@ -49,7 +57,8 @@ def start_template() -> tuple[ProcessGroup, tempfile.TemporaryDirectory[str]]:
         env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},  # as Spark's daemons
     )
     os.environ[TEMPLATE] = address
-    return group, folder  # both end with this process
+    _kept.extend((group, folder))
+    return address
 
 
 def serve_forks(address: str) -> None:
@@ -65,7 +74,7 @@ def serve_forks(address: str) -> None:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if early_daemon.take_place(connection):
-                serve()
+                become_what_was_asked_for(connection)
             os._exit(0)
         connection.close()
 
@@ -77,6 +86,15 @@ def load() -> None:
     if are_compiled():
         for module in WARM_UP_MODULES:
             importlib.import_module(module).warm_up()
+
+
+def become_what_was_asked_for(connection: socket.socket) -> None:
+    """Be a daemon or a driver, to its end."""
+    forked_driver = importlib.import_module("tests.spark.forked_driver")
+    if forked_driver.GROUP in os.environ:
+        forked_driver.keep(connection)
+    else:
+        serve()
 
 
 def serve() -> None:

@@ -61,7 +61,7 @@ def test_a_driver_killed_behind_every_fact_of_the_protocol_loses_and_repeats_not
     settings = {"foreach_batch": True, "epoch_records": 40}
     flow.feed(RECORD_COUNT, partition=0)
     for fact, occurrence in _kills(KILLS, IN_EVERY_RUN):
-        driver = drivers.take(spares=1)
+        driver = drivers.take()
         driver.run(flow.spec(kill_at=fact, occurrence=occurrence, **settings))
         driver.wait_until_killed()
         driver.stop()
@@ -84,7 +84,7 @@ def test_the_same_of_a_pipeline(flow: Flow, drivers: Drivers, execution: str) ->
     flow.feed(RECORD_COUNT, partition=0)
     kills = _kills(LOOP_KILLS, LOOP_IN_EVERY_RUN)
     for fact, occurrence in kills:
-        driver = drivers.take(spares=int((fact, occurrence) != kills[-1]))
+        driver = drivers.take()
         settings = {"kill_at": fact, "occurrence": occurrence, "execution": execution}
         driver.run(flow.spec(epoch_records=40, **settings))
         driver.wait_until_killed()

@@ -63,7 +63,7 @@ def test_counts_go_on_over_kills_rescales_and_lost_or_old_copies_of_state(
     for number in range(kill_count):
         flights.feed(1000)
         fact, occurrence, later_s = next(kills)
-        driver = keyed.take(spares=1)
+        driver = keyed.take()
         run = flights.spec(
             next(parallelisms),
             execution=execution,
@@ -98,7 +98,7 @@ def test_windows_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
     settings = {"execution": execution, kind: True}
     for fact, occurrence, later_s in KILLS:
         flights.feed(1000)
-        driver = keyed.take(spares=1)
+        driver = keyed.take()
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
         records = EPOCH_RECORDS[execution]
         driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **settings))
@@ -172,7 +172,7 @@ def test_a_paused_driver_that_wakes_up_after_a_rescale_is_fenced_and_changes_not
 ) -> None:
     flights = Flights(flow, load(4000))
     flights.feed(2000)
-    zombie, successor = keyed.take(spares=1), keyed.take()
+    zombie, successor = keyed.take(), keyed.take()
     blocked = {"block_at": "OutputCounted", "occurrence": 2, "execution": execution}
     zombie.run(flights.spec(2, epoch_records=300, **blocked))
     zombie.wait_until_blocked()
@@ -204,7 +204,7 @@ def test_pairs_are_put_out_once_over_kills_rescales_and_lost_copies_of_state(
     parallelisms = cycle(PARALLELISMS)
     for fact, occurrence, later_s in KILLS:
         flights.feed(500)
-        driver = keyed.take(spares=1)
+        driver = keyed.take()
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
         records = EPOCH_RECORDS[execution]
         driver.run(flights.spec(next(parallelisms), epoch_records=records, **kill, **settings))
@@ -233,7 +233,7 @@ def test_kills_between_the_positions_of_two_inputs(
     flights = Flights(flow, load(2000), other)
     for parallelism, fact in ((3, "ManifestWritten"), (1, "TransactionCommitted")):
         flights.feed(500)
-        driver = keyed.take(spares=1)
+        driver = keyed.take()
         settings = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
         driver.run(
             flights.spec(parallelism, other_topic=other, kill_at=fact, occurrence=2, **settings)

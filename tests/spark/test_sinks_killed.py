@@ -185,7 +185,7 @@ def test_a_driver_killed_with_all_that_is_its_own(
     for chain in ALL if IS_LONG else [kills]:
         sunk.flow.feed(90)
         for fact, occurrence in chain:
-            driver = drivers.take(spares=1)
+            driver = drivers.take()
             driver.run(sunk.spec(kill_at=fact, occurrence=occurrence, epoch_records=30))
             driver.wait_until_killed()
             driver.stop()

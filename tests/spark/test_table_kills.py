@@ -95,7 +95,7 @@ def test_all_tasks_have_one_table_over_kills_and_rescales_and_a_reader_that_dies
     for fact, occurrence, later_s in KILLS:
         flights.rule()
         flights.feed(1000)
-        driver = drivers_with_tables.take(spares=1)
+        driver = drivers_with_tables.take()
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
         records = EPOCH_RECORDS[execution]
         settings = {"execution": execution, "epoch_records": records}
@@ -177,7 +177,7 @@ def test_held_rows_are_neither_lost_nor_put_out_twice_over_kills_and_rescales(
     settings = {"execution": execution, "epoch_records": EPOCH_RECORDS[execution]}
     for number, (fact, occurrence, later_s) in enumerate(KILLS):
         feed(flow, data.iloc[1000 * number : 1000 * (number + 1)])
-        driver = drivers_with_tables.take(spares=1)
+        driver = drivers_with_tables.take()
         kill = {"kill_at": fact, "occurrence": occurrence, "delay_s": later_s}
         driver.run(flow.spec(master=f"local[{next(masters)}]", **settings, **kill))
         driver.wait_until_killed()

@@ -47,7 +47,7 @@ def test_a_topic_and_tables_agree_after_drivers_are_killed(flow: Flow, drivers: 
     compactions = 0
     for fact in KILLS:
         flow.feed(300)
-        driver = drivers.take(spares=int(fact != KILLS[-1]))
+        driver = drivers.take()
         driver.run(flow.spec(sinks=sinks, kill_at=fact, occurrence=8, epoch_records=30))
         driver.wait_until_killed()
         driver.stop()
