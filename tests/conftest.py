@@ -5,9 +5,11 @@ does for users.
 """
 
 import gc
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -106,7 +108,8 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
     }
-    session = ts.spark_session("tests", master="local[2]", config=config)
+    with mock.patch.dict(os.environ, {loaded_daemon.PYTHON: loaded_daemon.stand_in()}):
+        session = ts.spark_session("tests", master="local[2]", config=config)
     session.sparkContext.setLogLevel("ERROR")
     if PYSPARK_VERSION >= streaming.PYSPARK_VERSION_MIN:
         ts.register(session)

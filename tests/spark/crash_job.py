@@ -240,7 +240,10 @@ def show(spark: SparkSession, spec: dict[str, Any], query: Query | StreamingQuer
 
 def session(master: str, config: dict[str, str]) -> SparkSession:
     """A session as small and quick to start as it gets."""
-    workers = loaded_daemon.SETTINGS if is_in_one_jvm(master) else loaded_daemon.SPARKS_OWN
+    workers = loaded_daemon.SETTINGS
+    if not is_in_one_jvm(master):
+        workers = loaded_daemon.SPARKS_OWN
+        os.environ[loaded_daemon.PYTHON] = sys.executable
     spark = ts.spark_session(
         "crash-job",
         master=master,

@@ -19,6 +19,7 @@ import threading
 import traceback
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
@@ -48,15 +49,17 @@ class KeptJvm:
         conf = SparkConf(loadDefaults=False).set(JAVA_OPTIONS, jvm.options())
         with log.open("a") as output:
             options = {"stdout": output, "stderr": output, "process_group": 0}
-            self._gateway: Any = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
+            with mock.patch.dict(os.environ, {loaded_daemon.PYTHON: loaded_daemon.stand_in()}):
+                self._gateway: Any = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables by which PySpark finds the JVM."""
+        """The environment variables by which PySpark finds the JVM, and the JVM a Python."""
         parameters = self._gateway.gateway_parameters
         return {
             "PYSPARK_GATEWAY_PORT": str(parameters.port),
             "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
+            loaded_daemon.PYTHON: loaded_daemon.stand_in(),
         }
 
     @property

@@ -1,10 +1,10 @@
-"""Spark's daemons of Python workers, which have loaded what a pipeline's workers import.
+"""Processes that Spark starts with Python, as forks of one that has loaded what they import.
 
 A worker is a fork of its daemon, and each would take 2 s of a core to import packages and kernels
-for itself. So would each daemon, one for every JVM of a test: a daemon here is a fork of one
-template of the test process, and what Spark has started is a stand-in for it, as it is for
-`tallystick.spark.early_daemon`. Without a template a daemon loads for itself.
-The daemons of other workers, as those that create a data source, are Spark's own.
+for itself. So would each daemon, one for every JVM of a test, and each process that creates a data
+source, plans its read, or serves a query: here they are forks of one template of the test process.
+What Spark has started is a stand-in for its fork, as it is for `tallystick.spark.early_daemon`.
+Without a template it is what Spark wants, and a daemon of tasks loads for itself.
 
     test process ── starts ──► template: imports packages, loads kernels, and listens
     JVM ── starts ──► stand-in ── its files, environment, arguments ──► fork of the template
@@ -12,6 +12,7 @@ The daemons of other workers, as those that create a data source, are Spark's ow
 
 import importlib
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -32,7 +33,20 @@ SETTINGS = {
 }
 """Of a Spark whose workers are such forks."""
 SPARKS_OWN = {"spark.python.daemon.module": "pyspark.daemon"}
-TASKS = "pyspark.worker"
+DAEMON, TASKS = "pyspark.daemon", "pyspark.worker"
+PYTHON = "PYSPARK_PYTHON"
+"""The environment variable that says which Python Spark starts."""
+STAND_IN = """#!{python} -IS
+# Isolated and without packages, since all that it does is to hand its place on.
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("early_daemon", {early_daemon!r})
+early_daemon = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(early_daemon)
+sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(":")), *{path!r}]
+is_sparks = sys.argv[1:2] == ["-m"] and sys.argv[2].startswith(("pyspark.", {module!r}))
+if not is_sparks or not early_daemon.stand_in({address!r}):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+"""
 TEMPLATE = "TEST_DAEMONS_TEMPLATE"
 """The environment variable that says where the template listens; what a test starts inherits it."""
 
@@ -43,7 +57,7 @@ _kept: list[object] = []
 
 @cache
 def start_template() -> str:
-    """Start the template of this process; what starts from now on has workers of its forks.
+    """Start the template of this process; daemons of tasks are its forks from now on.
 
     Returns:
         the address where it listens.
@@ -88,13 +102,40 @@ def load() -> None:
             importlib.import_module(module).warm_up()
 
 
+@cache
+def stand_in() -> str:
+    """Return the Python for a Spark on this machine whose every process is to be a fork."""
+    address = start_template()
+    program = Path(address).with_name("python")
+    program.write_text(
+        STAND_IN.format(
+            python=sys.executable,
+            early_daemon=early_daemon.__file__,
+            path=[entry for entry in sys.path if entry],
+            module=MODULE,
+            address=address,
+        )
+    )
+    program.chmod(0o700)
+    return str(program)
+
+
 def become_what_was_asked_for(connection: socket.socket) -> None:
-    """Be a daemon or a driver, to its end."""
+    """Be a driver, a daemon or another program of Spark's, to its end."""
     forked_driver = importlib.import_module("tests.spark.forked_driver")
     if forked_driver.GROUP in os.environ:
         forked_driver.keep(connection)
-    else:
+        return
+    os.environ.pop(TEMPLATE, None)
+    module = MODULE
+    if sys.argv[1] == "-m":
+        module = sys.argv.pop(2)
+        del sys.argv[1]
+    if module in (MODULE, DAEMON):
         serve()
+    else:
+        sys.modules.pop(module, None)  # else runpy warns of it
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def serve() -> None:
