@@ -40,7 +40,7 @@ $(READY): pyproject.toml tools/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing Tallystick and what it needs into .venv"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,check,docs]' --editable tools
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable '.[test,check,docs]' --editable tools  # modules are compiled where they are imported
 	@$(BIN)/python -c 'from tallystick.host.java import java_home; java_home()' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' --editable tools
 	@$(BIN)/tallystick warm-up
 	@touch $(READY)
