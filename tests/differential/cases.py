@@ -99,17 +99,19 @@ CASES = {
     "between two times": batch(
         CLOCK, LATE, {"startingTimestamp": after(1), "endingTimestamp": after(7)}
     ),
-    # As streams.
-    "stream from earliest": stream({"subscribe": "transactions"}, EARLIEST),
-    "stream in steps": stream(UNEQUAL, EARLIEST, {"maxOffsetsPerTrigger": "200"}),
+    # As streams; each has a Python of its own in Spark.
+    "stream from earliest, with headers": stream(
+        {"subscribe": "transactions,oddities", "includeHeaders": "true"}, EARLIEST
+    ),
+    "stream in steps, split up": stream(
+        UNEQUAL, EARLIEST, {"maxOffsetsPerTrigger": "200", "minPartitions": "7"}
+    ),
     "stream from latest": stream(UNEQUAL, {"startingOffsets": "latest"}, empty=True),
     "stream from offsets": stream(
         UNEQUAL, {"startingOffsets": offsets("unequal", 650, -1, -2, -2)}
     ),
     "stream from a time": stream(CLOCK, LATE, {"startingTimestamp": after(2)}),
     "stream from times": stream(CLOCK, LATE, {"startingOffsetsByTimestamp": at(0, 1, 11, 0)}),
-    "stream with headers": stream({"subscribe": "oddities", "includeHeaders": "true"}, EARLIEST),
-    "stream split up": stream(UNEQUAL, EARLIEST, {"minPartitions": "7"}),
     # What must not be read.
     "unknown topic": batch({"subscribe": "nobody-knows-it"}, fails=True),
     "unknown topic as a stream": stream({"subscribe": "nobody-knows-it"}, fails=True),

@@ -14,7 +14,7 @@ from pathlib import Path
 import tallystick as ts
 from benchmarks.harness.spark_connector import FORMAT, connector_jars
 from tallystick.testing.process import ProcessGroup
-from tests.differential.reading import SESSION, Case, Outcome, load, read
+from tests.differential.reading import SESSION, Case, Outcome, load, read_all
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 300.0
@@ -74,9 +74,12 @@ def main() -> None:
     config = {**SESSION, "spark.jars": jars, "spark.local.dir": str(folder / "spark")}
     spark = ts.spark_session("connector", master="local[2]", config=config)
     spark.sparkContext.setLogLevel("ERROR")
-    for name, fields in json.loads(sys.stdin.readline()).items():
-        case = Case(**{**fields, "options": {**fields["options"], **OPTIONS}})
-        read(spark, FORMAT, name, case, folder).save(folder / f"{name}.arrow")
+    cases = {
+        name: Case(**{**fields, "options": {**fields["options"], **OPTIONS}})
+        for name, fields in json.loads(sys.stdin.readline()).items()
+    }
+    for name, outcome in read_all(spark, FORMAT, cases, folder).items():
+        outcome.save(folder / f"{name}.arrow")
     spark.stop()
 
 

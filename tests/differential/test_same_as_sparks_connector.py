@@ -10,8 +10,9 @@ from tallystick.spark.streaming.source import FORMAT
 from tallystick.testing import EmbeddedKafka
 from tests.differential.cases import CASES, DIFFERENT
 from tests.differential.connector_process import ConnectorProcess
-from tests.differential.reading import Case, Outcome, read
+from tests.differential.reading import Case, Outcome, read_all
 from tests.differential.strange_topics import BROKER, StrangeTopics
+from tests.spark import jvm
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -40,9 +41,10 @@ def cases(process: ConnectorProcess) -> Iterator[dict[str, Case]]:
 
 
 @pytest.fixture(scope="module")
-def spark(cases: dict[str, Case], shared_spark: SparkSession) -> SparkSession:
+def spark(cases: dict[str, Case], shared_spark: SparkSession) -> Iterator[SparkSession]:
     """A session for ours, which comes up while the other one works."""
-    return shared_spark
+    with jvm.interpreting(shared_spark):
+        yield shared_spark
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +52,7 @@ def ours(
     cases: dict[str, Case], spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Outcome]:
     """What came of each case in ours."""
-    folder = tmp_path_factory.mktemp("ours")
-    return {name: read(spark, FORMAT, name, case, folder) for name, case in cases.items()}
+    return read_all(spark, FORMAT, cases, tmp_path_factory.mktemp("ours"))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,7 @@ def test_both_connectors_agree(
     assert actual.rows.schema == expected.rows.schema
     assert actual.rows.to_pylist() == expected.rows.to_pylist()
     assert actual.epochs == expected.epochs
+    assert sum(actual.epochs) == (actual.rows.num_rows if case.streaming else 0)
     assert case.empty == (expected.rows.num_rows == 0), "the case tells nothing"
 
 

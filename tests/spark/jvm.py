@@ -11,7 +11,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def interpreting_session(
     for name, value in own.items():
         session.conf.set(name, value)
     return session
+
+
+@contextmanager
+def interpreting(shared_spark: SparkSession) -> Iterator[SparkSession]:
+    """Have the shared session itself do so for a while: it is the one that knows our format."""
+    before = {name: str(shared_spark.conf.get(name)) for name in INTERPRETED}
+    for name, value in INTERPRETED.items():
+        shared_spark.conf.set(name, value)
+    yield shared_spark
+    for name, value in before.items():
+        shared_spark.conf.set(name, value)
 
 
 def _record(archive: Path) -> None:
