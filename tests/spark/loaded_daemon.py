@@ -13,16 +13,18 @@ Without a template it is what Spark wants, and a daemon of tasks loads for itsel
 import importlib
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
 from tallystick.host.forks import make_ready_for_forks
 from tallystick.host.kernel_cache import WARM_UP_MODULES, are_compiled
-from tallystick.spark import early_daemon
+from tallystick.spark import PYSPARK_VERSION, early_daemon, streaming
 from tallystick.testing.process import ProcessGroup
 
 MODULE = "tests.spark.loaded_daemon"
@@ -34,6 +36,19 @@ SETTINGS = {
 """Of a Spark whose workers are such forks."""
 SPARKS_OWN = {"spark.python.daemon.module": "pyspark.daemon"}
 DAEMON, TASKS = "pyspark.daemon", "pyspark.worker"
+PROGRAMS = (
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pyspark.sql.streaming.transform_with_state_driver_worker",
+)
+"""Those that Spark starts for each streaming query, without a daemon."""
+OF_SOURCES = (
+    *PROGRAMS,
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.plan_data_source_read",
+    "tallystick.spark.streaming.source",
+)
+"""The modules that Spark's processes of streams and of a data source of ours import."""
 PYTHON = "PYSPARK_PYTHON"
 """The environment variable that says which Python Spark starts."""
 STAND_IN = """#!{python} -IS
@@ -95,7 +110,8 @@ def serve_forks(address: str) -> None:
 
 def load() -> None:
     """Load what the workers of all pipelines import."""
-    for package in early_daemon.PACKAGES:
+    has_sources = PYSPARK_VERSION >= streaming.PYSPARK_VERSION_MIN
+    for package in (*early_daemon.PACKAGES, *(OF_SOURCES if has_sources else ())):
         importlib.import_module(package)
     if are_compiled():
         for module in WARM_UP_MODULES:
@@ -134,8 +150,17 @@ def become_what_was_asked_for(connection: socket.socket) -> None:
     if module in (MODULE, DAEMON):
         serve()
     else:
+        threading.Thread(target=end_with, args=[connection], daemon=True).start()
         sys.modules.pop(module, None)  # else runpy warns of it
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def end_with(connection: socket.socket) -> None:
+    """End this process as soon as its stand-in does, which Spark kills."""
+    poll = select.poll()
+    poll.register(connection, 0)  # for POLLHUP
+    poll.poll()
+    os._exit(0)
 
 
 def serve() -> None:
