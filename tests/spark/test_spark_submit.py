@@ -92,12 +92,14 @@ def machines(folder: Path, kafka: EmbeddedKafka) -> Iterator[Machines]:
         machines_started.close()
 
 
-def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(
+    tidied_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     master, worker, submit = commands()
-    with EmbeddedKafka() as kafka, machines(tmp_path, kafka) as all_of_them:
-        options = kafka.confluent_options()
+    with machines(tmp_path, tidied_kafka) as all_of_them:
+        options = tidied_kafka.confluent_options()
         for topic in ("flights", "late"):
-            kafka.create_topic(topic, 2)
+            tidied_kafka.create_topic(topic, 2)
 
         def fly(first: int, count: int) -> None:
             rows = [
