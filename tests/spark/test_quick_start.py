@@ -121,8 +121,12 @@ def test_the_jvm_maps_the_archive_that_warm_up_has_made(
 def test_an_archive_is_made_once(home: Path) -> None:
     archive_stat = archive_in(home).stat()
     command = [sys.executable, "-m", "tallystick", "warm-up"]
-    subprocess.run(command, env=environment(home), check=True, timeout=300)
+    done = subprocess.run(
+        command, env=environment(home), check=True, capture_output=True, text=True, timeout=300
+    )
     assert archive_in(home).stat() == archive_stat
+    assert "kernels are compiled in" in done.stdout
+    assert "about 25 s" not in done.stdout + done.stderr, "that is for a terminal"
 
 
 @pytest.mark.parametrize(
