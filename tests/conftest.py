@@ -12,11 +12,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.spark import PYSPARK_VERSION, streaming
+from tallystick.testing import EmbeddedKafka
 from tests.spark import jvm, loaded_daemon
 
 # A failure in what tests share says what differed.
@@ -94,6 +96,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and len(reporter.stats.get("rerun", [])) > RERUNS_MAX:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def tidied_kafka(tallystick_kafka: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
+    """The shared broker, for programs that choose the names of topics: they are gone afterwards."""
+    admin = AdminClient(tallystick_kafka.confluent_options())
+    before = admin.list_topics(timeout=20).topics.keys()
+    yield tallystick_kafka
+    names = admin.list_topics(timeout=20).topics.keys() - before
+    new = [name for name in names if not name.startswith("__")]
+    for deleted in (admin.delete_topics(new) if new else {}).values():
+        deleted.result(20)
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,10 @@ import runpy
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from tallystick import testing
@@ -64,21 +62,10 @@ def run_program(program: Path, folder: Path) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.fixture(scope="module")
-def module_kafka() -> Iterator[EmbeddedKafka]:
-    """A broker without topics of other tests: an example chooses its names."""
-    with EmbeddedKafka() as running:
-        yield running
-
-
 @pytest.fixture
-def kafka(module_kafka: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
-    """The broker; its topics are gone after each example."""
-    yield module_kafka
-    admin = AdminClient(module_kafka.confluent_options())
-    topics = [name for name in admin.list_topics(timeout=20).topics if not name.startswith("__")]
-    for deleted in admin.delete_topics(topics).values():
-        deleted.result(20)
+def kafka(tidied_kafka: EmbeddedKafka) -> EmbeddedKafka:
+    """The shared broker, without topics of other examples: each chooses its names."""
+    return tidied_kafka
 
 
 @pytest.mark.parametrize("name", [name for name in LAST_LINES if name != OWN_SESSION])

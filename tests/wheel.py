@@ -1,6 +1,7 @@
 """Build the wheels and use them where the repository is not: `python -m tests.wheel [folder]`.
 
-Each wheel is built from its sdist, so that this is whole too. Tallystick's is installed with its
+Each wheel is built from its sdist, so that this is whole too, by a Python that has what both ask
+for and nothing of ours. Tallystick's is installed with its
 extras `demo` and `java` into a new virtual environment in a temporary folder, which takes the wheel
 of the tools from beside it; there `tallystick --help` and a short demo run, with a path that has
 none of our files. Sdists and wheels stay in `dist`, or in the folder that is named. Tests do the
@@ -15,13 +16,16 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 import tallystick
 from tallystick.host import kernel_cache
+from tests.spark import jvm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(tallystick.__file__).parent
@@ -47,8 +51,15 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def build(source: Path, into: Path) -> Path:
     """Build sdists and wheels of the package and its tools; return the path of its wheel."""
-    _build(source / "tools", into, "tallystick_tools")
-    return _build(source, into, "tallystick")
+    with TemporaryDirectory(prefix="tallystick-build-") as folder:
+        python = _new_python(Path(folder))
+        files = [project / "pyproject.toml" for project in (source, source / "tools")]
+        systems = [tomllib.loads(file.read_text())["build-system"] for file in files]
+        asked_for = {requirement for system in systems for requirement in system["requires"]}
+        ours = f"build=={version('build')}"
+        run(*_pip_of(python), ours, *sorted(asked_for), cwd=Path(folder))
+        _build(source / "tools", into, "tallystick_tools", python)
+        return _build(source, into, "tallystick", python)
 
 
 def tools_beside(wheel: Path) -> Path:
@@ -61,7 +72,7 @@ def sdist_beside(wheel: Path) -> Path:
     return wheel.with_name(wheel.name.replace("-py3-none-any.whl", ".tar.gz"))
 
 
-def _build(source: Path, into: Path, package: str) -> Path:
+def _build(source: Path, into: Path, package: str, python: Path) -> Path:
     """Build the sdist of what git knows in a folder, and from that the wheel; return its path."""
     listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
     beside = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
@@ -72,7 +83,7 @@ def _build(source: Path, into: Path, package: str) -> Path:
                 target = Path(copy, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes((source / name).read_bytes())
-        run(sys.executable, "-m", "build", "--outdir", into, ".", cwd=Path(copy))
+        run(python, "-m", "build", "--no-isolation", "--outdir", into, ".", cwd=Path(copy))
     wheel = max(into.glob(f"{package}-*.whl"), key=lambda path: path.stat().st_mtime_ns)
     packed = set(ZipFile(wheel).namelist())
     missing = [name for name in names if name.startswith(f"{package}/") and name not in packed]
@@ -119,15 +130,27 @@ def _tool(name: str, folder: Path) -> Path:
 
 def beside_packages(wheel: Path, folder: Path) -> Command:
     """Install the two wheels alone; packages and compiled kernels are those of this environment."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, *PIP[1:], "--no-deps")
-    run(*pip, wheel, tools_beside(wheel), cwd=folder)
+    python = _new_python(folder)
+    run(*_pip_of(python), "--no-deps", wheel, tools_beside(wheel), cwd=folder)
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
     installed = Path(site.strip(), "tallystick")
     installed.with_name("beside.pth").write_text(sysconfig.get_path("purelib"))
     _take_kernels(installed, folder / "kernels")
-    return (python.with_name("tallystick"),)
+    # For the JVM that reads the state, a dozen rows: with the archive and no code made for them.
+    interpreted = (f"-D{name}={value}" for name, value in jvm.INTERPRETED.items())
+    options = " ".join((jvm.options(), *interpreted))
+    return ("env", f"SPARK_SUBMIT_OPTS={options}", python.with_name("tallystick"))
+
+
+def _new_python(folder: Path) -> Path:
+    """Return the Python of a new environment, which has nothing, pip neither."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    return folder / "venv" / "bin" / "python"
+
+
+def _pip_of(python: Path) -> Command:
+    """Return how this environment's pip installs into another."""
+    return (sys.executable, "-m", "pip", "--python", python, *PIP[1:])
 
 
 def _take_kernels(installed: Path, into: Path) -> None:

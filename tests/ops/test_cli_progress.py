@@ -1,5 +1,6 @@
 """What a person on a terminal sees of a command that takes its time, and what a pipe gets."""
 
+import io
 import os
 import pty
 import re
@@ -8,11 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tallystick.__main__ import app
 from tallystick.ops.cli_progress import checkpoint_bytes, epoch_bytes, savepoint_bytes
 from tallystick.testing import EmbeddedKafka, jars
 from tallystick.testing.process import free_ports
@@ -23,13 +28,13 @@ TALLYSTICK = (sys.executable, "-m", "tallystick")
 WIDE = {"TERM": "xterm", "COLUMNS": "200"}
 
 
-def on_a_terminal(
+def process_on_a_terminal(
     words: list[str],
     env: Mapping[str, str] = {},
     until: Callable[[bytes], bool] = lambda _: False,
     exit_code: int = 0,
 ) -> tuple[str, str]:
-    """What a command writes to a pipe, and to the terminal that its errors go to.
+    """What a process of the command writes to a pipe, and to the terminal that its errors go to.
 
     Args:
         words: of the command.
@@ -46,11 +51,8 @@ def on_a_terminal(
     ) as process:
         os.close(theirs)
         shown, is_over = b"", False
-        while True:
-            try:
-                shown += os.read(ours, 4096)
-            except OSError:  # the other end is closed
-                break
+        while chunk := read(ours):
+            shown += chunk
             if not is_over and until(shown):
                 is_over = True
                 process.send_signal(signal.SIGINT)
@@ -61,13 +63,39 @@ def on_a_terminal(
     return output, shown.decode(errors="replace")
 
 
-def on_a_pipe(words: list[str], env: Mapping[str, str] = {}, exit_code: int = 0) -> str:
+def read(terminal: int) -> bytes:
+    """What comes next; nothing when the other end is closed."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""
+
+
+def on_a_terminal(words: list[str], exit_code: int = 0) -> tuple[str, str]:
+    """What the command itself, called here, writes to its output and to such a terminal."""
+    ours, theirs = pty.openpty()
+    with (
+        ThreadPoolExecutor() as pool,
+        redirect_stdout(io.StringIO()) as output,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        reading = pool.submit(lambda: b"".join(iter(lambda: read(ours), b"")))
+        for name, value in WIDE.items():
+            patch.setenv(name, value)
+        with open(theirs, "w") as terminal, redirect_stderr(terminal):
+            with pytest.raises(SystemExit) as ended:
+                app(words)
+        shown = reading.result()
+    os.close(ours)
+    assert ended.value.code == exit_code, (output.getvalue(), shown)
+    return output.getvalue(), shown.decode(errors="replace")
+
+
+def on_a_pipe(words: list[str], exit_code: int = 0) -> str:
     """All that the same command writes where nobody watches."""
-    done = subprocess.run(
-        [*TALLYSTICK, *words], capture_output=True, text=True, env={**os.environ, **env}
-    )
-    assert done.returncode == exit_code, done.stderr
-    return done.stdout + done.stderr
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == exit_code, done.output
+    return done.output
 
 
 def total_shown(shown: str) -> list[tuple[str, str]]:
@@ -134,7 +162,7 @@ def test_a_terminal_sees_how_much_is_left_and_a_pipe_does_not(
 
 def test_a_checkpoint_that_cannot_be_read_fails_as_ever(tmp_path: Path) -> None:
     """What is expected is found out before, and is not worth an error of its own."""
-    _, shown = on_a_terminal(["inspect", "--verify", str(tmp_path)], exit_code=1)
+    _, shown = process_on_a_terminal(["inspect", "--verify", str(tmp_path)], exit_code=1)
 
     assert "holds no committed epoch" in shown
     assert "Traceback" not in shown
@@ -156,7 +184,9 @@ def test_the_doctor_says_what_it_looks_at(
 
 
 @pytest.mark.broker
-def test_a_recovery_says_what_it_does(tallystick_kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_recovery_says_what_it_does(
+    tallystick_kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tallystick_kafka.create_topic("recovered", 1)
     servers = tallystick_kafka.bootstrap_servers
     (tmp_path / "recovered_job.py").write_text(
@@ -167,24 +197,27 @@ def test_a_recovery_says_what_it_does(tallystick_kafka: EmbeddedKafka, tmp_path:
     )
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "metadata").write_text('{"id": "recovered"}')
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', Path.cwd())}"}
+    monkeypatch.syspath_prepend(tmp_path)
     words = ["recover", "recovered_job:pipeline", "--checkpoint", str(tmp_path / "checkpoint")]
 
-    output, shown = on_a_terminal(words, env)
+    output, shown = on_a_terminal(words)
 
     assert "fencing earlier runs" in shown
     assert "no epoch is committed yet" in output
-    assert "fencing" not in on_a_pipe(words, env)
+    assert "fencing" not in on_a_pipe(words)
 
 
 @pytest.mark.spark
 def test_a_warm_up_says_what_it_waits_for() -> None:
-    """Of kernels that are compiled already: they are loaded, which takes seconds too."""
-    output, shown = on_a_terminal(["warm-up"])
+    """Of kernels that are compiled already: they are loaded, which takes seconds too.
+
+    A pipe gets nothing of it: `test_an_archive_is_made_once` in test_quick_start.py.
+    """
+    output, shown = process_on_a_terminal(["warm-up"])
 
     assert "compiling kernels (about 25 s at the first time)" in shown
     assert "kernels are compiled in" in output
-    assert "about 25 s" not in output + on_a_pipe(["warm-up"])
+    assert "about 25 s" not in output
 
 
 class Mirror(SimpleHTTPRequestHandler):
@@ -212,7 +245,7 @@ def test_a_download_of_kafka_says_how_many_jars_are_there(mirror: str, tmp_path:
     env = {"TALLYSTICK_CACHE": str(tmp_path / "cache"), "TALLYSTICK_MAVEN_URL": mirror}
     words = ["broker", "start", "--port", str(free_ports(1, "127.0.0.1")[0])]
 
-    output, shown = on_a_terminal(words, env, until=lambda text: b"Ctrl-C stops it" in text)
+    output, shown = process_on_a_terminal(words, env, until=lambda text: b"Ctrl-C stops it" in text)
 
     total = len(jars.locked_jars(jars.chosen_version(None)))
     assert "downloading Apache Kafka" in shown

@@ -1,7 +1,4 @@
-"""A keyed pipeline of a user's own program, asked by commands: `python -m tests.spark.asked_job`.
-
-With `once` it reads what is there, and ends.
-"""
+"""A keyed pipeline of a user's own, asked by commands: `python -m tests.spark.asked_job`."""
 
 import json
 import sys
@@ -35,8 +32,7 @@ def main() -> None:
         )
         .write(sink)
     )
-    trigger = {"availableNow": True} if spec.get("once") else None
-    pipeline.start(checkpoint=spec["checkpoint"], trigger=trigger).awaitTermination()
+    pipeline.start(checkpoint=spec["checkpoint"]).awaitTermination()
 
 
 if __name__ == "__main__":

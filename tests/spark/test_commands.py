@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 from confluent_kafka import IsolationLevel
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from tallystick.__main__ import app
 from tallystick.ops import savepoints
 from tallystick.storage.file_storage import FileStorage
-from tallystick.testing import EmbeddedKafka
 from tests.spark.flow import Flow
 from tests.spark.test_savepoint_restore import KEYS, Counting
 from tests.spark.topics import ends, pending
@@ -29,7 +30,14 @@ WAIT_S = 120
 
 
 def tallystick(*words: object) -> str:
-    """Call the command line in a process of its own; return what it prints."""
+    """Call the command line; return what it prints."""
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def tallystick_process(*words: object) -> str:
+    """The same in a process of its own."""
     command = [sys.executable, "-m", "tallystick", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
@@ -37,8 +45,8 @@ def tallystick(*words: object) -> str:
 
 
 @contextmanager
-def job(flow: Flow, **spec: Any) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.spark.asked_job", json.dumps(flow.spec(**spec))]
+def job(flow: Flow) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.spark.asked_job", json.dumps(flow.spec())]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -70,10 +78,8 @@ def stable_end(flow: Flow) -> int:
 
 
 def test_a_running_pipeline_is_rescaled_and_stopped_with_a_savepoint(
-    kafka: EmbeddedKafka, tmp_path: Path
+    flow: Flow, spark: SparkSession, tmp_path: Path
 ) -> None:
-    no_session: Any = None
-    flow = Flow(kafka, no_session, tmp_path)
     counting, saved_at = Counting(flow), tmp_path / "saved"
     with fed(counting):
         with job(flow) as process:
@@ -83,7 +89,7 @@ def test_a_running_pipeline_is_rescaled_and_stopped_with_a_savepoint(
             )
             end = stable_end(flow)
             wait_until(lambda: stable_end(flow) > end, "it does not go on")
-            text = tallystick("stop", flow.checkpoint, "--savepoint", saved_at)
+            text = tallystick_process("stop", flow.checkpoint, "--savepoint", saved_at)
             assert "was the last one, and is committed" in text
             assert process.wait(WAIT_S) == 0, "the program ends, as after any end in order"
             assert process.stderr is not None
@@ -101,6 +107,8 @@ def test_a_running_pipeline_is_rescaled_and_stopped_with_a_savepoint(
     before = counting.output()
     assert 0 < len(before) < counting.fed
     tallystick("savepoint", "restore", saved_at, tmp_path / "restored")
-    with job(flow, checkpoint=str(tmp_path / "restored"), once=True) as process:
-        assert process.wait(WAIT_S) == 0, process.stderr
+    query = counting.pipeline().start(
+        spark, checkpoint=str(tmp_path / "restored"), trigger={"availableNow": True}
+    )
+    assert query.awaitTermination(WAIT_S)
     assert counting.output() == counting.expected(0, counting.fed)

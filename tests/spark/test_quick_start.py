@@ -101,28 +101,39 @@ def run(home: Path, *arguments: str) -> dict[str, Any]:
         facts = facts_from(process)
         assert facts_from(process)["is_over"]
         assert process.wait(60) == 0
-    wait_until_gone([facts["daemon"], *(pid for pid, _, _ in facts["workers"])])
-    assert not Path(facts["address"]).parent.exists()
+    assert_it_has_gone(facts)
     return facts
 
 
-@pytest.fixture(scope="module")
-def undisturbed(home: Path) -> dict[str, Any]:
-    """What a job finds where nothing is in its way."""
-    return run(home)
+def assert_it_has_gone(facts: dict[str, Any]) -> None:
+    """The early daemon, with its workers and its folder."""
+    wait_until_gone([facts["daemon"], *(pid for pid, _, _ in facts.get("workers", ()))])
+    assert not Path(facts["address"]).parent.exists()
 
 
-def test_the_jvm_maps_the_archive_that_warm_up_has_made(
-    home: Path, undisturbed: dict[str, Any]
+def test_a_start_maps_the_archive_and_forks_a_warm_daemon_which_ends_with_its_driver(
+    home: Path,
 ) -> None:
-    assert undisturbed["archives"] == [str(archive_in(home))]
+    """Workers load nothing: they are forks of the early daemon, and so it ends while it serves."""
+    with job(home, "--stay", "serving") as process:
+        facts = facts_from(process)
+        assert facts["archives"] == [str(archive_in(home))], "that of `tallystick warm-up`"
+        ((_, parent, is_warm),) = facts["workers"]
+        assert parent == facts["daemon"]
+        assert is_warm
+        process.send_signal(signal.SIGKILL)
+    assert_it_has_gone(facts)
 
 
 def test_an_archive_is_made_once(home: Path) -> None:
     archive_stat = archive_in(home).stat()
     command = [sys.executable, "-m", "tallystick", "warm-up"]
-    subprocess.run(command, env=environment(home), check=True, timeout=300)
+    done = subprocess.run(
+        command, env=environment(home), check=True, capture_output=True, text=True, timeout=300
+    )
     assert archive_in(home).stat() == archive_stat
+    assert "kernels are compiled in" in done.stdout
+    assert "about 25 s" not in done.stdout + done.stderr, "that is for a terminal"
 
 
 @pytest.mark.parametrize(
@@ -213,14 +224,6 @@ def test_a_jvm_that_makes_no_archive_leaves_none(
     assert class_archive.options(java_home()) == ""
 
 
-def test_workers_are_forks_of_the_early_daemon_and_load_nothing(
-    undisturbed: dict[str, Any],
-) -> None:
-    ((_, parent, is_warm),) = undisturbed["workers"]
-    assert parent == undisturbed["daemon"]
-    assert is_warm
-
-
 def test_without_the_early_daemon_spark_has_its_own(home: Path) -> None:
     facts = run(home, "--kill", "ahead")
     ((_, parent, is_warm),) = facts["workers"]
@@ -234,13 +237,11 @@ def test_an_early_daemon_that_dies_is_replaced_by_sparks_own(home: Path) -> None
     assert first == facts["daemon"] != second
 
 
-@pytest.mark.parametrize("when", ["ahead", "serving"])
-def test_it_ends_with_its_driver(home: Path, when: str) -> None:
-    with job(home, "--stay", when) as process:
+def test_a_daemon_that_nobody_has_asked_for_ends_with_its_driver(home: Path) -> None:
+    with job(home, "--stay", "ahead") as process:
         facts = facts_from(process)
         process.send_signal(signal.SIGKILL)
-    wait_until_gone([facts["daemon"], *(pid for pid, _, _ in facts.get("workers", ()))])
-    assert not Path(facts["address"]).parent.exists()
+    assert_it_has_gone(facts)
 
 
 @pytest.mark.parametrize(("asked_in", "loaded"), [("first", 2), ("third", 3), (None, 4)])
@@ -280,18 +281,17 @@ def test_it_takes_no_place_of_another_python() -> None:
         assert not early_daemon.take_place(ours)
 
 
-@pytest.mark.parametrize("is_keyed", [False, True])
-def test_what_the_early_daemon_imports_is_all_that_members_unpickle(
-    tmp_path: Path, *, is_keyed: bool
-) -> None:
+def test_what_the_early_daemon_imports_is_all_that_members_unpickle(tmp_path: Path) -> None:
     """Else each of them would import it, one beside the other."""
     source = ts.KafkaSource("localhost:9092", topics=["in"], value=ts.Json("user string"))
-    pipeline: Any = ts.Pipeline("counts").read(source)
-    if is_keyed:
-        pipeline = pipeline.key_by("user").process(ts.aggregate({"n": ts.count()}))
-    pipeline = pipeline.write(ts.KafkaSink("localhost:9092", topic="out", value=ts.Json()))
-    known = tmp_path / "known"
-    known.write_bytes(cloudpickle.dumps(pipeline._run(Cluster.at_hand(None), None)._known()))
+    sink = ts.KafkaSink("localhost:9092", topic="out", value=ts.Json())
+    stateless: Any = ts.Pipeline("counts").read(source)
+    keyed = stateless.key_by("user").process(ts.aggregate({"n": ts.count()}))
+    paths = []
+    for name, pipeline in {"stateless": stateless, "keyed": keyed}.items():
+        known = pipeline.write(sink)._run(Cluster.at_hand(None), None)._known()
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes(cloudpickle.dumps(known))
     script = """
 import importlib, pickle, sys
 from tallystick.host.kernel_cache import EVERY_PIPELINE, KEYED_PIPELINES
@@ -299,10 +299,11 @@ from tallystick.spark.early_daemon import PACKAGES
 for package in (*PACKAGES, *EVERY_PIPELINE, *KEYED_PIPELINES):
     importlib.import_module(package)
 before = set(sys.modules)
-pickle.load(open(sys.argv[1], "rb"))
+for path in sys.argv[1:]:
+    pickle.load(open(path, "rb"))
 print(*(name for name in sys.modules if name.startswith("tallystick") and name not in before))
 """
-    command = [sys.executable, "-c", script, str(known)]
+    command = [sys.executable, "-c", script, *map(str, paths)]
     modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert modules == []
 

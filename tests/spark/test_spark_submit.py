@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,14 @@ import pytest
 from tallystick.host.java import spark_java_home
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import ProcessGroup, free_ports
+from tests.spark import jvm
 from tests.spark.topics import produce, read_committed
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 240.0
+EXECUTORS = "spark.executor.extraJavaOptions"
 
 
 def commands() -> tuple[str, str, str]:
@@ -51,6 +54,7 @@ class Machines:
         }
         for placeholder, value in replacements.items():
             command = command.replace(placeholder, value)
+        options = jvm.options()  # six JVMs: what counts is their start
         environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -61,6 +65,8 @@ class Machines:
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_WORKER_DIR": str(self._folder / name / "work"),
             "SPARK_DAEMON_MEMORY": "128m",
+            "SPARK_DAEMON_JAVA_OPTS": options,
+            "SPARK_SUBMIT_OPTS": f"{options} {shlex.quote(f'-D{EXECUTORS}={options}')}",
         }
         group = ProcessGroup()
         self._groups.append(group)
@@ -86,12 +92,14 @@ def machines(folder: Path, kafka: EmbeddedKafka) -> Iterator[Machines]:
         machines_started.close()
 
 
-def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_run_a_pipeline_that_outlives_a_machine(
+    tidied_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     master, worker, submit = commands()
-    with EmbeddedKafka() as kafka, machines(tmp_path, kafka) as all_of_them:
-        options = kafka.confluent_options()
+    with machines(tmp_path, tidied_kafka) as all_of_them:
+        options = tidied_kafka.confluent_options()
         for topic in ("flights", "late"):
-            kafka.create_topic(topic, 2)
+            tidied_kafka.create_topic(topic, 2)
 
         def fly(first: int, count: int) -> None:
             rows = [
