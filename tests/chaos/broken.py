@@ -1,4 +1,7 @@
-"""A user's program with a mistake, or none, for `tallystick chaos`: argv[1] says which."""
+"""A user's program with a mistake, or none, for `tallystick chaos`: argv[1] says which.
+
+The names of its topics begin with argv[2], if it is given.
+"""
 
 import os
 import sys
@@ -68,15 +71,19 @@ MISTAKES = {
 }
 
 if __name__ == "__main__":
+    prefix = "".join(sys.argv[2:])
     (
         ts.Pipeline("broken")
         .read(
             ts.KafkaSource(
-                SERVERS, topics=["flights"], value=ts.Json(SCHEMA), starting_offsets="earliest"
+                SERVERS,
+                topics=[f"{prefix}flights"],
+                value=ts.Json(SCHEMA),
+                starting_offsets="earliest",
             )
         )
         .map_batches(MISTAKES[sys.argv[1]])
-        .write(ts.KafkaSink(SERVERS, topic="late", key="dest", value=ts.Json()))
+        .write(ts.KafkaSink(SERVERS, topic=f"{prefix}late", key="dest", value=ts.Json()))
         .start(checkpoint=os.environ["TALLYSTICK_CHAOS_CHECKPOINT"])
         .awaitTermination()
     )

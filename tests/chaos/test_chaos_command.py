@@ -40,11 +40,15 @@ def flights(tmp_path: Path) -> Path:
 
 
 def chaos(
-    flights: Path, report: Path, *options: str, output: tuple[str, ...] = ("--output", "late")
+    flights: Path,
+    report: Path,
+    *options: str,
+    output: tuple[str, ...] = ("--output", "late"),
+    topic: str = "flights",
 ) -> tuple[int, dict, str]:
     """Run the command; return its exit code, its report for programs, and what it printed."""
-    command = [sys.executable, "-m", "tallystick", "chaos", "--input", f"flights={flights}"]
-    command += ["--key", "flights=dest", "--json", str(report), *output, *options]
+    command = [sys.executable, "-m", "tallystick", "chaos", "--input", f"{topic}={flights}"]
+    command += ["--key", f"{topic}=dest", "--json", str(report), *output, *options]
     done = subprocess.run(command, capture_output=True, text=True)
     assert report.exists(), (done.returncode, done.stderr[-4000:])
     return done.returncode, json.loads(report.read_text()), done.stdout
@@ -87,10 +91,16 @@ def test_a_keyed_program_is_exact_and_its_state_too(flights, late, tmp_path):
     assert all(f"<td>{kind}</td>" in page.read_text() for kind in hits(report))
 
 
-def test_a_counter_in_the_process_is_found_and_named(flights, tmp_path):
+def test_a_counter_in_the_process_is_found_and_named(flights, tallystick_kafka, tmp_path):
+    """On a broker that is there: of its three runs each would start one.
+
+    The topics have names that no other test of this broker uses.
+    """
     code, report, printed = chaos(
         flights, tmp_path / "report.json", "--kills", "1", "--faults", "driver",
-        "--compare", "rows", *program("broken.py", "counter"),
+        "--bootstrap-servers", tallystick_kafka.bootstrap_servers,
+        "--compare", "rows", *program("broken.py", "counter", "chaos-"),
+        topic="chaos-flights", output=("--output", "chaos-late"),
     )  # fmt: skip
     assert (code, report["exact"], hits(report)) == (1, False, {"driver"})
     assert report["differences"]

@@ -13,7 +13,6 @@ from kafka.protocol.metadata import (
 )
 
 from tallystick.errors import OptionError
-from tallystick.testing.kafka import EmbeddedKafka
 from tallystick_tools.chaos.addresses import (
     DESCRIBE_CLUSTER,
     FIND_COORDINATOR,
@@ -83,10 +82,13 @@ def test_addresses_that_are_known_are_replaced_in_every_version(api, version):
     assert readdressed(api, version, old, {}) == old
 
 
-@pytest.fixture(scope="module")
-def kafka():
-    with EmbeddedKafka() as started:
-        yield started
+IN, OUT, MINE = "chaos-in", "chaos-out", "chaos-mine"
+"""The topics of these tests: no others have them."""
+
+
+@pytest.fixture
+def kafka(tallystick_kafka):
+    return tallystick_kafka
 
 
 def names(kafka) -> set[str]:
@@ -95,40 +97,40 @@ def names(kafka) -> set[str]:
 
 def test_clients_come_through_the_proxies_and_topics_are_gone_afterwards(kafka):
     for _ in range(2):  # the same names again
-        with existing(kafka.bootstrap_servers, ["in"], ["out"], 2) as cluster:
+        with existing(kafka.bootstrap_servers, [IN], [OUT], 2) as cluster:
             options = {"bootstrap.servers": cluster.proxies.bootstrap_servers, "log_level": 0}
             assert options["bootstrap.servers"] != kafka.bootstrap_servers
             trap = cluster.proxies.set_trap("lose-reply", [PRODUCE])
             producer = Producer({**options, "enable.idempotence": True, "retry.backoff.ms": 50})
             for number in range(2):
-                producer.produce("in", str(number), partition=0)
-                producer.produce("out", str(number), partition=number)
+                producer.produce(IN, str(number), partition=0)
+                producer.produce(OUT, str(number), partition=number)
             assert producer.flush(30) == 0
             assert trap.caught.is_set()
             assert APIS[trap.api] == "Produce"  # sent to an address that an answer named
             assert [record.value for record in read_all(cluster)] == [b"0", b"1"]
-            assert cluster.ends(["in"], committed=True) == {("in", 0): 2, ("in", 1): 0}
+            assert cluster.ends([IN], committed=True) == {(IN, 0): 2, (IN, 1): 0}
             before = cluster.positions()
-            consumer = Consumer({**options, "group.id": "g"})
-            consumer.commit(offsets=[TopicPartition("in", 0, 2)], asynchronous=False)
+            consumer = Consumer({**options, "group.id": "chaos"})
+            consumer.commit(offsets=[TopicPartition(IN, 0, 2)], asynchronous=False)
             consumer.close()
-            assert (before, cluster.positions()) == ({}, {("in", 0): 2})
-            assert {"in", "out"} <= names(kafka)
-        assert not {"in", "out"} & names(kafka)
+            assert (before, cluster.positions()) == ({}, {(IN, 0): 2})
+            assert {IN, OUT} <= names(kafka)
+        assert not {IN, OUT} & names(kafka)
 
 
 def test_a_topic_that_exists_is_refused_and_left_alone(kafka):
-    kafka.create_topic("mine")
-    with pytest.raises(OptionError, match="has mine already"):
-        existing(kafka.bootstrap_servers, ["in"], ["mine"], 2).__enter__()
-    assert "mine" in names(kafka)
-    assert "in" not in names(kafka)
+    kafka.create_topic(MINE)
+    with pytest.raises(OptionError, match=f"has {MINE} already"):
+        existing(kafka.bootstrap_servers, [IN], [MINE], 2).__enter__()
+    assert MINE in names(kafka)
+    assert IN not in names(kafka)
 
 
 def test_a_topic_that_cannot_be_made_leaves_none_behind(kafka):
     with pytest.raises(OptionError, match="'no name' cannot be made"):
-        existing(kafka.bootstrap_servers, ["in"], ["no name"], 2).__enter__()
-    wait_until(lambda: "in" not in names(kafka), "the topic of the input is still there")
+        existing(kafka.bootstrap_servers, [IN], ["no name"], 2).__enter__()
+    wait_until(lambda: IN not in names(kafka), "the topic of the input is still there")
 
 
 def test_a_cluster_that_does_not_answer_in_plain_text_is_named(monkeypatch):

@@ -74,10 +74,13 @@ class Verdict:
 class DriverKiller:
     """Keeps one driver running, and kills it now and then."""
 
-    def __init__(self, settings: Settings, chance: random.Random) -> None:
+    def __init__(
+        self, settings: Settings, chance: random.Random, lives_s: tuple[float, float]
+    ) -> None:
         self.kills = self.kills_at_work = self.deaths = 0
         self._settings = settings
         self._chance = chance
+        self._lives_s = lives_s
         self._over = threading.Event()
         self._group = ProcessGroup()
         self._thread = threading.Thread(target=self._run)
@@ -93,11 +96,11 @@ class DriverKiller:
     def _run(self) -> None:
         while not self._over.is_set():
             log = Path(self._settings.folder, "drivers.log")
-            driver = self._group.spawn(self._settings.command("driver"), log)
+            driver = self._group.spawn(self._settings.command, log)
             before = self._settings.logged
             if self._chance.randrange(STARTING_ONE_IN):
                 self._wait_for_an_epoch(driver)
-            self._over.wait(self._chance.uniform(*DRIVER_LIVES_S))
+            self._over.wait(self._chance.uniform(*self._lives_s))
             if driver.poll() is None:
                 driver.kill()
                 self.kills += 1
@@ -113,14 +116,21 @@ class DriverKiller:
                 break
 
 
-def run_campaign(kafka: EmbeddedKafka, seconds: float, seed: int, folder: Path) -> Verdict:
+def run_campaign(
+    kafka: EmbeddedKafka,
+    seconds: float,
+    seed: int,
+    folder: Path,
+    lives_s: tuple[float, float] = DRIVER_LIVES_S,
+) -> Verdict:
     """Do it, on a cluster of three; it is whole again afterwards."""
     chance = random.Random(seed)
     topic = kafka.create_topic(f"chaos-{seed}-{time.time_ns()}", PARTITIONS)
     settings = Settings(kafka.bootstrap_servers, topic, PARTITIONS, str(folder), 2)
     verdict = Verdict()
     began = time.monotonic()
-    with _drivers(settings, chance, verdict) as killer:
+    killer = DriverKiller(settings, random.Random(chance.random()), lives_s)
+    with _stopped(killer, verdict):
         while time.monotonic() < began + seconds or killer.kills_at_work < KILLS_MIN:
             _fault(kafka, chance, verdict)
             time.sleep(chance.uniform(*BETWEEN_FAULTS_S))
@@ -134,10 +144,9 @@ def run_campaign(kafka: EmbeddedKafka, seconds: float, seed: int, folder: Path) 
 
 
 @contextmanager
-def _drivers(settings: Settings, chance: random.Random, verdict: Verdict) -> Iterator[DriverKiller]:
-    killer = DriverKiller(settings, random.Random(chance.random()))
+def _stopped(killer: DriverKiller, verdict: Verdict) -> Iterator[None]:
     try:
-        yield killer
+        yield
     finally:
         killer.stop()
         verdict.driver_kills, verdict.driver_deaths = killer.kills, killer.deaths

@@ -1,6 +1,6 @@
 """What is killed in a campaign: a driver, and the tasks that outlive it.
 
-    python -m tests.failover.chaos_processes driver '{"servers": …}'
+    python -m tests.failover.chaos_processes '{"servers": …}'
 
 The tasks are processes of their own, as Spark's are. When their driver is gone they become
 zombies: they go on writing with its producer, right after what it knows of, for a while.
@@ -10,9 +10,9 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,10 +60,11 @@ class Settings:
     def config(self, client_id: str) -> KafkaConfig:
         return KafkaConfig(self.servers, client_id=client_id, delivery_timeout_ms=60_000)
 
-    def command(self, role: str, *more: object) -> list[str]:
-        """How a process of the campaign is started, from any folder."""
+    @property
+    def command(self) -> list[str]:
+        """How a driver is started, from any folder."""
         start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; {RUN}"
-        return [sys.executable, "-c", start, role, json.dumps(asdict(self)), *map(str, more)]
+        return [sys.executable, "-c", start, json.dumps(asdict(self))]
 
     def tell(self, **facts: object) -> None:
         """Add a line to the campaign's diary; whole, whoever is killed meanwhile."""
@@ -91,28 +92,50 @@ class Settings:
         draft.rename(Path(self.folder, "logged"))
 
 
+class Task:
+    """A task as a fork of its driver, in a session of its own; to be made before any client.
+
+    Args:
+        settings: of the campaign.
+        index: its number.
+        others: the tasks before it, whose pipes the fork must not keep open.
+    """
+
+    def __init__(self, settings: Settings, index: int, others: "list[Task]") -> None:
+        orders, self._orders = os.pipe()
+        self._reports, reports = os.pipe()
+        if os.fork():
+            os.close(orders)
+            os.close(reports)
+            self.stdin, self.stdout = os.fdopen(self._orders, "w"), os.fdopen(self._reports)
+            return
+        os.setsid()
+        for number in (self._orders, self._reports):
+            os.close(number)
+        for other in others:
+            other.stdin.close()
+            other.stdout.close()
+        sys.stdin, sys.stdout = os.fdopen(orders), os.fdopen(reports, "w")
+        try:
+            be_task(settings, index)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+
+
 class TaskProcesses:
     """The Engine port: writes with processes that do not end when their driver is killed."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._tasks = [self._start(index) for index in range(TASK_COUNT)]
-
-    def _start(self, index: int) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self._settings.command("task", index),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self._tasks: list[Task] = []
+        for index in range(TASK_COUNT):
+            self._tasks.append(Task(settings, index, self._tasks))
 
     def run_epoch(
         self, checkpoint_id: int, producer: Producer, state: tuple[StepState, ...]
     ) -> EpochRan:
         order = json.dumps({"epoch": checkpoint_id, "producer": asdict(producer)})
         for task in self._tasks:
-            assert task.stdin is not None
             task.stdin.write(order + "\n")
             task.stdin.flush()
         reports = [self._report(task) for task in self._tasks]
@@ -121,8 +144,7 @@ class TaskProcesses:
                 raise report.failure.to_error()
         return EpochRan(tuple(produced for report in reports for produced in report.produced))
 
-    def _report(self, task: subprocess.Popen[str]) -> Report:
-        assert task.stdout is not None
+    def _report(self, task: Task) -> Report:
         line = task.stdout.readline()
         if not line:
             raise EpochAbortedError("a task is gone")
@@ -221,8 +243,4 @@ def be_driver(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    role, text, *rest = sys.argv[1:]
-    if role == "driver":
-        be_driver(Settings(**json.loads(text)))
-    else:
-        be_task(Settings(**json.loads(text)), int(rest[0]))
+    be_driver(Settings(**json.loads(sys.argv[1])))

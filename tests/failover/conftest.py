@@ -14,9 +14,12 @@ from tests.failover.wire import coordinator_of
 _numbers = count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedKafka]:
-    """Three brokers; who was killed leads again soon after it is back."""
+    """Three brokers; who was killed leads again soon after it is back.
+
+    They end with the file of tests that uses them: at rest they take a sixteenth of a core.
+    """
     properties = {"leader.imbalance.check.interval.seconds": "1"}
     with EmbeddedKafka(brokers=3, properties=properties) as kafka:
         client = Client(KafkaConfig(kafka.bootstrap_servers))

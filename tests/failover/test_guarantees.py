@@ -11,6 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -160,15 +162,19 @@ def test_after_the_kill_of_a_task_its_rows_may_be_there_twice_and_never_less_tha
     assert {int(row.split(":")[2]) % 2 for row in more} <= {0} | its_own
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_broker_that_dies_takes_rows_along_only_where_nobody_waits(
-    kafka: EmbeddedKafka, run: Callable[..., SinkJob], guarantee: str
+    kafka: EmbeddedKafka, run: Callable[..., SinkJob]
 ) -> None:
-    """It hangs when the rows are sent, and is killed: they are in a socket, and nowhere else."""
-    output = Topic(kafka, guarantee)
-    job = run(output.sink)
-    job.run_until(1)
-    wait_for(output.seen, flat(job.expected()), "the rows")  # with "none", nobody has waited
+    """It hangs when the rows are sent, and is killed: they are in a socket, and nowhere else.
+
+    It dies once, under a pipeline with each guarantee.
+    """
+    outputs = {guarantee: Topic(kafka, guarantee) for guarantee in GUARANTEES}
+    jobs = {guarantee: run(output.sink) for guarantee, output in outputs.items()}
+    for guarantee, job in jobs.items():
+        job.run_until(1)
+        # With "none", nobody has waited.
+        wait_for(outputs[guarantee].seen, flat(job.expected()), "the rows")
 
     def replace_broker() -> None:
         time.sleep(1)
@@ -177,15 +183,31 @@ def test_a_broker_that_dies_takes_rows_along_only_where_nobody_waits(
 
     replacing = threading.Thread(target=replace_broker)
 
-    def hang(task: int) -> None:
-        if task == job.parallelism - 1 and replacing.ident is None:
-            kafka.pause(1)
-            replacing.start()
+    def hang() -> None:
+        kafka.pause(1)
+        replacing.start()
 
-    job.midway = hang
-    job.run_until(2)
+    all_are_there = threading.Barrier(len(jobs), action=hang, timeout=60)
+
+    def stand(job: SinkJob, task: int) -> None:
+        if task == job.parallelism - 1 and replacing.ident is None:
+            all_are_there.wait()
+
+    for job in jobs.values():
+        job.midway = partial(stand, job)
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda job: job.run_until(2), jobs.values()))
     replacing.join()
     kafka.wait_until_ready()
+
+    for guarantee, job in jobs.items():
+        assert_lost_only_where_nobody_waits(kafka, guarantee, job, outputs[guarantee])
+
+
+def assert_lost_only_where_nobody_waits(
+    kafka: EmbeddedKafka, guarantee: str, job: SinkJob, output: Topic
+) -> None:
+    """Go on until an epoch is there, and look which epochs are not."""
 
     def arrives(epoch: int) -> bool:
         """Run one more epoch; with "none", its rows may meet a broker that is not at work yet."""

@@ -1,10 +1,16 @@
-"""A broker dies or hangs while an epoch stands at any step of the protocol."""
+"""A broker dies or hangs while an epoch stands at any step of the protocol, or at any moment.
+
+All on one cluster: to start three brokers, and to have them at hand, costs more than a test.
+"""
+
+from pathlib import Path
 
 import pytest
 
 from tallystick.kafka.client import Attempts, Client
 from tallystick.kafka.config import KafkaConfig
 from tallystick.testing import EmbeddedKafka
+from tests.failover.chaos import KILLS_MIN, LAST_EPOCHS, run_campaign
 from tests.failover.outage import CASES, Case, Fault, Outcome, run_outage
 
 pytestmark = pytest.mark.broker
@@ -55,3 +61,16 @@ def test_every_epoch_is_visible_once_and_whole(outcomes: Outcomes, case: Case) -
 def test_impatient_pipelines_have_really_failed(outcomes: Outcomes) -> None:
     """Else nothing was tested with them."""
     assert any(outcome.restarts for case, outcome in outcomes.items() if not case.patient)
+
+
+@pytest.mark.chaos
+def test_a_short_campaign_ends_exact(cluster: EmbeddedKafka, tmp_path: Path) -> None:
+    """Long ones can be trusted to run."""
+    verdict = run_campaign(cluster, seconds=5.0, seed=1, folder=tmp_path, lives_s=(0.0, 3.0))
+
+    assert verdict.problems == []
+    assert verdict.is_exact, (tmp_path / "drivers.log").read_text()[-4_000:]
+    assert verdict.broker_kills + verdict.broker_pauses > 0
+    assert verdict.driver_kills >= KILLS_MIN
+    assert verdict.epochs > LAST_EPOCHS
+    assert sum(verdict.zombie_answers.values()) > 0, "tasks outlive their driver, and write on"

@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from tallystick.__main__ import app
 from tallystick.testing.process import ProcessGroup, free_ports
 from tests.spark.flow import Flow
 from tests.spark.prometheus import HOST, Prometheus
@@ -121,6 +124,14 @@ class Scene:
         """Give the job a command."""
         (self.folder / name).touch()
 
+    def take_back(self, name: str) -> None:
+        """End what a command has brought about, and wait until the pipeline works again."""
+        (self.folder / name).unlink()
+        before = self.committed()
+        wait_until(lambda: self.committed() > before + 2, "epochs go on")
+        wait_until(lambda: not self.prometheus.firing(), "an alert stays")
+        self.marked = len(self.log_text())
+
     def kill(self) -> None:
         """Kill the driver, its JVM and its tasks."""
         self._groups[0].send_signal(signal.SIGKILL)
@@ -188,12 +199,16 @@ class Scene:
             "doctor", str(self.checkpoint), "--bootstrap-servers",
             self.flow.kafka.bootstrap_servers, "--json",
         ]  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-c", DOCTOR, str(self.ahead_s), *words],
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        report = json.loads(done.stdout)
-        return done.returncode, findings_of(report["findings"], ("warning", "error"))
+        if self.ahead_s:
+            done = subprocess.run(
+                [sys.executable, "-c", DOCTOR, str(self.ahead_s), *words],
+                capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            exit_code, output = done.returncode, done.stdout
+        else:  # with the clock of this process
+            result = CliRunner().invoke(app, words)
+            exit_code, output = result.exit_code, result.stdout
+        return exit_code, findings_of(json.loads(output)["findings"], ("warning", "error"))
 
     def _page(self) -> tuple[str, ...]:
         """Return the words of the run's page, or of `tallystick ui` where that page is gone."""

@@ -6,6 +6,7 @@ RECORD_FAULTS=1 writes the words of the table anew, and `-m tests.generated_page
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import free_ports
-from tests.faults.scene import START_S, Scene, as_json, scene_of
+from tests.faults.scene import START_S, Scene, Seen, as_json, scene_of
 from tests.faults.seen import keep, known
 from tests.spark.flow import Flow
 from tests.spark.prometheus import MARKS
@@ -38,6 +39,7 @@ class Fault:
         checks: that have to find something.
         alert: one that has to fire; "": none has to.
         ahead_s: how far the clock is ahead.
+        command: of the job; taken back, the pipeline works as before.
     """
 
     cause: Callable[[Scene], None]
@@ -45,6 +47,7 @@ class Fault:
     checks: frozenset[str]
     alert: str = ""
     ahead_s: float = 0.0
+    command: str = ""
 
 
 def killed_driver(scene: Scene) -> None:
@@ -119,7 +122,7 @@ FAULTS = {
     ),
     "JVM killed (-9)": Fault(killed_jvm, 1, frozenset({"progress"})),
     "function hangs": Fault(
-        hung_function, 1, frozenset({"progress"}), "TallystickStandsStill"
+        hung_function, 1, frozenset({"progress"}), "TallystickStandsStill", command="hang"
     ),
     "task's process hangs (SIGSTOP)": Fault(
         hung_member, 1, frozenset({"progress"}), "TallystickStandsStill"
@@ -139,14 +142,36 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS, ids=lambda name: name.partition(" (")[0])
-def test_each_fault_is_seen(tallystick_kafka: EmbeddedKafka, tmp_path: Path, name: str) -> None:
-    fault = FAULTS[name]
-    flow = Flow(tallystick_kafka, None, tmp_path)
-    with scene_of(flow, tmp_path, fault.ahead_s) as scene:
-        fault.cause(scene)
-        seen = scene.look(LONG_S)
+SCENES = [
+    ("function hangs", "driver killed (-9) with an epoch prepared"),
+    ("JVM killed (-9)",),
+    *((name,) for name in [*FAULTS][3:]),
+]
+"""Faults that come one after the other to one pipeline: each start takes seconds of a core."""
 
+
+@pytest.mark.parametrize("names", SCENES, ids=lambda names: names[0].partition(" (")[0])
+def test_each_fault_is_seen(
+    tallystick_kafka: EmbeddedKafka, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    flow = Flow(tallystick_kafka, None, tmp_path)
+    with scene_of(flow, tmp_path, FAULTS[names[0]].ahead_s) as scene:
+        for name in names:
+            fault = FAULTS[name]
+            fault.cause(scene)
+            seen = scene.look(LONG_S)
+            assert_told(name, seen)
+            if name != names[-1]:
+                scene.take_back(fault.command)
+
+
+def test_no_fault_is_left_out() -> None:
+    assert Counter(name for names in SCENES for name in names) == Counter([*FAULTS])
+
+
+def assert_told(name: str, seen: Seen) -> None:
+    """The table tells what was seen of a fault."""
+    fault = FAULTS[name]
     print(as_json(seen))
     checks = {finding.partition(":")[0] for finding in seen.doctor}
     assert seen.exit_code == fault.exit_code, seen

@@ -14,38 +14,32 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30.0
 
-CLUSTER = """
+RUN = """
 import sys, time
 from pathlib import Path
+from tests.postgres.real_postgres import PostgresServer
 from tests.spark.driver_process import DriverProcess
 from tests.spark.standalone_cluster import Cluster
+from tests.storage.test_storage_s3 import Server
 
 folder = Path(sys.argv[1])
 cluster = Cluster(folder / "cluster", 1)
 driver = DriverProcess(folder / "driver.log", cluster.settings)
+server, s3 = PostgresServer(), Server(folder)
+connection = server.connect()
 driver.wait_for_fact("Ready")
 driver.pause()
 print("ready", flush=True)
 time.sleep(600)
 """
-POSTGRES = """
-import time
-from tests.postgres.real_postgres import PostgresServer
-
-server = PostgresServer()
-connection = server.connect()
-print("ready", flush=True)
-time.sleep(600)
-"""
-S3 = """
-import sys, time
-from pathlib import Path
-from tests.storage.test_storage_s3 import Server
-
-server = Server(Path(sys.argv[1]))
-print("ready", flush=True)
-time.sleep(600)
-"""
+STARTED = {
+    "a Spark cluster and its driver": [
+        *("deploy.master.Master", "deploy.worker.Worker", "CoarseGrainedExecutor", "crash_job"),
+    ],
+    "a PostgreSQL server": ["-D", "postgres postgres"],
+    "an S3 server": ["moto.server"],
+}
+"""The programs that one test run starts, and words of their commands."""
 
 
 def parents() -> dict[int, int]:
@@ -75,26 +69,14 @@ def commands(pids: set[int]) -> str:
     return subprocess.run(ask, capture_output=True, text=True, check=False).stdout
 
 
-@pytest.mark.parametrize(
-    ("program", "expected"),
-    [
-        pytest.param(
-            CLUSTER,
-            ["deploy.master.Master", "deploy.worker.Worker", "CoarseGrainedExecutor", "crash_job"],
-            marks=[pytest.mark.spark, pytest.mark.chaos],
-            id="a Spark cluster and its driver",
-        ),
-        pytest.param(POSTGRES, ["-D", "postgres postgres"], id="a PostgreSQL server"),
-        pytest.param(S3, ["moto.server"], id="an S3 server"),
-    ],
-)
-def test_nothing_outlives_a_killed_test_run(
-    tmp_path: Path, program: str, expected: list[str]
-) -> None:
+@pytest.mark.spark
+@pytest.mark.chaos
+def test_nothing_outlives_a_killed_test_run(tmp_path: Path) -> None:
     """Killed with SIGKILL, it can tidy up nothing; a stopped driver hears of nothing."""
+    expected = [name for names in STARTED.values() for name in names]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     run = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
+        [sys.executable, "-c", RUN, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
