@@ -9,7 +9,7 @@ belongs.
 import ast
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 import tallystick
+from tests.rules import of_each
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tallystick"
@@ -369,20 +370,7 @@ def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
                     yield ast.unparse(named)[:60], str(text.value.value)
 
 
-def of_each_module(rule: Callable[[Source], None]) -> Callable[[], None]:
-    """Hold a rule against all modules in one test: an item of pytest's for each would cost more."""
-
-    def test() -> None:
-        broken = []
-        for path in MODULES:
-            try:
-                rule(source_of(path))
-            except AssertionError as error:
-                broken.append(f"{place(path)}: {error}")
-        assert not broken, "\n".join(broken)
-
-    test.__name__, test.__doc__ = rule.__name__, rule.__doc__
-    return test
+of_each_module = of_each(MODULES, place, source_of)
 
 
 @pytest.mark.parametrize("layer", MAY_IMPORT)
