@@ -49,8 +49,8 @@ FAULTLESS_SEED_COUNT = 1
 
 
 def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
-    """One life of a world that has what the mutation breaks."""
-    outcome = simulate(seed, kinds, **mutation.pipeline)
+    """One life of a world that has what the mutation breaks, up to the first broken promise."""
+    outcome = simulate(seed, kinds, to_the_end=False, **mutation.pipeline)
     words = ("has no attribute", "positional argument", "keyword argument")
     mistakes = [
         violation for violation in outcome.violations if any(word in violation for word in words)
