@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.main import get_command
 import tallystick
 from tallystick.__main__ import app
 from tests.generated_pages import PARTS, generated
+from tests.rules import of_each
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "examples", "tools")
@@ -27,8 +29,28 @@ _COMMAND = re.compile(r"(?:^|`)(?:\.venv/bin/)?tallystick ([a-z][^`\n#]*)", re.M
 _OPTION = re.compile(r"`(--[\w-]+)")
 _FILE = re.compile(r"`((?:benchmarks|deploy|examples|tests|tallystick|tools)/[\w/.]+\.\w+)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 OF_FLINK = {"--allowNonRestoredState"}
+of_each_page = of_each(PAGES, lambda page: str(page.relative_to(ROOT)), lambda page: page)
+
+
+@cache
+def command_line() -> Any:
+    return get_command(app)
+
+
+@cache
+def known_options() -> set[str]:
+    """All options of the command line, and what the programs of benchmarks put in quotes."""
+    options = set(OF_FLINK)
+    groups = [command_line()]
+    while groups:
+        command = groups.pop()
+        options |= {name for parameter in command.params for name in parameter.opts}
+        groups += getattr(command, "commands", {}).values()
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        if "work" not in path.relative_to(ROOT).parts:  # what the peers install there
+            options |= set(re.findall(r'"(--[\w-]+)"', path.read_text()))
+    return options
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:
@@ -54,7 +76,7 @@ def test_commands_are_found_on_the_pages() -> None:
 @of_each_page
 def test_each_command_exists_with_its_options(page: Path) -> None:
     for words in commands_of(page):
-        command = get_command(app)
+        command = command_line()
         for word in words:
             if not hasattr(command, "commands") or word.startswith("-"):
                 break
@@ -66,19 +88,8 @@ def test_each_command_exists_with_its_options(page: Path) -> None:
 
 @of_each_page
 def test_each_option_that_stands_by_itself_is_one_of_a_command(page: Path) -> None:
-    known = set(OF_FLINK)
-    groups = [get_command(app)]
-    while groups:
-        command = groups.pop()
-        known |= {name for parameter in command.params for name in parameter.opts}
-        groups += getattr(command, "commands", {}).values()
-    benchmarks = "".join(
-        path.read_text()
-        for path in (ROOT / "benchmarks").rglob("*.py")
-        if "work" not in path.relative_to(ROOT).parts  # what the peers install there
-    )
     for option in _OPTION.findall(page.read_text()):
-        assert option in known or f'"{option}"' in benchmarks, option
+        assert option in known_options(), option
 
 
 @of_each_page
@@ -92,9 +103,7 @@ def test_each_file_exists(page: Path) -> None:
 
 @of_each_page
 def test_what_is_made_from_the_code_is_as_the_code_is_now(page: Path) -> None:
-    text = page.read_text()
-
-    assert generated(text) == text, "run `python -m tests.generated_pages`"
+    assert generated(text := page.read_text()) == text, "run `python -m tests.generated_pages`"
 
 
 def test_there_are_generated_parts() -> None:

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import tallystick
+from tests.rules import of_each
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tallystick"
@@ -270,14 +272,41 @@ def path_of_layer(layer: str) -> Path:
     return folder / INIT if (folder / INIT).exists() else folder.with_suffix(".py")
 
 
-def text_of(path: Path) -> str:
+class Source(NamedTuple):
+    """A module's text, read and parsed once for all rules."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
+    """All of the tree, in the order of `ast.walk`."""
+
+    @property
+    def place(self) -> str:
+        return place(self.path)
+
+    @property
+    def layer(self) -> str:
+        return layer_of(self.path)
+
+
+@cache
+def source_of(path: Path) -> Source:
     text = path.read_text()  # lazy_loader takes relative imports only
-    return text.replace("from .", "from tallystick.") if path == STUB else text
+    if path == STUB:
+        text = text.replace("from .", "from tallystick.")
+    tree = ast.parse(text)
+    return Source(path, text, tree, tuple(ast.walk(tree)))
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+def teardown_module() -> None:
+    """Give the trees back: a million objects, in a process that goes on to test Spark."""
+    source_of.cache_clear()
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Dotted names of everything a module imports; `from a import b` yields `a.b`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -288,7 +317,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 def modules_imported(path: Path) -> set[Path]:
     """Return which modules of the package and the tools one imports; the stub for public names."""
     modules: set[Path] = set()
-    for name in imported(ast.parse(text_of(path))):
+    for name in imported(source_of(path).nodes):
         top, *rest = name.split(".")
         if (package := PACKAGES.get(top)) is not None:
             paths = [package.joinpath(*rest[:depth]) for depth in range(1, len(rest) + 1)]
@@ -329,9 +358,9 @@ def public(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef]:
                 yield from public(node.body)
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """What has a docstring: modules, classes, functions, and the assignment before a bare text."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             yield getattr(node, "name", "the module"), ast.get_docstring(node) or ""
         if isinstance(node, ast.Module | ast.ClassDef):
@@ -341,10 +370,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     yield ast.unparse(named)[:60], str(text.value.value)
 
 
-@pytest.fixture(scope="module", params=MODULES, ids=place)
-def module(request) -> tuple[Path, ast.Module, str]:
-    text = text_of(request.param)
-    return request.param, ast.parse(text), text
+of_each_module = of_each(MODULES, place, source_of)
 
 
 @pytest.mark.parametrize("layer", MAY_IMPORT)
@@ -362,28 +388,29 @@ def test_imports_point_one_way(layer):
     assert ways_out.keys() == MAY_IMPORT[layer], f"{layer} may import what it does not need"
 
 
-def test_the_core_touches_nothing_outside(module):
+@of_each_module
+def test_the_core_touches_nothing_outside(module: Source) -> None:
     """No Kafka, Spark, files, clock, threads, chance: so a simulation is the whole truth of it."""
-    path, tree, _ = module
-    if layer_of(path) in PURE and not place(path).startswith(NOT_PURE):
-        names = {name for name in imported(tree) if not name.startswith("urllib.parse.")}
+    if module.layer in PURE and not module.place.startswith(NOT_PURE):
+        names = {name for name in imported(module.nodes) if not name.startswith("urllib.parse.")}
         strange = {name.split(".")[0] for name in names} - PURE_MAY_IMPORT
 
-        assert not strange, f"{layer_of(path)} is pure and must not import {sorted(strange)}"
+        assert not strange, f"{module.layer} is pure and must not import {sorted(strange)}"
 
 
-def test_dangerous_imports_stay_where_they_belong(module):
-    path, tree, _ = module
-    for name in imported(tree):
+@of_each_module
+def test_dangerous_imports_stay_where_they_belong(module: Source) -> None:
+    for name in imported(module.nodes):
         places = ONLY_HERE.get(name.split(".")[0])
 
-        assert places is None or place(path) in places, f"{place(path)} must not import {name}"
+        assert places is None or module.place in places, f"it must not import {name}"
 
 
-def runs_bytes(tree: ast.AST) -> set[str]:
+def runs_bytes(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names of `MAY_RUN_BYTES` that a module imports, calls, or gives as an argument."""
-    names = {part for name in imported(tree) for part in name.split(".")}
-    for node in ast.walk(tree):
+    nodes = tuple(nodes)
+    names = {part for name in imported(nodes) for part in name.split(".")}
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id=name)):
                 names.add(name)
@@ -394,10 +421,10 @@ def runs_bytes(tree: ast.AST) -> set[str]:
     return names & MAY_RUN_BYTES.keys()
 
 
-def test_nothing_from_outside_becomes_code(module):
-    path, tree, _ = module
-    for name in runs_bytes(tree):
-        assert place(path) in MAY_RUN_BYTES[name], f"{place(path)} must not use {name}"
+@of_each_module
+def test_nothing_from_outside_becomes_code(module: Source) -> None:
+    for name in runs_bytes(module.nodes):
+        assert module.place in MAY_RUN_BYTES[name], f"it must not use {name}"
 
 
 @pytest.mark.parametrize(
@@ -419,16 +446,17 @@ def test_nothing_from_outside_becomes_code(module):
     ],
 )
 def test_what_becomes_code_is_noticed(text, names):
-    assert runs_bytes(ast.parse(text)) == names
+    assert runs_bytes(ast.walk(ast.parse(text))) == names
 
 
-def caches_in(tree: ast.Module) -> set[str]:
+def caches_in(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names under which a module keeps values: functions that do, empty containers."""
+    nodes = tuple(nodes)
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names |= {node.name} if CACHING & set(map(last_name, node.decorator_list)) else set()
-    for node in (statement for body in bodies_in(tree) for statement in body):
+    for node in (statement for body in bodies_in(nodes) for statement in body):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 names |= {name} if is_container(value) else set()
@@ -437,10 +465,9 @@ def caches_in(tree: ast.Module) -> set[str]:
     return names
 
 
-def bodies_in(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+def bodies_in(nodes: Iterable[ast.AST]) -> Iterator[list[ast.stmt]]:
     """The module's own, and those of its classes, whose attributes live as long."""
-    yield tree.body
-    yield from (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    yield from (node.body for node in nodes if isinstance(node, ast.Module | ast.ClassDef))
 
 
 def is_container(value: ast.expr) -> bool:
@@ -460,10 +487,9 @@ def last_name(node: ast.expr) -> str:
     return ast.unparse(node).rpartition(".")[2]
 
 
-def test_what_a_process_keeps_is_nothing_that_a_fork_would_share(module):
-    path, tree, _ = module
-
-    assert caches_in(tree) == CACHES_OF_VALUES.get(place(path), set()), (
+@of_each_module
+def test_what_a_process_keeps_is_nothing_that_a_fork_would_share(module: Source) -> None:
+    assert caches_in(module.nodes) == CACHES_OF_VALUES.get(module.place, set()), (
         "a connection, client or file belongs into a WorkerCache; add what holds values only"
     )
 
@@ -487,38 +513,38 @@ def test_what_a_process_keeps_is_nothing_that_a_fork_would_share(module):
     ],
 )
 def test_what_a_process_keeps_is_noticed(text, names):
-    assert caches_in(ast.parse(text)) == names
+    assert caches_in(ast.walk(ast.parse(text))) == names
 
 
-def test_functions_and_modules_fit_the_reader(module):
-    path, tree, text = module
-    lines = len(text.splitlines())
-    assert lines <= MODULE_LINES_MAX, f"{place(path)}: {lines} lines"
-    for node in ast.walk(tree):
+@of_each_module
+def test_functions_and_modules_fit_the_reader(module: Source) -> None:
+    lines = len(module.text.splitlines())
+    assert lines <= MODULE_LINES_MAX, f"{lines} lines"
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
 
-            assert length <= FUNCTION_LINES_MAX, f"{place(path)}, {node.name}: {length} lines"
+            assert length <= FUNCTION_LINES_MAX, f"{node.name}: {length} lines"
 
 
-def test_public_things_say_what_they_are(module):
-    path, tree, _ = module
-    assert ast.get_docstring(tree), f"{place(path)} says nothing"
-    for node in public(tree.body):
-        assert ast.get_docstring(node), f"{place(path)}: {node.name} says nothing"
+@of_each_module
+def test_public_things_say_what_they_are(module: Source) -> None:
+    assert ast.get_docstring(module.tree), "it says nothing"
+    for node in public(module.tree.body):
+        assert ast.get_docstring(node), f"{node.name} says nothing"
 
 
-def test_english_is_plain(module):
+@of_each_module
+def test_english_is_plain(module: Source) -> None:
     """Docstrings say what a thing does or is; names of classes and modules are nouns."""
-    path, tree, text = module
-    assert not (match := NOT_FOR_TIME.search(text)), f"{place(path)}: {match}"
-    for name, docstring in docstrings(tree):
-        assert not NO_DOCSTRING_BEGINS_WITH.match(docstring), f"{place(path)}: {name}: {docstring}"
-    for node in ast.walk(tree):
+    assert not (match := NOT_FOR_TIME.search(module.text)), f"{match}"
+    for name, docstring in docstrings(module.nodes):
+        assert not NO_DOCSTRING_BEGINS_WITH.match(docstring), f"{name}: {docstring}"
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef):
-            assert not NO_CLASS_IS_CALLED.fullmatch(node.name), f"{place(path)}: {node.name}"
+            assert not NO_CLASS_IS_CALLED.fullmatch(node.name), f"{node.name}"
         if isinstance(node, ast.alias) and node.asname:
-            assert len(node.asname) > 1, f"{place(path)}: {node.name} as {node.asname}"
+            assert len(node.asname) > 1, f"{node.name} as {node.asname}"
 
 
 def names_given(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str]]:
@@ -547,20 +573,24 @@ def names_given(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str]]:
         yield from names_given(node, inner)
 
 
-def nameless(tree: ast.AST) -> set[str]:
-    """Return the names of `NOTHING_IS_CALLED` that a module gives, but for the public ones."""
+@cache
+def names_of(path: Path) -> set[tuple[str, str]]:
+    return set(names_given(source_of(path).tree))
+
+
+def nameless(names: Iterable[tuple[str, str]]) -> set[str]:
+    """Return which of a module's names are of `NOTHING_IS_CALLED`, but for the public ones."""
     return {
         f"{owner}: {name}"
-        for owner, name in names_given(tree)
+        for owner, name in names
         if name.strip("_") in NOTHING_IS_CALLED and name not in CALLED_SO_IN_PUBLIC.get(owner, ())
     }
 
 
-def test_variables_have_the_names_of_things(module):
+@of_each_module
+def test_variables_have_the_names_of_things(module: Source) -> None:
     """A reader looks for nouns; `found` may be anything."""
-    path, tree, _ = module
-
-    assert not nameless(tree), f"{place(path)}: a noun says what the value is"
+    assert not nameless(names_of(module.path)), "a noun says what the value is"
 
 
 @pytest.mark.parametrize(
@@ -582,52 +612,52 @@ def test_variables_have_the_names_of_things(module):
     ],
 )
 def test_a_variable_without_a_noun_is_noticed(text, names):
-    assert nameless(ast.parse(text)) == names
+    assert nameless(names_given(ast.parse(text))) == names
 
 
 def test_names_that_are_public_are_there():
     """An entry of what is gone would let another one in."""
-    given = {pair for path in MODULES for pair in names_given(ast.parse(text_of(path)))}
+    given = {pair for path in MODULES for pair in names_of(path)}
 
     assert {
         (owner, name) for owner, names in CALLED_SO_IN_PUBLIC.items() for name in names
     } <= given
 
 
-def test_nobody_else_knows_paths_below_a_checkpoint(module):
-    path, tree, _ = module
-    if layer_of(path) in ("checkpoint", "epoch"):
+@of_each_module
+def test_nobody_else_knows_paths_below_a_checkpoint(module: Source) -> None:
+    if module.layer in ("checkpoint", "epoch"):
         return
-    for node in ast.walk(tree):
+    for node in module.nodes:
         match node:
             case ast.ImportFrom(module=str(origin), names=imported) if origin.startswith(
                 ("tallystick.checkpoint", "tallystick.epoch", "tallystick.state")
             ):
                 known = PATHS_BELOW_A_CHECKPOINT & {alias.name for alias in imported}
-                assert not known, f"{place(path)} imports {known} of {origin}"
+                assert not known, f"it imports {known} of {origin}"
             case ast.Attribute(attr="FOLDER" | "METADATA" | "DECIDER" | "DECISIONS"):
-                raise AssertionError(f"{place(path)}:{node.lineno} names a folder of a checkpoint")
+                raise AssertionError(f"line {node.lineno} names a folder of a checkpoint")
             case ast.Call(func=ast.Attribute(value=target, attr=name)) if (
                 name in LISTS_OR_WRITES
                 and ast.unparse(target).rpartition(".")[2].strip("_") in ("storage", "checkpoint")
             ):
-                raise AssertionError(f"{place(path)}:{node.lineno} calls {name} of a checkpoint")
+                raise AssertionError(f"line {node.lineno} calls {name} of a checkpoint")
 
 
-def test_the_core_knows_nothing_of_sparks_log(module):
+@of_each_module
+def test_the_core_knows_nothing_of_sparks_log(module: Source) -> None:
     """Callers have end offsets of epochs; that Spark's log has them is for `spark/streaming`."""
-    path, _, text = module
-    if layer_of(path) in ("epoch", "run"):
-        assert not re.search(r"SparkLog|spark_log|folder\.log\b", text), f"{place(path)} does"
+    if module.layer in ("epoch", "run"):
+        assert not re.search(r"SparkLog|spark_log|folder\.log\b", module.text), "it does"
 
 
-def test_only_programs_print(module):
-    path, tree, _ = module
-    if not any(allowed in place(path) for allowed in MAY_PRINT):
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+@of_each_module
+def test_only_programs_print(module: Source) -> None:
+    if not any(allowed in module.place for allowed in MAY_PRINT):
+        calls = [node for node in module.nodes if isinstance(node, ast.Call)]
         names = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
 
-        assert "print" not in names, f"{place(path)} prints"
+        assert "print" not in names, "it prints"
 
 
 def test_every_public_name_is_where_the_package_looks_for_it():
@@ -695,7 +725,7 @@ def test_summaries_name_their_subjects_and_objects():
     """A reader who finds a function by a search knows nothing of the sentence before."""
     shares = {}
     for path in MODULES:
-        for name, text in docstrings(ast.parse(text_of(path))):
+        for name, text in docstrings(source_of(path).nodes):
             summary = " ".join(text.split("\n\n")[0].split())
             if len(summary.split()) >= 6:
                 shares[f"{place(path)}, {name}: {summary}"] = pointing_share(summary)
@@ -712,7 +742,8 @@ def test_every_waiting_test_says_what_it_waits_for():
     silent = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        for line in waits_in_silence(ast.parse(path.read_text()))
+        if "assert time.monotonic()" in (text := path.read_text())
+        for line in waits_in_silence(ast.parse(text))
     ]
 
     assert silent == []

@@ -4,7 +4,6 @@ import json
 from decimal import Decimal
 from typing import Any
 
-import jsonschema
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from tallystick.codec.formats import MODES
 from tallystick.codec.json.read import FramedJsonReader, JsonReader
 from tallystick.codec.json.schema import JsonSchemaWriter, columns_of, parse_shape
 from tallystick.errors import OptionError, RecordError
+from tests.json_validator import Draft202012Validator
 
 FRAME = b"\0\0\0\0\7"
 UTC_MICROS = pa.timestamp("us", tz="UTC")
@@ -176,7 +176,7 @@ def test_what_is_written_is_valid_and_what_would_not_be_is_an_error(kind, data):
     columns = pa.RecordBatch.from_pydict({"a": pa.array(rows, arrow)})
     columns = columns.slice(data.draw(st.integers(0, len(rows) - 1)))
     plain = JsonSchemaWriter(7, '{"type": "object"}').write(columns).to_pylist()
-    validator = jsonschema.Draft202012Validator(json.loads(text))
+    validator = Draft202012Validator(json.loads(text))
     is_valid = all(validator.is_valid(json.loads(value[5:])) for value in plain)
 
     try:
@@ -341,7 +341,7 @@ def test_references_are_followed(reference, more):
     schema = {"type": "object", "properties": {"n": {"$ref": reference}}, **more}
     assert columns_of(parse_shape(json.dumps(schema))) == pa.schema([("n", pa.int64())])
     if "$schema" not in more:
-        judge = jsonschema.Draft202012Validator(schema)
+        judge = Draft202012Validator(schema)
         assert judge.is_valid({"n": 1})
         assert not judge.is_valid({"n": "a"})
 

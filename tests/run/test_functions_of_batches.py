@@ -8,6 +8,7 @@ from tallystick.codec.json.write import JsonWriter
 from tallystick.codec.rows import RowLayout
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.vectorised import vectorised
+from tallystick.tasks import read
 from tallystick.tasks.keyed import RoutePlan
 from tallystick.tasks.read import EncodePlan, Route, apply, send
 from tallystick.tasks.write import FanOut
@@ -36,6 +37,16 @@ def numbers(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.select(["n"])
 
 
+@pytest.fixture
+def _without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass chunks on as they are: to copy all of them, as for rows that wait, takes 2.5 GiB.
+
+    Copies are for `test_batches_of_users.py`.
+    """
+    monkeypatch.setattr(read, "own", lambda rows: rows)
+
+
+@pytest.mark.usefixtures("_without_copies")
 @pytest.mark.parametrize("large", [larger_than_an_array, of_lists])
 def test_no_row_of_a_table_larger_than_an_array_is_lost(large) -> None:
     batches = list(apply([large, numbers], GO))
@@ -44,6 +55,7 @@ def test_no_row_of_a_table_larger_than_an_array_is_lost(large) -> None:
     assert sum(batch.num_rows for batch in apply([large], GO)) == ROW_COUNT
 
 
+@pytest.mark.usefixtures("_without_copies")
 def test_nor_on_the_way_to_writers_sinks_and_keyed_steps() -> None:
     functions = (larger_than_an_array, numbers)
     encode = EncodePlan(

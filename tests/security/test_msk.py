@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
@@ -82,6 +81,8 @@ def client_of(server: MskServer, token: Path) -> Client:
 
 
 def signed(path: Path) -> str:
+    from aws_msk_iam_sasl_signer import MSKAuthTokenProvider  # and boto3: 0.6 s
+
     token, _ = MSKAuthTokenProvider.generate_auth_token("eu-west-1")
     path.write_text(token)
     return str(token)

@@ -13,6 +13,8 @@ from enum import Enum
 class Fault(Enum):
     """A kind of fault; the value is what a report calls it."""
 
+    __hash__ = object.__hash__  # a world asks at every step, and an Enum's own is Python code
+
     # The driver's process, at any call that it makes.
     CRASH_BEFORE = "driver dies before a call takes effect"
     CRASH_AFTER = "driver dies after a call took effect"

@@ -21,6 +21,10 @@ class Endless(BaseException):
     """The world's steps are used up; not an Exception, so that a driver cannot survive it."""
 
 
+class Broken(BaseException):
+    """A promise was broken, and the rest of the world's life would tell no more."""
+
+
 class Resident(Protocol):
     """What is known of a process that is no driver."""
 

@@ -15,7 +15,7 @@ from tests.simulation.faults import Fault
 from tests.simulation.keyed_step import RECORDS
 from tests.simulation.rows import OUTPUT, Row, rows_between
 from tests.simulation.sabotage import sabotage
-from tests.simulation.scheduler import Endless
+from tests.simulation.scheduler import Broken, Endless
 from tests.simulation.world import OTHER, OWN, World
 
 GROUP_FRAMES = 1
@@ -43,6 +43,7 @@ def simulate(
     is_keyed: bool | None = None,
     decided_by: str | None = None,
     without: Collection[Fault] = (),
+    to_the_end: bool = True,
     **further: bool | None,
 ) -> Outcome:
     """Live through one world.
@@ -53,10 +54,12 @@ def simulate(
         is_keyed: whether the pipeline has a keyed step; None: the seed says.
         decided_by: who decides for other sinks; see `Pipeline`.
         without: kinds of faults that are left out, drawn or not.
+        to_the_end: also when a promise was broken.
         further: see `Pipeline`.
     """
     world = World(seed, kinds, is_keyed=is_keyed, decided_by=decided_by, **further)
     world.plan.kinds -= frozenset(without)
+    world.ends_broken = not to_the_end
     with ExitStack() as stack:
         stack.enter_context(_silent_driver())
         stack.enter_context(patch.object(frames, "GROUP_FRAMES", GROUP_FRAMES))
@@ -68,6 +71,8 @@ def simulate(
         except Endless:
             world.checker.note(f"no end in sight after {world.step} steps")
             verdict = "endless"
+        except Broken:
+            verdict = "broken"
         finally:
             world.close()
     return Outcome(

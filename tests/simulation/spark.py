@@ -10,6 +10,8 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 
 from tallystick.checkpoint.spark_log import COMMITS, OFFSETS, parse_entry
 from tallystick.source.offsets import ONLY_INPUT, SourceOffsets, of_input, parse_source
@@ -151,10 +153,14 @@ class Checkpoint:
         return [int(name) for where, _, name in parts if where == folder]
 
     def _ends(self, epoch: int) -> Positions | None:
-        entry = parse_entry(self.files.get(f"{OFFSETS}/{epoch}"))
-        if entry is None:
-            return None
-        return positions_in(entry.sources)
+        return ends_in(self.files.get(f"{OFFSETS}/{epoch}"))
+
+
+@lru_cache(maxsize=256)
+def ends_in(entry: bytes | None) -> Positions | None:
+    """The ends of an epoch by its log entry, which a world reads again at every call."""
+    batch = parse_entry(entry)
+    return None if batch is None else MappingProxyType(positions_in(batch.sources))
 
 
 def plan_ends(
@@ -172,7 +178,7 @@ def plan_ends(
     return dict(available) if ends == starts else ends
 
 
-def positions_in(sources: Sequence[str]) -> Positions:
+def positions_in(sources: Sequence[str]) -> dict[TopicPartition, int]:
     """The positions of all sources of an epoch, by the names that partitions have among them."""
     parsed = [parse_source(text) for text in sources]
     return {

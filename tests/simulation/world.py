@@ -47,7 +47,7 @@ from tests.simulation.pipelines import Pipeline, pipeline_of
 from tests.simulation.query import Query, whose_function
 from tests.simulation.residents import Residents
 from tests.simulation.rows import OUTPUT, RULES, Row
-from tests.simulation.scheduler import Crash, Endless, Process, Scheduler
+from tests.simulation.scheduler import Broken, Crash, Endless, Process, Scheduler
 from tests.simulation.sinks import Sinks, rows_by_partition
 from tests.simulation.spark import Checkpoint, Positions, Source, plan_ends
 from tests.simulation.storage import SimulatedStorage
@@ -91,6 +91,9 @@ class World:
 
     stops: Positions | None = None
     """Where reading ends for good."""
+
+    ends_broken = False
+    """At the first broken promise, else as a whole one does."""
 
     def __init__(self, seed: int, kinds: Collection[Fault] | None = None, **wanted: Any) -> None:
         self.pipeline = pipeline_of(seed, **wanted)
@@ -455,6 +458,8 @@ class World:
 
     def _run_some(self) -> str:
         """Let one process run; the word for its end, if it ended."""
+        if self.ends_broken and self.checker.violations:
+            raise Broken
         while not self._scheduler.is_anyone_awake(self.step) and self.network.deliver_one():
             pass
         process = self._scheduler.run_one(self.step)

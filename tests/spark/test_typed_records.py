@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import fastavro
-import jsonschema
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 import tallystick as ts
+from tests.json_validator import Draft202012Validator
 from tests.kafka.registry import WritableRegistry
 from tests.protobuf_schemas import add_field, classes_of, shop, text_of
 from tests.spark.flow import Flow
@@ -234,7 +234,7 @@ def test_json_schema_is_read_by_the_registrys_columns_and_written_in_its_frame(
     records = committed_bytes(flow.confluent, flow.topic_out)
     assert all(value[:5] == frame for _, _, value in records)  # one schema, one id, two subjects
     written = [json.loads(value[5:]) for _, _, value in records]
-    validator = jsonschema.Draft202012Validator(ORDER)
+    validator = Draft202012Validator(ORDER)
     assert all(validator.is_valid(value) for value in written)
     assert sorted(map(json.dumps, written)) == sorted(map(json.dumps, orders))
     dead = {value for _, _, value in committed_bytes(flow.confluent, letters)}
