@@ -106,7 +106,8 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
     }
-    session = ts.spark_session("tests", master="local[2]", config=config)
+    with loaded_daemon.stand_ins_of_sources():
+        session = ts.spark_session("tests", master="local[2]", config=config)
     session.sparkContext.setLogLevel("ERROR")
     if PYSPARK_VERSION >= streaming.PYSPARK_VERSION_MIN:
         ts.register(session)
