@@ -46,7 +46,7 @@ class KeptJvm:
         self.log = log
         self.is_taken = False
         conf = SparkConf(loadDefaults=False).set(JAVA_OPTIONS, jvm.options())
-        with log.open("a") as output:
+        with log.open("a") as output, loaded_daemon.stand_ins_of_sources():
             options = {"stdout": output, "stderr": output, "process_group": 0}
             self._gateway: Any = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
 
