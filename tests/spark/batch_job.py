@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-import jvm
+import loaded_daemon
 
 import tallystick as ts
 from tallystick.kafka.broker import KafkaBroker
@@ -17,7 +17,7 @@ def main() -> None:
     """Write, and wait before the commit until a signal comes."""
     spec = json.loads(sys.argv[1])
     KafkaBroker.last_sequences = lambda *_: time.sleep(600)  # type: ignore[assignment,return-value]
-    config = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": jvm.options()}
+    config = {"spark.ui.enabled": "false", **loaded_daemon.SETTINGS}  # the JVM is there
     spark = ts.spark_session("batch", master="local[2]", config=config)
     rows = spark.range(0, 10, 1, 1).selectExpr("string(id) AS value")
     while True:

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import tallystick as ts
 from tallystick.epoch import protocol
+from tests.spark import loaded_daemon
 
 AGGREGATES: dict[str, dict[str, Any]] = {
     "old": {"n": ts.count(), "least": ts.min("n")},
@@ -100,8 +101,10 @@ def main() -> None:
         if type(event).__name__ == spec["at"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    config = {"spark.ui.enabled": "false", **loaded_daemon.SETTINGS}  # the JVM is there
+    spark = ts.spark_session("changed", master="local[2]", config=config)
     sums(spec, spec["program"], spec["parallelism"]).start(
-        checkpoint=spec["checkpoint"], listener=die, trigger={"availableNow": True}
+        spark, checkpoint=spec["checkpoint"], listener=die, trigger={"availableNow": True}
     ).awaitTermination()
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jvm
+import loaded_daemon
 
 import tallystick as ts
 from tallystick.pipeline.group_offsets import GroupOffsets
@@ -31,7 +31,7 @@ def die_before(position: int) -> Callable[..., bool]:
 def main() -> None:
     """Run a query to the noop sink over all that is there."""
     spec = json.loads(sys.argv[1])
-    config = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": jvm.options()}
+    config = {"spark.ui.enabled": "false", **loaded_daemon.SETTINGS}  # the JVM is there
     spark = ts.spark_session("exit", master="local[2]", config=config)
     ts.register(spark)
     if (position := spec["die_before_showing"]) is not None:

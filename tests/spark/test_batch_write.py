@@ -1,6 +1,7 @@
 """`KafkaSink.write`: one Kafka transaction for all rows of a DataFrame, or none of them."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from tallystick.kafka.transactions import list_open_ids
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import ProcessGroup
 from tests.spark import topics
+from tests.spark.forked_driver import KeptJvm, take_jvm
 from tests.spark.topics import by_key, numbered, pending, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -170,7 +172,9 @@ def test_what_timed_out_before_the_commit_is_written_again(spark, kafka, topic, 
     topics.assert_exact(kafka.confluent_options(), topic, numbered(100))
 
 
-def job(group: ProcessGroup, kafka: EmbeddedKafka, log: Path, topic: str) -> subprocess.Popen[str]:
+def job(
+    group: ProcessGroup, kept_jvm: KeptJvm, kafka: EmbeddedKafka, log: Path, topic: str
+) -> subprocess.Popen[str]:
     """Start a process that writes, and does not come to an end."""
     spec = {"servers": kafka.bootstrap_servers, "topic": topic}
     with log.open("w") as stderr:
@@ -180,15 +184,23 @@ def job(group: ProcessGroup, kafka: EmbeddedKafka, log: Path, topic: str) -> sub
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            env={**os.environ, **kept_jvm.variables},
         )
 
 
 class Writer:
     """A process with some rows in an open transaction, as soon as it has written them."""
 
-    def __init__(self, group: ProcessGroup, kafka: EmbeddedKafka, log: Path, topic: str) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        kept_jvm: KeptJvm,
+        kafka: EmbeddedKafka,
+        log: Path,
+        topic: str,
+    ) -> None:
         self._kafka, self._log, self._topic = kafka, log, topic
-        self.process = job(group, kafka, log, topic)
+        self.process = job(group, kept_jvm, kafka, log, topic)
 
     def wait_until_written(self) -> None:
         """Wait until its transaction is open and has rows."""
@@ -202,11 +214,12 @@ class Writer:
 @pytest.fixture
 def writer(kafka: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[Writer]:
     """A process that starts."""
-    group = ProcessGroup()
+    group, kept_jvm = ProcessGroup(), take_jvm(tmp_path)
     try:
-        yield Writer(group, kafka, tmp_path / "log", topic)
+        yield Writer(group, kept_jvm, kafka, tmp_path / "log", topic)
     finally:
         group.close()
+        kept_jvm.clear()
 
 
 def test_a_driver_that_is_interrupted_or_killed_leaves_nothing_visible_and_fences_nobody(

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tallystick.testing import EmbeddedKafka
+from tests.spark import jvm
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -67,7 +68,7 @@ def test_what_is_printed_of_a_mistake_begins_with_the_reason(
         stderr=subprocess.PIPE,
         text=True,
         timeout=300,
-        env={**os.environ, "TALLYSTICK_TRACEBACKS": ""},
+        env={**os.environ, "TALLYSTICK_TRACEBACKS": "", "SPARK_SUBMIT_OPTS": jvm.options()},
     )
     _, *parts = re.split(r"^=== ", done.stderr, flags=re.MULTILINE)
     printed = {part.split("\n", 1)[0]: part.split("\n", 1)[1].splitlines() for part in parts}
