@@ -1,7 +1,8 @@
 """A process that starts pipelines without a session: `python start_job.py '{"name": …, …}'`.
 
 It runs over all that is there, as often as `runs` says, and prints what became of Spark as JSON.
-`spark` says what is given to `start`: "nothing", or "context", made here.
+`spark` says what is given to `start`: "nothing", or "context", made here. With `refused_first` it
+starts what cannot work before.
 """
 
 import json
@@ -93,7 +94,7 @@ def facts(query: ts.Query | None = None) -> dict[str, Any]:
 def main(spec: dict[str, Any]) -> None:
     """Run it as often as asked."""
     spark = given(spec["spark"])
-    findings = []
+    findings = [refused(spec)] if spec.get("refused_first") else []
     for _ in range(spec.get("runs", 1)):
         query = pipeline(spec, spec["kind"]).start(
             spark,
@@ -107,18 +108,18 @@ def main(spec: dict[str, Any]) -> None:
     print("FOUND " + json.dumps(findings), flush=True)
 
 
-def refused(spec: dict[str, Any]) -> None:
-    """Start what cannot work, and say what is left of it."""
+def refused(spec: dict[str, Any]) -> dict[str, Any]:
+    """Start what cannot work, and return the error and what is left of it."""
     refused_pipeline = pipeline({**spec, "topic_in": "nowhere"}, "stateless")
     try:
         refused_pipeline.start(checkpoint=spec["checkpoint"], execution=spec["execution"])
     except ts.OptionError as error:
-        print("FOUND " + json.dumps([{"error": str(error), "after": facts()}]), flush=True)
+        return {"error": str(error), "after": facts()}
+    raise AssertionError("it was not refused")
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     os.environ["JAVA_HOME"] = str(spark_java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    asked_for = json.loads(sys.argv[1])
-    (refused if asked_for["kind"] == "refused" else main)(asked_for)
+    main(json.loads(sys.argv[1]))

@@ -1,9 +1,12 @@
 """Spark's log of a JVM that is launched here, when a run without jobs is cancelled."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.spark import jvm
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -21,7 +24,12 @@ context.stop()
 
 def test_a_cancelled_group_without_jobs_is_not_in_front_of_the_user() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "SPARK_SUBMIT_OPTS": jvm.options()},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert "Failed to cancel" not in done.stderr
     assert "WARN DAGScheduler: another warning" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tallystick.testing import EmbeddedKafka
+from tests.spark import jvm
 from tests.spark.flow import Flow
 from tests.spark.topics import flights, produce, read_committed, wait_until_nothing_is_pending
 
@@ -43,7 +44,11 @@ def run_all(flow: Flow, kind: str, kernels: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     done = subprocess.run(
         [sys.executable, str(JOB), json.dumps(flow.spec(kind=kind))],
-        env={**kept, "TALLYSTICK_CACHE": str(kernels.parent)},
+        env={
+            **kept,
+            "TALLYSTICK_CACHE": str(kernels.parent),
+            "SPARK_SUBMIT_OPTS": jvm.options(),  # what is cold here are kernels
+        },
         capture_output=True,
         text=True,
         timeout=300,

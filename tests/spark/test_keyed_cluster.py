@@ -7,6 +7,7 @@ import pytest
 from tallystick_tools.demo.flights import load
 from tests.spark.driver_process import DriverProcess
 from tests.spark.flow import Flow
+from tests.spark.forked_driver import take_jvm
 from tests.spark.keyed_flights import JOB, Flights
 from tests.spark.standalone_cluster import Cluster
 
@@ -20,9 +21,10 @@ def test_counts_survive_executors_copies_and_hosts(
     """With the last host, resident tasks are one where they were two."""
     flights = Flights(flow, load(3500))
     flights.feed(1500)
+    log = tmp_path / "driver.log"
     with (
         Cluster(tmp_path / "cluster", 2) as cluster,
-        DriverProcess(tmp_path / "driver.log", cluster.settings, JOB) as driver,
+        DriverProcess(log, cluster.settings, JOB, kept_jvm=take_jvm(tmp_path)) as driver,
     ):
         first, second = cluster.hosts
         # An executor dies within its keyed task: tried again, or the whole epoch is.
