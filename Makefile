@@ -29,7 +29,7 @@ help:
 	@echo "make classes   the archive of classes that the JVMs of tests map, which the first test of Spark makes otherwise"
 	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
-	@echo "make stress  the long tests, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, 300 random queries beside Spark, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx, the image"
+	@echo "make stress  the long tests, all examples of properties, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, 300 random queries beside Spark, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx, the image"
 	@echo "make campaign  programs of ours under random faults for HOURS=1, from SEED=1 on; each run is noted in proof/runs.ndjson"
 	@echo "make peers   Tallystick, Flink and Kafka Streams under the same KILLS=6 of SEED=1 (needs Maven; ARGS='--seeds 3': more schedules); noted in proof/peers.ndjson"
 	@echo "make bench   ours beside Flink, Kafka Streams and Spark on the same work, stateless and keyed"
@@ -103,6 +103,7 @@ stress: setup
 	@KEYED_KILLS=40 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py -k go_on
 	@KEYED_KILLS=3 $(BIN)/python -m pytest tests/spark/test_keyed_kills.py tests/spark/test_table_kills.py -k "over_kills and not go_on"
 	@RANDOM_QUERIES=300 $(BIN)/python -m pytest tests/differential/test_random_queries_as_spark.py
+	@EXAMPLES=all $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m hypothesis
 	@CRASH_KILLS=all $(BIN)/python -m pytest tests/spark/test_crash_points.py
 	@$(BIN)/python -m tests.spark.growth --epochs 200
 	@SINK_KILLS=all $(BIN)/python -m pytest tests/spark/test_tables_killed.py tests/spark/test_sinks_killed.py -k "killed_ or dies_behind or counts_and or tables_agree"

@@ -19,13 +19,15 @@ from pyspark.sql import SparkSession
 import tallystick as ts
 from tallystick.spark import PYSPARK_VERSION, streaming
 from tallystick.testing import EmbeddedKafka
+from tests.examples import share_of
 from tests.spark import jvm, loaded_daemon
 
 # A failure in what tests share says what differed.
 pytest.register_assert_rewrite(
     "tests.failover.evidence", "tests.spark.keyed_flights", "tests.spark.sunk", "tests.spark.topics"
 )
-settings.register_profile("untimed", deadline=None)  # speed is shown in benchmarks
+# Speed is shown in benchmarks.
+settings.register_profile("untimed", deadline=None, max_examples=share_of(100))
 settings.load_profile("untimed")
 
 

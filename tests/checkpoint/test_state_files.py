@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from dictionary_store import DictionaryStore, DictionaryView, MemoryStorage, within
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.checkpoint import state_files
@@ -30,6 +30,7 @@ from tallystick.state.file_sets import collectable, due_merges, due_snapshots, e
 from tallystick.state.key_groups import KeyGroupRange, key_group_range
 from tallystick.state.overlay import ENTRIES
 from tests.checkpoint_on_disk import entries_of
+from tests.examples import drawn
 
 GROUPS = 24
 RESCALES = (1, 2, 3, 2, 5, 3, 5, 6, 5, 2, 5, 3, 2, 1)
@@ -163,14 +164,14 @@ def run(seed, make_store, epochs):
     return pipeline
 
 
-@settings(max_examples=15, deadline=None)
+@drawn(15)
 @given(st.integers(0, 1 << 32))
 def test_after_any_history_a_store_holds_what_was_committed(seed):
     """Rescales, snapshots, merges, failed epochs, lost and stale stores, restored savepoints."""
     run(seed, lambda _: DictionaryStore(), epochs=7)
 
 
-@settings(max_examples=3, deadline=None)
+@drawn(3)
 @given(st.integers(0, 1 << 32))
 def test_after_any_history_lmdb_holds_what_was_committed(seed):
     with tempfile.TemporaryDirectory() as folder:

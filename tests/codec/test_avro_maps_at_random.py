@@ -7,10 +7,11 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.test_avro_reader import framed, parse, record, schemas
+from tests.examples import drawn
 
 LEAVES = {
     "int": pa.int32(),
@@ -102,7 +103,7 @@ def plain(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(seed=st.integers(0, 2**40))
 def test_maps_are_what_fastavro_reads(seed: int) -> None:
     draw = random.Random(seed)

@@ -19,6 +19,7 @@ from tallystick.codec.avro.kernels import FRAMES_MAX
 from tallystick.codec.avro.reader import AvroReader
 from tallystick.codec.values import ParsedValues
 from tallystick.errors import OptionError, RecordError
+from tests.examples import drawn
 
 UTC_MICROS = pa.timestamp("us", tz="UTC")
 NAIVE_MICROS = pa.timestamp("us")
@@ -640,7 +641,7 @@ def test_flat_records_are_what_fastavro_reads(fields, data):
     ),
     st.data(),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_nested_records_are_what_fastavro_reads(fields, data):
     check_against_fastavro(fields, data)
 
@@ -661,7 +662,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(damaged(), min_size=1, max_size=6))
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_damage_never_reaches_a_neighbour(values):
     """And what becomes of a damaged value does not depend on what stands beside it."""
     between: list[bytes | None] = [GOOD]

@@ -7,7 +7,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.avro.reader import AvroReader
@@ -24,6 +24,7 @@ from tests.codec.test_avro_reader import (
     schemas,
     where,
 )
+from tests.examples import drawn
 
 ORDER = record(("id", "long"), ("amount", "double"), name="shop.Order")
 PAYMENT = record(("id", "int"), ("payer", ["null", "string"]), name="shop.Payment")
@@ -248,7 +249,7 @@ def branches(draw: st.DrawFn) -> list[tuple[str, list[tuple[str, Leaf]]]]:
 
 
 @given(branches(), st.data())
-@settings(max_examples=80, deadline=None)
+@drawn(80)
 def test_values_of_random_unions_are_what_fastavro_reads(
     records: list[tuple[str, list[tuple[str, Leaf]]]], data: st.DataObject
 ) -> None:
@@ -301,7 +302,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(damaged(), min_size=1, max_size=6))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_damage_is_malformed_or_what_fastavro_reads_and_never_reaches_a_neighbour(
     values: list[bytes],
 ) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.avro import writer
 from tallystick.codec.avro.writer import AvroWriter
 from tallystick.errors import OptionError, RecordError
+from tests.examples import drawn
 
 UTC_MICROS = pa.timestamp("us", tz="UTC")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -148,7 +149,7 @@ def columns_of(arrow: pa.DataType, rows: list[Any]) -> pa.RecordBatch:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_fastavro_reads_what_was_written(data):
     schema, arrow, strategy = data.draw(RECORDS)
     schema = with_names(schema)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tallystick.codec.json import read as json_reader
@@ -18,6 +18,7 @@ from tallystick.codec.json.read import parse_json
 from tallystick.codec.json.token_kernels import DEPTH_MAX, PARSED, SUSPECT, UNSURE
 from tallystick.codec.spans import Spans, spans_of
 from tallystick.codec.values import ParsedValues
+from tests.examples import drawn
 
 MICROS = pa.timestamp("us", "UTC")
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
@@ -176,14 +177,14 @@ def schemas_and_records(draw: st.DrawFn) -> tuple[pa.Schema, list[bytes | None]]
     return schema, draw(st.lists(damaged(schema), max_size=5))
 
 
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 @given(schemas_and_records())
 def test_every_record_is_what_arrow_makes_of_it(case):
     schema, values = case
     check_same(values, schema)
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(st.lists(NUMBERS, min_size=1, max_size=20))
 @example(ODD_NUMBERS)
 def test_every_number_is_what_arrow_makes_of_it(texts):
@@ -199,7 +200,7 @@ def test_every_date_and_time_is_what_arrow_makes_of_it():
         check_same([b'{"a":"%s"}' % text.encode() for text in texts], pa.schema([("a", kind)]))
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(st.integers(2**52, 2**53 - 1), st.integers(-900, 800), st.sampled_from([1, -1]))
 def test_doubles_of_any_bits_come_back(mantissa, exponent, sign):
     value = math.ldexp(sign * mantissa, exponent)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tallystick.codec.formats import MODES, Json
@@ -21,6 +21,7 @@ from tallystick.codec.json.read import JsonReader, check_schema, parse_json
 from tallystick.codec.spans import spans_of
 from tallystick.codec.values import ParsedValues
 from tallystick.errors import OptionError, RecordError
+from tests.examples import drawn
 
 SCHEMA = pa.schema(
     [
@@ -340,7 +341,7 @@ def same(first_value: Any, right: Any) -> bool:
     return repr(first_value) == repr(right)
 
 
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 @given(records(), st.sampled_from([SCHEMA, FLAT]))
 @example([b"{}{}", b""], SCHEMA)
 @example([b'{"a":1', b',"b":"x"}'], SCHEMA)
@@ -405,7 +406,7 @@ def test_line_breaks_in_a_record_become_tabs_and_control_characters_condemn_it()
     assert text == b"{\t\t1 \t\t2}\n" + b"{}\n" * len(controls)
 
 
-@settings(max_examples=50, deadline=None)
+@drawn(50)
 @given(records(), st.sampled_from([SCHEMA, FLAT]), st.data())
 def test_slices_and_small_blocks_give_the_same_rows(values, schema, data):
     start = data.draw(st.integers(0, len(values)))

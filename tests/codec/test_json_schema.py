@@ -13,6 +13,7 @@ from tallystick.codec.formats import MODES
 from tallystick.codec.json.read import FramedJsonReader, JsonReader
 from tallystick.codec.json.schema import JsonSchemaWriter, columns_of, parse_shape
 from tallystick.errors import OptionError, RecordError
+from tests.examples import drawn
 from tests.json_validator import Draft202012Validator
 
 FRAME = b"\0\0\0\0\7"
@@ -166,7 +167,7 @@ def nested(inner: st.SearchStrategy[Kind]) -> st.SearchStrategy[Kind]:
     return inner.map(nullable) | inner.map(listed) | inner.map(mapped) | inner.map(structured)
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(st.recursive(st.sampled_from(SCALARS), nested, max_leaves=3), st.data())
 def test_what_is_written_is_valid_and_what_would_not_be_is_an_error(kind, data):
     """`jsonschema` agrees: where it would find a fault, nothing is written."""

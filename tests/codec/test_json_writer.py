@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.json import read as json_reader
@@ -21,6 +21,7 @@ from tallystick.codec.json.kernels import add_sizes, encode_base64, escape_strin
 from tallystick.codec.json.read import parse_json
 from tallystick.codec.json.write import check_schema, write_json
 from tallystick.errors import OptionError, RecordError
+from tests.examples import drawn
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 KEYS = TEXT | st.sampled_from(['"', "\\", "a", "\n", "é", "\x00"])
@@ -150,7 +151,7 @@ def retyped(value: Any, kind: pa.DataType) -> Any:
     return Decimal(value) if pa.types.is_decimal(kind) else value
 
 
-@settings(max_examples=120, deadline=None)
+@drawn(120)
 @given(batches(WRITABLE_KINDS))
 def test_json_loads_reads_what_was_written(batch):
     records = write_json(batch)
@@ -162,7 +163,7 @@ def test_json_loads_reads_what_was_written(batch):
     assert [loaded(record, batch.schema) for record in records.to_pylist()] == rows
 
 
-@settings(max_examples=120, deadline=None)
+@drawn(120)
 @given(batches(READABLE_KINDS))
 def test_our_reader_reads_what_was_written(batch):
     parsed = parse_json(write_json(batch), batch.schema, "failfast", str)
@@ -175,7 +176,7 @@ NEXT_TO_SHORT = st.builds(math.nextafter, SHORT, st.sampled_from([-math.inf, mat
 DOUBLES = st.lists(st.none() | SHORT | NEXT_TO_SHORT | st.floats(), min_size=1, max_size=20)
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(DOUBLES, st.integers(0, 3))
 def test_a_double_has_the_text_that_arrow_gives_it(values, skipped):
     """The kernel writes only what it is sure of; whatever it does, nobody can tell."""

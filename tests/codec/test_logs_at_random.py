@@ -18,11 +18,12 @@ from handmade_batches import (
     batch,
     marker,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.records.decoder import decode
 from tallystick.values import TopicPartition
+from tests.examples import drawn
 
 LEADER_CHANGE = struct.pack(">hh", 0, 2)
 Row = tuple[int, bytes | None]
@@ -82,7 +83,7 @@ class Log:
         self.end = offset + last + 1
 
 
-@settings(deadline=None, max_examples=150)
+@drawn(150)
 @given(seed=st.integers(0, 2**40), is_committed=st.booleans())
 def test_each_visible_record_is_read_once_in_any_ranges(seed: int, is_committed: bool) -> None:
     draw = random.Random(seed)

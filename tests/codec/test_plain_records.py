@@ -2,7 +2,7 @@
 
 import pytest
 from handmade_batches import ABORT, COMMIT, LOG_APPEND_TIME, Record, batch, marker, transactional
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.records.compression import CODEC_IDS, compress
@@ -10,6 +10,7 @@ from tallystick.codec.records.decoder import decode
 from tallystick.codec.records.plain import PlainRecord, plain_records
 from tallystick.errors import CorruptRecordError
 from tallystick.values import TopicPartition
+from tests.examples import drawn
 
 PARTITION = TopicPartition("flights", 0)
 BLOBS = st.none() | st.binary(max_size=70)
@@ -58,7 +59,7 @@ def one_by_one(data: bytes, start: int, stop: int, aborted: list[tuple[int, int]
     st.sampled_from([0, LOG_APPEND_TIME]),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_any_records_are_the_same_as_by_kernels(contents, attributes, data):
     log, offset = b"", 100
     for rows in contents:

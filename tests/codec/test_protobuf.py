@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec import wire_format
@@ -20,6 +20,7 @@ from tallystick.codec.protobuf.writer import ProtobufWriter
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.schema import schema_of
+from tests.examples import drawn
 from tests.protobuf_schemas import SCALARS, add_field, add_map, classes_of, shop, text_of
 
 SHOP = shop()
@@ -228,14 +229,14 @@ def sorted_maps(row: dict[str, Any]) -> dict[str, Any]:
     return members
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_messages_of_another_writer_are_read(rows: list[dict[str, Any]]) -> None:
     rows_read = read(ALL, [order_of(row) for row in rows])
     assert [sorted_maps(row) for row in rows_read] == [columns_of(row) for row in rows]
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_what_is_written_is_read_by_another_reader(rows: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist([columns_of(row) for row in rows], schema=ALL)
@@ -245,7 +246,7 @@ def test_what_is_written_is_read_by_another_reader(rows: list[dict[str, Any]]) -
         assert ORDER.FromString(value[6:]) == order_of(row)
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(ROWS, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=3))
 def test_damaged_messages_are_not_read_differently(
     row: dict[str, Any], damage: list[tuple[int, int]]

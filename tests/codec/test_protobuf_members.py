@@ -12,12 +12,13 @@ import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Proto
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.protobuf.schema import _known_file, _known_files
 from tallystick.codec.wire_format import SchemaError, SchemaTexts
 from tests.codec.test_protobuf import framed, reader, where
+from tests.examples import drawn
 from tests.protobuf_schemas import add_field, add_map, classes_of, text_of
 
 INT, TEXT, LONG = pa.int32(), pa.string(), pa.int64()
@@ -189,7 +190,7 @@ def compare(syntax: str, schema: pa.Schema, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
-@settings(deadline=None, max_examples=300)
+@drawn(300)
 @given(seed=st.integers(0, 2**40))
 def test_every_choice_of_columns_reads_what_googles_reader_reads(syntax: str, seed: int) -> None:
     draw = random.Random(seed)

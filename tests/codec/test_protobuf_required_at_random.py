@@ -12,11 +12,12 @@ import pytest
 from google.protobuf.descriptor_pb2 import FeatureSet as Features
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Proto
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.protobuf.writer import ProtobufWriter
 from tallystick.errors import RecordError
+from tests.examples import drawn
 from tests.protobuf_schemas import add_field, classes_of, text_of
 
 MESSAGES = ("A", "B", "C")
@@ -80,7 +81,7 @@ def lacks_something(row: dict[str, Any], descriptor: Any) -> bool:
 
 
 @pytest.mark.parametrize("syntax", ["proto2", "editions"])
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(seed=st.integers(0, 2**40), nulls=st.sampled_from([0.0, 0.1, 0.4]))
 def test_what_a_schema_requires_is_there_or_the_rows_are_refused(
     syntax: str, seed: int, nulls: float

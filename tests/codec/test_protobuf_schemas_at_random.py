@@ -17,10 +17,11 @@ from google.protobuf.descriptor_pb2 import Edition, FileDescriptorProto
 from google.protobuf.descriptor_pb2 import FeatureSet as Features
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Proto
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.test_protobuf import framed, reader, where
+from tests.examples import drawn
 from tests.protobuf_schemas import SCALARS, add_field, add_map, classes_of, text_of
 
 WIRE = {
@@ -244,7 +245,7 @@ def in_order(value: Any, kind: pa.DataType) -> Any:
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(seed=st.integers(0, 2**40))
 def test_any_schema_reads_what_googles_reader_reads(syntax: str, seed: int) -> None:
     check(syntax, seed)

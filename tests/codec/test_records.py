@@ -20,7 +20,7 @@ from handmade_batches import (
     values,
     varint,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.records import decoder, kernels
@@ -41,6 +41,7 @@ from tallystick.codec.records.encoder import EncodedBatch, encode, stamp
 from tallystick.codec.spans import spans_of
 from tallystick.errors import CorruptRecordError, RecordError
 from tallystick.values import Producer, TopicPartition
+from tests.examples import drawn
 
 PARTITION = TopicPartition("orders", 3)
 PRODUCER = Producer("tallystick-test", 4711, 7)
@@ -128,7 +129,7 @@ def as_written(records: pa.RecordBatch) -> list[dict[str, object]]:
     return rows
 
 
-@settings(deadline=None, max_examples=300)
+@drawn(300)
 @given(
     records=arrow_batches(),
     compression=st.sampled_from(sorted(CODEC_IDS)),

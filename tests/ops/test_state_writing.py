@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tallystick as ts
@@ -36,6 +36,7 @@ from tallystick.state.keys import KeyCodec
 from tallystick.state.schema import text_of as schema_text
 from tallystick.storage.file_storage import FileStorage
 from tallystick.values import Producer, TopicPartition
+from tests.examples import drawn
 from tests.ops.test_cli_savepoint import call
 from tests.ops.test_state_columns import A_DAY, FIELDS, STEP, USERS, entries_of
 
@@ -148,7 +149,7 @@ ROW = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.dictionaries(st.tuples(TEXT, LONG), ROW, max_size=6), st.integers(1, 4000))
 def test_any_table_comes_back(rows: dict[Any, Any], max_parallelism: int) -> None:
     step = replace(LASTING, max_parallelism=max_parallelism, parallelism=1)

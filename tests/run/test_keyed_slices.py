@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -27,6 +27,7 @@ from tallystick.state.keys import KeyCodec
 from tallystick.state.pyspark.processor import row_processor
 from tallystick.tasks import keyed
 from tallystick.tasks.keyed import Slices
+from tests.examples import drawn
 from tests.keyed_job import EVENTS, Job, events, step
 
 KEY = KeyCodec(pa.schema([EVENTS.field("user")]))
@@ -43,7 +44,7 @@ def taken(
         return parts, slices._file is None
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     st.lists(st.lists(st.integers(0, 200), max_size=60), max_size=12),
     st.integers(1, 4000),
@@ -194,7 +195,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-@settings(max_examples=8, deadline=None)
+@drawn(8)
 @given(
     epochs=st.lists(
         st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=30), max_size=4),

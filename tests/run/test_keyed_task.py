@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import BrokenInvariantError, EpochAbortedError, OptionError, RecordError
@@ -26,6 +26,7 @@ from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.frames import from_ipc, to_ipc
 from tallystick.tasks.keyed import _TaskResult
 from tallystick.tasks.outputs import DeadLetters
+from tests.examples import drawn
 from tests.keyed_job import (
     EVENTS,
     Job,
@@ -49,7 +50,7 @@ def numbering(batch: KeyedBatch) -> Update:
 NUMBERING = step(vectorised(numbering, state="n bigint"))
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 @given(
     st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.codec.json.write import JsonWriter
@@ -27,6 +27,7 @@ from tallystick.tasks.outputs import (
 )
 from tallystick.tasks.read import EncodePlan, Route, apply, send
 from tallystick.tasks.write import Branch, FanOut
+from tests.examples import drawn
 from tests.keyed_job import EVENTS, Job, events, routed, step, values_of
 from tests.run.test_sink_task import Notebook, Owner
 
@@ -69,7 +70,7 @@ def written(frames) -> dict[str, list[dict]]:
     return dict(rows_by_topic)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=9), max_size=4))
 def test_every_sink_of_the_transaction_gets_its_rows_in_order(batches):
     """Two of the main output by predicates, two of the side output, one of them by a predicate."""

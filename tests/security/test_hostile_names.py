@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tallystick as ts
@@ -18,6 +18,7 @@ from tallystick.files.drafts import hidden_folder
 from tallystick.files.folder import HIDDEN
 from tallystick.postgres.names import NAME_BYTES_MAX, application_prefix, name_of
 from tallystick.storage.file_storage import FileStorage
+from tests.examples import drawn
 
 SERVERS = "127.0.0.1:9"
 KNOWN = [
@@ -85,7 +86,7 @@ def refusal_of(make: Callable[[str], Any], name: str) -> str:
 
 
 @pytest.mark.parametrize("place", PLAIN_PLACES)
-@settings(max_examples=150)
+@drawn(150)
 @given(name=NAMES)
 def test_a_name_of_a_path_or_a_topic_is_plain_or_refused(place: str, name: str) -> None:
     if refusal := refusal_of(PLAIN_PLACES[place], name):
@@ -98,7 +99,7 @@ def test_a_name_of_a_path_or_a_topic_is_plain_or_refused(place: str, name: str) 
 
 
 @pytest.mark.parametrize("place", TEXT_PLACES)
-@settings(max_examples=150)
+@drawn(150)
 @given(name=NAMES)
 def test_a_part_of_an_id_can_be_seen_or_is_refused(place: str, name: str) -> None:
     if refusal := refusal_of(TEXT_PLACES[place], name):
@@ -123,7 +124,7 @@ def test_each_place_takes_a_usual_name_and_refuses_a_path(place: str) -> None:
         make("fli\0ghts")
 
 
-@settings(max_examples=300)
+@drawn(300)
 @given(NAMES, NAMES, NAMES.filter(lambda name: "\ud800" not in name))
 def test_names_on_other_systems_keep_their_parts_apart(
     pipeline: str, uid: str, lineage: str
@@ -145,7 +146,7 @@ def test_names_on_other_systems_keep_their_parts_apart(
         assert (parsed.prefix, parsed.sink, parsed.task, parsed.slot) == (pipeline, uid, 5, 2)
 
 
-@settings(max_examples=200)
+@drawn(200)
 @given(NAMES, NAMES)
 def test_no_path_leads_out_of_a_checkpoint(tmp_path_factory, one: str, other: str) -> None:
     """Whatever a file there says: nothing outside is read, written or removed."""

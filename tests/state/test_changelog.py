@@ -16,6 +16,7 @@ from tallystick.state.changelog import (
 )
 from tallystick.state.key_groups import KeyGroupRange
 from tallystick.state.overlay import ENTRIES
+from tests.examples import drawn
 
 ALL = KeyGroupRange(0, 32767)
 
@@ -46,7 +47,7 @@ KEYS = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@drawn(50)
 @given(
     st.dictionaries(KEYS, st.none() | st.binary(max_size=5), min_size=1, max_size=200),
     st.tuples(st.integers(0, 300), st.integers(0, 32767)).map(lambda ends: KeyGroupRange(*ends)),

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from co_keyed_tasks import CoKeyedTasks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError, RecordError
@@ -15,6 +15,7 @@ from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.state.functions.keyed_batch import Update
 from tallystick.state.functions.processing import EVENT_TIME
 from tallystick.state.functions.upsert_join import upsert_join
+from tests.examples import drawn
 
 USERS = pa.schema(
     [
@@ -68,7 +69,7 @@ def joined(how: str, left_row: Record | None, right: Record | None) -> dict[str,
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
-@settings(deadline=None, max_examples=40)
+@drawn(40)
 @given(epochs=EPOCHS, by_version=st.booleans(), deletes=st.booleans())
 def test_an_upsert_join_puts_out_the_changes_of_the_joined_table(
     how: str, epochs: list[Any], by_version: bool, deletes: bool
@@ -128,7 +129,7 @@ def test_what_an_upsert_join_cannot_go_by() -> None:
         CoKeyedTasks(function, INPUTS).epoch([(0, {"user": "a", "version": None})])
 
 
-@settings(deadline=None, max_examples=30)
+@drawn(30)
 @given(epochs=EPOCHS)
 def test_a_function_of_two_inputs_sees_each_with_its_columns_and_one_state(
     epochs: list[Any],

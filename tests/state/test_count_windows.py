@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_keyed_task import OneTask
 
@@ -15,6 +15,7 @@ from tallystick.state.compatibility import settle
 from tallystick.state.functions import count_windows
 from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.keys import KeyCodec
+from tests.examples import drawn
 
 SCHEMA = pa.schema([("key", pa.string()), ("x", pa.int64())])
 KEY = pa.schema([SCHEMA.field("key")])
@@ -70,7 +71,7 @@ SIZES = st.integers(1, 9).map(lambda size: (size, size)) | st.tuples(
 ).map(lambda two: (max(two), min(two)))
 
 
-@settings(deadline=None, max_examples=200)
+@drawn(200)
 @given(
     sizes=SIZES,
     records=RECORDS,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tallystick.errors import ManifestError, OptionError
 from tallystick.state.keys import KeyCodec, bodies, check_size, entry_keys, tails
+from tests.examples import drawn
 from tests.state.damage import damaged
 
 NEAR_ZERO = st.sampled_from([b"", b"\x00", b"\x00\x00", b"\x00\xff", b"\x01", b"a\x00", b"a\x00b"])
@@ -154,7 +155,7 @@ def test_rows_without_the_key_are_refused() -> None:
         KeyCodec(pa.schema([]))
 
 
-@settings(deadline=None, max_examples=500)
+@drawn(500)
 @given(st.data(), st.sampled_from(list(VALUES)))
 def test_bytes_that_are_no_keys_are_refused(data: st.DataObject, name: str) -> None:
     """A key that is read back is those bytes: no two of them are one key."""

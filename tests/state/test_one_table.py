@@ -5,11 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
 from tallystick.state.functions.inputs import INPUT, TIME, KeyedInput, KeyedInputs
+from tests.examples import drawn
 
 BIDS = pa.schema([("bidder", pa.int64()), ("price", pa.float64()), ("at", pa.int64())])
 PEOPLE = pa.schema(
@@ -56,7 +57,7 @@ def test_the_columns_are_the_key_the_input_the_time_and_a_struct_for_each() -> N
     )
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(bids=st.lists(BID, max_size=5), people=st.lists(PERSON, max_size=5), data=st.data())
 def test_rows_come_back_as_they_were_in_their_order(
     bids: list[Any], people: list[Any], data: st.DataObject

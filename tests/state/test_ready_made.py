@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_keyed_task import OneTask
 
@@ -18,6 +18,7 @@ from tallystick.state.functions import aggregates as agg
 from tallystick.state.functions import ready_made as ready
 from tallystick.state.functions.ready_made import sessions
 from tallystick.state.functions.vectorised import VectorisedFunction
+from tests.examples import drawn
 
 SCHEMA = pa.schema([("key", pa.string()), ("x", pa.int64()), ("name", pa.string())])
 KEY = pa.schema([SCHEMA.field("key")])
@@ -50,7 +51,7 @@ AGGREGATES = {
 
 
 @pytest.mark.parametrize("emit", ["epoch", "record"])
-@settings(deadline=None, max_examples=50)
+@drawn(50)
 @given(epochs=EPOCHS)
 def test_aggregates_over_epochs(emit: str, epochs: list[list[tuple[Any, ...]]]) -> None:
     task = OneTask(ready.aggregate(AGGREGATES, each=emit, keep=["name"]), KEY)
@@ -150,7 +151,7 @@ DECIMALS = st.integers(-(10**37), 10**37) | st.integers(-9, 9) | st.sampled_from
 
 
 @pytest.mark.parametrize("emit", ["epoch", "record"])
-@settings(deadline=None, max_examples=50)
+@drawn(50)
 @given(
     st.lists(
         st.lists(st.tuples(st.sampled_from("ab"), st.none() | DECIMALS), max_size=4), max_size=3
@@ -199,7 +200,7 @@ def test_a_decimal_sum_of_too_many_digits_is_refused(xs: list[int]) -> None:
         task.epoch(rows[1:])
 
 
-@settings(deadline=None, max_examples=50)
+@drawn(50)
 @given(EPOCHS)
 def test_only_the_first_row_of_a_key_passes(epochs: list[list[tuple[Any, ...]]]) -> None:
     task = OneTask(ready.deduplicate(), KEY)
@@ -238,7 +239,7 @@ def test_a_key_that_is_due_to_be_forgotten_is_new_to_the_rows_of_that_epoch() ->
     assert task.entries, "it is remembered from the newest time on"
 
 
-@settings(deadline=None, max_examples=50)
+@drawn(50)
 @given(EPOCHS, st.integers(1, 4))
 def test_the_greatest_n(epochs: list[list[tuple[Any, ...]]], n: int) -> None:
     task = OneTask(ready.top_n(n, "x", "bigint"), KEY)
@@ -296,7 +297,7 @@ def moment(time_ms: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC")) + dt.timedelta(milliseconds=time_ms)
 
 
-@settings(deadline=None, max_examples=80)
+@drawn(80)
 @given(
     st.lists(
         st.tuples(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tallystick.errors import ManifestError, OptionError
 from tallystick.state.row_codec import ColumnsCodec, changed_rows
+from tests.examples import drawn
 from tests.state.damage import damaged
 
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -84,7 +85,7 @@ def test_what_stands_under_a_null_is_no_part_of_the_bytes() -> None:
     assert codec.encode(columns).to_pylist() == codec.encode(clean).to_pylist()
 
 
-@settings(deadline=None, max_examples=500)
+@drawn(500)
 @given(st.data(), st.sampled_from(KINDS))
 def test_bytes_that_are_no_rows_are_refused_or_read_inside_their_bounds(
     data: st.DataObject, of: tuple[pa.DataType, st.SearchStrategy[Any]]

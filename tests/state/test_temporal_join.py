@@ -5,13 +5,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from co_keyed_tasks import CoKeyedTasks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import OptionError
 from tallystick.state.functions import joins, row_state
 from tallystick.state.functions.inputs import KeyedInput, KeyedInputs
 from tallystick.state.functions.joins import temporal_join
+from tests.examples import drawn
 
 ORDERS = pa.schema([("coin", pa.string()), ("amount", pa.int64()), ("at", pa.int64())])
 RATES = pa.schema([("coin", pa.string()), ("rate", pa.int64()), ("at", pa.int64())])
@@ -50,7 +51,7 @@ def arrival(record: Record) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-@settings(deadline=None, max_examples=40)
+@drawn(40)
 @given(epochs=EPOCHS)
 def test_each_left_row_gets_the_version_of_its_time(how: str, epochs: list[Any]) -> None:
     """Of equal times the later arrived; late orders do not count; one version a key stays.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_keyed_task import OneTask
 
@@ -15,6 +15,7 @@ from tallystick.errors import OptionError
 from tallystick.state.functions.keyed_batch import KeyedBatch, Update
 from tallystick.state.functions.processing import EVENT_TIME, PROCESSING_TIME
 from tallystick.state.functions.vectorised import vectorised
+from tests.examples import drawn
 
 KEYS = st.sampled_from([None, "", "a", "b", "ü", "a\0", "😀"])
 NUMBERS = st.none() | st.integers(-5, 5)
@@ -29,7 +30,7 @@ def rows_of(records: list[tuple[Any, ...]], schema: pa.Schema = SCHEMA) -> pa.Re
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-@settings(deadline=None, max_examples=50)
+@drawn(50)
 @given(EPOCHS)
 def test_state_of_numbers_and_strings_over_epochs(epochs: list[list[tuple[Any, ...]]]) -> None:
     """Count and text of all values seen; a key whose last value is -5 loses its state."""
@@ -106,7 +107,7 @@ def test_zeros_and_nans_are_one_key_each() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int8(), pa.float64(), pa.float32()], ids=str)
-@settings(deadline=None, max_examples=30)
+@drawn(30)
 @given(data=st.data())
 def test_helpers_agree_with_python(kind: pa.DataType, data: st.DataObject) -> None:
     is_float = pa.types.is_floating(kind)
@@ -165,7 +166,7 @@ def reminder(batch: KeyedBatch) -> Update:
 
 
 @pytest.mark.parametrize("mode", [PROCESSING_TIME, EVENT_TIME])
-@settings(deadline=None, max_examples=50)
+@drawn(50)
 @given(epochs=st.lists(st.tuples(EPOCHS.map(lambda e: e[0] if e else []), st.integers(-6, 6))))
 def test_timers_over_epochs(mode: str, epochs: list[tuple[list[tuple[Any, ...]], int]]) -> None:
     """A timer is one per key: moved by rows, gone when it was due, also without rows."""

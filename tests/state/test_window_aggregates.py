@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_keyed_task import OneTask
 
@@ -18,6 +18,7 @@ import tallystick as ts
 from tallystick.errors import OptionError, RecordError
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.sketches import _buckets, _entries, _hashes, _middles
+from tests.examples import drawn
 
 KEY = pa.schema([("key", pa.string())])
 END_MS = 10**9
@@ -43,7 +44,7 @@ NUMBERS = st.lists(st.none() | st.integers(-50, 50), min_size=1, max_size=30)
 CUTS = st.lists(st.integers(0, 30), max_size=3)
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(xs=NUMBERS, cuts=CUTS, data=st.data())
 def test_first_last_and_collected_values_are_in_time(
     xs: list[int | None], cuts: list[int], data: Any
@@ -63,7 +64,7 @@ def test_first_last_and_collected_values_are_in_time(
     assert window["all"] == [xs[at] for at in order if xs[at] is not None]
 
 
-@settings(deadline=None, max_examples=30)
+@drawn(30)
 @given(xs=st.lists(st.none() | st.text(max_size=3), min_size=1, max_size=20), cuts=CUTS)
 def test_texts_too(xs: list[str | None], cuts: list[int]) -> None:
     aggregates = {
@@ -79,7 +80,7 @@ def test_texts_too(xs: list[str | None], cuts: list[int]) -> None:
     assert abs(window["distinct"] - len({*xs} - {None})) <= 1  # two may share a register
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(
     xs=st.lists(
         st.none() | st.floats(-1e9, 1e9, allow_subnormal=False) | st.integers(-9, 9).map(float),
@@ -223,7 +224,7 @@ def spread() -> Aggregate:
     )
 
 
-@settings(deadline=None, max_examples=30)
+@drawn(30)
 @given(xs=NUMBERS, cuts=CUTS)
 def test_an_aggregate_of_ones_own(xs: list[int | None], cuts: list[int]) -> None:
     window = one_window({"n": ts.count(), "spread": spread()}, pa.array(xs, pa.int64()), cuts)

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_keyed_task import MAX_PARALLELISM, OneTask
 
@@ -23,6 +23,7 @@ from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.functions.windows import Sessions, Windows
 from tallystick.state.keys import KeyCodec
 from tallystick.state.overlay import ENTRIES
+from tests.examples import drawn
 
 SCHEMA = pa.schema([("key", pa.string()), ("ts", pa.int64()), ("x", pa.int64())])
 KEY = pa.schema([SCHEMA.field("key")])
@@ -181,7 +182,7 @@ def run(
 TASKS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=150)
+@drawn(150)
 @given(grid=GRIDS, records=RECORDS, cuts=CUTS, delay=st.integers(0, 50), tasks=TASKS)
 def test_finals_are_those_of_all_rows_wherever_epochs_are_cut(
     grid: Any, records: list[Record], cuts: list[int], delay: int, tasks: list[int]
@@ -194,7 +195,7 @@ def test_finals_are_those_of_all_rows_wherever_epochs_are_cut(
     assert finals_of(output) == naive(records, oracle)
 
 
-@settings(deadline=None, max_examples=150)
+@drawn(150)
 @given(gap=st.integers(1, 15), records=RECORDS, cuts=CUTS, delay=st.integers(0, 50), tasks=TASKS)
 def test_sessions_are_those_of_all_rows_wherever_epochs_are_cut(
     gap: int, records: list[Record], cuts: list[int], delay: int, tasks: list[int]
@@ -206,7 +207,7 @@ def test_sessions_are_those_of_all_rows_wherever_epochs_are_cut(
     assert finals_of(output) == naive_sessions(records, gap)
 
 
-@settings(deadline=None, max_examples=100)
+@drawn(100)
 @given(
     grid=GRIDS,
     records=RECORDS,
@@ -261,7 +262,7 @@ def test_late_rows_count_for_windows_that_still_take_them(
         watermark = max(seen, default=None)
 
 
-@settings(deadline=None, max_examples=100)
+@drawn(100)
 @given(
     gap=st.integers(1, 15),
     records=RECORDS,
