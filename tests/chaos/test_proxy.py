@@ -1,19 +1,50 @@
 """The proxies before brokers, with an independent client and a real broker behind them."""
 
 import json
+import socket
 import time
+from contextlib import ExitStack
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
 
+from tallystick.testing import EmbeddedKafka
+from tallystick.testing.process import free_ports
+from tallystick_tools.chaos import cluster as chaos_cluster
 from tallystick_tools.chaos.cluster import Feed, InputRecord, Witness, read_all, running
-from tallystick_tools.chaos.proxy import APIS, END_TXN, PRODUCE
+from tallystick_tools.chaos.proxy import APIS, END_TXN, HOST, PRODUCE
 from tallystick_tools.chaos.run import read_input
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with running(1, ["in", "keys"], ["out"], 2) as started:
+def bound():
+    """The port that the proxy held when the only broker started."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def cluster(bound):
+    """A cluster of one broker; whether its proxy holds its port is tried while it starts."""
+    start, drawn = EmbeddedKafka.start, []
+
+    def draw(count, host):
+        drawn.extend(free_ports(count, host))
+        return drawn
+
+    def look_and_start(kafka):
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind((HOST, drawn[0]))
+        bound.append(drawn[0])
+        start(kafka)
+
+    with ExitStack() as opened:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chaos_cluster, "free_ports", draw)
+            patch.setattr(EmbeddedKafka, "start", look_and_start)
+            started = opened.enter_context(running(1, ["in", "keys"], ["out"], 2))
         yield started
 
 
@@ -38,6 +69,29 @@ def write(cluster):
         return len(errors)
 
     return write_one
+
+
+def dead_after_ms(cluster):
+    """Return how long a broker of a cluster may be silent before another takes its place."""
+    admin = AdminClient({"bootstrap.servers": cluster.direct})
+    (description,) = admin.describe_configs([ConfigResource("BROKER", "1")]).values()
+    return int(description.result(30)["broker.session.timeout.ms"].value)
+
+
+def test_a_broker_that_is_paused_counts_as_dead_where_another_can_take_its_place():
+    with running(3, ["in"], ["out"], partitions=1) as cluster:
+        assert dead_after_ms(cluster) == 3_000
+
+
+def test_the_proxies_hold_their_ports_before_the_only_broker_starts(cluster, bound):
+    """Another run on the same machine would find them free for seconds, and end this one.
+
+    Nor does a broker count as dead where no other can take its place: Kafka would leave out markers
+    of what it has committed, and rows stay invisible.
+    """
+    assert cluster.ends(["in"], committed=True) == {("in", 0): 0, ("in", 1): 0}
+    assert cluster.proxies.bootstrap_servers == f"{HOST}:{bound[0]}"
+    assert dead_after_ms(cluster) == 15_000
 
 
 def values(cluster):

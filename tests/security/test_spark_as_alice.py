@@ -1,6 +1,11 @@
-"""Spark as a user with the least rights, over TLS, with the options of Spark's own connector."""
+"""Spark as a user with the least rights, over TLS, with the options of Spark's own connector.
+
+And the page of a pipeline with a login, and of a login that is refused: no password is on either.
+"""
 
 import json
+import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,11 +16,15 @@ from pyspark.sql import SparkSession
 
 import tallystick as ts
 from tallystick.errors import AuthorizationError
+from tallystick.ops.ui import rendering
+from tallystick.ops.ui.page import CheckpointReader
 from tallystick.testing import EmbeddedKafka
+from tallystick.testing.process import free_ports
 from tests.failover.evidence import read_committed
-from tests.security.people import PASSWORDS
+from tests.security.people import PASSWORDS, options_of
+from tests.spark.numbering import picked
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
 
 ROWS = [str(number) for number in range(300)]
 
@@ -173,3 +182,63 @@ def test_a_wrong_password_ends_the_query_at_once_and_is_not_shown(
         query.awaitTermination(120)
     assert "gu3ss" not in str(raised.value)
     assert "gu3ss" not in "".join(stored(tmp_path))
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def test_neither_a_record_nor_a_password_is_on_the_page_of_a_run(
+    spark: SparkSession, guarded: EmbeddedKafka, tmp_path: Path
+) -> None:
+    topic = guarded.create_topic("guarded-page")
+    producer = Producer(guarded.confluent_options())
+    producer.produce(topic, "S3CR3T is no JSON", partition=0)
+    assert producer.flush(60) == 0
+    login = dict(guarded.kafka_options_for("alice"))
+    servers = login.pop("kafka.bootstrap.servers")
+    (port,) = free_ports(1, "127.0.0.1")
+    query = (
+        ts.Pipeline("alice-page")
+        .read(
+            ts.KafkaSource(
+                servers,
+                topics=[topic],
+                value=ts.Json("k string, n bigint", mode="failfast"),
+                starting_offsets="earliest",
+                options=login,
+            )
+        )
+        .map_batches(picked())
+        .write(ts.KafkaSink(servers, topic="guarded-out", value=ts.Json(), options=login))
+        .start(spark, checkpoint=str(tmp_path / "checkpoint"), ui_port=port)
+    )
+    with pytest.raises(ts.RecordError, match="S3CR3T is no JSON"):
+        query.awaitTermination(120)
+
+    for path in ("", "facts.json"):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
+            text = answer.read().decode()
+        assert "RecordError" in text
+        assert f"topic {topic}, partition 0, offset 0" in text
+        assert "S3CR3T" not in text
+        assert "jaas" not in text
+        assert_no_secret(text)
+
+
+@pytest.mark.parametrize("user", ["nobody", "alice"])
+def test_a_login_that_is_refused_is_told_without_its_password(
+    user: str, guarded: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Nobody lacks all rights; with the password of another, alice is not let in at all."""
+    (tmp_path / "metadata").write_text('{"id": "somebody-s"}')
+    options = options_of(guarded, user)
+    if user == "alice":
+        login = options["sasl.jaas.config"]
+        options["sasl.jaas.config"] = login.replace(PASSWORDS["alice"], PASSWORDS["observer"])
+        assert options["sasl.jaas.config"] != login
+
+    facts = CheckpointReader(str(tmp_path), options).read()
+
+    assert facts.kafka == (user == "nobody")
+    assert any(finding.severity > 0 for finding in facts.findings)
+    assert_no_secret(rendering.page(facts), json.dumps(asdict(facts)))

@@ -1,15 +1,24 @@
-"""One transaction per task with the least rights, and with each of them missing."""
+"""Tasks, a batch and the doctor with the least rights, and with each of them missing.
 
+One broker for all three: their transactional ids and groups have names of their own.
+"""
+
+import json
 import logging
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from tallystick.__main__ import app
+from tallystick.epoch.transactional_ids import batch_name
 from tallystick.epoch.two_phase import Committable, Guarantee, Outcome, Owner, Place, RunFacts
 from tallystick.errors import AuthorizationError
 from tallystick.kafka import cluster
@@ -18,10 +27,14 @@ from tallystick.kafka.client import Client
 from tallystick.kafka.outcome import TaskTransaction
 from tallystick.kafka.output import KafkaOutput
 from tallystick.kafka.task_sink import KafkaTaskSink
+from tallystick.pipeline.sinks import SinkCluster, preflight
 from tallystick.testing import EmbeddedKafka
-from tests.security.people import PASSWORDS, TOKENS, TOPIC, config_of
+from tests.failover.job import Job
+from tests.failover.known_rows import Shape
+from tests.security.people import PASSWORDS, TOKENS, TOPIC, config_of, options_of
+from tests.security.test_rights import LACKING, assert_no_secret
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @contextmanager
@@ -203,3 +216,122 @@ def test_a_token_topic_that_may_not_be_described_is_not_taken_for_one_that_is_go
             cluster.describe_topics(client, [topic])
     finally:
         client.close()
+
+
+# --- a batch write: each has an id of its own -----------------------------------------------------
+
+NAME = batch_name("0123456789abcdef")
+
+
+def check_batch(kafka: EmbeddedKafka, user: str, id_prefix: str) -> None:
+    """Check what a write checks before it begins."""
+    output = KafkaOutput(config_of(kafka, user), TOPIC, TOPIC, id_prefix=id_prefix)
+    sinks = SinkCluster(output)
+    try:
+        preflight(sinks, NAME, {}, RunFacts())
+    finally:
+        sinks.broker.close()
+
+
+def test_a_prefix_of_the_users_own_is_enough(guarded: EmbeddedKafka) -> None:
+    check_batch(guarded, "alice", "tallystick-alice-")
+
+
+def test_the_right_to_be_granted_is_that_of_all_batch_writes(guarded: EmbeddedKafka) -> None:
+    with pytest.raises(AuthorizationError) as refused:
+        check_batch(guarded, "alice", "tallystick-")
+
+    message = str(refused.value)
+    for kind in ("--transactional-id", "--group"):
+        assert f"{kind} 'tallystick-batch-' --resource-pattern-type prefixed" in message
+    assert message.count("--operation") == 2
+    assert NAME not in message.partition("--operation")[2]
+
+
+# --- `tallystick doctor` --------------------------------------------------------------------------
+
+USERS = {**LACKING, "observer": []}
+
+
+@pytest.mark.parametrize(("user", "lacking"), USERS.items(), ids=USERS)
+def test_what_a_login_lacks_is_found_with_the_acl_to_add(
+    user: str, lacking: list, guarded: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "metadata").write_text('{"id": "doctors"}')
+    shape = Shape(user, TOPIC, (0, 1))
+    job = Job(
+        shape, config_of(guarded, "admin"), folder, lineage="doctors", has_loop=True,
+        accepted=frozenset({"new-lineage-after-" + user}),
+    )  # fmt: skip
+    job.run_until(1)
+    job.close()
+    options = options_of(guarded, user)
+    servers = options.pop("bootstrap.servers")
+    login = tmp_path / "login.properties"
+    login.write_text("".join(f"{name}={value}\n" for name, value in options.items()))
+    words = ["doctor", str(folder), "--bootstrap-servers", servers, "--kafka-options", str(login)]
+
+    result = CliRunner().invoke(app, [*words, "--json"])
+
+    report = json.loads(result.stdout)
+    findings = [finding for finding in report["findings"] if finding["check"] == "rights"]
+    assert [finding["severity"] for finding in findings] == ["error"] * bool(lacking)
+    for right in lacking:
+        assert f"user {user!r} lacks" in findings[0]["found"]
+        assert str(right) in findings[0]["found"]
+        assert right.grant in findings[0]["found"]
+    wrong = {finding["check"] for finding in report["findings"] if finding["severity"] != "info"}
+    if user == "alice":
+        assert (result.exit_code, wrong) == (1, {"settings"}), "she may not see settings"
+    elif user == "observer":
+        assert (result.exit_code, wrong) == (0, set())
+    else:
+        assert result.exit_code == 2
+    assert user in PASSWORDS
+    assert_no_secret(result.output)
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [
+        ("alice", ""),
+        ("no-topic-write", f"WRITE on topic '{TOPIC}-out'"),
+        ("no-topic-read", f"READ on topic '{TOPIC}-in'"),
+        ("no-group", "READ on group 'tallystick-no-group-token'"),
+        ("no-transactional-id", "WRITE on transactional id 'tallystick-no-transactional-id'"),
+    ],
+)
+@pytest.mark.parametrize("transactions", ["epoch", "task"])
+def test_a_pipelines_own_login_is_looked_at_before_it_has_run(
+    user: str,
+    says: str,
+    transactions: str,
+    guarded: EmbeddedKafka,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    options = guarded.kafka_options_for(user)
+    servers = options.pop("kafka.bootstrap.servers")
+    module = f"login_{transactions}_{user.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(
+        "import tallystick as ts\n"
+        f"source = ts.KafkaSource({servers!r}, topics=['{TOPIC}-in'], options={options!r})\n"
+        f"sink = ts.KafkaSink({servers!r}, topic='{TOPIC}-out', options={options!r}, "
+        f"transactions={transactions!r})\n"
+        f"pipeline = ts.Pipeline({user!r}).read(source).write(sink)\n"
+    )
+    words = ["doctor", str(tmp_path / "new"), "--pipeline", f"{module}:pipeline", "--json"]
+
+    result = CliRunner().invoke(app, words)
+
+    findings = json.loads(result.stdout)["findings"]
+    errors = [finding for finding in findings if finding["severity"] == "error"]
+    assert result.exit_code == (2 if says else 1), "she may not see settings"
+    assert {error["check"] for error in errors} == ({"rights"} if says else set())
+    if transactions == "epoch" or user not in ("no-group", "no-transactional-id"):
+        assert any(says in error["found"] for error in errors) or not says
+    assert_no_secret(result.output)

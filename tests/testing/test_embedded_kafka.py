@@ -17,7 +17,7 @@ from tallystick.host.user_cache import cache_directory
 from tallystick.kafka import cluster
 from tallystick.kafka.broker import KafkaBroker
 from tallystick.kafka.config import KafkaConfig
-from tallystick.testing import EmbeddedKafka, Grant, Security, create_acls, jars
+from tallystick.testing import EmbeddedKafka, Security, jars
 from tallystick.testing.node import META, cluster_id_of, copy_format, lay_out
 from tallystick.testing.pytest_plugin import NewTopic
 from tests.waiting import wait_until
@@ -65,10 +65,34 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kafka(directory: Path) -> Iterator[EmbeddedKafka]:
-    """A broker that these tests may kill."""
-    with EmbeddedKafka(directory=directory) as kafka:
-        yield kafka
+def orphan(directory: Path) -> tuple[int, str]:
+    """The process id and the properties of a broker that has ended with its killed parent."""
+    command = [sys.executable, "-c", PARENT, str(directory)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    wait_until(lambda: not is_alive(pid), f"the broker's process {pid} lives on")
+    return pid, (directory / "node-1/data/meta.properties").read_text()
+
+
+@pytest.fixture(scope="module")
+def kafka(directory: Path, orphan: tuple[int, str]) -> Iterator[EmbeddedKafka]:
+    """A broker that these tests may kill, with the data of one that was.
+
+    Started offline: nobody serves the address to fetch from, so to ask it would be an error.
+    """
+    kafka = EmbeddedKafka(directory=directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TALLYSTICK_MAVEN_URL", "http://127.0.0.1:9/")
+        kafka.start()
+    yield kafka
+    kafka.stop()
 
 
 @pytest.fixture
@@ -161,32 +185,6 @@ def test_a_new_node_has_what_kafka_formatted_under_ids_of_its_own(tmp_path):
 
 
 @pytest.mark.broker
-def test_only_who_was_granted_may_write():
-    users = {"admin": "admin-secret", "alice": "alice-secret", "bob": "bob-secret"}
-    with EmbeddedKafka(security=Security(users)) as kafka:
-        topic = kafka.create_topic("guarded")
-        grants = [Grant("alice", "TOPIC", topic, "WRITE"), Grant("alice", "TOPIC", topic, "READ")]
-        create_acls(kafka.confluent_options(), grants)
-
-        wait_until(lambda: _may_write(kafka, "alice", topic), "alice may not write")
-        assert not _may_write(kafka, "bob", topic)
-        assert "alice-secret" not in repr(kafka)
-        spark_options = kafka.kafka_options_for("alice")
-        assert spark_options["kafka.security.protocol"] == "SASL_SSL"
-        assert spark_options["kafka.ssl.truststore.type"] == "PEM"
-        with pytest.raises(OptionError, match="no user 'carol'"):
-            kafka.kafka_options_for("carol")
-
-
-def _may_write(kafka: EmbeddedKafka, user: str, topic: str) -> bool:
-    try:
-        produce(kafka.confluent_options(user), topic, b"x")
-    except KafkaException:
-        return False
-    return True
-
-
-@pytest.mark.broker
 @pytest.mark.parametrize("version", [0, 1])
 def test_an_older_transaction_protocol_can_be_chosen(version):
     with EmbeddedKafka(transaction_version=version) as kafka:
@@ -232,24 +230,12 @@ def _transaction_version(kafka: EmbeddedKafka) -> int | None:
 
 
 @pytest.mark.broker
-def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(tmp_path, monkeypatch):
-    """Offline: nobody serves the address to fetch from, so to ask it would be an error."""
-    monkeypatch.setenv("TALLYSTICK_MAVEN_URL", "http://127.0.0.1:9/")
-    command = [sys.executable, "-c", PARENT, str(tmp_path / "data")]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    broker_pid = int(parent.stdout.readline())
-    assert is_alive(broker_pid)
-
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-
-    wait_until(lambda: not is_alive(broker_pid), f"the broker's process {broker_pid} lives on")
-    cluster_before = (tmp_path / "data/node-1/data/meta.properties").read_text()
-    with EmbeddedKafka(directory=tmp_path / "data"):
-        pass
-    assert (tmp_path / "data/node-1/data/meta.properties").read_text() == cluster_before
+def test_no_broker_outlives_a_killed_parent_and_its_data_is_taken_up_offline(
+    kafka, orphan, directory
+):
+    pid, cluster_before = orphan
+    assert kafka.pid(1) != pid
+    assert (directory / "node-1/data/meta.properties").read_text() == cluster_before
 
 
 @pytest.mark.broker
