@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -17,7 +16,7 @@ from pyarrow import fs
 from tallystick.delta.sink import DeltaSink
 from tallystick.epoch.two_phase import Committable, Outcome, Owner, Place, RunFacts
 from tallystick.tables.sink import OpenTableSink
-from tests.tables import before_a_commit
+from tests.tables import before_a_commit, duck
 
 OWNER = Owner("a/b pipeline", "delta-0", "f00d")
 COLUMNS = pa.schema([pa.field("n", pa.int64()), pa.field("dest", pa.string())])
@@ -74,7 +73,7 @@ def numbers_of_log(path: Path, column: str = "n") -> list[Any]:
     assert len({*paths}) == len(paths), "a file was added twice"
     if not paths:
         return []
-    values = duckdb.connect().execute(f"SELECT {column} FROM read_parquet($1)", [paths]).fetchall()
+    values = duck.query(f"SELECT {column} FROM read_parquet($1)", paths).fetchall()
     return sorted(value for (value,) in values)
 
 

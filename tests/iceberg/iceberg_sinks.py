@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import duckdb
 import fastavro
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
@@ -15,6 +14,7 @@ from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import Transform
 
 import tallystick as ts
+from tests.tables import duck
 
 NAME = "sales.orders"
 
@@ -83,7 +83,7 @@ def rows_by_file(path: Path) -> list[list[dict[str, Any]]]:
     order = "SELECT * FROM read_parquet($1, file_row_number=true) ORDER BY file_row_number"
     rows = []
     for file in named_files(path):
-        found = duckdb.connect().execute(order, [file])
+        found = duck.query(order, file)
         names = [column[0] for column in found.description or ()]
         rows.append([dict(zip(names, row, strict=True)) for row in found.fetchall()])
     return rows
@@ -111,8 +111,8 @@ def values_in(path: Path, column: str, branch: str = "main") -> Counter[Any]:
     files = named_files(path, branch)
     by_duckdb = []
     if files:
-        found = duckdb.connect().execute(f"SELECT {column} FROM read_parquet($1)", [files])
-        by_duckdb = [value for (value,) in found.fetchall()]
+        values = duck.query(f"SELECT {column} FROM read_parquet($1)", files).fetchall()
+        by_duckdb = [value for (value,) in values]
     assert Counter(by_pyiceberg) == Counter(by_duckdb)
     return Counter(by_duckdb)
 

@@ -43,7 +43,7 @@ INPUTS = KeyedInputs(
         KeyedInput("payments", PAYMENTS, ("order", "part"), "paid"),
     ]
 )
-EXAMPLES = int(os.environ.get("JOIN_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("JOIN_EXAMPLES", "6"))
 HOWS = ["inner", "left", "right", "full"]
 ROW = st.tuples(
     st.integers(0, 1),
