@@ -131,7 +131,7 @@ def _tool(name: str, folder: Path) -> Path:
 def beside_packages(wheel: Path, folder: Path) -> Command:
     """Install the two wheels alone; packages and compiled kernels are those of this environment."""
     python = _new_python(folder)
-    run(*_pip_of(python), "--no-deps", wheel, tools_beside(wheel), cwd=folder)
+    run(*_pip_of(python), "--no-deps", "--no-compile", wheel, tools_beside(wheel), cwd=folder)
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
     installed = Path(site.strip(), "tallystick")
     installed.with_name("beside.pth").write_text(sysconfig.get_path("purelib"))
