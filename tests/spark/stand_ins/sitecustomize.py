@@ -12,6 +12,7 @@ from pathlib import Path
 
 TEMPLATE = "TEST_DAEMONS_TEMPLATE"
 PROGRAMS = (
+    "tests.spark.loaded_daemon",  # it would do so itself, after some imports
     "pyspark.daemon",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.sql.streaming.transform_with_state_driver_worker",
@@ -36,4 +37,4 @@ def give_place(address: str) -> None:
 
 
 if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in PROGRAMS and TEMPLATE in os.environ:
-    give_place(os.environ[TEMPLATE])
+    give_place(os.environ.pop(TEMPLATE))
