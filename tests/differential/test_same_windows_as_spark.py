@@ -6,15 +6,15 @@ seconds, so that many are equal, and stand on the edges of windows and sessions.
 
 import os
 import random
-import re
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 import tallystick as ts
@@ -56,8 +56,10 @@ def batches() -> list[pa.RecordBatch]:
     return record_batches
 
 
-def of_spark(spark: SparkSession, folder: Path, window: Any) -> list[dict[str, Any]]:
-    """The rows that Spark puts out, batch after batch."""
+def of_spark(
+    spark: SparkSession, folder: Path, windows: dict[str, Column]
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows that Spark puts out, of each kind of windows; all in one query."""
     for number, batch in enumerate(batches()):
         path = folder / f"{number}.parquet"
         pq.write_table(pa.Table.from_batches([batch]), path)
@@ -67,7 +69,21 @@ def of_spark(spark: SparkSession, folder: Path, window: Any) -> list[dict[str, A
         .option("maxFilesPerTrigger", 1)
         .parquet(str(folder))
         .withWatermark("ts", f"{DELAY_S} seconds")
-        .groupBy("key", window().alias("window"))
+    )
+    frames = [_counted(rows, window, kind) for kind, window in windows.items()]
+    query = reduce(DataFrame.union, frames).writeStream.format("memory").queryName("windows")
+    started = query.outputMode("append").trigger(availableNow=True).start()
+    assert started.awaitTermination(120)
+    expected: dict[str, list[dict[str, Any]]] = {kind: [] for kind in windows}
+    for row in spark.table(started.name).collect():
+        values = row.asDict()
+        expected[values.pop("kind")].append(values)
+    return expected
+
+
+def _counted(rows: DataFrame, window: Column, kind: str) -> DataFrame:
+    return (
+        rows.groupBy("key", window.alias("window"))
         .agg(
             fn.count("*").alias("n"),
             fn.sum("x").alias("total"),
@@ -77,6 +93,7 @@ def of_spark(spark: SparkSession, folder: Path, window: Any) -> list[dict[str, A
             fn.sort_array(fn.collect_list("x")).alias("all"),
         )
         .selectExpr(
+            f"'{kind}' AS kind",
             "key",
             "unix_micros(window.start) AS window_start",
             "unix_micros(window.end) AS window_end",
@@ -88,10 +105,6 @@ def of_spark(spark: SparkSession, folder: Path, window: Any) -> list[dict[str, A
             "all",
         )
     )
-    query = rows.writeStream.format("memory").queryName(re.sub(r"\W", "_", folder.name))
-    started = query.outputMode("append").trigger(availableNow=True).start()
-    assert started.awaitTermination(120)
-    return [row.asDict() for row in spark.table(started.name).collect()]
 
 
 def of_ours(windows: Any) -> list[dict[str, Any]]:
@@ -121,24 +134,33 @@ def spark(shared_spark: SparkSession) -> SparkSession:
     return jvm.interpreting_session(shared_spark)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (ts.tumbling("10 seconds", offset="3 seconds"), ("10 seconds", "10 seconds", "3 seconds")),
-        (ts.hopping("15 seconds", every="5 seconds"), ("15 seconds", "5 seconds")),
-        (ts.hopping("10 seconds", every="4 seconds"), ("10 seconds", "4 seconds")),
-        (ts.session("3 seconds"), None),
-    ],
-    ids=["tumbling", "hopping", "hopping unevenly", "session"],
-)
-def test_windows_are_those_of_spark(
-    spark: SparkSession, tmp_path: Path, ours: Any, theirs: tuple[str, ...] | None
-) -> None:
-    def window() -> Column:
-        return fn.session_window("ts", "3 seconds") if theirs is None else fn.window("ts", *theirs)
+@pytest.fixture(scope="module")
+def expected(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """What Spark gives, by the kind of windows."""
+    windows = {
+        kind: fn.session_window("ts", "3 seconds") if theirs is None else fn.window("ts", *theirs)
+        for kind, (_, theirs) in KINDS.items()
+    }
+    return of_spark(spark, tmp_path_factory.mktemp("windows"), windows)
 
-    expected = of_spark(spark, tmp_path, window)
-    actual = of_ours(ours)
 
-    assert len(expected) > 40
-    assert sorted(actual, key=str) == sorted(expected, key=str)
+KINDS: dict[str, tuple[Any, tuple[str, ...] | None]] = {
+    "tumbling": (
+        ts.tumbling("10 seconds", offset="3 seconds"),
+        ("10 seconds", "10 seconds", "3 seconds"),
+    ),
+    "hopping": (ts.hopping("15 seconds", every="5 seconds"), ("15 seconds", "5 seconds")),
+    "hopping unevenly": (ts.hopping("10 seconds", every="4 seconds"), ("10 seconds", "4 seconds")),
+    "session": (ts.session("3 seconds"), None),
+}
+"""Ours, and the arguments of Spark's `window`; None: its `session_window`."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_are_those_of_spark(expected: dict[str, list[dict[str, Any]]], kind: str) -> None:
+    actual = of_ours(KINDS[kind][0])
+
+    assert len(expected[kind]) > 40
+    assert sorted(actual, key=str) == sorted(expected[kind], key=str)
